@@ -55,12 +55,12 @@ def ours(clock: Clock, place: str) -> None:
     import weft.cli.main  # noqa: F401
 
     clock.lap("the command line")
-    from weft.cli.loading import loading
+    from weft.cli.console.loading import loading
 
     with loading():
         bare(clock, place)
         from weft.api.load import load
-        from weft.cli.writing import Remarks  # noqa: F401
+        from weft.cli.console.writing import Remarks  # noqa: F401
         from weft.decode.config import Sampling
         from weft.text.tokenizer import Tokenizer
     clock.lap("import weft")

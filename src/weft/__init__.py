@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from weft.api.explain import architecture
     from weft.api.load import load
+    from weft.api.plan import plan
     from weft.api.run import Run
     from weft.api.settings import beam, sampling
     from weft.api.train import prepare, resume, train
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "architecture", "beam", "load", "prepare", "resume", "sampling", "train"]
+__all__ = ["Run", "__version__", "architecture", "beam", "load", "plan", "prepare", "resume", "sampling", "train"]
 
 _HOMES = {
     "weft.api.explain": ("architecture",),
     "weft.api.load": ("load",),
+    "weft.api.plan": ("plan",),
     "weft.api.run": ("Run",),
     "weft.api.settings": ("beam", "sampling"),
     "weft.api.train": ("prepare", "resume", "train"),

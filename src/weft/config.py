@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, Validat
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
-from weft.errors import ConfigError, suggestion
+from weft.errors import ConfigError, did_you_mean, suggestion
 
 Tree = dict[str, Any]
 
@@ -148,7 +148,7 @@ def validate(kind: type[C], tree: Mapping[str, Any], source: str = "") -> C:
 def _describe(kind: type[Config], tree: Mapping[str, Any], problem: Any) -> str:
     keys, here = _walk(kind, problem["loc"])
     key = ".".join(keys) or "the recipe"
-    given = problem.get("input")
+    given, context = problem.get("input"), problem.get("ctx", {})
     match problem["type"]:
         case "extra_forbidden":
             names = [".".join([*keys[:-1], name]) for name in (here.model_fields if here else ())]
@@ -161,16 +161,13 @@ def _describe(kind: type[Config], tree: Mapping[str, Any], problem: Any) -> str:
         case "union_tag_not_found":
             return f"{key}.kind: missing; it chooses the variant"
         case "union_tag_invalid":
-            tag = str(problem["ctx"]["tag"])
-            tags = [t.strip().strip("'") for t in problem["ctx"]["expected_tags"].split(",")]
-            return f"{key}.kind = {tag!r}: unknown kind; {suggestion(tag, tags)}"
+            tag = str(context["tag"])
+            return f"{key}.kind = {tag!r}: unknown kind; {suggestion(tag, QUOTED.findall(context['expected_tags']))}"
         case "literal_error" if isinstance(given, str):
-            options = [o.strip().strip("'") for o in problem["ctx"]["expected"].replace(" or ", ", ").split(",")]
-            return f"{key} = {given!r}: {suggestion(given, options)}"
+            return f"{key} = {given!r}: {suggestion(given, QUOTED.findall(context['expected']))}"
         case "model_type" | "model_attributes_type":
             field = here.model_fields.get(keys[-1]) if here and keys else None
-            members = [] if field is None else _members(field)
-            tags = [own for own in map(_tag, members) if own is not None]
+            tags = [tag for tag in map(_tag, _members(field)) if tag is not None]
             if not tags or not isinstance(given, str):
                 return f"{key} = {given!r}: expected a table"
             hint = f"={given}" if given in tags else f", one of {', '.join(tags)}"
@@ -178,13 +175,14 @@ def _describe(kind: type[Config], tree: Mapping[str, Any], problem: Any) -> str:
         case "tuple_type":
             return f"{key} = {given!r}: expected a list, such as [{given!r}]"
         case "value_error":
-            return f"{key}: {problem['ctx']['error']}" if keys else str(problem["ctx"]["error"])
+            return f"{key}: {context['error']}" if keys else str(context["error"])
         case "string_pattern_mismatch":
-            return f"{key} = {given!r}: expected text that matches {problem['ctx']['pattern']}"
+            return f"{key} = {given!r}: expected text that matches {context['pattern']}"
         case _:
             return f"{key} = {given!r}: expected {_expected(problem)}"
 
 
+QUOTED = re.compile(r"'([^']*)'")
 # pydantic's kinds of error, by how they begin, in the words of a person
 EXPECTED = {
     "int": "a whole number",
@@ -214,16 +212,15 @@ def advice(kind: type[Config], tree: Mapping[str, Any], key: str, beside: Sequen
     known, name = list(keys_of(kind, tree)), _last(key)
     meant, _, note = next((kind.synonyms[word] for word in (key, name) if word in kind.synonyms), "").partition(": ")
     if meant and meant != key:
-        there = any(f"{each}.".startswith(f"{meant}.") for each in known)
-        return f"it is '{meant}' here" + (
-            f", {note}" if note else "" if there else ", but not in a recipe of this kind"
-        )
+        if not note and not any(f"{each}.".startswith(f"{meant}.") for each in known):
+            note = "but not in a recipe of this kind"
+        return f"it is '{meant}' here" + (f", {note}" if note else "")
     near: list[str] = []
     for keys, cutoff in ((beside, 0.8), (known, 1.0), (beside, 0.6), (known, 0.75)):
         by_name = {_last(each): each for each in reversed(keys)}
         near = near or [by_name[end] for end in get_close_matches(name, by_name, n=3, cutoff=cutoff)]
     if near:
-        return "did you mean " + " or ".join(f"'{each}'" for each in near[:3]) + "?"
+        return did_you_mean(near)
     return f"the keys here are {', '.join(map(_last, beside))}"
 
 
@@ -258,14 +255,13 @@ def _walk(kind: type[Config], location: tuple[Any, ...]) -> tuple[list[str], typ
             continue
         keys.append(str(part))
         owner = members[0] if len(members) == 1 else None
-        field = owner.model_fields.get(part) if owner is not None and isinstance(part, str) else None
-        members = [] if field is None else _members(field)
+        members = _members(owner.model_fields.get(part) if owner is not None and isinstance(part, str) else None)
     return keys, owner
 
 
-def _members(field: FieldInfo) -> list[type[Config]]:
+def _members(field: FieldInfo | None) -> list[type[Config]]:
     """The config types that a field may hold."""
-    return _among(field.annotation, field.metadata)
+    return [] if field is None else _among(field.annotation, field.metadata)
 
 
 def _among(annotation: Any, metadata: Iterable[Any] = ()) -> list[type[Config]]:
@@ -273,7 +269,7 @@ def _among(annotation: Any, metadata: Iterable[Any] = ()) -> list[type[Config]]:
         inner, *marks = get_args(annotation)
         return _among(inner, marks)
     if get_origin(annotation) in (Union, UnionType):
-        return [m for part in get_args(annotation) for m in _among(part)]
+        return [member for part in get_args(annotation) for member in _among(part)]
     if not (isinstance(annotation, type) and issubclass(annotation, Config)):
         return []
     return kinds(annotation) if any(isinstance(mark, AnyKind) for mark in metadata) else [annotation]

@@ -79,9 +79,14 @@ def suggestion(name: str, known: Iterable[str], most: int = 12, what: str = "ava
     known = sorted(set(known))
     near = get_close_matches(name, known, n=3, cutoff=0.6)
     if near:
-        return "did you mean " + " or ".join(f"'{n}'" for n in near) + "?"
+        return did_you_mean(near)
     shown = ", ".join(known[:most]) + (", …" if len(known) > most else "")
     return f"{what}: {shown}" if known else ""
+
+
+def did_you_mean(near: Iterable[str]) -> str:
+    """The tail of an error that offers names."""
+    return f"did you mean {' or '.join(repr(name) for name in near)}?"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -50,21 +50,31 @@ class Layout(Config):
 
     @property
     def row_unit(self) -> int:
-        """Rows have a multiple of so many tokens: each process reads two runs of a row, or as many tokens as `sequence`
-        divides again."""
+        """What the length of a row is a multiple of: each process reads two ranges of it, or as many tokens as
+        `sequence` divides again."""
         return 1 if self.context == 1 else self.context * math.lcm(2, self.tensor if self.sequence else 1)
 
-    def over(self, processes: int) -> "Layout":
-        """This layout with nothing left open, over so many processes; one that doesn't come out is refused."""
+    @property
+    def in_words(self) -> str:
+        """The axes that it uses, outermost first."""
+        sizes = " × ".join(f"{axis} {size}" for axis, size in self.sizes.items() if size > 1)
+        return sizes + (" + sequence" if self.sequence else "") or "one process"
+
+    def over(
+        self, processes: int, key: str = "parallel", advice: str = "start as many with torchrun, or change parallel.*"
+    ) -> "Layout":
+        """This layout with nothing left open, over `processes`; sizes that don't multiply to that are refused.
+
+        The error begins with `key` and ends with `advice`.
+        """
         within = math.prod(size for axis, size in self.sizes.items() if axis != "replicate")
-        written = " × ".join(f"{axis} {size}" for axis, size in self.sizes.items() if size > 1) or "one process"
         if self.replicate is None and processes % within == 0:
             return self.replace(replicate=processes // within)
         if self.replicate is None or self.replicate * within != processes:
             wanted = (self.replicate or 1) * within
             raise ConfigError(
-                f"parallel: {written} takes {counted(wanted, 'process', 'processes')}"
+                f"{key}: {self.in_words} takes {counted(wanted, 'process', 'processes')}"
                 f"{' or a multiple of it' if self.replicate is None and wanted > 1 else ''}, and there "
-                f"{'is' if processes == 1 else 'are'} {processes}; start as many with torchrun, or change parallel.*"
+                f"{'is' if processes == 1 else 'are'} {processes}; {advice}"
             )
         return self

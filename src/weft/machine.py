@@ -47,9 +47,9 @@ ARM_PARTS = {  # by the number that the core gives; /proc/cpuinfo has no name fo
 }
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
-LARGEST = (512, 1024, 4096)  # rows, inputs and outputs of a product that is timed: larger ones are no faster
+MAX_PRODUCT = (512, 1024, 4096)  # rows, inputs and outputs of a timed product: larger ones are no faster
 TRIAL = (32, 256, 256)  # tried first: a format without fast products may take a minute for a large one
-PATIENCE = 0.5  # seconds that a product may take by the trial's rate
+MAX_SECONDS = 0.5  # of one product, by the trial's rate
 SECONDS = 0.3  # for all formats together, though each has two turns at least
 READ = 1 << 25  # numbers of four bytes that are read for the bandwidth: more than a cache holds
 
@@ -60,10 +60,7 @@ READ = 1 << 25  # numbers of four bytes that are read for the bandwidth: more th
 @cache
 def processor() -> tuple[str, tuple[str, ...]]:
     """The processor's name, and which of `FEATURES` it has."""
-    if platform.system() == "Darwin":
-        return described_by_sysctl(_sysctl())
-    details = Path("/proc/cpuinfo")
-    return described_by_cpuinfo(details.read_text(encoding="utf-8", errors="replace") if details.exists() else "")
+    return described_by_sysctl(_sysctl()) if platform.system() == "Darwin" else described_by_cpuinfo(_cpuinfo())
 
 
 @cache
@@ -75,12 +72,9 @@ def has_triton() -> bool:
 @cache
 def fingerprint() -> str:
     """All that is known of what the processor is and can do: what was compiled or timed for another is not for it."""
-    details = Path("/proc/cpuinfo")
-    if not details.exists():
-        return f"{platform.machine()} {processor()}"
     wanted = ("flags", "Features", "model name", "CPU part", "CPU implementer")
-    lines = details.read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+    lines = {line for line in _cpuinfo().splitlines() if line.startswith(wanted)}
+    return "\n".join(sorted(lines)) or f"{platform.machine()} {processor()}"
 
 
 def described_by_cpuinfo(text: str) -> tuple[str, tuple[str, ...]]:
@@ -96,23 +90,25 @@ def described_by_cpuinfo(text: str) -> tuple[str, tuple[str, ...]]:
 def described_by_sysctl(text: str) -> tuple[str, tuple[str, ...]]:
     """Name and features from what macOS's sysctl prints."""
     found = dict(re.findall(r"^([\w.]+): (.*)$", text, re.MULTILINE))
-    flags = [ours for theirs, ours in APPLE.items() if _on(found, theirs)]
+    on = {key.rpartition(".")[2] for key, value in found.items() if value == "1"}
+    flags = [ours for theirs, ours in APPLE.items() if theirs in on]
     flags += found.get("machdep.cpu.leaf7_features", "").lower().split()
     return found.get("machdep.cpu.brand_string", platform.machine()), _features(flags)
-
-
-def _on(found: Mapping[str, str], feature: str) -> bool:
-    return any(key.endswith(f".{feature}") and value == "1" for key, value in found.items())
 
 
 def _features(flags: Collection[str]) -> tuple[str, ...]:
     return tuple(name for flag, name in FEATURES.items() if flag in flags)
 
 
+def _cpuinfo() -> str:
+    details = Path("/proc/cpuinfo")
+    return details.read_text(encoding="utf-8", errors="replace") if details.exists() else ""
+
+
 def _sysctl() -> str:
-    names = ["machdep.cpu", "hw.optional"]
+    command = ["sysctl", "machdep.cpu", "hw.optional"]
     try:
-        return subprocess.run(["sysctl", *names], capture_output=True, text=True, check=False, timeout=5).stdout
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=5).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
 
@@ -144,14 +140,14 @@ def products(
     Larger products than a moment allows are made smaller. A format too slow for these has the rate of a tiny one; one
     that torch has no products for on the device has rate 0.
     """
-    sizes = (rows, inputs, outputs)
     if device == "cpu":
-        sizes = (min(rows, LARGEST[0]), min(inputs, LARGEST[1]), min(outputs, LARGEST[2]))
+        rows, inputs, outputs = map(min, (rows, inputs, outputs), MAX_PRODUCT)
+    sizes = (rows, inputs, outputs)
     with warnings.catch_warnings():
         # a processor without bf16 products says so with a stack trace, and then computes them another way
         warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
         tiny = _rates(TRIAL, formats, device, 0.0) if device == "cpu" else {}  # a GPU's would be that of its launches
-        least = 2.0 * math.prod(sizes) / PATIENCE
+        least = 2.0 * math.prod(sizes) / MAX_SECONDS
         slow = {format_: rate for format_, rate in tiny.items() if rate < least and format_ != "fp32"}
         rest = tuple(format_ for format_ in formats if format_ not in slow)
         rates = slow | _rates(sizes, rest, device, SECONDS)
@@ -186,7 +182,7 @@ def _wait(device: str) -> None:
 
 
 def bandwidth(device: str = "cpu", threads: int | None = None) -> float:
-    """Bytes a second that a GPU, or so many of the processor's threads, read from memory; all of torch's by default."""
+    """Bytes a second that a GPU, or `threads` of the processor, read from memory; all of torch's threads by default."""
     numbers, used = torch.ones(READ if device == "cpu" else 8 * READ, device=device), torch.get_num_threads()
 
     def read() -> None:

@@ -5,7 +5,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from time import monotonic
 from typing import Literal
@@ -56,7 +56,7 @@ def warn(line: str) -> None:
 
 
 class Bar:
-    """A bar that is drawn. Called with a number, it moves on by so many."""
+    """A bar that is drawn. Called with a number, it moves on by that much."""
 
     def __init__(self, progress: Progress, what: str, total: int | None):
         self._progress, self._task = progress, progress.add_task(printable(what), total=total, note="")
@@ -69,7 +69,7 @@ class Bar:
             self._waiting, self._drawn = 0, now
 
     def at(self, done: int) -> None:
-        """Move to where so many are done, which may be back."""
+        """Move to where `done` are done, which may be back."""
         if (now := monotonic()) > self._drawn + DRAWN:
             self._progress.update(self._task, completed=done)
             self._drawn = now
@@ -101,8 +101,5 @@ def bar(
     what: str, total: int | None, *, unit: Literal["items", "bytes"] = "items", wanted: bool = True
 ) -> Iterator[Advance]:
     """Yields the function that moves a bar on, whether it is drawn or not."""
-    if not wanted:
-        yield lambda done: None
-        return
-    with drawn(what, total, unit) as shown:
+    with drawn(what, total, unit) if wanted else nullcontext() as shown:
         yield shown or (lambda done: None)

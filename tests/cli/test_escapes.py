@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.cli import columns, terminal
+from weft.cli.console import columns, terminal
 from weft.cli.main import run
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m"

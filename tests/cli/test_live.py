@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from weft.cli.live import _Lines, _table
+from weft.cli.console.live import _Lines, _table
 from weft.compare.jobs import Job
 from weft.compare.results import Outcome
 from weft.compare.runner import Progress

@@ -1,6 +1,7 @@
 """Every mistake in the input: exit code 2, one line on stderr, no traceback, nothing left behind."""
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -53,89 +54,78 @@ def test_a_text_that_does_not_exist(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("command", "facts"),
     [
-        (["train", "steps=5", "--data", "book.txt"], "train what? give a preset or a recipe"),
-        (["generate", "x", "--temp", "1"], "no such option: --temp; it is --temperature here"),
-        (["generate", "x", "y"], "unexpected argument: y"),
-        (["train", "lama-tiny"], "'lama-tiny': no such recipe or preset; did you mean 'llama-tiny'"),
-        (["train", "llama-tiny", "modl.layers=3"], "modl.layers: unknown key; it is 'model.layers' here"),
-        (["train", "llama-tiny", "model.layrs=3"], "model.layrs: unknown key; did you mean 'model.layers'?"),
-        (["train", "llama-tiny", "steps=many"], "steps = 'many': expected a whole number"),
-        (
-            ["train", "llama-tiny", "book.txt"],
-            "'book.txt': an override is written key=value; text is given with --data",
-        ),
-        (["train", "llama-tiny"], "no text to learn from"),
-        (["train"], "train what?"),
-        (["train", "bert-tiny", "--data", "x.txt", "objective=next-token"], "objective 'next-token' needs"),
-        (["train", "gpt-tiny", "--data", "x.tsv", "objective=pairs"], "objective 'pairs' needs a model that reads"),
-        (["train", "gpt-tiny", "init=nowhere"], "init = 'nowhere': not a run"),
-        (["translate", "runs/none", "x.txt"], "x.txt"),
-        (["classify", "runs/none"], "runs/none: not a run"),
-        (["train", "--resume", "runs/none"], "runs/none: not a run: no such folder"),
-        (["train", "gpt-tiny", "--resume", "runs/none"], "give nothing else"),
-        (["evaluate", "runs/none"], "runs/none: not a run"),
-        (["generate", "runs/none"], "runs/none: not a run"),
-        (
-            ["generate", "runs/none", "--temperature", "-1"],
-            "temperature = -1.0: expected a number greater than",
-        ),
-        (["generate", "runs/none", "--top-p", "1.5"], "top_p = 1.5: expected a number less than or equal to 1"),
-        (["generate", "runs/none", "--top-k", "0"], "top_k = 0: expected a number greater than 0"),
-        (["generate", "runs/none", "--max-tokens", "0"], "max_tokens = 0: expected a number greater than 0"),
-        (["generate", "runs/none", "--stop", ""], "stop"),
-        (["generate", "runs/none", "--greedy", "--temperature", "1"], "exclude each other"),
-        (["generate", "runs/none", "--greedy", "--top-k", "3"], "greedy decoding"),
-        (["generate"], "missing argument 'RUN'"),
-        (["generate", "runs/\udcff"], "argument 2, 'runs/\\udcff': not valid UTF-8"),
-        (["chat", "runs/none", "--greedy", "--seed", "4"], "--greedy and --seed exclude each other"),
-        (["prepare", "a.txt", "b.md.gz", "--column", "x", "--out", "o"], "--column x: a.txt is plain text"),
-        (["gradients"], "weft explain transformer --only gradients"),
-        (
-            ["embed", "runs/none", "--file", "a.txt"],
-            "--file; write it without one: weft embed RUN FILE",
-        ),
-        (["config", "show", "gpt-tiny", "name=a/b"], "name = 'a/b': expected text that matches ^[A-Za-z0-9]"),
-        (["generate", "runs/none", "--max-tokens", "some"], "--max-tokens"),
-        (["quikstart"], "no such command 'quikstart'"),
-        (["--verbose"], "no such option: --verbose"),
-        (["config", "show", "quickstart", "steps"], "an override is written key=value"),
-        (["train", "gpt-tiny", "batch_size=4"], "batch_size: unknown key; it is 'batch.size' here"),
-        (["train", "gpt-tiny", "model.heads=4"], "model.heads: unknown key; it is 'model.attention.heads' here"),
-        (["train", "gpt-tiny", "learning_rate=1e-3"], "learning_rate: unknown key; it is 'optimizer.lr' here"),
-        (["train", "gpt-tiny", "--steps", "5"], "a recipe's settings are written key=value: steps=5"),
-        (["train", "gpt-tiny", "--lr=1e-3"], "a recipe's settings are written key=value: optimizer.lr=1e-3"),
-        (["train", "gpt-tiny", "--output-dir", "x"], "no such option: --output-dir; it is --run here"),
-        (["generate", "x", "--max_new_tokens", "5"], "it is --max-tokens here"),
-        (["generate", "x", "--max-tokens", "some"], "'--max-tokens': expected a whole number (see weft generate"),
-        (["resume", "runs/a b"], "no such command 'resume'; write `weft train --resume 'runs/a b'`"),
-        (["sample", "runs/a", "--n", "3"], "no such command 'sample'; write `weft generate runs/a --n 3`"),
-        (["list"], "no such command 'list'; write `weft runs`"),
+        ("train steps=5 --data book.txt", "train … preset … recipe … weft train gpt-tiny"),
+        ("train", "train … preset … recipe"),
+        ("train lama-tiny", "'lama-tiny' … 'llama-tiny'"),
+        ("train llama-tiny modl.layers=3", "modl.layers … 'model.layers'"),
+        ("train llama-tiny model.layrs=3", "model.layrs … 'model.layers'"),
+        ("train llama-tiny steps=many", "steps = 'many' … a whole number"),
+        ("train llama-tiny book.txt", "'book.txt' … key=value … --data"),
+        ("train llama-tiny", "no text … --data"),
+        ("train bert-tiny --data x.txt objective=next-token", "'encoder' … 'next-token' … decoder"),
+        ("train gpt-tiny --data x.tsv objective=pairs", "'decoder' … 'pairs' … encoder-decoder"),
+        ("train gpt-tiny init=nowhere", "init = 'nowhere' … not a run"),
+        ("train --resume runs/none", "runs/none: not a run … no such folder"),
+        ("train gpt-tiny --resume runs/none", "--resume runs/none … steps=3000 … weft train runs/none --data"),
+        ("train gpt-tiny batch_size=4", "batch_size … 'batch.size'"),
+        ("train gpt-tiny model.heads=4", "model.heads … 'model.attention.heads'"),
+        ("train gpt-tiny learning_rate=1e-3", "learning_rate … 'optimizer.lr'"),
+        ("train gpt-tiny --steps 5", "--steps … key=value … steps=5"),
+        ("train gpt-tiny --lr=1e-3", "--lr … key=value … optimizer.lr=1e-3"),
+        ("train gpt-tiny --output-dir x", "--output-dir … --run"),
+        ("translate runs/none x.txt", "x.txt"),
+        ("classify runs/none", "runs/none: not a run"),
+        ("evaluate runs/none", "runs/none: not a run"),
+        ("generate runs/none", "runs/none: not a run"),
+        ("generate runs/none --temperature -1", "temperature = -1.0 … greater than"),
+        ("generate runs/none --top-p 1.5", "top_p = 1.5 … less than or equal to 1"),
+        ("generate runs/none --top-k 0", "top_k = 0 … greater than 0"),
+        ("generate runs/none --max-tokens 0", "max_tokens = 0 … greater than 0"),
+        ("generate runs/none --max-tokens some", "--max-tokens … a whole number … weft generate --help"),
+        ("generate runs/none --stop ''", "stop"),
+        ("generate runs/none --greedy --temperature 1", "--greedy … --temperature"),
+        ("generate runs/none --greedy --top-k 3", "greedy … top_k"),
+        ("generate", "'RUN'"),
+        ("generate runs/\udcff", "argument 2, 'runs/\\udcff' … UTF-8"),
+        ("generate x y", "argument: y"),
+        ("generate x --temp 1", "--temp … --temperature"),
+        ("generate x --max_new_tokens 5", "--max_new_tokens … --max-tokens"),
+        ("chat runs/none --greedy --seed 4", "--greedy … --seed"),
+        ("prepare a.txt b.md.gz --column x --out o", "--column x … a.txt … plain text"),
+        ("embed runs/none --file a.txt", "--file … weft embed RUN FILE"),
+        ("config show gpt-tiny name=a/b", "name = 'a/b' … [A-Za-z0-9]"),
+        ("config show quickstart steps", "'steps' … key=value"),
+        ("quikstart", "'quikstart' … quickstart"),
+        ("--verbose", "--verbose"),
+        ("gradients", "weft explain transformer --only gradients"),
+        ("resume 'runs/a b'", "'resume' … weft train --resume 'runs/a b'"),
+        ("sample runs/a --n 3", "'sample' … weft generate runs/a --n 3"),
+        ("list", "'list' … weft runs"),
     ],
 )
-def test_words_that_mean_nothing(capsys: Capture, words: list[str], line: str) -> None:
-    assert line in mistake(capsys, *words)
+def test_words_that_mean_nothing(capsys: Capture, command: str, facts: str) -> None:
+    """What was wrong and what would be right, in this order."""
+    line, at = mistake(capsys, *shlex.split(command)), 0
+    for fact in facts.split(" … "):
+        assert fact in line[at:], line
+        at = line.index(fact, at) + len(fact)
 
 
 def test_advice_about_files_and_columns(folder: Path, capsys: Capture) -> None:
     (folder / "a.csv").write_text("id,body\n1,hello there\n" * 20)
     line = mistake(capsys, "train", "gpt-tiny", "--data", "a.csv")
-    assert line.endswith(
-        "no column 'text'; its columns: id, body; choose one with data.column=NAME (weft prepare: --column NAME)"
-    )
+    assert "'text'" in line and "id, body" in line and "data.column=NAME" in line and "--column NAME" in line
     line = mistake(capsys, "train", "bert-tiny", "objective=classify", "--data", "a.csv", "objective.text=body")
-    assert line.endswith("no column 'label'; its columns: id, body; choose one with objective.label=NAME")
+    assert "'label'" in line and "id, body" in line and "objective.label=NAME" in line
     assert mistake(capsys, "train", "gpt-tiny", "--data", "zzzzz").startswith("zzzzz: no such file; files here: a.csv")
     (folder / "old name.txt").write_bytes("Größe und Übermut\n".encode("latin1") * 50)
     line = mistake(capsys, "train", "gpt-tiny", "--data", "old name.txt")
-    assert line.endswith(
-        "old name.txt: not valid UTF-8 at byte 2 (0xf6); it looks like cp1252: set data.encoding=cp1252 for all files "
-        "(weft prepare, evaluate: --encoding cp1252), or save it as UTF-8: "
-        "iconv -f cp1252 -t utf-8 'old name.txt' > utf-8.txt"
-    )
+    for fact in ("old name.txt", "byte 2 (0xf6)", "data.encoding=cp1252", "--encoding cp1252", "iconv -f cp1252"):
+        assert fact in line
     line = mistake(capsys, "train", "gpt-tiny", "--data", "old name.txt", "data.encoding=cp12522")
-    assert line == "data.encoding: 'cp12522' is no encoding; did you mean cp1252?"
+    assert line.startswith("data.encoding: 'cp12522'") and "cp1252?" in line
 
 
 def test_a_row_that_is_broken_names_the_way_round_it(folder: Path, capsys: Capture) -> None:

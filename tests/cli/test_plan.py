@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import weft
 from weft.cli.main import run
 from weft.config import to_toml
 from weft.costs.count import count
@@ -121,6 +122,15 @@ def test_one_device_is_timed_as_measured(capsys: pytest.CaptureFixture[str]) -> 
     assert "At 30.0% of the peak of 989 TFLOP/s (--mfu; a step works out to 4" in capsys.readouterr().out
 
 
+def test_python_gives_the_same_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "gpt-tiny", "model.layers=2", "--gpus", "8", "--tokens", "1B", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    for recipe, changes in (("gpt-tiny", {"model.layers": 2}), (resolve("gpt-tiny", ["model.layers=2"]), {})):
+        made = weft.plan(recipe, changes, gpus=8, tokens="1B")
+        assert json.loads(json.dumps(made.record())) == shown
+        assert "the fastest that fits" in str(made) and "kWh" in str(made)
+
+
 def test_published_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--published"]) == 0
     out = capsys.readouterr().out
@@ -144,9 +154,15 @@ def test_a_step_of_so_many_tokens(capsys: pytest.CaptureFixture[str]) -> None:
         (["gpt2", "--device", "h2000"], "--device 'h2000': no such device"),
         (["gpt2", "--mfu", "1.5"], "--mfu 1.5: expected a share"),
         (["gpt2", "--gpus", "8", "--interconnect", "ib-nrd"], "--interconnect 'ib-nrd': expected a number"),
-        (["gpt2", "--gpus", "8", "--layout", "tensor=8"], "--layout: tensor 8 does not divide 12 heads"),
-        (["gpt2", "--gpus", "8", "--layout", "tensor=3"], "tensor 3 takes a multiple of 3 GPUs, and --gpus is 8"),
-        (["gpt2", "--gpus", "8", "--layout", "tensr=2"], "no such axis; did you mean 'tensor'"),
+        (
+            ["gpt2", "--gpus", "8", "--layout", "tensor=8"],
+            "tensor = 8: model.attention.heads = 12 can't be divided",
+        ),
+        (
+            ["gpt2", "--gpus", "8", "--layout", "tensor=3"],
+            "tensor 3 takes 3 processes or a multiple of it",
+        ),
+        (["gpt2", "--gpus", "8", "--layout", "tensr=2"], "tensr: unknown key; did you mean 'tensor'"),
         (["lstm", "--gpus", "8", "--layout", "shard=8"], "--layout: this model can't be planned over a mesh"),
         (["gpt2", "--gpus", "64", "--batch", "9"], "9 rows a step can't be divided over 64 GPUs"),
         (["gpt2", "--published"], "--published shows a fixed table; leave out 'gpt2'"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from weft import progress
-from weft.cli import columns, terminal
+from weft.cli.console import columns, terminal
 from weft.cli.main import COMMANDS, app, run
 from weft.config import merge, validate
 from weft.models.presets import PRESETS
@@ -151,9 +151,8 @@ def test_a_sign_of_life_before_torch_is_loaded() -> None:
     """On a terminal a line is there while torch is imported, and gone afterwards; in a pipe nothing is written."""
     import pty
 
-    code = (
-        "import sys; from weft.cli.loading import loading\nwith loading():\n    pass\nsys.exit('torch' in sys.modules)"
-    )
+    inside = "with loading():\n    pass\nsys.exit('torch' in sys.modules)"
+    code = f"import sys; from weft.cli.console.loading import loading\n{inside}"
     inner, outer = pty.openpty()
     assert subprocess.run([sys.executable, "-c", code], stderr=outer).returncode == 0
     shown = os.read(inner, 4096).decode()

@@ -16,14 +16,11 @@ from weft.costs.interconnect import (
     START,
     Group,
     Interconnect,
-    gathered,
     interconnect_named,
-    reduced,
 )
-from weft.costs.layout_memory import rank_memory, stage_parameters
 from weft.costs.layout_search import kind, layout_from, search, why_not
 from weft.costs.layout_time import Predictor
-from weft.costs.layouts import Choice, Job, refusal
+from weft.costs.layouts import Choice, Job, rank_memory, refusal, stage_parameters
 from weft.costs.memory import GPU_SHARE, Workload, layer_bytes, logits_bytes, training_memory
 from weft.costs.published import Row, published_table, rows
 from weft.costs.roofline import Part, Roofline, Software
@@ -148,12 +145,6 @@ def test_a_compiled_layer_keeps_what_is_counted(make: Callable[..., Any], monkey
 # ---- communication
 
 
-def test_bytes_of_collectives() -> None:
-    assert gathered(4, 100) == 75
-    assert reduced(4, 100) == 150
-    assert gathered(1, 100) == 0
-
-
 def test_groups_and_machines() -> None:
     choice = Choice(Layout(pipeline=2, replicate=1, shard=4, tensor=4))
     tensor, shard, pipeline = (choice.group(axis, NET) for axis in ("tensor", "shard", "pipeline"))
@@ -169,6 +160,7 @@ def test_groups_and_machines() -> None:
 def test_seconds_of_collectives() -> None:
     inside = Group(4, 1, NET)
     assert inside.gather(1e9) == pytest.approx(START + 3 * HOP_INSIDE + 0.75e9 / (REACHED * 100e9))
+    assert Group(1, 1, NET).gather(1e9) == Group(1, 1, NET).reduce(1e9) == Group(1, 1, NET).send(1e9) == 0
     assert inside.reduce(1e9) == pytest.approx(START + 6 * HOP_INSIDE + 1.5e9 / (REACHED * 100e9))
     across = Group(16, 1, NET)
     assert across.gather(1e9) == pytest.approx(START + 14 * HOP_INSIDE + HOP_ACROSS + 15 / 16 * 1e9 / (REACHED * 80e9))
@@ -228,14 +220,15 @@ def test_causal_attention_is_half_and_longer_rows_cost_more() -> None:
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.source}, {row.name}, {row.job.gpus} GPUs")
 def test_measured_steps_are_predicted(row: Row) -> None:
-    best, _ = row.predicted()
+    best, value = row.predicted()
+    error = value / row.value - 1
     if best.choice.layout.context > 2:  # known to be too fast, and by how much
-        assert 0.4 < row.error() < 0.7
+        assert 0.4 < error < 0.7
     elif "ZeRO-3" in row.name:
-        assert 0.4 < row.error() < 4.0
+        assert 0.4 < error < 4.0
     else:
         assert best.fits
-        assert abs(row.error()) < (0.15 if "bf16" in row.name and "Vaswani" not in row.name else 0.25)
+        assert abs(error) < (0.15 if "bf16" in row.name and "Vaswani" not in row.name else 0.25)
 
 
 def test_most_rows_are_held_out() -> None:
@@ -295,9 +288,13 @@ def test_tensor_beyond_a_machine_is_slow() -> None:
 @pytest.mark.parametrize(
     ("layout", "changes", "reason"),
     [
-        (Layout(tensor=3), {}, "tensor 3 does not divide 4 heads"),
-        (Layout(tensor=4), {"model": llama(2, 64, 4, 96, 32, kv_heads=2)}, r"4 heads \(2 of keys and values\)"),
-        (Layout(tensor=4), {"model": llama(2, 64, 4, 90, 32)}, "tensor 4 does not divide d_ff 90"),
+        (Layout(tensor=3), {}, "tensor = 3: model.attention.heads = 4 can't be divided"),
+        (
+            Layout(tensor=4),
+            {"model": llama(2, 64, 4, 96, 32, kv_heads=2)},
+            "4: model.attention.kv_heads = 2 can't be",
+        ),
+        (Layout(tensor=4), {"model": llama(2, 64, 4, 90, 32)}, "tensor = 4: model.feedforward.d_ff = 90 can't be"),
         (Layout(pipeline=8), {}, "pipeline 8 is more than 4 layers"),
         (Layout(context=3), {}, "context 3 does not divide 32 tokens"),
         (Layout(shard=3), {}, "16 rows a step do not divide by replicate × shard = 3"),
@@ -314,10 +311,10 @@ def test_layouts_that_cannot_be(layout: Layout, changes: dict[str, object], reas
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("tensr=8", "no such axis; did you mean 'tensor'"),
-        ("tensor=0", "expected a whole number"),
-        ("tensor", "expected a whole number"),
-        ("sequence=maybe", "expected true or false"),
+        ("tensr=8", "tensr: unknown key; did you mean 'tensor'"),
+        ("tensor=0", "tensor = 0: expected a number greater than 0"),
+        ("tensor", "'tensor': .* written key=value"),
+        ("sequence=maybe", "sequence = 'maybe': expected true or false"),
     ],
 )
 def test_layouts_that_cannot_be_read(text: str, complaint: str) -> None:

@@ -137,7 +137,7 @@ SETTINGS_GIVEN = ["objective.grades=4", "steps=60", "batch.size=16", "batch.leng
 MISTAKES = {
     "objective.grades=1": "objective.grades = 1: expected a number greater than or equal to 2",
     "evaluate.metric=within": "objective 'grade' has no such metric; did you mean 'within_one'?",
-    "model=lstm": "model.kind = 'recurrent': objective 'grade' needs an encoder or decoder with a head of kind",
+    "model=lstm": "model.kind = 'recurrent': objective 'grade' needs a model of kind encoder or decoder",
 }
 
 

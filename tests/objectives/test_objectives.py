@@ -327,7 +327,7 @@ def test_what_cannot_be_learned_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     with pytest.raises(DataError, match=r"rows\.jsonl:1: .*'target'"):
         learn(tmp_path, rows(tmp_path, [{"source": "a", "target": ""}] * 9), transformer("encoder-decoder"))
-    with pytest.raises(ConfigError, match="objective 'pairs' needs a model that reads one text and writes another"):
+    with pytest.raises(ConfigError, match="objective 'pairs' needs a model of kind encoder-decoder or bahdanau"):
         learn(tmp_path, "x.tsv", transformer("decoder"), objective={"kind": "pairs"})
     with pytest.raises(ConfigError, match="not a run"):
         learn(tmp_path, "x.tsv", None, init="nowhere", objective={"kind": "classify"})

@@ -30,7 +30,7 @@ def load(
 
     `dtype` is what a Transformer's weights are kept in. By default that is float32, but 16 bits on a GPU for one that
     writes and that learned in bf16 or fp8, or came in 16 bits: writing reads every weight for every token. With
-    `quantize` ('bf16', 'int8', 'int4', or 'auto' for what is fastest at 1 % of loss) they have so many bits, and stay
+    `quantize` ('bf16', 'int8', 'int4', or 'auto' for what is fastest at 1 % of loss) they have that many bits, and stay
     in the run's folder for the next time. Several `ranks` divide the model's matrices among them (Shoeybi et al. 2019);
     all of them call this, and then use the model in the same way at the same time.
     """

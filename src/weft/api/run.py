@@ -141,9 +141,9 @@ class Run:
     ) -> Iterator[Chunk]:
         """The same chunk by chunk, as it is written.
 
-        A `draft`, a smaller run with the same tokenizer, or a `lookup` of up to so many tokens in the text itself guess
-        ahead, which is faster where the model is large. Greedy text is what it would be without; with a `draft`, text
-        that is drawn is another one for the same seed, from the same distribution.
+        A `draft`, a smaller run with the same tokenizer, or a `lookup` of up to that many tokens in the text itself
+        guesses ahead, which is faster where the model is large. Greedy text is what it would be without; with a
+        `draft`, sampled text differs for the same seed, but comes from the same distribution.
         """
         asked = Prompt.of(self.tokenizer, prompt, pattern)
         if draft is not None and lookup is not None:
@@ -230,7 +230,7 @@ class Run:
     ) -> dict[str, Any]:
         """All metrics of the run's objective, on its held-out data or on all of `data` (with their `targets`).
 
-        A language model's windows of text overlap with `stride`: each starts so many tokens after the one before. Its
+        A language model's windows of text overlap with `stride`: each starts that many tokens after the one before. Its
         metrics have 95 % `intervals`, where the text has more than one section, by a bootstrap over them.
         """
         with self.evaluation(data, targets, encoding) as text:

@@ -13,7 +13,7 @@ import torch
 
 from weft.api.load import load
 from weft.api.run import Run
-from weft.config import merge, validate
+from weft.config import validate
 from weft.data.config import HashSplit, Split, TextSource
 from weft.data.documents import left_out
 from weft.data.messages import with_template
@@ -29,7 +29,7 @@ from weft.progress import Log, log_to_stderr
 from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.objective import Chat
 from weft.recipe.optimizer import Constant, Noam
-from weft.recipe.resolve import changed_tables, continues, extended, is_run, resolve, without_data
+from weft.recipe.resolve import changed_tables, continues, extended, is_run, resolve
 from weft.recipe.settle import Choice, Facts, choose_tokenizer, settle
 from weft.recipe.unread import refuse_unread
 from weft.runs import checkpoint
@@ -100,11 +100,9 @@ def train(
     if not ranks.leads:
         return _follow(ranks)
     sources = [data] if isinstance(data, str) else list(data)
-    if isinstance(recipe, Recipe):
-        wanted = _changed(recipe, changes, sources, log)
-    else:
+    if not isinstance(recipe, Recipe):
         _refuse_run_alone(str(recipe), changes, sources)
-        wanted = resolve(str(recipe), changes, sources, log)
+    wanted = resolve(recipe, changes, sources, log)
     _check(wanted)
     wanted.parallel.over(ranks.ranks)  # refused before anything is read
     begun = _begun(Path("runs") / wanted.name if run is None else Path(run), run is None)
@@ -165,15 +163,6 @@ def free_folder(wanted: Path) -> Path:
     """`wanted`, or the first of wanted-2, wanted-3 … that doesn't exist."""
     names = itertools.chain([wanted], (wanted.with_name(f"{wanted.name}-{n}") for n in itertools.count(2)))
     return next(path for path in names if not path.exists())
-
-
-def _changed(recipe: Recipe, changes: Sequence[str] | Mapping[str, Any], sources: Sequence[str], log: Log) -> Recipe:
-    """A Recipe with changes, on other data."""
-    data: dict[str, Any] = {"data": {"sources": list(sources)}} if sources else {}
-    own, above = recipe.model_dump(mode="json", exclude_none=True), changed_tables(changes)
-    if sources:
-        own = without_data(own, above, log)
-    return validate(Recipe, merge(merge(own, above), data))
 
 
 def _refuse_run_alone(source: str, changes: Sequence[str] | Mapping[str, Any], sources: Sequence[str]) -> None:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli import options
-from weft.cli.loading import loading
-from weft.cli.terminal import broken_between_words, echo, terminal_width, write
-from weft.cli.together import load_together, refuse_together, together
+from weft.cli.console import options
+from weft.cli.console.loading import loading
+from weft.cli.console.terminal import broken_between_words, echo, terminal_width, write
+from weft.cli.console.together import load_together, refuse_together, together
 
 if TYPE_CHECKING:
     from weft.api.run import Run
-    from weft.cli.writing import Remarks
+    from weft.cli.console.writing import Remarks
     from weft.decode.config import Sampling
 
 LONGEST_REPLY = 200  # tokens
@@ -56,7 +56,7 @@ def chat(
     """
     with loading():
         from weft.api.settings import sampling, with_defaults
-        from weft.cli.writing import Remarks, check_writes, say_defaults
+        from weft.cli.console.writing import Remarks, check_writes, say_defaults
         from weft.parallel.ranks import join
     from weft.errors import ConfigError, WeftError
 

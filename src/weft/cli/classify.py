@@ -4,32 +4,30 @@ from typing import Annotated
 
 import typer
 
-from weft.cli import options
-from weft.cli.loading import loading
-from weft.cli.terminal import echo
+from weft.cli.console import options
+from weft.cli.console.loading import loading
+from weft.cli.console.terminal import echo
 
 
 def classify(
     run: options.Run,
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Texts: one a line, or a row of .jsonl, .csv, .tsv or .parquet.")
-    ] = "-",
+    file: options.Texts = "-",
     column: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The column that holds the text; the training column if not given."),
+        typer.Option(metavar="NAME", help="The column that holds the text (default: the one used in training)."),
     ] = None,
     second: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The column of the other text, in pairs, or of the one that has the answer."),
+        typer.Option(metavar="NAME", help="The column of a pair's second text, or of the text that holds the answer."),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Lines of JSON, with the probability of every label or tag.")
+        bool, typer.Option("--json", help="Print lines of JSON, with the probability of every label or tag.")
     ] = False,
 ) -> None:
-    """Predict a label for each text, a number, a tag for each word, or where a text answers a question: what the run
-    learned to predict.
+    """Predict what the run learned to predict: a label or a number for each text, a tag for each word, or where a text
+    answers a question.
 
-    Standard input is read if no FILE is given. Words are separated by spaces, or given as lists in a column.
+    Reads standard input if no FILE is given. Words are separated by spaces, or given as lists in a column.
     """
     with loading():
         from weft.api.load import load

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli import columns, options
-from weft.cli.live import show, workplace
-from weft.cli.loading import loading
-from weft.cli.terminal import echo
+from weft.cli.console import columns, options
+from weft.cli.console.live import show, workplace
+from weft.cli.console.loading import loading
+from weft.cli.console.terminal import echo
 
 if TYPE_CHECKING:
     from weft.compare.tokenizer_picture import TokenizerComparison

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from weft.cli import options
-from weft.cli.help import Command, Group
+from weft.cli.console import options
+from weft.cli.console.help import Command, Group
 
 app = typer.Typer(
     help="Show a recipe in full, the schema of recipes, or a script for Slurm.", no_args_is_help=True, cls=Group
@@ -24,7 +24,7 @@ def show(
     ],
     changes: options.Changes = None,
 ) -> None:
-    """Print the resolved recipe as TOML. Comments name what is chosen when training starts, from text and machine."""
+    """Print the resolved recipe as TOML. Comments mark what training chooses to suit the text and the machine."""
     from weft.config import to_toml
     from weft.recipe.resolve import resolve
     from weft.recipe.settle import open_keys
@@ -48,9 +48,10 @@ def schema() -> None:
 
 @app.command(cls=Command)
 def slurm() -> None:
-    """Print a Slurm batch script that trains over several machines, and continues after pre-emption.
+    """Print a Slurm batch script that trains on several machines and resumes after pre-emption.
 
     weft config slurm > train.sbatch
+
     sbatch --nodes=2 --gpus-per-node=8 train.sbatch runs/large gpt2 --data tokens parallel.shard=16
     """
     from importlib import resources

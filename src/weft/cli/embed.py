@@ -5,33 +5,32 @@ from typing import Annotated
 
 import typer
 
-from weft.cli import options
-from weft.cli.loading import loading
-from weft.cli.terminal import echo
+from weft.cli.console import options
+from weft.cli.console.loading import loading
+from weft.cli.console.terminal import echo
 
 
 def embed(
     run: options.Run,
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Texts: one a line, or a row of .jsonl, .csv, .tsv or .parquet.")
-    ] = "-",
+    file: options.Texts = "-",
     pooling: Annotated[
         str | None,
         typer.Option(
             metavar="WAY",
-            help="mean, first or last: which tokens' vectors make a text's. The run's own way if not given.",
+            help="How a text's vector is made of its tokens': mean, first or last (default: as in training, or mean).",
         ),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Don't scale the vectors to length 1.")] = False,
     column: Annotated[
-        str, typer.Option(metavar="NAME", help="The column that holds the text, where there are columns.")
+        str, typer.Option(metavar="NAME", help="The column that holds the text, if the file has columns.")
     ] = "text",
-    batch: Annotated[int, typer.Option(min=1, help="Texts read at a time.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, help="Texts to read at a time.")] = 32,
     out: Annotated[
-        Path | None, typer.Option(help="vectors.npy, or .jsonl with each text. Lines of JSON on stdout if not given.")
+        Path | None,
+        typer.Option(help="Write to this file: .npy, or .jsonl with the texts (default: JSON on standard output)."),
     ] = None,
 ) -> None:
-    """Turn texts into vectors, similar ones for similar texts. Standard input is read if no FILE is given."""
+    """Turn texts into vectors: similar texts get similar vectors. Reads standard input if no FILE is given."""
     from weft.errors import ConfigError, DataError, suggestion
 
     ways = ("mean", "first", "last")

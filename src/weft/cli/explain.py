@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli import options
-from weft.cli.loading import loading
-from weft.cli.terminal import echo
+from weft.cli.console import options
+from weft.cli.console.loading import loading
+from weft.cli.console.terminal import echo
 from weft.explain.views import OF_A_TEXT, VIEWS
 
 if TYPE_CHECKING:

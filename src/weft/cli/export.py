@@ -5,25 +5,25 @@ from typing import Annotated
 
 import typer
 
-from weft.cli import options
-from weft.cli.loading import loading
+from weft.cli.console import options
+from weft.cli.console.loading import loading
 
 
 def export(
     run: options.Run,
-    dest: Annotated[Path, typer.Argument(metavar="DEST", help="The new folder, or file for gguf.")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf, peft, gguf, onnx or weft.")],
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="The new folder, or for gguf the new file.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="The format: hf, peft, gguf, onnx or weft.")],
     dtype: Annotated[
         str | None,
         typer.Option(
             metavar="TYPE",
-            help="Convert the weights: to fp32, fp16, bf16 for hf; f32, f16, bf16, q8_0, q4_k, q4_0 for gguf.",
+            help="Convert the weights to fp32, fp16 or bf16 (hf); to f32, f16, bf16, q8_0, q4_k or q4_0 (gguf).",
         ),
     ] = None,
 ) -> None:
     """Write a run's best weights for transformers (hf), llama.cpp (gguf) or onnxruntime (onnx), or as a run (weft).
 
-    An adapter is merged into the model that it was trained on; peft writes the adapter alone.
+    An adapter is merged into the model it was trained on; peft writes the adapter alone.
     """
     with loading():
         from weft.api.export_model import export_model

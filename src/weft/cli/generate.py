@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli import options
-from weft.cli.loading import loading
-from weft.cli.terminal import echo, write
-from weft.cli.together import load_together, refuse_together, together
+from weft.cli.console import options
+from weft.cli.console.loading import loading
+from weft.cli.console.terminal import echo, write
+from weft.cli.console.together import load_together, refuse_together, together
 
 if TYPE_CHECKING:
     from weft.api.run import Run
-    from weft.cli.writing import Remarks
+    from weft.cli.console.writing import Remarks
     from weft.decode.completion import Completion
     from weft.decode.config import Beam, Sampling
     from weft.decode.constrain import Grammar
@@ -154,7 +154,7 @@ def generate(
     """
     with loading():
         from weft.api.load import load
-        from weft.cli.writing import Remarks, check_writes, say_defaults
+        from weft.cli.console.writing import Remarks, check_writes, say_defaults
         from weft.files import check_place
         from weft.parallel.ranks import join
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.loading import loading
-from weft.cli.terminal import echo
+from weft.cli.console.loading import loading
+from weft.cli.console.terminal import echo
 
 
 def import_(
@@ -20,13 +20,13 @@ def import_(
     ],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The new run's folder.")],
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The tokenizer, for a source that comes without one.")
+        Path | None, typer.Option(metavar="FILE", help="The tokenizer's file, for a source that comes without one.")
     ] = None,
     base: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Of an adapter: the run of the model that it was trained for.")
+        Path | None, typer.Option(metavar="RUN", help="For an adapter: the run of the model it was trained on.")
     ] = None,
 ) -> None:
-    """Turn a model that was trained elsewhere into a run. Nothing in its files is executed."""
+    """Turn a model trained elsewhere into a run. Nothing in its files is executed."""
     with loading():
         from weft.api.import_model import import_model
     from weft.costs.count import count

@@ -15,7 +15,7 @@ import typer
 
 from weft import __version__
 from weft.cli import config
-from weft.cli.help import Command, Group, unknown_option
+from weft.cli.console.help import Command, Group, unknown_option
 
 app = typer.Typer(
     name="weft",

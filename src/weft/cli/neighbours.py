@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli import columns, options
-from weft.cli.loading import loading
-from weft.cli.terminal import echo
+from weft.cli.console import columns, options
+from weft.cli.console.loading import loading
+from weft.cli.console.terminal import echo
 
 if TYPE_CHECKING:
     from weft.api.run import Run

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli import columns
+from weft.cli.console import columns
 
 if TYPE_CHECKING:
     from weft.data.config import Split, TextSource

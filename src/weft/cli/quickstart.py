@@ -5,15 +5,15 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.loading import loading
-from weft.cli.terminal import shown
+from weft.cli.console.loading import loading
+from weft.cli.console.terminal import shown
 
 RUN = Path("runs/quickstart")
 
 
 def quickstart(
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to its recipe, such as steps=1000.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change, such as steps=1000.")
     ] = None,
     run: Annotated[
         Path | None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli import columns, options
+from weft.cli.console import columns, options
 
 if TYPE_CHECKING:
     from weft.runs.listing import RunRow
@@ -17,13 +17,13 @@ def runs(
         list[str] | None,
         typer.Argument(
             metavar="DIR",
-            help="A folder of runs (default: runs). Or: diff A B, for two runs, recipes or presets.",
+            help="A folder of runs (default: runs); or diff A B, to compare two runs, recipes or presets.",
             autocompletion=options.complete_runs,
         ),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """List the runs of a folder: what each learned, how far it got and how good it is. Or compare two recipes.
+    """List the runs in a folder: what each one learned, how far it got and how good it is. Or compare two recipes.
 
     weft runs diff A B shows the settings in which two runs, recipes or presets differ.
     """

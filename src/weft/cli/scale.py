@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from weft.cli import options
-from weft.cli.live import show, workplace
-from weft.cli.loading import loading
+from weft.cli.console import options
+from weft.cli.console.live import show, workplace
+from weft.cli.console.loading import loading
 
 
 def scale(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.terminal import echo
+from weft.cli.console.terminal import echo
 
 if TYPE_CHECKING:
     from rich.console import Console

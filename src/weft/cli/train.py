@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli import columns, options
-from weft.cli.loading import loading
-from weft.cli.terminal import echo
+from weft.cli.console import columns, options
+from weft.cli.console.loading import loading
+from weft.cli.console.terminal import echo
 
 if TYPE_CHECKING:
     from weft.api.run import Run
@@ -28,7 +28,7 @@ def train(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="Changes to the recipe, such as steps=500 or model.layers=8.",
+            help="Settings to change, such as steps=500 or model.layers=8.",
             autocompletion=options.complete_keys,
         ),
     ] = None,
@@ -36,12 +36,9 @@ def train(
         list[str] | None,
         typer.Option("--data", "-d", metavar="SOURCE...", help="Text to learn from: files, folders, builtin:python."),
     ] = None,
-    targets: Annotated[
-        list[str] | None,
-        typer.Option("--targets", metavar="FILE", help="Text files: the target of each line of --data."),
-    ] = None,
+    targets: options.Targets = None,
     on_error: Annotated[
-        str | None, typer.Option(metavar="stop|skip", help="What to do with a row that can't be read (default: stop).")
+        str | None, typer.Option(metavar="stop|skip", help="What to do about a row that can't be read (default: stop).")
     ] = None,
     run: Annotated[
         Path | None, typer.Option(help="The run's folder (default: a free one in runs/).", show_default=False)
@@ -54,12 +51,12 @@ def train(
             autocompletion=options.complete_runs,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON at the end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the final results as JSON.")] = False,
 ) -> None:
-    """Train a model on a text. What the recipe leaves open is chosen from the text and the machine, and printed.
+    """Train a model on text. Whatever the recipe leaves open is chosen to suit the text and the machine, and printed.
 
-    Ctrl-C saves the run before it stops; --resume continues it. A run in place of a recipe, with other text as --data,
-    is fine-tuned: its weights are trained further in a run of their own. On several GPUs, start it with torchrun:
+    Ctrl-C saves the run before it stops; --resume continues it. With a run in place of a recipe, and other text as
+    --data, the run's weights are fine-tuned in a new run. To use several GPUs, start it with torchrun:
 
       torchrun --nproc-per-node 4 --no-python -- weft train ...
     """

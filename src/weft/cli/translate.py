@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from weft.cli import options
-from weft.cli.loading import loading
-from weft.cli.terminal import write
-from weft.cli.together import load_together, together
+from weft.cli.console import options
+from weft.cli.console.loading import loading
+from weft.cli.console.terminal import write
+from weft.cli.console.together import load_together, together
 
 
 @together

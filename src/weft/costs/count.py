@@ -13,6 +13,7 @@ The conventions are those of the lectures and of PaLM (Chowdhery et al. 2022, ap
 - Logits are counted at every position, also where an objective looks at few of them (masked words).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from weft.config import Config
@@ -252,49 +253,41 @@ def sublayer_norms(model: config.TransformerConfig, cross: bool) -> int:
 
 def _head(model: config.TransformerConfig, T: int) -> list[Component]:
     D, E, V, head = model.d_model, model.width, model.vocab_size, model.head  # type: ignore[attr-defined]
-    pooler = (D, D, 1)
+    pooler, sentence = (D, D, 1), (D, 2, 1)
+
+    def normed(width: int, bias: bool) -> int:
+        """What a linear layer has more with a norm after it, and less without its bias."""
+        return _norm(model.norm, width) - (0 if bias else width)
+
     match head:
-        case config.LMHead():
+        case config.LMHead() | config.MaskedLMHead() | config.PretrainingHead():
             words = Component("logits", (0 if head.tied else V * E) + (V if head.bias else 0), 2 * T * E * V)
-            return [Component("head", D * E, 2 * T * D * E), words] if model.factorised else [words]
-        case config.MaskedLMHead() | config.PretrainingHead():
-            words = Component("logits", (0 if head.tied else V * E) + (V if head.bias else 0), 2 * T * E * V)
-            sentence = [pooler, (D, 2, 1)] if isinstance(head, config.PretrainingHead) else []
-            transform = _dense((D, E, T), *sentence)
-            other = _norm(model.norm, E) - (0 if head.dense_bias else E)
-            return [replace(transform, parameters=transform.parameters + other), words]
+            if isinstance(head, config.LMHead):
+                return [Component("head", D * E, 2 * T * D * E), words] if model.factorised else [words]
+            more = [pooler, sentence] if isinstance(head, config.PretrainingHead) else []
+            return [_dense([(D, E, T), *more], normed(E, head.dense_bias)), words]
         case config.NextSentenceHead():
-            return [_dense(pooler, (D, 2, 1))]
+            return [_dense([pooler, sentence])]
         case config.ClassificationHead():
-            made = _dense(*([pooler] if head.pooler else []), (D, head.labels, 1))
-            made = made if head.bias else replace(made, parameters=made.parameters - head.labels)
-            return [_transformed(model, head.transform, made, 1)]
-        case config.TaggingHead():
-            return [_transformed(model, head.transform, _dense((D, head.labels, T)), T)]
-        case config.SpanHead():
-            return [_transformed(model, head.transform, _dense((D, 2, T)), T)]
+            layers = [*([pooler] if head.pooler else []), (D, head.labels, 1)]
+            unbiased = 0 if head.bias else -head.labels
+        case config.TaggingHead() | config.SpanHead():
+            layers, unbiased = [(D, head.labels if isinstance(head, config.TaggingHead) else 2, T)], 0
         case config.ReplacedHead():
-            return [_dense((D, D, T), (D, 1, T))]
+            return [_dense([(D, D, T), (D, 1, T)])]
         case _:
             return []
+    if head.transform is None:
+        return [_dense(layers, unbiased)]
+    return [_dense([(D, D, layers[-1][2]), *layers], unbiased + normed(D, head.transform.bias))]
 
 
-def _transformed(
-    model: config.TransformerConfig, transform: config.Transform | None, head: Component, places: int
-) -> Component:
-    """A head with what stands before it at so many places."""
-    if transform is None:
-        return head
-    D = model.d_model
-    own = _matrix(D, D, transform.bias) + _norm(model.norm, D)
-    return replace(head, parameters=head.parameters + own, flops=head.flops + 2 * D * D * places)
-
-
-def _dense(*layers: tuple[int, int, int]) -> Component:
-    """A head made of linear layers with biases: what each reads, what it gives, and at how many places."""
+def _dense(layers: Sequence[tuple[int, int, int]], more: int = 0) -> Component:
+    """A head made of linear layers with biases, what each reads, what it gives, and at how many places; and `more`
+    parameters."""
     return Component(
         "head",
-        sum(_matrix(inputs, outputs, True) for inputs, outputs, _ in layers),
+        sum(_matrix(inputs, outputs, True) for inputs, outputs, _ in layers) + more,
         sum(2 * inputs * outputs * places for inputs, outputs, places in layers),
     )
 
@@ -340,7 +333,7 @@ def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:
 
 
 def _cells(cell: str, inputs: list[int], D: int) -> tuple[int, int]:
-    """Parameters of a stack whose layers read so many numbers each, and the weights among them that are multiplied.
+    """Parameters of a stack whose layers read `inputs` numbers each, and the weights among them that are multiplied.
 
     PyTorch keeps two biases a gate.
     """

@@ -95,31 +95,18 @@ class Group:
 
     def gather(self, whole: float) -> float:
         """Seconds of an all-gather, or a reduce-scatter, of `whole` bytes."""
-        if self.size == 1:
-            return 0.0
         hops = (self.size - self.machines) * HOP_INSIDE + (self.machines - 1) * HOP_ACROSS
-        return START + hops + gathered(self.size, whole) / self.bandwidth
+        return self._seconds(hops, (self.size - 1) / self.size * whole / self.bandwidth)
 
     def reduce(self, whole: float) -> float:
         """Seconds of an all-reduce of `whole` bytes; from machine to machine it goes along a tree."""
-        if self.size == 1:
-            return 0.0
         hops = 2 * ((self.members - 1) * HOP_INSIDE + math.ceil(math.log2(self.machines)) * HOP_ACROSS)
-        return START + hops + reduced(self.size, whole) / self.bandwidth
+        return self._seconds(hops, 2 * (self.size - 1) / self.size * whole / self.bandwidth)
 
     def send(self, bytes_: float) -> float:
         """Seconds of a message from one member to the next."""
-        if self.size == 1:
-            return 0.0
-        link = self.net.across if self.crosses else self.net.inside
-        return START + (HOP_ACROSS if self.crosses else HOP_INSIDE) + bytes_ / (REACHED * link)
+        link, hop = (self.net.across, HOP_ACROSS) if self.crosses else (self.net.inside, HOP_INSIDE)
+        return self._seconds(hop, bytes_ / (REACHED * link))
 
-
-def gathered(size: int, whole: float) -> float:
-    """Bytes that each of `size` devices sends in an all-gather or a reduce-scatter of `whole` bytes."""
-    return (size - 1) / size * whole
-
-
-def reduced(size: int, whole: float) -> float:
-    """Bytes that each of `size` devices sends in an all-reduce of `whole` bytes."""
-    return 2 * gathered(size, whole)
+    def _seconds(self, hops: float, transfer: float) -> float:
+        return 0.0 if self.size == 1 else START + hops + transfer

@@ -4,17 +4,18 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from weft.config import assignments, validate
 from weft.costs.count import stacks
-from weft.costs.layout_memory import rank_memory
 from weft.costs.layout_time import Prediction, Predictor
-from weft.costs.layouts import Choice, Job, refusal
+from weft.costs.layouts import Choice, Job, indivisible, rank_memory, refusal
 from weft.costs.units import byte_size
-from weft.errors import ConfigError, suggestion
-from weft.layout import AXES, Layout
+from weft.errors import ConfigError
+from weft.layout import Layout
 
-SHOWN = 10  # kinds of layouts besides the best
-MOST_ROWS = 64  # read at a time by one device
-TENSOR_MACHINES = 4  # over how many machines a matrix is split at most
+MAX_OTHERS = 10  # kinds of layouts that are shown besides the best
+MAX_MICRO = 64  # rows that one device reads at a time
+MAX_TENSOR_MACHINES = 4  # over which a matrix is split
+MIN_CONTEXT_TOKENS = 1024  # of a row on each device: of fewer nothing is gained
 
 
 @dataclass(frozen=True)
@@ -44,25 +45,26 @@ class Search:
             found.setdefault(kind(each.choice), each)
         del found[kind(self.best.choice)]
         plain = [axes for axes in found if len(axes) == 1]
-        mixed = [axes for axes in found if len(axes) > 1][: SHOWN - len(plain)]
+        mixed = [axes for axes in found if len(axes) > 1][: MAX_OTHERS - len(plain)]
         return [each for axes, each in found.items() if axes in plain or axes in mixed]
 
 
-def search(job: Job, asked: Layout | None = None, micro: int | None = None, again: bool | None = None) -> Search:
+def search(job: Job, asked: Layout | None = None, micro: int | None = None, recompute: bool | None = None) -> Search:
     """Predict every layout, or the one asked for, with every number of rows at a time, or `micro` of them.
 
-    `again`: whether layers run again in the backward pass; both are tried where it is None.
+    `recompute`: whether layers run again in the backward pass; both are tried where it is None.
     """
     predict, fitting = Predictor(job), []
     too_large: dict[tuple[str, ...], tuple[float, Choice]] = {}
-    layouts = [_over(asked, job.gpus)] if asked is not None else list(_layouts(job))
+    advice = "change --layout or --gpus"
+    layouts = [asked.over(job.gpus, "--layout", advice)] if asked is not None else list(_layouts(job))
     reason = None
     for layout in layouts:
         for size in _at_a_time(job, layout, micro):
             reason = refusal(job, Choice(layout, size))
             if reason is not None:
                 continue
-            for share in (0.0, 1.0) if again is None else (float(again),):
+            for share in (0.0, 1.0) if recompute is None else (float(recompute),):
                 choice = Choice(layout, size, share)
                 peak = rank_memory(job, choice).peak
                 if peak <= job.device.memory:  # running layers again would only be slower
@@ -71,11 +73,12 @@ def search(job: Job, asked: Layout | None = None, micro: int | None = None, agai
                 if peak < too_large.get(kind(choice), (math.inf,))[0]:
                     too_large[kind(choice)] = peak, choice
     if not fitting and not too_large:
-        raise ConfigError(f"{'--layout' if asked else '--gpus ' + str(job.gpus)}: {reason or _indivisible(job)}")
+        rows = f"{job.rows} rows a step can't be divided over {job.gpus} GPUs; choose --batch as a multiple of it"
+        raise ConfigError(f"{'--layout' if asked else f'--gpus {job.gpus}'}: {reason or rows}")
     fitting.sort(key=lambda each: each.time.total)
     known = {kind(each.choice) for each in fitting}
     refused = [predict(choice) for name, (_, choice) in too_large.items() if name not in known]
-    free = None if asked is None else search(job, None, micro, again).best
+    free = None if asked is None else search(job, None, micro, recompute).best
     return Search(job, fitting, refused, free)
 
 
@@ -85,28 +88,14 @@ def kind(choice: Choice) -> tuple[str, ...]:
     return tuple(axis for axis, size in choice.layout.sizes.items() if size > 1 and axis != copies)
 
 
-def _over(asked: Layout, gpus: int) -> Layout:
-    """The layout that was asked for, with copies where it leaves devices over."""
-    needed = math.prod(asked.sizes.values())
-    if gpus % needed or (asked.replicate is not None and gpus != needed):
-        multiple = "" if asked.replicate is not None else "a multiple of "
-        raise ConfigError(f"--layout: {written(asked)} takes {multiple}{needed} GPUs, and --gpus is {gpus}")
-    return asked.over(gpus)
-
-
-def _indivisible(job: Job) -> str:
-    return f"{job.rows} rows a step can't be divided over {job.gpus} GPUs; choose --batch as a multiple of {job.gpus}"
-
-
 def _layouts(job: Job) -> Iterator[Layout]:
     """All sizes that multiply to the number of devices. Where matrices are split, so is what runs between them."""
-    attention, length = job.model.attention, job.length
     for t in _divisors(job.gpus):
-        if attention.heads % t or attention.groups % t or t > TENSOR_MACHINES * job.net.machine:
+        if indivisible(job.model, t) or t > MAX_TENSOR_MACHINES * job.net.machine:
             continue
         for c in _divisors(job.gpus // t):
-            sequence = t > 1 and length % (t * c) == 0
-            if length % c or (length // c < 1024 and c > 1):  # of fewer tokens nothing is gained
+            sequence = t > 1 and job.length % (t * c) == 0
+            if job.length % c or (c > 1 and job.length // c < MIN_CONTEXT_TOKENS):
                 continue
             for p in _divisors(job.gpus // (t * c)):
                 if p > job.layers or (p > 1 and len(stacks(job.model)) > 1):
@@ -123,7 +112,7 @@ def _at_a_time(job: Job, layout: Layout, micro: int | None) -> list[int]:
     rows = job.rows // layout.readers
     if micro is not None:
         return [min(micro, rows)]
-    several = {size for size in (*(1 << power for power in range(7)), rows) if size <= min(rows, MOST_ROWS)}
+    several = {size for size in (*(1 << power for power in range(7)), rows) if size <= min(rows, MAX_MICRO)}
     return sorted(size for size in several if rows % size == 0)
 
 
@@ -133,57 +122,45 @@ def _divisors(number: int) -> list[int]:
 
 def layout_from(text: str) -> Layout:
     """'tensor=8,sequence=true,pipeline=16' as a layout."""
-    values: dict[str, int | bool] = {}
-    for word in text.replace(",", " ").split():
-        name, _, value = word.partition("=")
-        if name not in Layout.model_fields:
-            raise ConfigError(f"--layout '{word}': no such axis; {suggestion(name, Layout.model_fields)}")
-        if name == "sequence" and value.lower() in ("", "true", "false"):
-            values[name] = value.lower() != "false"
-        elif name != "sequence" and value.isdecimal() and int(value) > 0:
-            values[name] = int(value)
-        else:
-            expected = "true or false" if name == "sequence" else "a whole number of at least 1"
-            raise ConfigError(f"--layout '{word}': expected {expected}, such as 'tensor=8,sequence=true'")
-    return Layout.model_validate(values)
+    words = ("sequence=true" if word == "sequence" else word for word in text.replace(",", " ").split())
+    try:
+        return validate(Layout, assignments(words))
+    except ConfigError as error:
+        raise ConfigError(f"--layout: {error}; write it as in --layout tensor=8,sequence=true") from None
 
 
-def written(layout: Layout) -> str:
-    """A layout in words: the axes that it uses, outermost first."""
-    parts = [f"{axis} {layout.sizes[axis]}" for axis in AXES if layout.sizes[axis] > 1]
-    return " × ".join(parts) + (" + sequence" if layout.sequence else "") or "one device"
+# what takes the time of a step → what is said of it where it speaks against a layout
+REASONS = {
+    "bubble": "bubble",
+    "tensor": "all-reduces",
+    "shard": "gathering weights",
+    "replicate": "summing gradients",
+    "context": "the ring of keys and values",
+    "send": "sends between stages",
+    "compute": "smaller products",
+    "update": "updates more weights on each GPU",
+}
 
 
 def why_not(other: Prediction, best: Prediction) -> str:
     """What speaks against a layout, in a few words."""
-    device, time = other.job.device, other.time
+    choice, device, time = other.choice, other.job.device, other.time
     if not other.fits:
         return f"does not fit: {byte_size(other.memory.peak)} of {byte_size(device.memory)}"
-    slower = (
-        f"{other.time.total / best.time.total - 1:.{0 if other.time.total > 1.01 * best.time.total else 1}%} slower"
-    )
-    waits = {
-        f"bubble {time.bubble / time.total:.0%}": time.bubble - best.time.bubble,
-        _named(other, "tensor", "all-reduces"): time.tensor - best.time.tensor,
-        _named(other, "shard", "gathering weights"): time.shard - best.time.shard,
-        _named(other, "replicate", "summing gradients"): time.replicate - best.time.replicate,
-        _named(other, "context", "the ring of keys and values"): time.context - best.time.context,
-        "sends between stages": time.send - best.time.send,
-        _work(other, best): time.compute - best.time.compute,
-        "updates more weights on each GPU": time.update - best.time.update,
-    }
-    reason, most = max(waits.items(), key=lambda wait: wait[1])
-    return f"{slower}: {reason}" if most > 0 else slower
-
-
-def _work(other: Prediction, best: Prediction) -> str:
-    """Why there is more to compute."""
-    if other.choice.again > best.choice.again:
-        return "runs layers again"
-    return "uneven stages" if other.choice.pipeline > best.choice.pipeline else "smaller products"
-
-
-def _named(other: Prediction, axis: str, what: str) -> str:
-    share = getattr(other.time, axis) / other.time.total
-    crosses = other.choice.layout.sizes[axis] > 1 and other.choice.group(axis, other.job.net).crosses
-    return f"{what}{' between machines' if crosses else ''} {share:.0%}"
+    longer = time.total / best.time.total - 1
+    slower = f"{longer:.{0 if longer > 0.01 else 1}%} slower"
+    waits = {part: getattr(time, part) - getattr(best.time, part) for part in REASONS}
+    part, most = max(waits.items(), key=lambda wait: wait[1])
+    if most <= 0:
+        return slower
+    reason, share = REASONS[part], f"{getattr(time, part) / time.total:.0%}"
+    if part == "compute" and choice.recompute > best.choice.recompute:
+        reason = "recomputes layers"
+    elif part == "compute" and choice.layout.pipeline > best.choice.layout.pipeline:
+        reason = "uneven stages"
+    elif part == "bubble":
+        reason += f" {share}"
+    elif part in choice.layout.sizes:  # of one axis
+        crosses = choice.layout.sizes[part] > 1 and choice.group(part, other.job.net).crosses
+        reason += f"{' between machines' if crosses else ''} {share}"
+    return f"{slower}: {reason}"

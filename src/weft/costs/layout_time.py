@@ -10,16 +10,16 @@ context     keys and values go round a ring, hidden behind the attention over th
 pipeline    activations go to the next stage; (p − 1) of m + p − 1 turns are idle (Huang et al. 2019)
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weft.costs.count import stacks
-from weft.costs.layout_memory import RankMemory, rank_memory, stage_layers, stage_parameters
-from weft.costs.layouts import Choice, Job
+from weft.costs.layouts import Choice, Job, RankMemory, rank_memory, stage_parameters
 from weft.costs.memory import WIDE, narrow
-from weft.costs.roofline import OTHER, Seconds
+from weft.costs.roofline import OTHER, Part, Seconds
 
 HIDDEN = 0.5  # of the time of tensor parallelism's collectives, where they run beside products
+ADAMW = 36  # bytes that an update moves for each parameter: all of them in fp32, and the norm
+CASTS = 12  # bytes moved for each weight of a pass: its 16-bit copy, and its gradient back in fp32
 BESIDE = 0.1  # of a hidden collective's time, by which it slows down what hides it
 
 
@@ -74,7 +74,7 @@ class Predictor:
 
     def __init__(self, job: Job):
         self.job = job
-        self._passes: dict[tuple[int, int, bool, int], tuple[list[Seconds], tuple[float, float]]] = {}
+        self._passes: dict[Part, tuple[list[Seconds], tuple[float, float]]] = {}
 
     def __call__(self, choice: Choice) -> Prediction:
         """Memory and time."""
@@ -82,93 +82,86 @@ class Predictor:
 
     def time(self, choice: Choice) -> StepTime:
         """Of a step."""
-        job, layout, p = self.job, choice.layout, choice.pipeline
+        job, layout, p = self.job, choice.layout, choice.layout.pipeline
         layers, logits = self._pass(choice)
-        depths = [depth for depth, _, _ in stacks(job.model)] if p == 1 else [stage_layers(job, choice)]
-        depth, m = sum(depths), choice.batches(job.rows)
-        forward = OTHER * sum(d * each.forward for d, each in zip(depths, layers, strict=True))
-        backward = OTHER * sum(
-            d * (each.backward + each.again(choice.again)) for d, each in zip(depths, layers, strict=True)
-        )
+        depths, m = choice.depths(job), choice.batches(job.rows)
+        stacked, depth = list(zip(depths, layers, strict=True)), sum(depths)
+        forward = OTHER * sum(d * each.forward for d, each in stacked)
+        backward = OTHER * sum(d * (each.backward + each.again(choice.recompute)) for d, each in stacked)
         held = stage_parameters(job, choice, first=True, last=True)
         owned = stage_parameters(job, choice, first=p == 1, last=True)
         parameters = (owned["layers"] + owned["around"]) / layout.shard
-        casts = job.roofline.casts(parameters) if layout.shard == 1 else 0.0
+        copied = layout.shard == 1 and narrow(job.precision) < WIDE
+        casts = job.roofline.move(CASTS * parameters) if copied else 0.0
         compute = forward + backward + OTHER * (sum(logits) + casts)
-        tensor = self._tensor(choice, sum(self._sublayers(choice, depths)))
-        context = sum(d * self._ring(choice, each) for d, each in zip(depths, layers, strict=True))
-        send = 2 * choice.chunks * choice.group("pipeline", job.net).send(self._between(choice)) if p > 1 else 0.0
-        one = compute + tensor + context + send
+        tensor = self._tensor(choice)
+        context = sum(d * self._ring(choice, each) for d, each in stacked)
+        between = self._hidden(choice) / (layout.tensor if layout.sequence else 1)
+        send = 2 * choice.chunks * choice.group("pipeline", job.net).send(between) if p > 1 else 0.0
         shard = depth * self._shard(choice, held["layer"], (forward / depth, (compute - forward) / depth))
         # what stands around the layers is gathered before any of them is at work
         shard += choice.group("shard", job.net).gather(narrow(job.precision) * owned["around"])
-        shard *= m if p == 1 else 1
         return StepTime(
             compute=m * compute,
             tensor=m * tensor,
             context=m * context,
             send=m * send,
-            bubble=(p - 1) / choice.chunks * one,
-            shard=shard,
+            bubble=(p - 1) / choice.chunks * (compute + tensor + context + send),
+            shard=shard * (m if p == 1 else 1),
             replicate=self._replicate(choice, parameters, backward),
-            update=OTHER * job.roofline.update(parameters),
+            update=OTHER * job.roofline.move(ADAMW * parameters),
         )
 
     def _pass(self, choice: Choice) -> tuple[list[Seconds], tuple[float, float]]:
-        part = choice.part(self.job.length)
-        key = (part.rows, part.tensor, part.sequence, part.context)
-        if key not in self._passes:
-            job, words = self.job, -(-self.job.vocab_size // part.tensor)
+        """Seconds of one layer of each stack, and of the logits."""
+        job, part = self.job, choice.part(self.job.length)
+        if part not in self._passes:
+            words = -(-job.vocab_size // part.tensor)
             logits = job.roofline.logits(job.model.d_model, words, round(job.predicted * part.tokens))
-            self._passes[key] = job.roofline.layers(job.model, part), logits
-        return self._passes[key]
+            self._passes[part] = job.roofline.layers(job.model, part), logits
+        return self._passes[part]
 
-    def _between(self, choice: Choice) -> float:
-        """Bytes of a micro-batch between two layers, on one device."""
-        whole = choice.part(self.job.length).tokens * narrow(self.job.precision) * self.job.model.d_model
-        return whole / (choice.layout.tensor if choice.layout.sequence else 1)
+    def _hidden(self, choice: Choice) -> float:
+        """Bytes of a micro-batch between two layers."""
+        return choice.part(self.job.length).tokens * narrow(self.job.precision) * self.job.model.d_model
 
-    def _sublayers(self, choice: Choice, depths: list[int]) -> Iterator[int]:
-        for depth, (_, _, cross) in zip(depths, stacks(self.job.model), strict=False):
-            yield depth * (3 if cross else 2)
-
-    def _tensor(self, choice: Choice, sublayers: int) -> float:
+    def _tensor(self, choice: Choice) -> float:
         """The collectives of a micro-batch: of all sublayers, of the embeddings, and of the logits."""
         if choice.layout.tensor == 1:
             return 0.0
-        group, whole = choice.group("tensor", self.job.net), choice.part(self.job.length).tokens
-        bytes_ = whole * narrow(self.job.precision) * self.job.model.d_model
+        group, bytes_ = choice.group("tensor", self.job.net), self._hidden(choice)
+        each = zip(choice.depths(self.job), stacks(self.job.model), strict=False)
+        sublayers = sum(depth * (3 if cross else 2) for depth, (_, _, cross) in each)
         once = 2 * group.gather(bytes_) if choice.layout.sequence else group.reduce(bytes_)
-        passes = 3 if choice.again == 1 else 2
+        passes = 3 if choice.recompute == 1 else 2
         return (sublayers * passes + 2) * once * (1 - HIDDEN if self.job.software.hidden_tensor else 1)
 
     def _ring(self, choice: Choice, layer: Seconds) -> float:
         """What the ring of a layer's keys and values takes longer than its attention, forward and back."""
-        c, model = choice.layout.context, self.job.model
+        c, model, n = choice.layout.context, self.job.model, narrow(self.job.precision)
         if c == 1:
             return 0.0
         group, tokens = choice.group("context", self.job.net), choice.part(self.job.length).tokens
         keys = tokens * 2 * model.attention.groups // choice.layout.tensor * model.d_head
-        there = (c - 1) * group.send(narrow(self.job.precision) * keys)
-        back = (c - 1) * group.send((narrow(self.job.precision) + WIDE) * keys)
-        again = max(0.0, there - layer.attention[0]) if choice.again == 1 else 0.0
-        return max(0.0, there - layer.attention[0]) + max(0.0, back - layer.attention[1]) + again
+        there = max(0.0, (c - 1) * group.send(n * keys) - layer.attention[0])
+        back = max(0.0, (c - 1) * group.send((n + WIDE) * keys) - layer.attention[1])
+        return there + back + (there if choice.recompute == 1 else 0.0)
 
     def _shard(self, choice: Choice, parameters: float, compute: tuple[float, float]) -> float:
         """What gathering and reducing take longer than a layer's passes, for one of a stage's layers."""
         if choice.layout.shard == 1:
             return 0.0
-        group, depth = choice.group("shard", self.job.net), stage_layers(self.job, choice)
+        group, depth = choice.group("shard", self.job.net), sum(choice.depths(self.job))
         gather, reduce = group.gather(narrow(self.job.precision) * parameters), group.gather(WIDE * parameters)
         first, last = gather / depth, reduce / depth  # nothing is at work before the first, or after the last
-        regather = gather if choice.pipeline == 1 else 0.0
+        regather = gather if choice.layout.pipeline == 1 else 0.0
         return first + last + _beside(gather, compute[0]) + _beside(regather + reduce, compute[1])
 
     def _replicate(self, choice: Choice, parameters: float, backward: float) -> float:
         """What summing gradients over copies takes longer than the last backward pass, and its last part."""
         bytes_ = WIDE * parameters
         seconds = sum(choice.group(axis, self.job.net).reduce(bytes_) for axis in ("replicate", "context"))
-        return _beside(seconds, backward) + seconds / stage_layers(self.job, choice)
+        return _beside(seconds, backward) + seconds / sum(choice.depths(self.job))
 
 
 def _beside(seconds: float, compute: float) -> float:

@@ -40,8 +40,8 @@ from weft.nn.config import Gated, LoRA
 
 WIDE = 4  # bytes of an fp32 number
 LOGITS_AT_A_TIME = 1 << 22  # as the loss cuts them
-GPU_SHARE = 128  # on a GPU one for so many bytes of its memory
-MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1, "muon": 2}  # muon: of what is in no layer; a matrix has one
+GPU_SHARE = 128  # bytes of a GPU's memory for each logit that is formed at a time
+MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1, "muon": 2}  # muon: outside of layers; inside them one
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,14 @@ def narrow(precision: str) -> int:
     return 2 if precision in ("bf16", "fp16", "fp8") else WIDE
 
 
+def moments(optimizer: str, parameters: float, in_layers: float) -> float:
+    """How many moments an optimizer keeps for `parameters`, of which `in_layers` are inside layers."""
+    return MOMENTS[optimizer] * parameters - (in_layers if optimizer == "muon" else 0)
+
+
 @dataclass(frozen=True)
 class Workload:
-    """What one device trains at a time: so many sequences of so many tokens.
+    """What one device trains at a time: `sequences` of `length` tokens.
 
     What a parameter costs is split over `shards` devices.
     """
@@ -87,32 +92,27 @@ class Workload:
 
 def training_memory(model: Config, work: Workload, adapter: LoRA | None = None) -> Memory:
     """The memory of a step on one device. With an `adapter` all else is frozen."""
-    n, shards = narrow(work.precision), work.shards
+    n, tokens = narrow(work.precision), work.sequences * work.length
     cost = count(model, work.length, adapter)
-    parameters = cost.parameters
-    moments = MOMENTS[work.optimizer] * cost.trainable
-    if work.optimizer == "muon":
-        moments -= sum(part.parameters for part in cost.components if part.in_layers and part.trained)
-    tokens = work.sequences * work.length
+    in_layers = sum(part.parameters for part in cost.components if part.in_layers and part.trained)
     inside, outside, inputs = kept_bytes(model, work.length, n)
     if adapter is not None:
         assert isinstance(model, config.TransformerConfig)
         inside = _adapted(model, inside, adapter, n)
-    deepest = max(inside, default=0.0)
-    vocab_size: int = getattr(model, "vocab_size", 0) if parameters else 0
+    vocab_size: int = getattr(model, "vocab_size", 0) if cost.parameters else 0
+
+    def split(numbers: float) -> int:
+        return -(-WIDE * int(numbers) // work.shards)
+
     return Memory(
-        weights=_split(WIDE * parameters, shards),
-        copies=_split(2 * parameters, shards) if n < WIDE else 0,
-        gradients=_split(WIDE * cost.trainable, shards),
-        optimizer=_split(WIDE * moments, shards),
+        weights=split(cost.parameters),
+        copies=-(-2 * cost.parameters // work.shards) if n < WIDE else 0,
+        gradients=split(cost.trainable),
+        optimizer=split(moments(work.optimizer, cost.trainable, in_layers)),
         activations=round(tokens * (sum(inside) + outside)),
-        recomputed=round(tokens * (len(inside) * inputs + deepest + outside)),
+        recomputed=round(tokens * (len(inside) * inputs + max(inside, default=0.0) + outside)),
         logits=2 * WIDE * min(tokens * vocab_size, max(LOGITS_AT_A_TIME, vocab_size)),
     )
-
-
-def _split(total: int, shards: int) -> int:
-    return -(-total // shards)
 
 
 def cache_bytes(model: Config, precision: str) -> int:
@@ -133,20 +133,21 @@ def kept_bytes(model: Config, T: int, n: int) -> tuple[list[float], float, float
     """Bytes a token that the backward pass needs: of each layer, of what stands around them, of a layer's input."""
     match model:
         case config.TransformerConfig():
-            return _transformer(model, T, n)
+            each = zip(stacks(model), layer_bytes(model, T, n), strict=True)
+            layers = [kept.all for (depth, _, _), kept in each for _ in range(depth)]
+            return layers, around_bytes(model, n), n * model.d_model
         case config.Recurrent():
             D, E = model.d_model, model.d_embedding or model.d_model
-            layers: list[float] = [
-                n * ((E if layer == 0 else D) + _cell(model.cell, D)) for layer in range(model.layers)
-            ]
-            return layers, n * D, n * D
+            read = [E] + (model.layers - 1) * [D]
+            return [float(n * (inputs + _cell(model.cell, D))) for inputs in read], n * D, n * D
         case config.Bahdanau():
             D, E, A = model.d_model, model.d_embedding or model.d_model, model.d_attention or model.d_model
-            one_way = [(E if layer == 0 else 2 * D) + 2 * _cell(model.cell, D) for layer in range(model.layers)]
-            decoder = [(E + 2 * D if layer == 0 else D) + _cell(model.cell, D) for layer in range(model.layers)]
+            cell, deeper = _cell(model.cell, D), model.layers - 1
+            encoder = [inputs + 2 * cell for inputs in [E] + deeper * [2 * D]]
+            decoder = [inputs + cell for inputs in [E + 2 * D] + deeper * [D]]
             alignment = T * A + T + 2 * D + A  # tanh(W_q s + W_k h_j) for every pair
             readout = 3 * D + E + 2 * D + D
-            return [n * x for x in (*one_way, *decoder)], n * (alignment + readout), n * 2 * D
+            return [float(n * kept) for kept in encoder + decoder], n * (alignment + readout), n * 2 * D
         case config.NGram():
             return [], 0.0, 0.0
         case _:
@@ -199,13 +200,6 @@ def _scores(model: config.TransformerConfig, keys: int, n: int) -> int:
     return 0 if model.attention.softcap is None else 3 * max(n, WIDE) * model.attention.heads * keys
 
 
-def _transformer(model: config.TransformerConfig, T: int, n: int) -> tuple[list[float], float, float]:
-    layers: list[float] = []
-    for (depth, _, _), each in zip(stacks(model), layer_bytes(model, T, n), strict=True):
-        layers += [each.all] * depth
-    return layers, around_bytes(model, n), n * model.d_model
-
-
 def around_bytes(model: config.TransformerConfig, n: int) -> float:
     """Bytes a token that are kept outside of the layers: norms around them, and what the logits are made of."""
     D = model.d_model
@@ -215,7 +209,7 @@ def around_bytes(model: config.TransformerConfig, n: int) -> float:
 
 
 def logits_bytes(vocab_size: int, d_model: int, tokens: int, gpu: int) -> int:
-    """What the loss holds on a GPU with so many bytes of memory, in 16 bits: `nn/loss.py` says how.
+    """What the loss holds in 16 bits on a GPU with `gpu` bytes of memory: `nn/loss.py` says how.
 
     Two chunks of logits where there are several (one is made while the other is there), the table, and its gradient in
     fp32, twice where chunks are added up.

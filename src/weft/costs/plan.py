@@ -1,22 +1,27 @@
-"""What a training run takes on a named machine: memory, steps, hours, energy and compute, before a token is read."""
+"""What a training run takes on a named machine, as tables: parts, layouts, memory, hours and energy."""
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from weft.config import Config
 from weft.costs.count import Count
 from weft.costs.devices import Device
+from weft.costs.layout_search import Search, why_not
+from weft.costs.layout_time import Prediction
+from weft.costs.layouts import Choice, Job, RankMemory, rank_memory
 from weft.costs.memory import Memory, Workload, cache_bytes, training_memory
 from weft.costs.units import byte_size, duration, plain, short
 from weft.errors import ConfigError
 from weft.figures.tables import Table
+from weft.layout import AXES, Layout
 from weft.nn.config import LoRA
 
 PETAFLOP_DAY = 8.64e19  # 10¹⁵ operations a second for a day (Brown et al. 2020)
 PUE = 1.1  # what a large data centre draws for each watt that reaches its machines
-ROWS = 32  # a device reads in a step, where nobody says
-STEP_TOKENS = 1 << 22  # that a step reads at most, unless there are more devices: about what GPT-3 read
-TOKENS_PER_PARAMETER = 20  # about where compute is best spent (Hoffmann et al. 2022)
+MAX_BEST = 3  # layouts that are shown as the best ones
+MAX_DEVICES = 1 << 14  # that are tried where one has too little memory
+MAX_SEQUENCES = 1 << 14  # that are tried on one device at a time
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,6 @@ class Machine:
         return self.gpus * self.device.peak(self.precision)
 
 
-def default_rows(gpus: int, length: int) -> int:
-    """Sequences a step where nobody says how many."""
-    return max(gpus, min(ROWS * gpus, STEP_TOKENS // length // gpus * gpus))
-
-
 @dataclass(frozen=True)
 class TrainingPlan:
     """A whole training run."""
@@ -67,32 +67,6 @@ def plan_training(flops_per_token: float, tokens: int, tokens_per_step: int, mac
     seconds = flops / (machine.peak * machine.mfu)
     energy = machine.gpus * machine.device.watts * PUE * seconds / 3.6e6
     return TrainingPlan(tokens, -(-tokens // tokens_per_step), flops, seconds, energy)
-
-
-def record(name: str, cost: Count, memory: Memory, training: TrainingPlan, machine: Machine) -> dict[str, Any]:
-    """A plan as plain values, for programs: numbers of bytes, operations and seconds."""
-    return {
-        "name": name,
-        "parameters": cost.parameters,
-        "trained_parameters": cost.trainable,
-        "components": [
-            {"name": part.name, "parameters": part.parameters, "flops_per_token": part.flops / cost.length}
-            for part in cost.components
-        ],
-        "flops_per_token": {
-            "forward": cost.forward,
-            "training": cost.training(),
-            "training_with_activation_checkpointing": cost.training(recompute=True),
-        },
-        "memory_bytes": {
-            **asdict(memory),
-            "total": memory.total(),
-            "total_with_activation_checkpointing": memory.total(recompute=True),
-        },
-        "training": asdict(training),
-        "device": {"title": machine.device.title, "count": machine.gpus, "mfu": machine.mfu},
-        "precision": machine.precision,
-    }
 
 
 def components_table(name: str, cost: Count) -> Table:
@@ -124,47 +98,6 @@ def components_table(name: str, cost: Count) -> Table:
     return Table(("part", "parameters", "share", "FLOPs/token", "share"), rows, name, remarks)
 
 
-def memory_table(model: Config, work: Workload, machine: Machine, adapter: LoRA | None = None) -> Table:
-    """What one device holds during training, how much fits on it, and what generation takes."""
-    kept = training_memory(model, work, adapter)
-    each = training_memory(model, replace(work, sequences=1), adapter)
-    device, gpus, length = machine.device, machine.gpus, work.length
-    sizes = {
-        "weights": kept.weights,
-        "16-bit copies": kept.copies,
-        "gradients": kept.gradients,
-        "optimizer": kept.optimizer,
-        "activations": kept.activations,
-        "logits": kept.logits,
-        "all": kept.total(),
-        "all, with activation checkpointing": kept.total(recompute=True),
-    }
-    free = device.memory - each.fixed - each.logits
-    if free >= each.activations:
-        fits = (
-            f"enough for about {free // each.activations:,} sequences at a time,"
-            f" {free // each.recomputed:,} with activation checkpointing."
-        )
-    elif free >= each.recomputed:
-        fits = f"enough for about {free // each.recomputed:,} sequences at a time, with activation checkpointing."
-    elif (left := device.memory - each.logits - each.recomputed) > 0:
-        fits = f"too little for even one sequence at a time; {-(-each.fixed * gpus // left):,} could share it (--gpus)."
-    else:
-        fits = f"too little for one sequence of {length:,} tokens."
-    remarks = [f"{device.title} has {byte_size(device.memory)}: {fits}"]
-    if cache := cache_bytes(model, machine.precision):
-        halves = kept.weights * gpus // 2
-        remarks.append(
-            f"Generation caches {byte_size(cache)} a token, {byte_size(cache * length)} for {length:,}."
-            f" Each token reads {byte_size(halves)} of 16-bit weights,"
-            f" so one sequence gets at most {short(device.bandwidth / halves)} tokens/s."
-        )
-    apiece = f", on each of {gpus} devices" if gpus > 1 else ""
-    title = f"{work.sequences} × {length:,} tokens at a time{apiece}"
-    rows = [(name, byte_size(size)) for name, size in sizes.items()]
-    return Table(("memory", work.precision), rows, title, remarks)
-
-
 def training_table(training: TrainingPlan, machine: Machine, why: str, batch: str) -> Table:
     """A training run in numbers; `why` says where its tokens come from, `batch` how many a step reads."""
     rows = [
@@ -181,3 +114,152 @@ def training_table(training: TrainingPlan, machine: Machine, why: str, batch: st
     )
     title = f"{machine.gpus:,} × {machine.device.title}" if machine.gpus > 1 else machine.device.title
     return Table(("training", machine.precision), rows, title, [remark], text=(0, 1))
+
+
+# ---- layouts
+
+
+def layouts_table(found: Search) -> Table:
+    """The best layouts, and the best of each other kind with what speaks against it."""
+    job, best = found.job, found.best
+    top: list[Prediction] = []
+    for each in found.fitting:
+        if len(top) < MAX_BEST and all(each.choice.layout != other.choice.layout for other in top):
+            top.append(each)
+    fastest = found.free or best
+    shown = [(each, why_not(each, fastest) if each is not fastest else "the fastest that fits") for each in top]
+    if not top:
+        shown.append((best, why_not(best, fastest)))
+    if found.free is not None and found.free.choice.layout != best.choice.layout:
+        shown.append((found.free, "the fastest of all" if found.free.fits else why_not(found.free, found.free)))
+    shown += [(each, why_not(each, fastest)) for each in found.others() if each not in top]
+    axes = [axis for axis in AXES if any(each.choice.layout.sizes[axis] > 1 for each, _ in shown)]
+    net = job.net
+    remarks = [
+        f"{job.device.title}: {net.inside / 1e9:.4g} GB/s each way inside a machine of {net.machine:,}"
+        + (f", {net.across / 1e9:.4g} GB/s a GPU between machines ({net.name})." if job.gpus > net.machine else "."),
+        "seq: with parallel.sequence. rows: read at a time by one GPU (batch.micro). recompute: layers run again in the"
+        " backward pass (batch.recompute). waits: communication that compute does not hide. Seconds are those of the"
+        " slowest stage; in a pipeline it has the logits.",
+    ]
+    header = (*axes, "rows", "recompute", "memory", "compute", "waits", "bubble", "step", "MFU", "")
+    title = f"{job.rows:,} × {job.length:,} tokens a step over {job.gpus:,} GPUs"
+    return Table(header, [_row(each, axes, why) for each, why in shown], title, remarks, text=(len(header) - 1,))
+
+
+def spare_columns(table: Table) -> list[int]:
+    """Those of a plan's table that a narrow terminal can do without, the first one first."""
+    spare = ("compute", "waits", "bubble", "MFU", "recompute")
+    return [table.header.index(name) for name in spare if name in table.header]
+
+
+def _row(each: Prediction, axes: Sequence[str], remark: str) -> tuple[str, ...]:
+    time, choice = each.time, each.choice
+    sizes = {axis: str(size) if size > 1 else "" for axis, size in choice.layout.sizes.items()}
+    sizes["tensor"] += " seq" if choice.layout.sequence else ""
+    waits = time.tensor + time.context + time.send + time.shard + time.replicate
+    return (
+        *(sizes[axis] for axis in axes),
+        str(choice.micro),
+        "yes" if choice.recompute else "",
+        byte_size(each.memory.peak),
+        _seconds(time.compute + time.update),
+        _seconds(waits) if waits else "",
+        f"{time.bubble / time.total:.0%}" if time.bubble else "",
+        _seconds(time.total),
+        f"{each.mfu:.0%}",
+        remark,
+    )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{plain(seconds)} s" if seconds >= 1 else f"{plain(1e3 * seconds)} ms"
+
+
+# ---- memory
+
+PARTS = {"weights": "weights", "copies": "16-bit copies", "gradients": "gradients", "optimizer": "optimizer"}
+PARTS |= {"activations": "activations", "logits": "logits", "passing": "passing through"}
+
+
+def device_table(best: Prediction, machine: Machine) -> Table:
+    """What the fullest device holds under a layout, how many sequences fit on it, and what generation takes."""
+    job, memory = best.job, best.memory
+    most = [_fitting(job, replace(best.choice, recompute=share)) for share in (0.0, 1.0)]
+    remarks = [_fits(job.device, job.length, most, _sharing(job))]
+    if not memory.accumulates:
+        remarks.append("Gradients come as activations go; the peak has one or the other.")
+    rows = [*_parts(memory), ("at the peak", byte_size(memory.peak))]
+    title = _at_a_time(best.choice.micro, job.length, machine.gpus)
+    title += ", layers recomputed" if best.choice.recompute else ""
+    return Table(("memory", job.precision), rows, title, [*remarks, *_generation(job.model, job.cost, machine)])
+
+
+def memory_table(model: Config, cost: Count, work: Workload, machine: Machine, adapter: LoRA | None = None) -> Table:
+    """The same for a model that no layout is searched for."""
+    kept = training_memory(model, work, adapter)
+    each = training_memory(model, replace(work, sequences=1), adapter)
+    free = machine.device.memory - each.fixed - each.logits
+    left = free + each.fixed - each.recomputed
+    sharing = -(-each.fixed * machine.gpus // left) if left > 0 else None
+    most = [free // each.activations, free // each.recomputed]
+    remarks = [_fits(machine.device, work.length, most, sharing), *_generation(model, cost, machine)]
+    fewer = ("all, with activation checkpointing", byte_size(kept.total(recompute=True)))
+    rows = [*_parts(kept), ("all", byte_size(kept.total())), fewer]
+    return Table(("memory", work.precision), rows, _at_a_time(work.sequences, work.length, machine.gpus), remarks)
+
+
+def _parts(memory: Memory | RankMemory) -> list[tuple[str, str]]:
+    sizes = {name: getattr(memory, key, 0) for key, name in PARTS.items()}
+    return [(name, byte_size(size)) for name, size in sizes.items() if size]
+
+
+def _at_a_time(sequences: int, length: int, gpus: int) -> str:
+    apiece = f", on each of {gpus:,} devices" if gpus > 1 else ""
+    return f"{sequences} × {length:,} tokens at a time{apiece}"
+
+
+def _fits(device: Device, length: int, most: Sequence[int], sharing: int | None) -> str:
+    """How many sequences fit at a time, without recomputing and with it; or how many devices could share one."""
+    if most[0] > 0:
+        fits = f"enough for about {most[0]:,} sequences at a time, {most[1]:,} with activation checkpointing."
+    elif most[1] > 0:
+        fits = f"enough for about {most[1]:,} sequences at a time, with activation checkpointing."
+    elif sharing is not None:
+        fits = f"too little for even one sequence at a time; {sharing:,} could share it (--gpus)."
+    else:
+        fits = f"too little for one sequence of {length:,} tokens."
+    return f"{device.title} has {byte_size(device.memory)}: {fits}"
+
+
+def _sharing(job: Job) -> int | None:
+    """The least power of two of devices that can share the weights, with one recomputed sequence on each."""
+
+    def enough(gpus: int) -> bool:
+        choice = Choice(Layout(replicate=1, shard=gpus), 1, 1.0)
+        return rank_memory(replace(job, rows=gpus), choice).peak <= job.device.memory
+
+    several = (1 << power for power in range(1, MAX_DEVICES.bit_length()))
+    return next((gpus for gpus in several if gpus > job.gpus and enough(gpus)), None)
+
+
+def _fitting(job: Job, choice: Choice) -> int:
+    """The most sequences that one device can read at a time."""
+    batches = choice.batches(job.rows)
+
+    def too_many(sequences: int) -> bool:
+        larger = replace(job, rows=sequences * choice.layout.readers * batches)
+        return rank_memory(larger, replace(choice, micro=sequences)).peak > job.device.memory
+
+    return bisect_left(range(1, MAX_SEQUENCES + 1), True, key=too_many)
+
+
+def _generation(model: Config, cost: Count, machine: Machine) -> list[str]:
+    cache, halves = cache_bytes(model, machine.precision), 2 * cost.parameters
+    if not cache:
+        return []
+    return [
+        f"Generation caches {byte_size(cache)} a token, {byte_size(cache * cost.length)} for {cost.length:,}."
+        f" Each token reads {byte_size(halves)} of 16-bit weights,"
+        f" so one sequence gets at most {short(machine.device.bandwidth / halves)} tokens/s."
+    ]

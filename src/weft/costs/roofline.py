@@ -17,24 +17,22 @@ from dataclasses import dataclass
 
 from weft.costs.count import block_linears, stacks
 from weft.costs.devices import Device
-from weft.costs.memory import WIDE, narrow
+from weft.costs.memory import narrow
 from weft.models import config
 from weft.nn.config import Gated
 
 SPILL = 0.3
 TRAFFIC = 0.8
 PAIR = 8.6
-DRAWN = 2.0  # attention with dropout takes so many times as long: a mask is drawn, and every sum has one order
+DROPOUT_SLOWDOWN = 2.0  # of attention: a mask is drawn, and every sum has one order
 DIAGONAL = 64  # half a block of keys: what is computed beyond a causal mask
 EAGER = 4.0
-EIGHT = 2.0  # products in eight bits are so many times as fast, by the data sheets
+FP8_SPEEDUP = 2.0  # of products, by the data sheets
 SCALING = 5  # bytes moved for each number that is brought to eight bits: read twice, written once
 LAUNCH = 3e-6  # seconds of a GPU between two kernels
 KERNELS = 12  # of a layer's pass that are no products
 OTHER = 1.05  # what a profile shows besides all of these
 SCORES = (6.5, 9.5)  # times that plain attention moves its scores, forward and back
-ADAMW = 36  # bytes that an update moves for each parameter: all of them in fp32, and the norm
-CASTS = 12  # bytes moved for each weight of a pass: its 16-bit copy, and its gradient back in fp32
 
 
 @dataclass(frozen=True)
@@ -109,19 +107,19 @@ class Roofline:
         """Operations a second of large products."""
         return self.device.peak(self.precision) * self.device.share
 
-    def product(self, m: int, k: int, n: int, eight: bool = False) -> float:
+    def product(self, m: int, k: int, n: int, fp8: bool = False) -> float:
         """Seconds of (m, k) · (k, n)."""
-        moved = self.number * (m * k + k * n + m * n)
-        seconds = LAUNCH + 2 * m * k * n / (self.rate * (EIGHT if eight else 1)) + SPILL * moved / self.device.bandwidth
-        return seconds + (self.move(SCALING * (m * k + k * n)) if eight else 0.0)
+        moved, rate = self.number * (m * k + k * n + m * n), self.rate * (FP8_SPEEDUP if fp8 else 1)
+        seconds = LAUNCH + 2 * m * k * n / rate + SPILL * moved / self.device.bandwidth
+        return seconds + (self.move(SCALING * (m * k + k * n)) if fp8 else 0.0)
 
-    def linear(self, tokens: int, inputs: int, outputs: int, eight: bool = False) -> tuple[float, float]:
+    def linear(self, tokens: int, inputs: int, outputs: int, fp8: bool = False) -> tuple[float, float]:
         """Seconds of a linear layer forward, and of both gradients."""
-        forward = self.product(tokens, inputs, outputs, eight)
-        return forward, self.product(tokens, outputs, inputs, eight) + self.product(inputs, tokens, outputs, eight)
+        forward = self.product(tokens, inputs, outputs, fp8)
+        return forward, self.product(tokens, outputs, inputs, fp8) + self.product(inputs, tokens, outputs, fp8)
 
     def move(self, bytes_: float) -> float:
-        """Seconds of reading and writing so many bytes."""
+        """Seconds of reading and writing bytes."""
         return bytes_ / (TRAFFIC * self.device.bandwidth)
 
     def layers(self, model: config.TransformerConfig, part: Part) -> list[Seconds]:
@@ -155,7 +153,7 @@ class Roofline:
         kinds = model.kinds()
         pairs = queries * sum(min(seen, T, kind.window or T) for kind in kinds) / len(kinds)
         softmax = PAIR * pairs / self.device.exponentials
-        times = DRAWN if model.attention.dropout else 1.0
+        times = DROPOUT_SLOWDOWN if model.attention.dropout else 1.0
         softmax, rate = times * softmax, self.rate / times
         there, back = (products * d_head * pairs / rate for products in (4, 10))
         return LAUNCH + there + softmax * 4 / 14, LAUNCH + back + softmax * 10 / 14
@@ -177,16 +175,8 @@ class Roofline:
         return starts + self.move(times * self.number * forward), starts + self.move(times * self.number * backward)
 
     def logits(self, d_model: int, vocab_size: int, tokens: int) -> tuple[float, float]:
-        """Of the logits of so many tokens, and their loss, which reads them twice and writes the gradient."""
+        """Of the logits of `tokens` tokens and their loss, which reads them twice and writes the gradient."""
         V = vocab_size
         there, back = self.linear(tokens, d_model, V) if V else (0.0, 0.0)
         traffic = self.move(3 * self.number * tokens * V)
         return there + traffic / 3, back + traffic * 2 / 3
-
-    def update(self, parameters: float) -> float:
-        """Of the optimizer's step over so many parameters."""
-        return self.move(ADAMW * parameters)
-
-    def casts(self, parameters: float) -> float:
-        """Of a pass's 16-bit copies of weights and the way back of their gradients."""
-        return self.move(CASTS * parameters) if self.number < WIDE else 0.0

@@ -92,9 +92,8 @@ def opt_table() -> Table:
     parts = ("MHA projections", "FFN", "attention", "logits")
     rows = []
     for row in OPT:
-        ours, slide = opt_shares(row), (row.projections, row.feedforward, row.attention, row.logits)
-        both = [f"{ours[part]:.1f} | {there:4.1f}" for part, there in zip(parts, slide, strict=True)]
-        rows.append((row.name, *both))
+        slide = zip(parts, (row.projections, row.feedforward, row.attention, row.logits), strict=True)
+        rows.append((row.name, *(f"{opt_shares(row)[part]:.1f} | {there:4.1f}" for part, there in slide)))
     remark = (
         f"weft counts 8d²L, 16d²L, 4TdL and 2dV a token (T = {OPT_CONTEXT}, V = {OPT_VOCABULARY}); an update runs the"
         " layers 4 times, because they are recomputed once, and the logits 3 times. The slide's FFN, attention and"

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from weft.config import Config
+from weft.costs.layouts import indivisible
 from weft.data.config import Data
 from weft.layout import Layout
 from weft.models.config import Model, TransformerConfig
@@ -207,18 +208,8 @@ def _layout_problems(recipe: Recipe) -> Iterator[str]:
     if model.kind == "ngram":
         yield "parallel: an n-gram model is counted by one process; leave it out"
     elif isinstance(model, TransformerConfig):
-        attention = model.attention
-        for key, heads in (("heads", attention.heads), ("kv_heads", attention.groups)):
-            if heads % tensor:
-                yield (
-                    f"parallel.tensor = {tensor}: model.attention.{key} = {heads} can't be divided by it; "
-                    f"choose one of {', '.join(str(n) for n in range(1, heads + 1) if heads % n == 0)}"
-                )
-        if tensor > 1 and attention.qk_norm is not None and attention.qk_norm_over != "head":
-            over = f"model.attention.qk_norm_over = '{attention.qk_norm_over}'"
-            yield f"parallel.tensor = {tensor}: {over} needs all heads in one process"
-        if (width := model.feedforward.d_ff) % tensor:
-            yield f"parallel.tensor = {tensor}: model.feedforward.d_ff = {width} can't be divided by it"
+        if (reason := indivisible(model, tensor)) is not None:
+            yield f"parallel.tensor = {tensor}: {reason}"
         if not model.divisible:
             yield (
                 "parallel: models with d_embedding, distinct_layers or disentangled positions aren't split; use"

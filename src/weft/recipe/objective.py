@@ -25,9 +25,8 @@ class ObjectiveConfig(Config):
     """What is known of every objective before anything is read."""
 
     reads: ClassVar[Reads] = "rows"
-    kinds: ClassVar[tuple[str, ...]] = ()  # of models that can learn it
+    kinds: ClassVar[tuple[str, ...]] = ("encoder", "decoder")  # of models that can learn it
     heads: ClassVar[tuple[str, ...]] = ("lm",)  # that such a Transformer needs; the first one is its default
-    needs: ClassVar[str] = ""  # the same in words
     makes: ClassVar[str] = "a model of its own kind"  # what a model that has learned it is called
     metrics: ClassVar[tuple[str, ...]] = ("loss",)  # during training; `evaluate.metric` names one of them
     by_tokens: ClassVar[bool] = False  # whether a batch of rows is measured in tokens unless the recipe says otherwise
@@ -49,10 +48,13 @@ class ObjectiveConfig(Config):
     def check(self, model: Any) -> None:
         """Refuse a model that can't learn this."""
         head = getattr(getattr(model, "head", None), "kind", "lm")
+        needs = f"objective '{self.kind}' needs a model of kind {' or '.join(self.kinds)}"
+        if {"encoder", "decoder"} & set(self.kinds):
+            needs += f" with a head of kind {' or '.join(self.heads)}"
         if model.kind not in self.kinds:
-            raise ConfigError(f"model.kind = '{model.kind}': objective '{self.kind}' needs {self.needs}")
+            raise ConfigError(f"model.kind = '{model.kind}': {needs}")
         if head not in self.heads:
-            raise ConfigError(f"model.head.kind = '{head}': objective '{self.kind}' needs {self.needs}")
+            raise ConfigError(f"model.head.kind = '{head}': {needs}")
 
 
 class TokenObjective(ObjectiveConfig):
@@ -72,7 +74,6 @@ class NextToken(TokenObjective):
     makes = "a language model"
     reads = "text"
     kinds = ("decoder", "recurrent", "ngram")
-    needs = "a model that predicts the next token (a decoder with an lm head, recurrent, or ngram)"
     metrics = ("loss", "perplexity", "bits_per_byte")
     continues = True
 
@@ -88,8 +89,6 @@ class Spans(TokenObjective):
     makes = "a model that fills in spans of a text"
     reads = "text"
     kinds = ("encoder-decoder", "bahdanau")
-    needs = "a model that reads one text and writes another (encoder-decoder or bahdanau)"
-
     marks = 100
 
     kind: Literal["spans"] = "spans"
@@ -120,7 +119,6 @@ class Pairs(TokenObjective):
 
     makes = "a model that writes one text from another"
     kinds = ("encoder-decoder", "bahdanau")
-    needs = "a model that reads one text and writes another (encoder-decoder or bahdanau)"
     metrics = ("loss", "perplexity")
     by_tokens = True
     has_source = True
@@ -136,7 +134,6 @@ class Chat(TokenObjective):
 
     makes = "a chat model"
     kinds = ("decoder",)
-    needs = "a decoder with an lm head"
     metrics = ("loss", "perplexity")
     by_tokens = True
     continues = True
@@ -163,7 +160,6 @@ class Masked(MaskedObjective):
 
     reads = "text"
     heads = ("mlm", "mlm+nsp")
-    needs = "an encoder with a head of kind mlm"
 
     kind: Literal["masked"] = "masked"
 
@@ -173,7 +169,6 @@ class MaskedNext(MaskedObjective):
 
     reads = "sentences"
     heads = ("mlm+nsp",)
-    needs = "an encoder with a head of kind mlm+nsp"
     metrics = ("loss", "next_accuracy")
 
     kind: Literal["masked+next"] = "masked+next"
@@ -185,9 +180,7 @@ class MaskedNext(MaskedObjective):
 class SequenceObjective(ObjectiveConfig):
     """What objectives share that predict something about a whole text, or about a pair of texts."""
 
-    kinds = ("encoder", "decoder")
     heads = ("sequence",)
-    needs = "an encoder or decoder with a head of kind 'sequence'"
 
     text: Column = "text"
     second: Column | None = None
@@ -249,9 +242,7 @@ class Tag(LabelObjective):
     """One of several labels for every word: `words` and `tags` are columns with as many entries each."""
 
     makes = "a tagger"
-    kinds = ("encoder", "decoder")
     heads = ("token",)
-    needs = "an encoder or decoder with a head of kind 'token'"
 
     kind: Literal["tag"] = "tag"
     words: Column = "words"
@@ -265,9 +256,7 @@ class Answer(ObjectiveConfig):
     """
 
     makes = "a model that finds answers"
-    kinds = ("encoder", "decoder")
     heads = ("span",)
-    needs = "an encoder or decoder with a head of kind 'span'"
     metrics = ("loss", "exact")
 
     kind: Literal["answer"] = "answer"
@@ -284,10 +273,7 @@ class Contrastive(ObjectiveConfig):
     """Texts that belong together lie close, all others of the batch far (InfoNCE; van den Oord et al. 2018)."""
 
     makes = "an embedding model"
-    kinds = ("encoder", "decoder")
     heads = ("embedding",)
-    needs = "an encoder or decoder with a head of kind 'embedding'"
-
     divisible = False
 
     kind: Literal["contrastive"] = "contrastive"

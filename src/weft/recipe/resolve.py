@@ -18,23 +18,32 @@ ORIGINS = ("sources", "prepared", "mixture")  # of text, one of which a recipe's
 
 
 def resolve(
-    source: str, changes: Iterable[str] | Mapping[str, Any] = (), data: Sequence[str] = (), log: Log = log_to_stderr
+    source: str | Path | Recipe,
+    changes: Iterable[str] | Mapping[str, Any] = (),
+    data: Sequence[str] = (),
+    log: Log = log_to_stderr,
 ) -> Recipe:
     """The recipe that `source` names, with `changes` laid over it and `data` as its text.
 
     `source` is a .toml file, a run's folder, a recipe that comes with weft, or a preset; `changes` are key=value words
     or a table of dotted keys. `model` may be a preset's name, or a table with `preset = "…"` and what differs from it;
     for a setting that comes in kinds, the kind's name alone will do (`tokenizer=char`). Names of earlier versions are
-    logged. With other text than its own, a run's folder stands for its weights, which are trained further.
+    logged. With other text than its own, a run's folder stands for its weights, which are trained further. A Recipe is
+    taken as it is, with the changes.
     """
-    tree, where = _find(source)
     above = changed_tables(changes)
+    if isinstance(source, Recipe):
+        own = source.model_dump(mode="json", exclude_none=True)
+        own = _without_data(own, above, log) if data else own
+        return validate(Recipe, merge(merge(own, above), {"data": {"sources": list(data)}} if data else {}))
+    source = str(source)
+    tree, where = _find(source)
     if continues(source, above, data):
         tree = _continued(tree, source, above)
         text = ", ".join(data) or "the data given"
         log(f"fine-tuning the weights of {source} on {text}; {source} itself stays as it is")
     if data:
-        tree = without_data(tree, above, log)
+        tree = _without_data(tree, above, log)
     if "init" in above:  # that run's model and tokenizers, whatever the recipe was written for
         tree = {key: value for key, value in tree.items() if key not in ("model", "tokenizer", "source_tokenizer")}
     tree, notes = upgrade(merge(_expand(tree, where), above))
@@ -72,7 +81,7 @@ def _continued(tree: Tree, run: str, above: Mapping[str, Any]) -> Tree:
     return {**kept, "init": run}
 
 
-def without_data(tree: Tree, above: Mapping[str, Any], log: Log) -> Tree:
+def _without_data(tree: Tree, above: Mapping[str, Any], log: Log) -> Tree:
     """A recipe's tables without its files, those of its validation included, as other text replaces them all."""
     own, changed = tree.get("data"), above.get("data")
     if not isinstance(own, Mapping):
@@ -91,10 +100,13 @@ def without_data(tree: Tree, above: Mapping[str, Any], log: Log) -> Tree:
 
 def recipe_names() -> list[str]:
     """The recipes that come with weft."""
-    return sorted(entry.name.removesuffix(".toml") for entry in _shipped().iterdir() if entry.name.endswith(".toml"))
+    return sorted(
+        entry.name.removesuffix(".toml") for entry in shipped_recipes().iterdir() if entry.name.endswith(".toml")
+    )
 
 
-def _shipped() -> Traversable:
+def shipped_recipes() -> Traversable:
+    """The folder with the recipes that come with weft."""
     return resources.files("weft") / "recipes"
 
 
@@ -106,33 +118,16 @@ def _find(source: str) -> tuple[Tree, str]:
     if is_run(source):
         return read_toml(path / "config.toml"), source
     if source in recipe_names():
-        with resources.as_file(_shipped() / f"{source}.toml") as file:
+        with resources.as_file(shipped_recipes() / f"{source}.toml") as file:
             return {"name": source, **read_toml(file)}, source
     if source in PRESETS:
         return {"name": source, "model": source}, source
     raise ConfigError(f"'{source}': no such recipe or preset; {suggestion(source, [*recipe_names(), *PRESETS])}")
 
 
-# what may change between the beginning of a run and its end
-EXTENDABLE = (
-    "steps",
-    "evaluate.every",
-    "evaluate.patience",
-    "checkpoint.every",
-    "checkpoint.keep",
-    "checkpoint.average",
-    "log.every",
-    "log.tensorboard",
-    "log.wandb",
-    "batch.micro",
-    "batch.recompute",
-    "parallel.replicate",
-    "parallel.shard",
-    "parallel.tensor",
-    "parallel.sequence",
-    "parallel.context",
-    "parallel.pipeline",
-)
+# what may change between the beginning of a run and its end: keys, and whole tables
+EXTENDABLE = ("steps", "evaluate.every", "evaluate.patience", "batch.micro", "batch.recompute")
+EXTENDABLE_TABLES = ("checkpoint", "log", "parallel")
 
 
 def extended(recipe: SettledRecipe, changes: Iterable[str] | Mapping[str, Any]) -> tuple[SettledRecipe, dict[str, str]]:
@@ -144,9 +139,10 @@ def extended(recipe: SettledRecipe, changes: Iterable[str] | Mapping[str, Any]) 
     tree = recipe.model_dump(mode="json", exclude_none=True)
     longer = validate(SettledRecipe, merge(tree, above))
     for key in flat(above):
-        if key not in EXTENDABLE:
+        if key not in EXTENDABLE and key.partition(".")[0] not in EXTENDABLE_TABLES:
             raise ConfigError(
-                f"{key}: can't change within a run; these can: {', '.join(EXTENDABLE)}. "
+                f"{key}: can't change within a run; these can: {', '.join(EXTENDABLE)}, "
+                f"{', '.join(f'{table}.*' for table in EXTENDABLE_TABLES)}. "
                 "To train its weights in another way: weft train RUN --data FILE"
             )
     before, after = flat(tree), flat(longer.model_dump(mode="json", exclude_none=True))

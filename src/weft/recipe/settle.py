@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config import Tree, merge, validate
+from weft.config import Tree, merge, nested, validate
 from weft.costs.count import writing_weights
 from weft.models.config import NGram, TransformerConfig
 from weft.recipe.config import Precision, Recipe, SettledRecipe
@@ -19,17 +19,17 @@ from weft.recipe.objective import LabelObjective
 from weft.recipe.optimizer import Noam
 from weft.text.config import BPE, TokenizerConfig, Unigram, WordPiece
 
-# What a run may cost where the recipe doesn't say how long it is.
-CPU_FLOPS = 5.5e12  # two or three minutes on two slow cores
-GPU_FLOPS = 5e17  # about half an hour on one large GPU
+# The operations of a run where the recipe doesn't say how long it is, and the time that they take.
+CPU_BUDGET = (5.5e12, "minutes on two slow cores")  # two or three
+GPU_BUDGET = (5e17, "half an hour on a large GPU")
 
 EVALUATION_SHARE = 0.1  # of the operations of training, for the evaluations during it
-FEWEST_TOKENS, MOST_TOKENS = 1024, 32768  # of an evaluation: below, the curve is noise; above, it only costs time
+MIN_EVALUATION_TOKENS, MAX_EVALUATION_TOKENS = 1024, 32768  # below, the curve is noise; above, it only costs time
 
-CARRIED = 64  # tokens of a row that is continued: about as many as Zaremba et al. 2014 and Merity et al. 2018 have
+CARRIED_LENGTH = 64  # of a row that is continued: about what Zaremba et al. 2014 and Merity et al. 2018 have
 
-FASTER = 1.5  # times as fast as fp32 must bf16's products be: a step has more than these, and casts besides
-SMALL = 2e8  # operations of a feed-forward product below which a format changes little
+MIN_SPEEDUP = 1.5  # of bf16's products over fp32's: a step has more than these, and casts besides
+MIN_PRODUCT_FLOPS = 2e8  # of a feed-forward product: below, a format changes little
 
 # operations a second by number format, of products (rows, inputs) times (inputs, outputs)
 Measure = Callable[[int, int, int], Mapping[str, float]]
@@ -77,17 +77,18 @@ def choose_tokenizer(recipe: Recipe, bytes_: int, device: str = "cpu") -> tuple[
     """The tokenizer for about `bytes_` of text, and what was chosen of it. `device` is "cpu" or "cuda"."""
     chosen = _Choices(recipe)
     if recipe.model.kind == "encoder":
-        chosen.open("tokenizer", {"kind": "wordpiece"}, "BERT's pieces of words, with the special tokens it reads")
+        chosen.choose("tokenizer", {"kind": "wordpiece"}, "BERT's pieces of words, with the special tokens it reads")
     elif recipe.objective.marks:
         extra = [f"<extra_id_{n}>" for n in range(recipe.objective.marks)]
         specials = {"pad": "<pad>", "bos": "<bos>", "eos": "<eos>", "extra": extra}
-        chosen.open("tokenizer", {"kind": "bpe", "specials": specials}, "pieces of words, and marks for what was cut")
-    chosen.open("tokenizer", {"kind": "bpe"}, "pieces of words: it can spell any text, in fewer steps than characters")
+        chosen.choose("tokenizer", {"kind": "bpe", "specials": specials}, "pieces of words, and marks for what was cut")
+    why = "pieces of words: it can spell any text, in fewer steps than characters"
+    chosen.choose("tokenizer", {"kind": "bpe"}, why)
     if isinstance(chosen.recipe.tokenizer, BPE | WordPiece | Unigram):
         # each token should occur often enough to be learned: twice as many for four times the text
         size = 2 ** round(11 + 0.5 * math.log2(max(1, bytes_) / 1.5e6))
         size = max(512, min(32768 if device == "cuda" else 8192, size))
-        chosen.open("tokenizer.vocab_size", size, f"suits {size_of(bytes_)} of text")
+        chosen.choose("tokenizer.vocab_size", size, f"suits {size_of(bytes_)} of text")
     assert chosen.recipe.tokenizer is not None
     return chosen.recipe.tokenizer, chosen.made
 
@@ -104,10 +105,10 @@ def settle(
     """
     chosen, gpu = _Choices(recipe), device == "cuda"
     if isinstance(recipe.model, NGram):
-        chosen.open("steps", 1, "n-grams are counted in one pass")
-        chosen.open("batch.size", 1, "n-grams are counted in one pass")
-        chosen.open("batch.length", 256, "the window that evaluation reads")
-    scale = _Scale.of(chosen.recipe, facts, gpu)
+        chosen.choose("steps", 1, "n-grams are counted in one pass")
+        chosen.choose("batch.size", 1, "n-grams are counted in one pass")
+        chosen.choose("batch.length", 256, "the window that evaluation reads")
+    scale = _scale(chosen.recipe, facts, gpu)
     if recipe.objective.reads == "rows":
         _row_batch(chosen, facts, gpu)
         _row_steps(chosen, facts, scale)
@@ -115,8 +116,13 @@ def settle(
         _batch(chosen, scale)
         _steps(chosen, scale)
     _rates(chosen, scale)
-    _precision(chosen, gpu, measure)
-    _intervals(chosen, gpu)
+    if gpu:
+        chosen.choose("precision", "bf16", "what this kind of device does well")
+    elif recipe.precision is None:
+        chosen.choose("precision", *_precision(chosen, measure))
+    steps = chosen.tree["steps"]
+    chosen.choose("compile", gpu and steps >= 500, "compiling takes a minute and pays off in a long GPU run")
+    chosen.choose("log.every", max(1, min(10, steps // 20)), "a smooth curve")
     _evaluations(chosen, facts, scale)
     _labels(chosen, facts)
     _vocabulary(chosen, facts)
@@ -142,17 +148,17 @@ class _Scale:
     parameters: int
     gpu: bool
     flops: float
-    time: str  # that the operations take, in words
-
-    @classmethod
-    def of(cls, recipe: Recipe, facts: Facts, gpu: bool) -> "_Scale":
-        vocab_size = getattr(recipe.tokenizer, "vocab_size", None) or min(recipe.model.vocab_size, 8192)
-        weights = sum(writing_weights(recipe.model, vocab_size).values())
-        spent = (GPU_FLOPS, "half an hour on a large GPU") if gpu else (CPU_FLOPS, "minutes on two slow cores")
-        return cls(round(0.9 * facts.bytes / bytes_per_token(recipe)), weights, gpu, *spent)
+    time: str
 
 
-def bytes_per_token(recipe: Recipe) -> float:
+def _scale(recipe: Recipe, facts: Facts, gpu: bool) -> _Scale:
+    vocab_size = getattr(recipe.tokenizer, "vocab_size", None) or min(recipe.model.vocab_size, 8192)
+    weights = sum(writing_weights(recipe.model, vocab_size).values())
+    tokens = round(0.9 * facts.bytes / _bytes_per_token(recipe))
+    return _Scale(tokens, weights, gpu, *(GPU_BUDGET if gpu else CPU_BUDGET))
+
+
+def _bytes_per_token(recipe: Recipe) -> float:
     """Roughly how many bytes of English a token covers."""
     tokenizer = recipe.tokenizer
     if isinstance(tokenizer, BPE | WordPiece | Unigram):
@@ -171,24 +177,20 @@ class _Choices:
         self.made: list[Choice] = []
         self.recipe = recipe
 
-    def open(self, key: str, value: Any, why: str) -> Any:
+    def choose(self, key: str, value: Any, why: str) -> Any:
         """Set `key` if the recipe leaves it open; what it is set to."""
         given: Any = self.tree
         for part in key.split("."):
             given = given.get(part) if isinstance(given, dict) else None
-        if given is not None:
-            return given
-        self.put(key, value, why)
-        return value
+        if given is None:
+            self.set(key, value, why)
+        return value if given is None else given
 
-    def put(self, key: str, value: Any, why: str = "") -> None:
+    def set(self, key: str, value: Any, why: str = "") -> None:
         """Set `key`; with a reason, it is one of the choices made."""
         if why:
             self.made.append(Choice(key, value["kind"] if isinstance(value, dict) else value, why))
-        table: Any = value
-        for part in reversed(key.split(".")):
-            table = {part: table}
-        self.tree = merge(self.tree, table)
+        self.tree = merge(self.tree, nested(key, value))
         self.recipe = validate(Recipe, self.tree)
 
 
@@ -197,25 +199,25 @@ def _batch(chosen: _Choices, scale: _Scale) -> None:
     context = getattr(model, "context", 256)
     length = max(8, min(context if scale.gpu else min(context, 256), scale.tokens // 8))
     why = "the model's context" if length == context else "suits the text and the device"
-    if chosen.recipe.can_carry and chosen.recipe.batch.carry is not False and length > CARRIED:
+    if chosen.recipe.can_carry and chosen.recipe.batch.carry is not False and length > CARRIED_LENGTH:
         # states go on from row to row, so nothing is lost by short ones, and more of them are read at once
-        length, why = CARRIED, "short rows, each of which continues the one before it"
-    length = chosen.open("batch.length", length, why)
+        length, why = CARRIED_LENGTH, "short rows, each of which continues the one before it"
+    length = chosen.choose("batch.length", length, why)
     wanted = 512  # where compute is scarce, many small steps learn more than few large ones
     if scale.gpu:
         wanted = 2 ** round(math.log2(max(2**14, min(2**19, 2**19 * math.sqrt(max(1, scale.parameters) / 1e8)))))
     size = max(1, min(wanted // length, max(1, scale.tokens // (4 * length))))
-    size = chosen.open("batch.size", size, f"{size * length:,} tokens a step")
+    size = chosen.choose("batch.size", size, f"{size * length:,} tokens a step")
     if scale.gpu:
         width = getattr(model, "d_model", 1024)
         at_once = 2**15 if width <= 1024 else 2**14 if width <= 2048 else 2**13
         micro = max(1, min(size, at_once // length))
         if micro < size:
-            chosen.open("batch.micro", micro, "as many as one pass holds in memory")
+            chosen.choose("batch.micro", micro, "as many as one pass holds in memory")
     if chosen.recipe.can_carry:
         fits = 4 * size * length <= scale.tokens
         why = "each row continues the one before it" if fits else "there is too little text for rows that continue"
-        chosen.open("batch.carry", fits, why)
+        chosen.choose("batch.carry", fits, why)
 
 
 def _steps(chosen: _Choices, scale: _Scale) -> None:
@@ -231,18 +233,18 @@ def _steps(chosen: _Choices, scale: _Scale) -> None:
         why = f"{scale.time}; more steps, lower loss"
     else:
         why = f"{steps * per_step / max(1, scale.tokens):.0f} times through the text"
-    chosen.open("steps", steps, why)
+    chosen.choose("steps", steps, why)
 
 
 def _row_batch(chosen: _Choices, facts: Facts, gpu: bool) -> None:
     length = min(getattr(chosen.recipe.model, "context", 256), 512)
-    chosen.open("batch.length", length, "longer rows are cut there")
+    chosen.choose("batch.length", length, "longer rows are cut there")
     if chosen.recipe.batch.size is None and chosen.recipe.batch.tokens is None:
         if chosen.recipe.objective.by_tokens:
-            chosen.open("batch.tokens", 8192 if gpu else 2048, "rows of similar length, padding included")
+            chosen.choose("batch.tokens", 8192 if gpu else 2048, "rows of similar length, padding included")
         else:
             size = max(1, min(32 if gpu else 16, (facts.rows or 1) // 4))
-            chosen.open("batch.size", size, "rows of similar length")
+            chosen.choose("batch.size", size, "rows of similar length")
 
 
 def _row_steps(chosen: _Choices, facts: Facts, scale: _Scale) -> None:
@@ -258,66 +260,55 @@ def _row_steps(chosen: _Choices, facts: Facts, scale: _Scale) -> None:
         why = f"{scale.time}; more steps, lower loss"
     else:
         why = f"about {steps / per_epoch:.0f} times through the rows"
-    chosen.open("steps", steps, why)
+    chosen.choose("steps", steps, why)
 
 
 def _rates(chosen: _Choices, scale: _Scale) -> None:
-    if isinstance(chosen.recipe.schedule, Noam):
+    recipe, steps, batch = chosen.recipe, chosen.tree["steps"], chosen.tree["batch"]
+    if isinstance(recipe.schedule, Noam):
         return
-    steps, batch = chosen.tree["steps"], chosen.tree["batch"]
-    if chosen.recipe.init is not None:
+    if recipe.init is not None:
         # BERT's 5e-5 at 110 M parameters (Devlin et al. 2019, §A.3); small additions tolerate ten times that
-        gentle = 5e-5 * (max(1, scale.parameters) / 1.1e8) ** -0.33 * (1 if chosen.recipe.adapter is None else 10)
-        chosen.open("optimizer.lr", float(f"{min(2e-3, gentle):.2g}"), "gentle with weights that were trained before")
-        chosen.open("schedule.warmup", max(1, steps // 10), "a tenth of the steps")
-        return
-    # GPT-3's table of rates (Brown et al. 2020, table 2.1) follows this power of the size closely
-    rate = min(3e-3, 3e-3 * (max(1, scale.parameters) / 1e6) ** -0.33)
-    rate *= min(1.0, (batch.get("tokens") or batch["size"] * batch["length"]) / 2048) ** 0.25
-    if chosen.recipe.optimizer.kind == "sgd":
-        rate *= 100
-    why = "smaller models and larger batches tolerate higher learning rates"
-    chosen.open("optimizer.lr", float(f"{rate:.2g}"), why)
-    if getattr(chosen.recipe.model, "placement", "pre") == "post":
-        why = "a fifth of the steps: with norms after each layer the first ones must be small (Xiong et al. 2020)"
-        chosen.open("schedule.warmup", min(4000, max(1, steps // 5)), why)
-        return
-    chosen.open("schedule.warmup", min(2000, max(1, steps // 20)), "a twentieth of the steps")
+        gentle = 5e-5 * (max(1, scale.parameters) / 1.1e8) ** -0.33 * (1 if recipe.adapter is None else 10)
+        rate, why = min(2e-3, gentle), "gentle with weights that were trained before"
+        warmup, share = max(1, steps // 10), "a tenth of the steps"
+    else:
+        # GPT-3's table of rates (Brown et al. 2020, table 2.1) follows this power of the size closely
+        rate = min(3e-3, 3e-3 * (max(1, scale.parameters) / 1e6) ** -0.33)
+        rate *= min(1.0, (batch.get("tokens") or batch["size"] * batch["length"]) / 2048) ** 0.25
+        rate *= 100 if recipe.optimizer.kind == "sgd" else 1
+        why = "smaller models and larger batches tolerate higher learning rates"
+        warmup, share = min(2000, max(1, steps // 20)), "a twentieth of the steps"
+        if getattr(recipe.model, "placement", "pre") == "post":
+            warmup = min(4000, max(1, steps // 5))
+            share = "a fifth of the steps: with norms after each layer the first ones must be small (Xiong et al. 2020)"
+    chosen.choose("optimizer.lr", float(f"{rate:.2g}"), why)
+    chosen.choose("schedule.warmup", warmup, share)
 
 
-def _precision(chosen: _Choices, gpu: bool, measure: Measure | None) -> None:
+def _precision(chosen: _Choices, measure: Measure | None) -> tuple[Precision, str]:
+    """The number format of a processor, which is measured where that can matter."""
     model, batch = chosen.recipe.model, chosen.tree["batch"]
-    if chosen.recipe.precision is not None:
-        return
-    if gpu or measure is None:
-        chosen.open("precision", "bf16" if gpu else "fp32", "what this kind of device does well")
-        return
+    if measure is None:
+        return "fp32", "what this kind of device does well"
     if not isinstance(model, TransformerConfig):
-        chosen.open("precision", "fp32", "a processor gains little by bf16 in this kind of model")
-        return
+        return "fp32", "a processor gains little by bf16 in this kind of model"
     at_once = batch["micro"] if isinstance(batch.get("micro"), int) else batch.get("size", 1)
     sizes = batch.get("tokens") or at_once * batch["length"], model.d_model, model.feedforward.d_ff
-    if 2 * math.prod(sizes) < SMALL:
-        chosen.open("precision", "fp32", "in products as small as these no other format gains much")
-        return
-    chosen.open("precision", *faster_format(measure(*sizes)))
+    if 2 * math.prod(sizes) < MIN_PRODUCT_FLOPS:
+        return "fp32", "in products as small as these no other format gains much"
+    return faster_format(measure(*sizes))
 
 
 def faster_format(rates: Mapping[str, float]) -> tuple[Precision, str]:
     """bf16 where a processor multiplies it clearly faster than fp32, else fp32; and why. `rates` as of `Measure`."""
     fp32, bf16 = rates["fp32"], rates["bf16"]
     speeds = f"({bf16 / 1e9:,.3g} against {fp32 / 1e9:,.3g} GFLOP/s)"
-    if bf16 >= FASTER * fp32:
+    if bf16 >= MIN_SPEEDUP * fp32:
         return "bf16", f"this processor multiplies it {bf16 / fp32:.1f} times as fast as fp32 {speeds}"
     if bf16 > fp32:
         return "fp32", f"this processor multiplies bf16 hardly faster {speeds}"
     return "fp32", f"this processor multiplies bf16 no faster {speeds}"
-
-
-def _intervals(chosen: _Choices, gpu: bool) -> None:
-    steps = chosen.tree["steps"]
-    chosen.open("compile", gpu and steps >= 500, "compiling takes a minute and pays off in a long GPU run")
-    chosen.open("log.every", max(1, min(10, steps // 20)), "a smooth curve")
 
 
 def _evaluations(chosen: _Choices, facts: Facts, scale: _Scale) -> None:
@@ -332,19 +323,15 @@ def _evaluations(chosen: _Choices, facts: Facts, scale: _Scale) -> None:
     paid = EVALUATION_SHARE * passes * steps * (batch.get("tokens") or batch["size"] * row)
     paid /= max(1, len(recipe.data.parts))  # of each part of a mixture as much
     given = recipe.evaluate
-    times = -(-steps // given.every) if given.every else min(10, paid // (given.tokens or FEWEST_TOKENS))
+    times = -(-steps // given.every) if given.every else min(10, paid // (given.tokens or MIN_EVALUATION_TOKENS))
     times = max(1, min(steps, max(2, int(times))))
-    chosen.open(
-        "evaluate.every",
-        -(-steps // times),
-        {1: "once, at the end", 2: "twice a run"}.get(times, f"{times} times a run"),
-    )
-    most = paid / times if scale.gpu else min(paid / times, MOST_TOKENS)
-    if isinstance(recipe.model, NGram):  # it is evaluated once
-        most = MOST_TOKENS
-    share = "enough to see the trend" if most == MOST_TOKENS else f"{EVALUATION_SHARE:.0%} of the training at most"
-    chosen.open("evaluate.tokens", max(64, int(most)), f"{share}; at the end everything held out is read")
-    chosen.open("checkpoint.every", chosen.recipe.evaluate.every, "with each evaluation")
+    often = {1: "once, at the end", 2: "twice a run"}.get(times, f"{times} times a run")
+    chosen.choose("evaluate.every", -(-steps // times), often)
+    tokens, why = paid / times, f"{EVALUATION_SHARE:.0%} of the training at most"
+    if isinstance(recipe.model, NGram) or (tokens >= MAX_EVALUATION_TOKENS and not scale.gpu):
+        tokens, why = MAX_EVALUATION_TOKENS, "enough to see the trend"
+    chosen.choose("evaluate.tokens", max(64, int(tokens)), f"{why}; at the end everything held out is read")
+    chosen.choose("checkpoint.every", chosen.recipe.evaluate.every, "with each evaluation")
 
 
 def _labels(chosen: _Choices, facts: Facts) -> None:
@@ -352,11 +339,11 @@ def _labels(chosen: _Choices, facts: Facts) -> None:
     if isinstance(chosen.recipe.objective, LabelObjective) and chosen.recipe.objective.labels is None:
         names = facts.labels or ()
         some = ", ".join(names[:8]) + (f" … ({len(names)})" if len(names) > 8 else "")
-        chosen.put("objective.labels", list(names))
+        chosen.set("objective.labels", list(names))
         chosen.made.append(Choice("objective.labels", some, "those of the training rows"))
     outputs = chosen.recipe.objective.outputs()
     if outputs is not None:
-        chosen.put("model.head.labels", outputs)
+        chosen.set("model.head.labels", outputs)
 
 
 def _vocabulary(chosen: _Choices, facts: Facts) -> None:
@@ -370,4 +357,4 @@ def _vocabulary(chosen: _Choices, facts: Facts) -> None:
         sizes["source_vocab_size"] = (facts.source_vocab_size, "the source's tokenizer")
     for key, (size, tokenizer) in sizes.items():
         if getattr(chosen.recipe.model, key, None) not in (size, -(-size // 64) * 64, -(-size // 128) * 128):
-            chosen.put(f"model.{key}", size, f"as many as {tokenizer} has")
+            chosen.set(f"model.{key}", size, f"as many as {tokenizer} has")

@@ -8,7 +8,7 @@ from weft.models.config import NGram, TransformerConfig
 from weft.recipe.config import Recipe
 from weft.recipe.objective import TokenObjective
 
-LARGEST_SEED = 2**62  # torch's generators take eight bytes, and evaluations and further attempts count up from here
+MAX_SEED = 2**62 - 1  # torch's generators take eight bytes, and evaluations and further attempts count up from here
 
 
 def refuse_unread(recipe: Recipe) -> None:
@@ -32,38 +32,34 @@ def _unread(recipe: Recipe) -> Iterator[str]:
             "batch.carry: only a recurrent model that learns the next token of one text, without data.document_mask, "
             "has a state to carry from row to row; leave it out"
         )
-    if recipe.seed >= LARGEST_SEED:
-        yield f"seed = {recipe.seed}: expected less than {LARGEST_SEED}"
+    if recipe.seed > MAX_SEED:
+        yield f"seed = {recipe.seed}: expected at most {MAX_SEED}"
 
 
 def _of_the_data(recipe: Recipe) -> Iterator[str]:
     data, objective = recipe.data, recipe.objective
-    of_validation = data.validation.targets if isinstance(data.validation, FilesSplit) else ()
+    named = f"objective '{objective.kind}'"
+    validation_targets = data.validation.targets if isinstance(data.validation, FilesSplit) else ()
     if objective.reads != "rows":
-        if data.targets or of_validation:
+        if data.targets or validation_targets:
             which = "data.targets" if data.targets else "data.validation.targets"
-            yield f"{which}: objective '{objective.kind}' learns from text alone; targets are for objective=pairs"
+            yield f"{which}: {named} learns from text alone; targets are for objective=pairs"
         if data.on_error != "stop":
-            yield (
-                f"data.on_error = '{data.on_error}': objective '{objective.kind}' reads running text, "
-                "which has no rows to skip"
-            )
+            yield f"data.on_error = '{data.on_error}': {named} reads running text, which has no rows to skip"
     elif data.column != "text":
-        yield (
-            f"data.column = '{data.column}': objective '{objective.kind}' names its columns itself, "
-            "in the objective's keys"
-        )
+        yield f"data.column = '{data.column}': {named} names its columns itself, in the objective's keys"
     if objective.reads != "text" and (data.prepared is not None or data.mixture):
         which = "data.prepared" if data.prepared is not None else "data.mixture"
-        yield f"{which}: objective '{objective.kind}' reads {objective.reads}; name their files in data.sources"
+        yield f"{which}: {named} reads {objective.reads}; name their files in data.sources"
     if data.tokens is not None and objective.reads != "text":
-        yield f"data.tokens = {data.tokens}: objective '{objective.kind}' reads {objective.reads}; leave it out"
+        yield f"data.tokens = {data.tokens}: {named} reads {objective.reads}; leave it out"
     if data.document_mask and (objective.reads != "text" or objective.kind == "spans"):
-        yield f"data.document_mask: objective '{objective.kind}' packs no documents into one row; leave it out"
-    if data.parts and all(part.prepared is not None for part in data.parts) and data.validation != HashSplit():
-        yield "data.validation: a prepared folder has its own held-out part; leave it out"
-    if data.parts and all(part.prepared is not None for part in data.parts) and data.encoding != "utf-8":
-        yield f"data.encoding = '{data.encoding}': a prepared folder holds tokens; give --encoding to weft prepare"
+        yield f"data.document_mask: {named} packs no documents into one row; leave it out"
+    if data.parts and all(part.prepared is not None for part in data.parts):
+        if data.validation != HashSplit():
+            yield "data.validation: a prepared folder has its own held-out part; leave it out"
+        if data.encoding != "utf-8":
+            yield f"data.encoding = '{data.encoding}': a prepared folder holds tokens; give --encoding to weft prepare"
 
 
 def _of_the_evaluation(recipe: Recipe) -> Iterator[str]:

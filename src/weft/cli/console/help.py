@@ -9,57 +9,42 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from weft.errors import ConfigError
 
-# what people type who know other programs → what it is called here; {} stands for the words that came after it
-COMMANDS = {
-    "gradients": "explain transformer --only gradients",
-    "resume": "train --resume {}",
-    "continue": "train --resume {}",
-    "fit": "train {}",
-    "pretrain": "train {}",
-    "finetune": "train RUN --data FILE",
-    "fine-tune": "train RUN --data FILE",
-    "sample": "generate {}",
-    "complete": "generate {}",
-    "infer": "generate {}",
-    "inference": "generate {}",
-    "write": "generate {}",
-    "eval": "evaluate {}",
-    "test": "evaluate {}",
-    "perplexity": "evaluate {}",
-    "predict": "classify {}",
-    "embeddings": "embed {}",
-    "encode": "tokenize {}",
-    "convert": "export {}",
-    "download": "import {}",
-    "list": "runs",
-    "ls": "runs",
-    "diff": "runs diff {}",
-    "models": "presets",
-    "recipes": "presets",
-    "info": "plan {}",
-    "count": "plan {}",
-    "demo": "quickstart",
-    "start": "quickstart",
-    "help": "--help",
-    "version": "--version",
+# what to write here, {} standing for the words that follow → what people type who know other programs
+NAMES_ELSEWHERE = {
+    "explain transformer --only gradients": "gradients",
+    "train --resume {}": "resume continue",
+    "train {}": "fit pretrain",
+    "train RUN --data FILE": "finetune fine-tune",
+    "generate {}": "sample complete infer inference write",
+    "evaluate {}": "eval test perplexity",
+    "classify {}": "predict",
+    "embed {}": "embeddings",
+    "tokenize {}": "encode",
+    "export {}": "convert",
+    "import {}": "download",
+    "runs": "list ls",
+    "runs diff {}": "diff",
+    "presets": "models recipes",
+    "plan {}": "info count",
+    "quickstart": "demo start",
+    "--help": "help",
+    "--version": "version",
 }
-OPTIONS = {
-    "--output": "--out",
-    "--output-dir": "--run",
-    "--out-dir": "--run",
-    "--dataset": "--data",
-    "--max-new-tokens": "--max-tokens",
-    "--max-length": "--max-tokens",
-    "--temp": "--temperature",
-    "--tokens": "--max-tokens",
-    "--num-samples": "--n",
-    "--num-return-sequences": "--n",
-    "--num-beams": "--beam",
-    "--beams": "--beam",
-    "--input": "--file",
-    "--start": "--prompt",
-    "--format": "--to",
+OPTIONS_ELSEWHERE = {
+    "--out": "--output",
+    "--run": "--output-dir --out-dir",
+    "--data": "--dataset",
+    "--max-tokens": "--max-new-tokens --max-length --tokens",
+    "--temperature": "--temp",
+    "--n": "--num-samples --num-return-sequences",
+    "--beam": "--num-beams --beams",
+    "--file": "--input",
+    "--prompt": "--start",
+    "--to": "--format",
 }
+COMMANDS = {name: ours for ours, names in NAMES_ELSEWHERE.items() for name in names.split()}
+OPTIONS = {name: ours for ours, names in OPTIONS_ELSEWHERE.items() for name in names.split()}
+VALUES = {"int": "N", "float": "X", "str": "TEXT", "list[str]": "TEXT", "Path": "PATH", "path": "PATH"}
 
 
 class Command(TyperCommand):
@@ -94,10 +79,10 @@ def _plain(param: Any) -> Any:
     if isinstance(param, TyperOption):
         if param.metavar is None and param.is_flag:
             param.metavar = ""
-        elif param.metavar is None and (word := VALUES.get(_type(param))):
-            param.metavar = word
+        elif param.metavar is None and hasattr(param, "bare_type"):
+            param.metavar = VALUES.get(param.bare_type())
     else:
-        param.display_type_rich = _nothing  # the argument's own name says it
+        param.display_type_rich = lambda ctx: None  # the argument's own name says it
         param.show_default = param.show_default and param.default != "-"  # the help says that it is standard input
         if param.required:  # braces would mean a choice
             param.get_usage_pieces = lambda ctx: [f"{param.metavar}{'...' if param.nargs != 1 else ''}"]
@@ -106,21 +91,10 @@ def _plain(param: Any) -> Any:
     return param
 
 
-VALUES = {"int": "N", "float": "X", "str": "TEXT", "list[str]": "TEXT", "Path": "PATH", "path": "PATH"}
-
-
-def _type(param: Any) -> str:
-    return param.bare_type() if hasattr(param, "bare_type") else ""
-
-
 def _paragraphs(text: str) -> str:
     """A docstring whose paragraphs are lines, so that the terminal wraps them; indented lines stay as they are."""
     blocks = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(block if block.startswith(" ") else block.replace("\n", " ") for block in blocks)
-
-
-def _nothing(ctx: Any) -> None:
-    """What an argument shows as its type."""
 
 
 def unknown_option(error: Any, arguments: Sequence[str]) -> str | None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from weft.cli.terminal import echo
+from weft.cli.console.terminal import echo
 
 if TYPE_CHECKING:
     from weft.api.run import Run

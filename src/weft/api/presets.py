@@ -1,10 +1,13 @@
-"""The named models and what each costs, as one list."""
+"""What has a name in weft: the models, with what each costs, and the recipes."""
 
+import re
+import tomllib
 from typing import Any, NamedTuple
 
 from weft.costs.count import count
 from weft.models.config import EncoderDecoder, NGram, TransformerConfig
 from weft.models.presets import PRESETS
+from weft.recipe.resolve import recipe_names, shipped_recipes
 
 
 class PresetRow(NamedTuple):
@@ -19,12 +22,20 @@ class PresetRow(NamedTuple):
     origin: str
 
 
-def rows() -> list[PresetRow]:
+class RecipeRow(NamedTuple):
+    """A recipe at a glance: what it learns, and the data that it needs."""
+
+    name: str
+    about: str
+    data: str
+
+
+def presets() -> list[PresetRow]:
     """Every preset, in the order of `weft.models.presets`."""
-    return [_row(name, make(), origin) for name, (make, origin) in PRESETS.items()]
+    return [_preset(name, make(), origin) for name, (make, origin) in PRESETS.items()]
 
 
-def _row(name: str, model: Any, origin: str) -> PresetRow:
+def _preset(name: str, model: Any, origin: str) -> PresetRow:
     cost = count(model)
     kind = model.cell if model.kind == "recurrent" else model.kind
     context = getattr(model, "context", None)
@@ -41,3 +52,17 @@ def _shape(model: Any) -> str:
             return f"{layers}{model.layers} × {model.d_model} ({model.attention.heads}{grouped})"
         case _:
             return f"{model.layers} × {model.d_model}"
+
+
+def recipes() -> list[RecipeRow]:
+    """Every recipe that comes with weft, by name."""
+    return [_recipe(name) for name in recipe_names()]
+
+
+def _recipe(name: str) -> RecipeRow:
+    text = (shipped_recipes() / f"{name}.toml").read_text(encoding="utf-8")
+    head = " ".join(line.removeprefix("# ") for line in text.split("\n\n")[0].splitlines() if line[:1] == "#")
+    about = re.split(r"[:;.] |(?<=\?) ", head)[0]  # up to the end of the first clause
+    sources = tomllib.loads(text).get("data", {}).get("sources", [])
+    builtin = all(source.startswith("builtin:") for source in sources)
+    return RecipeRow(name, about, "--data FILE" if not sources else "built in" if builtin else ", ".join(sources))

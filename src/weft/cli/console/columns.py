@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from weft.cli.terminal import shown, terminal_width
+from weft.cli.console.terminal import shown, terminal_width
 
 NARROWEST = 16  # characters that a column of text is left with, whatever the terminal's width
 WRAPPED = 36  # a column that is wider may be wrapped, so it need not be left out

@@ -48,11 +48,23 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.", auto
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SpecialTokens = Annotated[
     bool,
-    typer.Option("--special-tokens", help="Read special tokens in the text, such as <mask>; else they are just text."),
+    typer.Option("--special-tokens", help="Recognise special tokens, such as <mask>; otherwise they are plain text."),
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Changes, such as model.layers=8.", autocompletion=complete_keys),
+    typer.Argument(
+        metavar="KEY=VALUE", help="Settings to change, such as model.layers=8.", autocompletion=complete_keys
+    ),
+]
+Texts = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE", help="Texts: one per line, or one per row of a .jsonl, .csv, .tsv or .parquet file."
+    ),
+]
+Targets = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FILE", help="Text files whose lines are the targets of the lines of --data."),
 ]
 Text = Annotated[
     list[str] | None,
@@ -62,9 +74,10 @@ Jobs = Annotated[
     str | None,
     typer.Option(
         metavar="N|slurm|ray",
-        help="Runs side by side (default: as many as fit); or Slurm or Ray runs them, slurm:8 eight at once.",
+        help="How many runs at a time (default: as many as fit), or what runs them: slurm, ray, slurm:8.",
     ),
 ]
 Out = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Where everything goes (default: one in comparisons/).")
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Where everything is written (default: one in comparisons/)."),
 ]

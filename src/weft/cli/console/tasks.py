@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.cli import columns
-from weft.cli.loading import loading
+from weft.cli.console import columns
+from weft.cli.console.loading import loading
 
 NONE = ("N/A", None)
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli import columns
-from weft.cli.terminal import echo
+from weft.cli.console import columns
+from weft.cli.console.terminal import echo
 from weft.errors import counted
 from weft.progress import log_to_stderr
 
