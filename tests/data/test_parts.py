@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +21,8 @@ from weft.data.prepare import prepare
 from weft.data.shards import Shards
 from weft.errors import DataError, TokenizerError
 from weft.text.config import Byte, Specials, Word
-from weft.text.pieces import Piece
 from weft.text.tokenizer import build_tokenizer
+from weft.workers import Child
 
 BYTES = build_tokenizer(Byte(), ["x"])
 TOKENS = 16_000  # of a shard
@@ -228,18 +229,18 @@ def test_processes_write_the_bytes_of_one(tmp_path: Path, corpus: Path, monkeypa
 
 
 def test_a_process_that_dies_is_one_line(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, answers, left = TextSource([str(corpus / "texts")]), encode._Process.encode, [12]
+    text, asked, left = TextSource([str(corpus / "texts")]), Child.ask, [12]
 
-    def dying(process: encode._Process, pieces: list[Piece]) -> list[encode.Stretches]:
+    def dying(child: Child, pieces: Any) -> dict[str, Any]:
         left[0] -= 1
         if not left[0]:
-            process._process.kill()
-        return answers(process, pieces)
+            child.process.kill()
+        return asked(child, pieces)
 
     monkeypatch.setattr(encode, "BATCH", 3000)
-    monkeypatch.setattr(encode._Process, "encode", dying)
+    monkeypatch.setattr(Child, "ask", dying)
     with pytest.raises(
-        DataError, match=r"out: a process that encodes text was killed, perhaps .* fewer --jobs"
+        DataError, match=r"out: a process that encodes text died: it was killed, .* fewer --jobs"
     ) as error:
         prepare(text, tmp_path / "out", BYTES, shard_tokens=TOKENS, jobs=1)
     assert "\n" not in str(error.value)
@@ -255,20 +256,20 @@ from weft.data import encode, folder
 from weft.data.config import TextSource
 from weft.data.prepare import prepare
 from weft.text.config import Byte
-from weft.text.pieces import Piece
 from weft.text.tokenizer import build_tokenizer
+from weft.workers import Child
 
 encode.BATCH = 3000
-start = encode._Process.__init__
+start = Child.__init__
 
-def starting(process, *rest):
-    start(process, *rest)
-    print(process._process.pid, flush=True)
+def starting(child, *rest):
+    start(child, *rest)
+    print(child.process.pid, flush=True)
 
 def noting(out, shard):
     os.kill(os.getpid(), signal.SIGKILL)
 
-encode._Process.__init__ = starting
+Child.__init__ = starting
 folder.note = noting
 prepare(TextSource([sys.argv[1]]), sys.argv[2], build_tokenizer(Byte(), ["x"]), shard_tokens=2000, jobs=2)
 """

@@ -82,7 +82,7 @@ def test_each_side_has_the_same_bytes_whatever_the_tokenizer(tmp_path: Path) -> 
 def test_processes_parts_and_interruptions_change_nothing(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encode, "LONGEST", 2000)  # without joints, pieces end all the same
+    monkeypatch.setattr(encode, "MAX_PIECE_BYTES", 2000)  # without joints, pieces end all the same
     monkeypatch.setattr(encode, "BATCH", 500)
     tokenizer = made(kind)
     (tmp_path / "a.txt").write_bytes(TEXT.encode() * 3)

@@ -21,7 +21,7 @@ import torch
 
 from weft.compare.entrants import Entrant
 from weft.compare.jobs import Job, Sweep
-from weft.compare.pools import HERE, Ended, Pool, Processes, Where, slurm_tasks, srun
+from weft.compare.pools import HERE, Ended, Processes, Where, slurm_tasks, srun
 from weft.compare.ray_pool import RayTasks, ray_tasks
 from weft.compare.results import Outcome
 from weft.compare.worker import JOB, OUTCOME, RUN
@@ -37,6 +37,8 @@ AMPLE = 1.5  # times the memory that a step is predicted to take
 MOST_ON_A_GPU = 6  # small jobs there wait for the processor; more of them wait for each other
 BESIDE_A_GPU = 4  # processors of a job that Slurm or Ray starts
 STOPPING = 60.0  # seconds that jobs have to save when the comparison is interrupted
+
+Pool = Processes | RayTasks
 
 
 @dataclass(frozen=True)
@@ -176,10 +178,9 @@ class Runner:
 
     def _take(self, ended: Ended, running: dict[Path, Job]) -> None:
         """How a job ended."""
-        job = running.pop(ended.folder) if ended.folder is not None else None
+        job = running.pop(ended.folder)
         if ended.died is not None:
-            raise RunError(f"{job or 'a worker'}: the process that ran it died: {ended.died}; start again to go on")
-        assert job is not None
+            raise RunError(f"{job}: the process that ran it died: {ended.died}; start again to go on")
         if ended.error is not None:
             raise RunError(f"{job}: {ended.error}")
         self._note(job)

@@ -53,9 +53,8 @@ def written(out: Path, plan: Plan, tokenizer: Tokenizer, write: Callable[[list[S
     except BlockingIOError:
         raise DataError(f"{out}: another `weft prepare` is writing there; wait for it") from None
     except ChildProcessError as error:
-        raise DataError(
-            f"{out}: a process that encodes text {error}; the same command continues, with fewer --jobs if need be"
-        ) from None
+        again = "the same command continues, with fewer --jobs if need be"
+        raise DataError(f"{out}: a process that encodes text died: {error}; {again}") from None
     except OSError as error:
         raise DataError(f"{error.filename or out}: cannot be written: {error.strerror or error}") from None
     return Shards(out, made)

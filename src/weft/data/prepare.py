@@ -14,13 +14,14 @@ from pathlib import Path
 from weft.data.amount import amount
 from weft.data.config import FilesSplit, TextSource
 from weft.data.documents import stamps
-from weft.data.encode import Encoded, Framing, apart, encoded, together
+from weft.data.encode import Encoded, apart, encoded, together
 from weft.data.encodings import is_utf8
 from weft.data.folder import FORMAT, Plan, Writers, read_plan, written
 from weft.data.parts import part_sections
 from weft.data.shards import Shard, Shards, Side, dtype_for
 from weft.data.split import Section, check_sides, section_for, split_sections
 from weft.progress import Advance, bar
+from weft.text.frame import Ids
 from weft.text.tokenizer import Tokenizer
 
 VERSION = 2  # of how text becomes tokens; in 1, weft 0.1's, each section was encoded as a text of its own
@@ -53,7 +54,7 @@ def prepare(
         with bar("preparing", total, unit="bytes") as advance:
             sections = _remaining(read(text, plan["section"]), done, advance)
             work = apart(sections) if text.apart else together(sections, tokenizer.joints)
-            with closing(encoded(work, tokenizer, _framing(text, tokenizer), dtype, processes)) as rows:
+            with closing(encoded(work, tokenizer, _frame(text, tokenizer), dtype, processes)) as rows:
                 shards = _write(Writers(out, plan, dtype, done), rows)
         if text.part is None:
             check_sides(shards, text.validation)
@@ -85,12 +86,12 @@ def _plan(text: TextSource, shard_tokens: int, tokenizer: Tokenizer) -> Plan:
     return json.loads(json.dumps(plan))
 
 
-def _framing(text: TextSource, tokenizer: Tokenizer) -> Framing:
-    """What stands around each document."""
+def _frame(text: TextSource, tokenizer: Tokenizer) -> tuple[Ids, Ids]:
+    """The ids before and after each document."""
     if text.frame is not None:
-        return Framing(*text.frame)
+        return text.frame
     before = tokenizer.leading if tokenizer.opens and not text.apart else ()
-    return Framing(before, () if tokenizer.eos_id is None else (tokenizer.eos_id,))
+    return before, () if tokenizer.eos_id is None else (tokenizer.eos_id,)
 
 
 def _write(writers: Writers, rows: Iterable[Encoded]) -> list[Shard]:

@@ -52,7 +52,7 @@ class PieceIds(NamedTuple):
     """A piece's ids; of each stretch between its cuts the tokens that begin there, and its bytes; and of each cut the
     bytes behind it that belong to a token from before it."""
 
-    ids: list[int]
+    ids: Any  # whole numbers: a list, or an array where they are on their way to a disk
     counts: list[int]
     sizes: list[int]
     over: list[int]
