@@ -25,7 +25,7 @@ FLOORS = {
     "objectives": 6,
     "api": 7, "compare": 7,
     "serve": 8,
-    "cli": 9, "__main__": 10,
+    "cli": 9, "__main__": 10, "lm_eval": 10,
 }  # fmt: skip
 # on one floor, in this direction
 ALLOWED = {("data", "text"), ("compare", "api")}
@@ -136,6 +136,7 @@ OPTIONAL = {
     "fcntl",
     "gguf",
     "huggingface_hub",
+    "lm_eval",
     "onnx",
     "onnxruntime",
     "onnxscript",
