@@ -8,22 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from weft.data.config import NumberedPart, Split
 from weft.data.folder import Plan, Writers, differing, read_plan, written
 from weft.data.parts import FILE_BITS, STRIPE_BITS
-from weft.data.shards import PART, Ids, Shard, Shards, Side
+from weft.data.shards import PART, SIDES, Ids, Shard, Shards, Side
 from weft.data.split import check_sides
+from weft.data.store import Array
 from weft.errors import DataError, TokenizerError
 from weft.progress import Advance, bar
 from weft.text.tokenizer import Tokenizer
-
-SIDES: tuple[Side, ...] = ("train", "validation")
 
 
 def merge(folders: Sequence[str | Path], out: str | Path) -> Shards:
@@ -72,7 +69,7 @@ def _opened(folder: Path) -> _Part:
         what = f"part {number}"
         if not (folder / PART).exists():
             raise DataError(f"{folder}: {what} is unfinished; run the same `weft prepare` again and it continues")
-        return _Part(folder, number, plan, Shards.checked(folder, PART))
+        return _Part(folder, number, plan, Shards.open(folder, PART))
     except (TypeError, ValueError) as error:
         if isinstance(error, DataError):
             raise
@@ -130,13 +127,13 @@ class _Run:
 
     stripe: int
     side: Side
-    ids: npt.NDArray[Any]
+    ids: Array
     sections: Ids
 
 
 def _copy(parts: Sequence[_Part], writers: Writers, advance: Advance) -> None:
     """All stripes in reading order, but for the sections that finished shards hold."""
-    held = {side: sum(shard.sections for shard in writers.shards if shard.split == side) for side in SIDES}
+    held = dict(writers.held)
     numbering = {side: _Numbering() for side in SIDES}
     runs = heapq.merge(*(_runs(part.shards, side) for part in parts for side in SIDES), key=lambda run: run.stripe)
     last = -1  # the place before
@@ -149,7 +146,7 @@ def _copy(parts: Sequence[_Part], writers: Writers, advance: Advance) -> None:
                 numbered = np.stack([*run.sections[:2], numbering[run.side](run.sections[2])])
                 skipped = min(held[run.side], numbered.shape[1])
                 held[run.side] -= skipped
-                _extend(writers, run.side, run.ids, numbered, skipped)
+                writers.extend(run.side, run.ids, numbered[:, skipped:])
     if last >= 0 and not last & 1:
         raise _gap()
 
@@ -191,17 +188,3 @@ def _follow(last: int, places: Ids) -> int:
 
 def _gap() -> DataError:
     return DataError("the parts don't fit together: a file of the text was another one, or changed, on some machine")
-
-
-def _extend(writers: Writers, side: Side, ids: npt.NDArray[Any], sections: Ids, skipped: int) -> None:
-    """Add a run's sections, from the one after those that are skipped on; a shard ends where it would have ended."""
-    firsts = np.append(sections[0], len(ids))
-    start, count = skipped, sections.shape[1]
-    while start < count:
-        full = firsts[start + 1 :] - firsts[start] >= writers.space(side)
-        stop = start + int(np.argmax(full)) + 1 if full.any() else count
-        moved = sections[:, start:stop] - np.array([[firsts[start]], [0], [0]])
-        writers.to(side).extend(ids[firsts[start] : firsts[stop]], moved)
-        if writers.space(side) <= 0:
-            writers.finish(side)
-        start = stop

@@ -6,7 +6,7 @@ A run that was killed goes over the text again, which is quick, and encodes only
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 from weft.data.amount import amount
 from weft.data.config import FilesSplit, TextSource
 from weft.data.documents import stamps
-from weft.data.encode import Encoded, apart, encoded, together
+from weft.data.encode import apart, encoded, together
 from weft.data.encodings import is_utf8
 from weft.data.folder import FORMAT, Plan, Writers, read_plan, written
 from weft.data.parts import part_sections
@@ -51,14 +51,16 @@ def prepare(
         dtype, total = dtype_for(tokenizer.vocab_size), _total(text)
         processes = jobs or (_processors() if total is not None and total >= WORTH else None)
         read = split_sections if text.part is None else part_sections
-        with bar("preparing", total, unit="bytes") as advance:
-            sections = _remaining(read(text, plan["section"]), done, advance)
+        writers = Writers(out, plan, dtype, done)
+        with bar("preparing", total, unit="bytes") as advance, writers.writing():
+            sections = _remaining(read(text, plan["section"]), writers.held, advance)
             work = apart(sections) if text.apart else together(sections, tokenizer.joints)
             with closing(encoded(work, tokenizer, _frame(text, tokenizer), dtype, processes)) as rows:
-                shards = _write(Writers(out, plan, dtype, done), rows)
+                for section, ids in rows:
+                    writers.add(section.side, ids, section.size, section.document)
         if text.part is None:
-            check_sides(shards, text.validation)
-        return shards
+            check_sides(writers.shards, text.validation)
+        return writers.shards
 
     return written(out, plan, tokenizer, write)
 
@@ -94,26 +96,14 @@ def _frame(text: TextSource, tokenizer: Tokenizer) -> tuple[Ids, Ids]:
     return before, () if tokenizer.eos_id is None else (tokenizer.eos_id,)
 
 
-def _write(writers: Writers, rows: Iterable[Encoded]) -> list[Shard]:
-    """Writes the shards that are not done yet; all of them, old and new."""
-    with writers.writing():
-        for section, ids in rows:
-            writers.to(section.side).add(ids, section.size, section.document)
-            if writers.space(section.side) <= 0:
-                writers.finish(section.side)
-    return writers.shards
-
-
-def _remaining(sections: Iterable[Section], done: Sequence[Shard], advance: Advance) -> Iterator[Section]:
-    """Wanted is what no finished shard holds: a split's shards hold its first sections. `advance` gets all bytes."""
-    held: dict[Side, int] = {"train": 0, "validation": 0}
-    for shard in done:
-        held[shard.split] += shard.sections
+def _remaining(sections: Iterable[Section], held: Mapping[Side, int], advance: Advance) -> Iterator[Section]:
+    """Wanted is what no finished shard holds: so many of the first sections of each side. `advance` gets all bytes."""
+    left = dict(held)
     for section in sections:
         if section.wanted:
             advance(section.size)
-            if held[section.side] > 0:
-                held[section.side] -= 1
+            if left[section.side] > 0:
+                left[section.side] -= 1
                 section = replace(section, wanted=False)
         yield section
 
