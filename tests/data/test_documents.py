@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.data import documents, streams
-from weft.data.documents import Document, files, left_out, read
+from weft.data.documents import Document, read
+from weft.data.sources import files
 from weft.errors import DataError
 
 many = settings(max_examples=60, deadline=None)
@@ -24,6 +25,12 @@ many = settings(max_examples=60, deadline=None)
 TEXT = st.text(
     st.sampled_from("ab é漢🎈 \t\n\r") | st.characters(exclude_categories=["Cs"], exclude_characters="\0\ufeff")
 )
+
+
+def left_out(sources: list[str], column: str | None = None) -> list[str]:
+    lines: list[str] = []
+    files(sources, column, tell=lines.append)
+    return lines
 
 
 def texts(*sources: Path | str, column: str = "text") -> list[str]:

@@ -271,7 +271,7 @@ def dictionary(path: Path, text: str, rows: int, listed: bool = False) -> str:
 
 
 def test_a_text_in_every_row_of_a_parquet_file_is_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_module, "AT_ONCE", 1 << 20)
+    monkeypatch.setattr(rows_module, "MAX_BATCH_BYTES", 1 << 20)
     name = dictionary(tmp_path / "a.parquet", "a" * 1_000_000, 200)
     tracemalloc.start()
     rows = read_rows(RowSource([name], {"text": "text"}))

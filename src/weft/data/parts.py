@@ -9,8 +9,9 @@ machine comes to the same division by itself.
 from collections.abc import Iterator, Sequence
 
 from weft.data.config import FilesSplit, HashSplit, NumberedPart, TailSplit, TextSource
-from weft.data.documents import files, left_out, read_file, stamp
+from weft.data.documents import read_file
 from weft.data.shards import Side
+from weft.data.sources import files, stamp
 from weft.data.split import Section, side_by_hash
 from weft.errors import ConfigError, DataError
 from weft.files import utf8_size
@@ -42,10 +43,8 @@ def part_sections(text: TextSource, section: int) -> Iterator[Section]:
     held_out = split.sources if isinstance(split, FilesSplit) else ()
     if "-" in (*text.sources, *held_out):
         raise DataError(f"part {part}: standard input can't be read by every machine; name a file")
-    for line in left_out((*text.sources, *held_out), text.column, text.encoding):
-        warn(line)
-    train = files(text.sources, text.column, text.encoding)
-    names = [*train, *files(held_out, text.column, text.encoding)]
+    train = files(text.sources, text.column, text.encoding, warn)
+    names = [*train, *files(held_out, text.column, text.encoding, warn)]
     for number, (name, owners) in enumerate(
         zip(names, shares([stamp(name)[1] for name in names], part.of), strict=True)
     ):

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from weft.data.amount import amount
 from weft.data.config import FilesSplit, TextSource
-from weft.data.documents import stamps
 from weft.data.encode import apart, encoded, together
 from weft.data.encodings import is_utf8
 from weft.data.folder import FORMAT, Plan, Writers, read_plan, written
 from weft.data.parts import part_sections
 from weft.data.shards import Shard, Shards, Side, dtype_for
+from weft.data.sources import stamps
 from weft.data.split import Section, check_sides, section_for, split_sections
 from weft.progress import Advance, bar
 from weft.text.frame import Ids

@@ -10,8 +10,9 @@ from typing import Generic, TypeVar
 
 from weft.data.amount import amount
 from weft.data.config import FilesSplit, HashSplit, NoSplit, Split, TailSplit, TextSource
-from weft.data.documents import SECTION, Document, read, stamps
+from weft.data.documents import SECTION, Document, read
 from weft.data.shards import Shard, Side
+from weft.data.sources import stamps
 from weft.data.table import Row, RowSource, Skipped, read_rows
 from weft.errors import DataError, counted
 from weft.files import utf8_size
