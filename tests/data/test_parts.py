@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.data import encode, merge
+from weft.data import encode
+from weft.data import folder as folders
 from weft.data.config import FilesSplit, HashSplit, NoSplit, NumberedPart, Split, TailSplit, TextSource
-from weft.data.merge import merge as put_together
+from weft.data.parts import merge as put_together
 from weft.data.parts import shares
 from weft.data.prepare import prepare
 from weft.data.shards import Shards
@@ -116,15 +117,15 @@ def test_a_merge_that_was_stopped_continues(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, stop: int
 ) -> None:
     parts = in_parts(TextSource([str(corpus / "texts")]), tmp_path, 2)
-    finish, left = merge.Writers._finish, [stop]
+    finish, left = folders.Writers._finish, [stop]
 
-    def stopping(writers: merge.Writers, side: str) -> None:
+    def stopping(writers: folders.Writers, side: str) -> None:
         if not left[0]:
             raise KeyboardInterrupt
         left[0] -= 1
         finish(writers, side)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(merge.Writers, "_finish", stopping)
+    monkeypatch.setattr(folders.Writers, "_finish", stopping)
     with pytest.raises(KeyboardInterrupt):
         put_together(parts, tmp_path / "merged")
     monkeypatch.undo()
