@@ -126,7 +126,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 def test_rows_are_documents(tmp_path: Path, kind: str, packer: str) -> None:
     file = tmp_path / f"rows.{kind}{packer}"
     file.write_bytes(PACKERS[packer](FORMATS[kind]()))
-    assert list(read([str(file)])) == [Document(row, str(file), True) for row in ROWS]
+    assert list(read([str(file)])) == [Document(row, True) for row in ROWS]
 
 
 @pytest.mark.parametrize("packer", PACKERS)
@@ -251,7 +251,7 @@ def test_errors_say_what_and_where_in_one_line(tmp_path: Path, name: str) -> Non
 
 
 def test_a_row_over_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "ROW_LIMIT", 1 << 20)
+    monkeypatch.setattr(streams, "MAX_ROW_BYTES", 1 << 20)
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "' + "x" * (1 << 21) + '"}\n')
     with pytest.raises(DataError, match="line 2 is longer than 1 MiB"):
         texts(tmp_path / "a.jsonl")

@@ -292,7 +292,7 @@ def test_a_parquet_file_that_holds_gigabytes_is_refused(listed: bool, tmp_path: 
 def test_a_packed_file_that_holds_too_much_is_refused(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "UNPACKED", 1 << 22)
+    monkeypatch.setattr(streams, "MAX_UNPACKED_BYTES", 1 << 22)
     packed = gzip.compress if suffix.endswith("gz") else zstandard.ZstdCompressor().compress
     name = put(tmp_path / f"a{suffix}", packed((b'"' + b"a" * 65533 + b'"\n') * 128))
     with pytest.raises(DataError, match=r"its [\d,]+ bytes become more than 4 MiB when they are unpacked; the bound"):

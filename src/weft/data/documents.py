@@ -24,7 +24,6 @@ class Document:
     """A document, or a section of a long one; `ends` where the document ends with it."""
 
     text: str
-    source: str
     ends: bool
 
 
@@ -85,12 +84,12 @@ def _cut(blocks: Iterable[bytes], name: str, section: int) -> Iterator[Document]
         start = 0
         while len(waiting) - start > section:
             stop = _cut_point(waiting, start, section)
-            yield Document(decode(waiting[start:stop], name, offset + start), name, False)
+            yield Document(decode(waiting[start:stop], name, offset + start), ends=False)
             start = stop
         waiting = waiting[start:]
         offset += start
     if waiting:
-        yield Document(decode(waiting, name, offset), name, True)
+        yield Document(decode(waiting, name, offset), ends=True)
 
 
 def _cut_point(text: bytes, start: int, section: int) -> int:

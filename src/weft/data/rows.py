@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from weft.data.streams import ROW_LIMIT, characters, check_unpacked, format_of, lines, seekable
+from weft.data.streams import MAX_ROW_BYTES, characters, check_unpacked, format_of, lines, seekable
 from weft.errors import DataError, counted
 from weft.untrusted import refuse_beyond
 
@@ -167,7 +167,7 @@ class JsonText:
             try:
                 value, stop = _DECODER.raw_decode(self.text, self.at)
             except (ValueError, RecursionError) as error:
-                if len(self.text) - self.at > ROW_LIMIT or not self._grow():
+                if len(self.text) - self.at > MAX_ROW_BYTES or not self._grow():
                     raise self._wrong(_reason(error)) from None
                 continue
             self.line += self.text.count("\n", self.at, stop)
@@ -184,7 +184,7 @@ def _reason(error: Exception) -> str:
 
 def _table(name: str, columns: Sequence[str], encoding: str) -> Iterator[tuple[int, Any]]:
     """(line, values) of comma- or tab-separated fields, as many in a row as in the first. Empty lines are skipped."""
-    csv.field_size_limit(ROW_LIMIT)
+    csv.field_size_limit(MAX_ROW_BYTES)
     rows = csv.reader(lines(name, encoding), **DIALECTS[format_of(name)])
     numbered = all(column.isdecimal() for column in columns) and len(columns) > 0
     header: list[str] | None = None
@@ -230,7 +230,7 @@ def _parquet_rows(name: str, columns: Sequence[str], every: bool) -> Iterator[tu
                 some = rows.slice(place, step)
                 if step == 1:
                     what = f"{name}: row {number + 1} has {_size(some):,} bytes"
-                    refuse_beyond(_size(some), ROW_LIMIT, what, DataError)
+                    refuse_beyond(_size(some), MAX_ROW_BYTES, what, DataError)
                 for row in some.to_pylist():
                     number += 1
                     yield number, row

@@ -10,7 +10,7 @@ its document's number would; `part.json` lists the shards.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -75,10 +75,7 @@ class Tokens:
     """A long sequence of token ids with document borders: on disk in shards, or in memory."""
 
     def __init__(
-        self,
-        shards: Sequence[Array],
-        sections: Sequence[Ids],
-        scattered: Sequence[Array] | None = None,
+        self, shards: Sequence[Array], sections: Sequence[Ids], scattered: Sequence[Array] | None = None
     ) -> None:
         """`shards[i]` holds ids (n,); `sections[i]` (3, m): first tokens within shard i, UTF-8 bytes, documents.
 
@@ -95,10 +92,8 @@ class Tokens:
 
     def read(self, start: int, length: int) -> Ids:
         """Ids `start` to `start + length`, over shard borders: (length,)."""
-        out = np.empty(length, dtype=np.int64)
-        for shard, inside, at in self._spans(start, length):
-            out[at] = self._shards[shard][inside]
-        return out
+        found = (self._shards[shard][inside] for shard, inside in self._spans(start, length))
+        return np.concatenate([np.zeros(0, np.int64), *found])
 
     def windows(self, starts: Ids, length: int) -> Ids:
         """`length` ids from each of `starts` (rows,) on: (rows, length)."""
@@ -114,12 +109,11 @@ class Tokens:
 
     def documents(self, start: int, length: int) -> Ids:
         """For each of these tokens the number of its document: (length,)."""
-        out = np.empty(length, dtype=np.int64)
-        for shard, inside, at in self._spans(start, length):
+        found = [np.zeros(0, np.int64)]
+        for shard, inside in self._spans(start, length):
             firsts, _, documents = self._sections[shard]
-            section = np.searchsorted(firsts, np.arange(inside.start, inside.stop), side="right") - 1
-            out[at] = documents[section]
-        return out
+            found.append(documents[np.searchsorted(firsts, np.arange(inside.start, inside.stop), side="right") - 1])
+        return np.concatenate(found)
 
     def first(self, tokens: int) -> "Tokens":
         """The first so many tokens. The bytes of a section that is cut are counted in proportion."""
@@ -130,27 +124,23 @@ class Tokens:
             if kept <= 0:
                 break
             begins = table[:, table[0] < kept].copy()
-            last = begins.shape[1] - 1
-            end = int(table[0, last + 1]) if last + 1 < table.shape[1] else len(shard)
-            begins[1, last] = begins[1, last] * (kept - int(begins[0, last])) // max(1, end - int(begins[0, last]))
+            last = begins.shape[1]
+            end = int(table[0, last]) if last < table.shape[1] else len(shard)
+            begins[1, -1] = begins[1, -1] * (kept - int(begins[0, -1])) // max(1, end - int(begins[0, -1]))
             shards.append(shard[:kept])
             scattered.append(other[:kept])
             sections.append(begins)
         return Tokens(shards, sections, scattered)
 
-    def _spans(self, start: int, length: int) -> list[tuple[int, slice, slice]]:
-        """(shard, where in the shard, where in the result) for each shard that the range touches."""
-        assert 0 <= start <= start + length <= len(self), f"{start} + {length} of {len(self)} tokens"
-        spans = []
-        at = 0
+    def _spans(self, start: int, length: int) -> Iterator[tuple[int, slice]]:
+        """Each shard that the range touches, and where in the shard."""
+        stop = start + length
+        assert 0 <= start <= stop <= len(self), f"{start} + {length} of {len(self)} tokens"
         shard = int(np.searchsorted(self._starts, start, side="right")) - 1
-        while at < length:
-            first = start + at - int(self._starts[shard])
-            taken = min(length - at, len(self._shards[shard]) - first)
-            spans.append((shard, slice(first, first + taken), slice(at, at + taken)))
-            at += taken
-            shard += 1
-        return spans
+        while start < stop:
+            before, end = self._starts[shard : shard + 2].tolist()
+            yield shard, slice(start - before, min(stop, end) - before)
+            start, shard = end, shard + 1
 
     @property
     def shards(self) -> list[tuple[Array, Ids]]:
