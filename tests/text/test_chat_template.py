@@ -193,7 +193,7 @@ def test_what_fails_or_never_ends_is_one_line(plain: Tokenizer, template: str) -
 
 
 def test_ctrl_c_ends_a_template(plain: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "STEPS", 10**12)
+    monkeypatch.setattr(templates, "MAX_STEPS", 10**12)
     chatty = with_template(plain, MANY.replace("WHAT", "{% set y = 1 %}"))
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()

@@ -25,7 +25,7 @@ UNIGRAM, BPE, WORD, CHAR = range(1, 5)
 ROLE_FIELDS: dict[Role, tuple[int, int]] = {"pad": (43, -1), "unk": (40, 0), "bos": (41, 1), "eos": (42, 2)}  # and id
 SPACE = "▁"
 STAND_IN = 0xE000  # private use: symbols that the replacement of characters would change hide behind these
-LONGEST = 256  # characters of a piece whose merges are looked for: each place in it costs a copy
+MAX_MERGED_CHARACTERS = 256  # of a piece whose merges are looked for: each place in it costs a copy
 TRIM = rf"\A +|[ {SPACE}]+\z"  # what goes at a text's ends
 SEVERAL = " {2,}"  # which become one
 PREFIX = r"\A(?"  # so begin the expressions that put a space before a text
@@ -120,7 +120,7 @@ def _bpe(model: SentencePiece, pieces: list[Piece]) -> models.BPE:
     scores = {piece.text: piece.score for piece in pieces if piece.kind == NORMAL}
     merges: list[tuple[float, int, tuple[str, str]]] = []
     for text, score in scores.items() if model.kind == BPE else ():
-        for cut in range(1, len(text) if len(text) <= LONGEST else 1):
+        for cut in range(1, len(text) if len(text) <= MAX_MERGED_CHARACTERS else 1):
             left, right = text[:cut], text[cut:]
             if left in scores and right in scores:
                 merges.append((-score, -cut, (left, right)))

@@ -19,8 +19,8 @@ from weft.text.config import BPE, Byte, Char, Specials, TrainedConfig, Unigram, 
 from weft.text.token_bytes import byte_letters, byte_tokens
 
 DEFAULT_SIZE = 8192
-FEW = 2  # a pair seen once teaches nothing
-LONGEST_WORD = 1000  # characters of a word that wordpiece cuts; beyond, the greedy search gets slow and it is unk
+MIN_FREQUENCY = 2  # a pair seen once teaches nothing
+MAX_WORD_CHARACTERS = 1000  # that wordpiece cuts; beyond, the greedy search gets slow and the word is unk
 WORD_START = "\ue000"  # private use: BERT's normalizer removes it from texts, so it can mark
 
 
@@ -192,7 +192,7 @@ def _bpe(config: BPE, texts: Iterable[str], most: int) -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size or most,
-        min_frequency=FEW,
+        min_frequency=MIN_FREQUENCY,
         special_tokens=specials,
         initial_alphabet=sorted(byte_letters()),
         show_progress=False,
@@ -218,7 +218,7 @@ def _wordpiece(config: WordPiece, texts: Iterable[str], most: int) -> Tokenizer:
     marker = pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme="always")
     pairs.pre_tokenizer = pre_tokenizers.Sequence([cutter, marker])
     # twice: a merge of the mark with one character gives nothing new, and there are fewer characters than `asked`
-    trainer = trainers.BpeTrainer(vocab_size=2 * asked, min_frequency=FEW, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=2 * asked, min_frequency=MIN_FREQUENCY, show_progress=False)
     pairs.train_from_iterator(texts, trainer)
 
     found = pairs.get_vocab()
@@ -236,7 +236,7 @@ def _wordpiece(config: WordPiece, texts: Iterable[str], most: int) -> Tokenizer:
 
     backend = Tokenizer(
         models.WordPiece(
-            vocab=_numbered(vocab[:asked]), unk_token=config.specials.unk, max_input_chars_per_word=LONGEST_WORD
+            vocab=_numbered(vocab[:asked]), unk_token=config.specials.unk, max_input_chars_per_word=MAX_WORD_CHARACTERS
         )
     )
     backend.normalizer = normalizer
