@@ -132,6 +132,11 @@ class Children:
             child.wait(until)
 
 
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 # ---- in the child itself
 
 

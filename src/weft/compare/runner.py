@@ -30,6 +30,7 @@ from weft.errors import RunError
 from weft.files import write_text
 from weft.runs.lines import append, read_lines
 from weft.training.memory import free_memory
+from weft.workers import cores
 
 PROCESS = 600e6  # bytes that a process takes before it does anything
 CONTEXT = 800e6  # the same of a GPU's memory
@@ -62,11 +63,10 @@ def machine_for(entrants: Sequence[Entrant], where: Where) -> Machine:
         threads = int(os.environ.get("SLURM_CPUS_PER_TASK", BESIDE_A_GPU if gpus else 1))
         jobs = slurm_tasks(where) if where.kind == "slurm" else where.count or ray_tasks(threads, gpus)
         return Machine(jobs, threads, gpus, where)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     each = AMPLE * max(entrant.memory for entrant in entrants) + (PROCESS if device.type == "cpu" else CONTEXT)
-    fit = min(cores if device.type == "cpu" else min(MOST_ON_A_GPU, cores // 2), int(free_memory(device) // each))
+    fit = min(cores() if device.type == "cpu" else min(MOST_ON_A_GPU, cores() // 2), int(free_memory(device) // each))
     jobs = where.count or max(1, fit)
-    return Machine(jobs, max(1, cores // jobs))
+    return Machine(jobs, max(1, cores() // jobs))
 
 
 def opened(machine: Machine) -> Pool:

@@ -145,72 +145,48 @@ def apart(sections: Iterable[Section]) -> Iterator[Job]:
 
 def together(sections: Iterable[Section], joints: Joints | None) -> Iterator[Job]:
     """All sections of a document, in reading order, as one text in pieces."""
-    cutter = _Cutter(joints)
-    for section in sections:
-        yield from cutter.add(section)
+    held: list[tuple[Section, str]] = []  # since the last joint, the text of each section
+    size, begins = 0, True
 
+    def hold(section: Section, text: str) -> None:
+        nonlocal size
+        held.append((section, text))
+        size += utf8_size(text)
 
-class _Cutter:
-    """Cuts one document after another, section by section as they come."""
-
-    def __init__(self, joints: Joints | None) -> None:
-        self._joints = joints
-        self._held: list[tuple[Section, str]] = []  # since the last joint, the text of each section
-        self._size = 0
-        self._begins = True
-
-    def add(self, section: Section) -> Iterator[Job]:
-        text = section.text
-        if self._held and self._joints is not None and (place := self._first(text)) is not None:
-            if place:
-                self._hold(section, text[:place])
-            yield self._job(ends=False)
-            text = text[place:]
-        self._hold(section, text)
-        if section.ends:
-            yield self._job(ends=True)
-            return
-        if self._joints == "anywhere":
-            yield self._job(ends=False)
-            return
-        if len(self._held) == 1 and self._joints is not None and (last := last_joint(self._joints, text)):
-            self._let_go()
-            self._hold(section, text[:last])
-            yield self._job(ends=False)
-            self._hold(section, text[last:])
-        elif self._size >= MAX_PIECE_BYTES:
-            yield from self._forced()
-
-    def _first(self, text: str) -> int | None:
-        """The first joint of what follows the text that is held, at its beginning or later."""
-        assert self._joints is not None
-        before = self._held[-1][1][-2:]
-        place = first_joint(self._joints, before + text, len(before))
-        return None if place is None else place - len(before)
-
-    def _forced(self) -> Iterator[Job]:
-        """What is held, up to the last space between words of the last section, if it has one; the rest waits."""
-        section, text = self._held[-1]
-        last = last_joint("spaces", text) or len(text)
-        self._held[-1] = (section, text[:last])
-        yield self._job(ends=False)
-        if text[last:]:
-            self._hold(section, text[last:])
-
-    def _hold(self, section: Section, text: str) -> None:
-        self._held.append((section, text))
-        self._size += utf8_size(text)
-
-    def _let_go(self) -> list[tuple[Section, str]]:
-        held, self._held, self._size = self._held, [], 0
-        return held
-
-    def _job(self, *, ends: bool) -> Job:
-        held = self._let_go()
+    def job(*, ends: bool) -> Job:
+        """What is held."""
+        nonlocal size, begins
         cuts = list(accumulate(len(text) for _, text in held[:-1]))
-        piece = Piece("".join(text for _, text in held), self._begins, ends, cuts)
-        self._begins = ends
-        return Job(piece, [section for section, _ in held])
+        piece = Piece("".join(text for _, text in held), begins, ends, cuts)
+        of = [section for section, _ in held]
+        held.clear()
+        size, begins = 0, ends
+        return Job(piece, of)
+
+    for section in sections:
+        text = section.text
+        if held and joints is not None:
+            before = held[-1][1][-2:]
+            place = first_joint(joints, before + text, len(before))
+            if place is not None:  # it is the first one behind what is held, at the section's beginning or later
+                place -= len(before)
+                if place:
+                    hold(section, text[:place])
+                yield job(ends=False)
+                text = text[place:]
+        alone = not held
+        hold(section, text)
+        if section.ends or joints == "anywhere":
+            yield job(ends=section.ends)
+            continue
+        last = last_joint(joints, text) if alone and joints is not None else None
+        if not last and size >= MAX_PIECE_BYTES:  # up to the last space between words, if there is one
+            last = last_joint("spaces", text) or len(text)
+        if last:
+            held[-1] = (section, text[:last])
+            yield job(ends=False)
+            if text[last:]:
+                hold(section, text[last:])
 
 
 def _here(tokenizer: Tokenizer, dtype: str, pieces: list[Piece]) -> list[PieceIds]:

@@ -7,7 +7,7 @@ and ends with the same bytes as one that was never stopped. The index comes last
 import json
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ def written(out: Path, plan: Plan, tokenizer: Tokenizer, write: Callable[[list[S
     index = PART if "part" in plan else INDEX
     try:
         done = _begin(out, plan, index)
-        if done is None and _intact(out, index, tokenizer):
-            return Shards.open(out, index)
+        if done is None and (finished := _intact(out, index, tokenizer)) is not None:
+            return finished
         done = done or []
         with locked(out / PLAN):
             tokenizer.save(out)
@@ -44,7 +44,11 @@ def written(out: Path, plan: Plan, tokenizer: Tokenizer, write: Callable[[list[S
                 shards = write(done)
             except WeftError:  # the text itself is wrong: what began with this call goes with it
                 if not done:
-                    _discard(out)
+                    for pattern in ("train-*", "validation-*", "tokenizer*.json", JOURNAL, PLAN):
+                        for path in out.glob(pattern):
+                            path.unlink()
+                    if not any(out.iterdir()):
+                        out.rmdir()
                 raise
             ordered = tuple(sorted(shards, key=lambda shard: shard.name))
             size = tokenizer.vocab_size
@@ -220,39 +224,25 @@ def _begin(out: Path, plan: Plan, index: str) -> list[Shard] | None:
     return None if (out / index).exists() else _journalled(out)
 
 
-def _intact(out: Path, index: str, tokenizer: Tokenizer) -> bool:
-    """Whether a finished folder is still what was written."""
+def _intact(out: Path, index: str, tokenizer: Tokenizer) -> Shards | None:
+    """A finished folder, where it is still what was written."""
     try:
-        Shards.open(out, index).verify()
+        found = Shards.open(out, index)
+        found.verify()
         if Tokenizer.load(out).fingerprint != tokenizer.fingerprint:
             raise DataError(f"{out}: damaged: its tokenizer is not what was written")
     except (DataError, TokenizerError) as error:
         warn(f"{error}; preparing it again")
-        return False
-    return True
+        return None
+    return found
 
 
 def _journalled(out: Path) -> list[Shard]:
     """The shards that the journal names and that are whole; a line that a kill cut short ends it."""
     shards: list[Shard] = []
-    try:
-        lines = (out / JOURNAL).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    for line in lines:
-        try:
+    with suppress(FileNotFoundError, ValidationError, DataError):
+        for line in (out / JOURNAL).read_text(encoding="utf-8").splitlines():
             shard = Shard.model_validate_json(line)
             verify(out, shard.checksums)
-        except (ValidationError, DataError):
-            break
-        shards.append(shard)
+            shards.append(shard)
     return shards
-
-
-def _discard(out: Path) -> None:
-    """Removes what preparing wrote, and the folder if it is empty then."""
-    for pattern in ("train-*", "validation-*", "tokenizer*.json", JOURNAL, PLAN):
-        for path in out.glob(pattern):
-            path.unlink()
-    if not any(out.iterdir()):
-        out.rmdir()

@@ -5,7 +5,6 @@ A run that was killed goes over the text again, which is quick, and encodes only
 """
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -23,10 +22,11 @@ from weft.data.split import Section, check_sides, section_for, split_sections
 from weft.progress import Advance, bar
 from weft.text.frame import Ids
 from weft.text.tokenizer import Tokenizer
+from weft.workers import cores
 
 VERSION = 2  # of how text becomes tokens; in 1, weft 0.1's, each section was encoded as a text of its own
 SHARD_TOKENS = 64 * 1024 * 1024
-WORTH = 32 * 1024 * 1024  # bytes of text from which on several processes are quicker than one that is there already
+MIN_SHARED_BYTES = 32 * 1024 * 1024  # of text; for less, one process that is there already is quicker than several
 
 
 def prepare(
@@ -49,7 +49,8 @@ def prepare(
 
     def write(done: list[Shard]) -> list[Shard]:
         dtype, total = dtype_for(tokenizer.vocab_size), _total(text)
-        processes = jobs or (_processors() if total is not None and total >= WORTH else None)
+        several = total is not None and total >= MIN_SHARED_BYTES and cores() > 1
+        processes = jobs or (cores() if several else None)
         read = split_sections if text.part is None else part_sections
         writers = Writers(out, plan, dtype, done)
         with bar("preparing", total, unit="bytes") as advance, writers.writing():
@@ -113,9 +114,3 @@ def _total(text: TextSource) -> int | None:
     held = text.validation.sources if isinstance(text.validation, FilesSplit) else ()
     total = sum(amount(given, [text.column], text.encoding).bytes for given in (text.sources, held))
     return total // (1 if text.part is None else text.part.of) or None
-
-
-def _processors() -> int | None:
-    """A process for each processor that may be used; none where there is but one."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return count if count > 1 else None
