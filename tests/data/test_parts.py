@@ -58,11 +58,14 @@ def contents(folder: Path) -> dict[str, str]:
 
 def in_parts(text: TextSource, folder: Path, count: int, shard_tokens: int = TOKENS) -> list[Path]:
     """Every part, prepared one after the other."""
-    made = [folder / f"part-{number}" for number in range(1, count + 1)]
-    for number, place in enumerate(made, start=1):
-        part = TextSource(text.sources, text.validation, text.column, text.encoding, NumberedPart(number, count))
-        prepare(part, place, BYTES, shard_tokens=shard_tokens)
-    return made
+    return [one_part(text, folder, NumberedPart(number + 1, count), shard_tokens) for number in range(count)]
+
+
+def one_part(text: TextSource, folder: Path, part: NumberedPart, shard_tokens: int = TOKENS) -> Path:
+    place = folder / f"part-{part.number}"
+    text = TextSource(text.sources, text.validation, text.column, text.encoding, part)
+    prepare(text, place, BYTES, shard_tokens=shard_tokens)
+    return place
 
 
 # ---- parts
@@ -107,7 +110,7 @@ def test_another_machine_has_the_files_elsewhere(tmp_path: Path, corpus: Path) -
     for path in (corpus / "texts").iterdir():
         (copied / path.name).write_bytes(path.read_bytes())
     texts.append(TextSource([str(copied)]))
-    made = [in_parts(text, tmp_path / str(n), 2)[n] for n, text in enumerate(texts)]
+    made = [one_part(text, tmp_path / str(n), NumberedPart(n + 1, 2)) for n, text in enumerate(texts)]
     merged = put_together(made, tmp_path / "merged")
     assert merged.fingerprint == prepare(texts[0], tmp_path / "whole", BYTES, shard_tokens=TOKENS).fingerprint
 
@@ -149,13 +152,13 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path, corpus: P
     refused([one, three], "of 3 parts 2 is missing")
     refused([three], "of 3 parts 1, 2 are missing")
     refused([one, two, two, three], "part 2/3 is given twice: .*part-2 and .*part-2")
-    other = in_parts(text, tmp_path / "four", 4)[3]
+    other = one_part(text, tmp_path / "four", NumberedPart(4, 4))
     refused([one, two, three, other], "part-4 is part 4/4, but .*part-1 part 1/3")
-    larger = in_parts(text, tmp_path / "larger", 3, shard_tokens=9000)[1]
+    larger = one_part(text, tmp_path / "larger", NumberedPart(2, 3), shard_tokens=9000)
     refused([one, larger, three], "larger/part-2: was made with another shard_tokens than .*part-1")
-    unheld = in_parts(TextSource(text.sources, NoSplit()), tmp_path / "unheld", 3)[1]
+    unheld = one_part(TextSource(text.sources, NoSplit()), tmp_path / "unheld", NumberedPart(2, 3))
     refused([one, unheld, three], "another validation")
-    fewer = in_parts(TextSource([str(corpus / "texts" / "a.txt")]), tmp_path / "fewer", 3)[1]
+    fewer = one_part(TextSource([str(corpus / "texts" / "a.txt")]), tmp_path / "fewer", NumberedPart(2, 3))
     refused([one, fewer, three], "other sources")
     words = build_tokenizer(Word(), ["weft warp loom"])
     where = tmp_path / "words"

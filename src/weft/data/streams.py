@@ -41,7 +41,8 @@ def blocks(name: str, encoding: str = "utf-8") -> Iterator[bytes]:
         with nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as stream:
             plain = unpacked(stream, name)
             start = next(plain, b"")
-            if is_utf8(encoding) and (other := wide(start[:SAMPLE])) is not None:
+            other = wide(start[:SAMPLE])
+            if other is not None and not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
                 raise DataError(f"{shown}: is {other.upper()} text; {_other_encoding(name, other)}")
             what = no_text(start[:SAMPLE])
             if what is not None and what.startswith("looks like"):  # where a byte isn't text, reading says which
