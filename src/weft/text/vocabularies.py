@@ -24,11 +24,8 @@ Found = tuple[Tokenizer, dict[Role, str] | None]  # None: customary names take t
 def in_folder(folder: Path) -> Path | None:
     """The vocabulary that a folder holds, if it holds one."""
     named = [folder / name for name in FILES] + sorted(folder.glob("*.tiktoken"))
-    return next((file for file in named if file.is_file() and _complete(file)), None)
-
-
-def _complete(file: Path) -> bool:
-    return file.name not in MERGES or (file.parent / MERGES[file.name]).is_file()
+    whole = (file for file in named if file.is_file() and (folder / MERGES.get(file.name, file.name)).is_file())
+    return next(whole, None)
 
 
 def is_vocabulary(file: Path) -> bool:
