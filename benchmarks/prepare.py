@@ -59,7 +59,7 @@ def direct(file: Path, tokenizer: Path, method: str) -> int:
 def weft(file: Path, tokenizer: Path, jobs: int | None) -> int:
     text, there = TextSource([str(file)], HashSplit()), Tokenizer.load(tokenizer)
     with tempfile.TemporaryDirectory(dir=file.parent) as out:
-        preparing.WORTH = file.stat().st_size + 1  # several processes only where they are asked for
+        preparing.MIN_SHARED_BYTES = file.stat().st_size + 1  # several processes only where they are asked for
         shards = prepare(text, Path(out) / "out", there, jobs=jobs)
         return sum(shard.tokens for shard in shards.index.shards)
 

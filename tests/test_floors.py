@@ -15,7 +15,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 
 FLOORS = {
     "config": 0, "errors": 0, "files": 0, "layout": 0, "machine": 0, "progress": 0, "safetensors_header": 0,
-    "untrusted": 0,
+    "untrusted": 0, "workers": 0,
     "nn": 1, "text": 1, "data": 1, "figures": 1,
     "models": 2,
     "costs": 2.5,
@@ -25,7 +25,7 @@ FLOORS = {
     "objectives": 6,
     "api": 7, "compare": 7,
     "serve": 8,
-    "cli": 9, "__main__": 10,
+    "cli": 9, "__main__": 10, "lm_eval": 10,
 }  # fmt: skip
 # on one floor, in this direction
 ALLOWED = {("data", "text"), ("compare", "api")}
@@ -136,6 +136,7 @@ OPTIONAL = {
     "fcntl",
     "gguf",
     "huggingface_hub",
+    "lm_eval",
     "onnx",
     "onnxruntime",
     "onnxscript",

@@ -25,16 +25,13 @@ except ImportError:  # Windows
 
 CHECKSUM_BYTES = 1 << 25  # bytes that have a checksum of their own
 THREADS = min(16, os.cpu_count() or 1)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _LEFT = re.compile(r"\..+\.[0-9a-f]{8}")  # what is written beside its place, or was taken away from there
 
 
 def is_text(text: str) -> bool:
     """Whether a string can be written as UTF-8: bytes that were not, and halves of pairs, are surrogates in it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return _SURROGATE.search(text) is None
 
 
 def utf8_size(text: str) -> int:
@@ -73,15 +70,9 @@ def write_bytes(path: Path, content: bytes) -> None:
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file to write (and to read back), which takes the place of `path` when it is whole and on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = _beside(path)
-    try:
-        with open(beside, "x+b") as file:
-            yield file
-            sync(file)
-        put(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    with _making(path) as beside, open(beside, "x+b") as file:
+        yield file
+        sync(file)
 
 
 @contextmanager
@@ -102,9 +93,16 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 def replace_link(path: Path, target: str) -> None:
     """Make `path` a symbolic link to `target`, in one step: there is always either the old link or the new."""
+    with _making(path) as beside:
+        beside.symlink_to(target)
+
+
+@contextmanager
+def _making(path: Path) -> Iterator[Path]:
+    """A place beside `path`: what is made there is put in its place, or removed where something goes wrong."""
     beside = _beside(path)
-    beside.symlink_to(target)
     try:
+        yield beside
         put(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)
@@ -175,30 +173,26 @@ def locked(path: Path) -> Iterator[None]:
         # the process that had it has removed the file in between
 
 
-def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock on a file; it is not kept from it."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:
-        return False
+def _lock(handle: int) -> None:
     try:
         if fcntl is not None:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno in (errno.EAGAIN, errno.EACCES)
-    finally:
-        os.close(handle)
-    return False
-
-
-def _lock(handle: int) -> None:
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:  # some network folders have no locks; there it is up to the person who starts processes
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
             raise
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock on a file; it is not kept from it."""
+    try:
+        with open(path, "rb") as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is none
+        pass
+    return False
 
 
 # ---- checksums

@@ -5,14 +5,13 @@ import os
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from weft.compare import pools, ray_pool, worker
+from weft.compare import pools, ray_pool
 from weft.compare.asked import contender
 from weft.compare.config import experiment
 from weft.compare.entrants import Entrant, entrants
@@ -162,15 +161,6 @@ def test_jobs_save_when_they_are_stopped_and_none_goes_on(slurm: Any, tmp_path: 
     for process in started:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
-
-
-@pytest.mark.timeout(30)
-def test_a_worker_is_interrupted_by_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", StringIO('"folder"\nnull\n'))
-    monkeypatch.setattr(worker, "run_job", lambda folder: time.sleep(20))
-    monkeypatch.setattr(worker.os, "_exit", lambda status: None)
-    with pytest.raises(KeyboardInterrupt):
-        worker.main(1)
 
 
 # ---- Ray

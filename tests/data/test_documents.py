@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.data import documents, streams
-from weft.data.documents import Document, files, left_out, read
+from weft.data.documents import Document, read
+from weft.data.sources import files
 from weft.errors import DataError
 
 many = settings(max_examples=60, deadline=None)
@@ -24,6 +25,12 @@ many = settings(max_examples=60, deadline=None)
 TEXT = st.text(
     st.sampled_from("ab é漢🎈 \t\n\r") | st.characters(exclude_categories=["Cs"], exclude_characters="\0\ufeff")
 )
+
+
+def left_out(sources: list[str], column: str | None = None) -> list[str]:
+    lines: list[str] = []
+    files(sources, column, tell=lines.append)
+    return lines
 
 
 def texts(*sources: Path | str, column: str = "text") -> list[str]:
@@ -119,7 +126,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 def test_rows_are_documents(tmp_path: Path, kind: str, packer: str) -> None:
     file = tmp_path / f"rows.{kind}{packer}"
     file.write_bytes(PACKERS[packer](FORMATS[kind]()))
-    assert list(read([str(file)])) == [Document(row, str(file), True) for row in ROWS]
+    assert list(read([str(file)])) == [Document(row, True) for row in ROWS]
 
 
 @pytest.mark.parametrize("packer", PACKERS)
@@ -244,7 +251,7 @@ def test_errors_say_what_and_where_in_one_line(tmp_path: Path, name: str) -> Non
 
 
 def test_a_row_over_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "ROW_LIMIT", 1 << 20)
+    monkeypatch.setattr(streams, "MAX_ROW_BYTES", 1 << 20)
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "' + "x" * (1 << 21) + '"}\n')
     with pytest.raises(DataError, match="line 2 is longer than 1 MiB"):
         texts(tmp_path / "a.jsonl")

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.data import held
 from tests.data.held import write_examples
 
-from weft.data.examples import Examples, encode_rows, write_sides
-from weft.data.labels import Labels, label_names
+from weft.data.examples import Examples, Labels, encode_rows, label_names, write_sides
 from weft.data.shards import Side
 from weft.data.table import Row
 from weft.errors import DataError

@@ -8,20 +8,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from weft.data import encode, merge
+from weft.data import encode
+from weft.data import folder as folders
 from weft.data.config import FilesSplit, HashSplit, NoSplit, NumberedPart, Split, TailSplit, TextSource
-from weft.data.merge import merge as put_together
+from weft.data.parts import merge as put_together
 from weft.data.parts import shares
 from weft.data.prepare import prepare
 from weft.data.shards import Shards
 from weft.errors import DataError, TokenizerError
 from weft.text.config import Byte, Specials, Word
-from weft.text.pieces import Piece
 from weft.text.tokenizer import build_tokenizer
+from weft.workers import Child
 
 BYTES = build_tokenizer(Byte(), ["x"])
 TOKENS = 16_000  # of a shard
@@ -56,11 +58,14 @@ def contents(folder: Path) -> dict[str, str]:
 
 def in_parts(text: TextSource, folder: Path, count: int, shard_tokens: int = TOKENS) -> list[Path]:
     """Every part, prepared one after the other."""
-    made = [folder / f"part-{number}" for number in range(1, count + 1)]
-    for number, place in enumerate(made, start=1):
-        part = TextSource(text.sources, text.validation, text.column, text.encoding, NumberedPart(number, count))
-        prepare(part, place, BYTES, shard_tokens=shard_tokens)
-    return made
+    return [one_part(text, folder, NumberedPart(number + 1, count), shard_tokens) for number in range(count)]
+
+
+def one_part(text: TextSource, folder: Path, part: NumberedPart, shard_tokens: int = TOKENS) -> Path:
+    place = folder / f"part-{part.number}"
+    text = TextSource(text.sources, text.validation, text.column, text.encoding, part)
+    prepare(text, place, BYTES, shard_tokens=shard_tokens)
+    return place
 
 
 # ---- parts
@@ -78,7 +83,7 @@ def test_parts_put_together_are_the_bytes_of_one_machine(tmp_path: Path, corpus:
     assert contents(tmp_path / "merged") == contents(tmp_path / "whole")  # the plan too
     assert merged.fingerprint == Shards.open(tmp_path / "merged").fingerprint == whole.fingerprint
     if count == 3:  # each has its share, and no other text
-        sizes = [sum(shard.bytes for shard in Shards.checked(part, "part.json").index.shards) for part in parts]
+        sizes = [sum(shard.bytes for shard in Shards.open(part, "part.json").index.shards) for part in parts]
         assert sum(sizes) == sum(shard.bytes for shard in whole.index.shards)
         assert min(sizes) > 0
     again = put_together(parts, tmp_path / "merged")
@@ -105,7 +110,7 @@ def test_another_machine_has_the_files_elsewhere(tmp_path: Path, corpus: Path) -
     for path in (corpus / "texts").iterdir():
         (copied / path.name).write_bytes(path.read_bytes())
     texts.append(TextSource([str(copied)]))
-    made = [in_parts(text, tmp_path / str(n), 2)[n] for n, text in enumerate(texts)]
+    made = [one_part(text, tmp_path / str(n), NumberedPart(n + 1, 2)) for n, text in enumerate(texts)]
     merged = put_together(made, tmp_path / "merged")
     assert merged.fingerprint == prepare(texts[0], tmp_path / "whole", BYTES, shard_tokens=TOKENS).fingerprint
 
@@ -115,15 +120,15 @@ def test_a_merge_that_was_stopped_continues(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, stop: int
 ) -> None:
     parts = in_parts(TextSource([str(corpus / "texts")]), tmp_path, 2)
-    finish, left = merge.Writers.finish, [stop]
+    finish, left = folders.Writers._finish, [stop]
 
-    def stopping(writers: merge.Writers, side: str) -> None:
+    def stopping(writers: folders.Writers, side: str) -> None:
         if not left[0]:
             raise KeyboardInterrupt
         left[0] -= 1
         finish(writers, side)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(merge.Writers, "finish", stopping)
+    monkeypatch.setattr(folders.Writers, "_finish", stopping)
     with pytest.raises(KeyboardInterrupt):
         put_together(parts, tmp_path / "merged")
     monkeypatch.undo()
@@ -147,13 +152,13 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path, corpus: P
     refused([one, three], "of 3 parts 2 is missing")
     refused([three], "of 3 parts 1, 2 are missing")
     refused([one, two, two, three], "part 2/3 is given twice: .*part-2 and .*part-2")
-    other = in_parts(text, tmp_path / "four", 4)[3]
+    other = one_part(text, tmp_path / "four", NumberedPart(4, 4))
     refused([one, two, three, other], "part-4 is part 4/4, but .*part-1 part 1/3")
-    larger = in_parts(text, tmp_path / "larger", 3, shard_tokens=9000)[1]
+    larger = one_part(text, tmp_path / "larger", NumberedPart(2, 3), shard_tokens=9000)
     refused([one, larger, three], "larger/part-2: was made with another shard_tokens than .*part-1")
-    unheld = in_parts(TextSource(text.sources, NoSplit()), tmp_path / "unheld", 3)[1]
+    unheld = one_part(TextSource(text.sources, NoSplit()), tmp_path / "unheld", NumberedPart(2, 3))
     refused([one, unheld, three], "another validation")
-    fewer = in_parts(TextSource([str(corpus / "texts" / "a.txt")]), tmp_path / "fewer", 3)[1]
+    fewer = one_part(TextSource([str(corpus / "texts" / "a.txt")]), tmp_path / "fewer", NumberedPart(2, 3))
     refused([one, fewer, three], "other sources")
     words = build_tokenizer(Word(), ["weft warp loom"])
     where = tmp_path / "words"
@@ -228,18 +233,18 @@ def test_processes_write_the_bytes_of_one(tmp_path: Path, corpus: Path, monkeypa
 
 
 def test_a_process_that_dies_is_one_line(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, answers, left = TextSource([str(corpus / "texts")]), encode._Process.encode, [12]
+    text, asked, left = TextSource([str(corpus / "texts")]), Child.ask, [12]
 
-    def dying(process: encode._Process, pieces: list[Piece]) -> list[encode.Stretches]:
+    def dying(child: Child, pieces: Any) -> dict[str, Any]:
         left[0] -= 1
         if not left[0]:
-            process._process.kill()
-        return answers(process, pieces)
+            child.process.kill()
+        return asked(child, pieces)
 
     monkeypatch.setattr(encode, "BATCH", 3000)
-    monkeypatch.setattr(encode._Process, "encode", dying)
+    monkeypatch.setattr(Child, "ask", dying)
     with pytest.raises(
-        DataError, match=r"out: a process that encodes text was killed, perhaps .* fewer --jobs"
+        DataError, match=r"out: a process that encodes text died: it was killed, .* fewer --jobs"
     ) as error:
         prepare(text, tmp_path / "out", BYTES, shard_tokens=TOKENS, jobs=1)
     assert "\n" not in str(error.value)
@@ -255,20 +260,20 @@ from weft.data import encode, folder
 from weft.data.config import TextSource
 from weft.data.prepare import prepare
 from weft.text.config import Byte
-from weft.text.pieces import Piece
 from weft.text.tokenizer import build_tokenizer
+from weft.workers import Child
 
 encode.BATCH = 3000
-start = encode._Process.__init__
+start = Child.__init__
 
-def starting(process, *rest):
-    start(process, *rest)
-    print(process._process.pid, flush=True)
+def starting(child, *rest):
+    start(child, *rest)
+    print(child.process.pid, flush=True)
 
 def noting(out, shard):
     os.kill(os.getpid(), signal.SIGKILL)
 
-encode._Process.__init__ = starting
+Child.__init__ = starting
 folder.note = noting
 prepare(TextSource([sys.argv[1]]), sys.argv[2], build_tokenizer(Byte(), ["x"]), shard_tokens=2000, jobs=2)
 """

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -221,7 +222,7 @@ def test_the_folder_may_lie_among_the_sources(tmp_path: Path, text: Path) -> Non
 
 def test_preparing_again_reads_what_is_there(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(TextSource([str(text)]), tmp_path / "out", BYTES)
-    monkeypatch.setattr(preparing, "_write", None)
+    monkeypatch.setattr(preparing, "Writers", None)
     assert prepare(TextSource([str(text)]), tmp_path / "out", BYTES).fingerprint == first.fingerprint
 
 
@@ -245,14 +246,12 @@ def test_other_folders_are_refused(tmp_path: Path, text: Path) -> None:
 
 
 def test_a_second_process_is_kept_out(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = preparing._write
-
-    def twice(*args: object) -> object:
+    def twice(*args: Any) -> folders.Writers:
         with pytest.raises(DataError, match="another `weft prepare` is writing"):
             prepare(TextSource([str(text)]), tmp_path / "out", BYTES)
-        return write(*args)  # type: ignore[arg-type]
+        return folders.Writers(*args)
 
-    monkeypatch.setattr(preparing, "_write", twice)
+    monkeypatch.setattr(preparing, "Writers", twice)
     prepare(TextSource([str(text)]), tmp_path / "out", BYTES)
 
 

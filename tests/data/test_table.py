@@ -271,7 +271,7 @@ def dictionary(path: Path, text: str, rows: int, listed: bool = False) -> str:
 
 
 def test_a_text_in_every_row_of_a_parquet_file_is_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_module, "AT_ONCE", 1 << 20)
+    monkeypatch.setattr(rows_module, "MAX_BATCH_BYTES", 1 << 20)
     name = dictionary(tmp_path / "a.parquet", "a" * 1_000_000, 200)
     tracemalloc.start()
     rows = read_rows(RowSource([name], {"text": "text"}))
@@ -292,7 +292,7 @@ def test_a_parquet_file_that_holds_gigabytes_is_refused(listed: bool, tmp_path: 
 def test_a_packed_file_that_holds_too_much_is_refused(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "UNPACKED", 1 << 22)
+    monkeypatch.setattr(streams, "MAX_UNPACKED_BYTES", 1 << 22)
     packed = gzip.compress if suffix.endswith("gz") else zstandard.ZstdCompressor().compress
     name = put(tmp_path / f"a{suffix}", packed((b'"' + b"a" * 65533 + b'"\n') * 128))
     with pytest.raises(DataError, match=r"its [\d,]+ bytes become more than 4 MiB when they are unpacked; the bound"):

@@ -11,7 +11,7 @@ from tests.text.test_pieces import KINDS
 
 from weft.data import encode
 from weft.data.config import HashSplit, NoSplit, NumberedPart, Split, TailSplit, TextSource
-from weft.data.merge import merge
+from weft.data.parts import merge
 from weft.data.prepare import prepare
 from weft.data.shards import Shards
 from weft.data.split import split_sections
@@ -82,7 +82,7 @@ def test_each_side_has_the_same_bytes_whatever_the_tokenizer(tmp_path: Path) -> 
 def test_processes_parts_and_interruptions_change_nothing(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encode, "LONGEST", 2000)  # without joints, pieces end all the same
+    monkeypatch.setattr(encode, "MAX_PIECE_BYTES", 2000)  # without joints, pieces end all the same
     monkeypatch.setattr(encode, "BATCH", 500)
     tokenizer = made(kind)
     (tmp_path / "a.txt").write_bytes(TEXT.encode() * 3)

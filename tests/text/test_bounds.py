@@ -117,7 +117,7 @@ def test_who_trusts_a_file_raises_the_bounds(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_pieces_that_begin_alike_share_their_place_in_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "NODES", 1000)
+    monkeypatch.setattr(bounds, "MAX_NODES", 1000)
     bounds.check_pieces([f"{'long' * 50}{number:03}" for number in range(100)])
     with pytest.raises(TokenizerError, match="10 pieces with 2,0"):
         bounds.check_pieces([f"{number}{'long' * 50}" for number in range(10)])

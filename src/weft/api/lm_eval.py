@@ -1,23 +1,18 @@
 """weft's runs as a model of the Language Model Evaluation Harness (Gao et al. 2021; the package lm-eval).
 
-    lm_eval --model weft --model_args run=runs/NAME --tasks arc_easy
-
-is the harness's own command, which knows `weft` beside its own models (weft_lm_eval.py tells it). `weft evaluate RUN
---tasks arc_easy` does the same for one run.
-
 Texts are cut, truncated and windowed as the harness does for models of transformers, so that a run and its export for
 transformers get the same numbers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import has_bos_prefix, normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from torch import Tensor
 from tqdm import tqdm
 
 from weft.api.load import load
@@ -32,14 +27,15 @@ from weft.models.base import LanguageModel, device_of, evaluating
 from weft.models.ngram import NGram
 
 BATCH = 16
-BATCH_TOKENS = 1 << 17  # tokens read together at most, unless one text is longer: recurrent models have no window
+MAX_BATCH_TOKENS = 1 << 17  # read together, unless one text is longer: recurrent models have no window
 UNLIMITED = 1 << 16  # the window of a model without one
-WRITTEN = 256  # tokens that are written where a task doesn't say it; the harness's own number
+MAX_NEW_TOKENS = 256  # where a task doesn't say it; the harness's own number
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # what a task may ask for under another name
 NAMED = {"max_gen_toks": "max_tokens", "until": "stop"}
 SILENT = ("do_sample", "use_cache", "num_beams")
 
+Ids = tuple[int, ...]
 Pair = tuple[tuple[str, str] | None, list[int], list[int]]  # the texts, and the ids of context and continuation
 
 
@@ -66,15 +62,26 @@ class WeftLM(TemplateLM):
         unknown = next((name for name in options if name not in Options.__annotations__), None)
         if unknown is not None:
             raise ConfigError(f"{unknown}: no such setting; {suggestion(unknown, Options.__annotations__)}")
+        device, dtype = options.get("device"), options.get("dtype")
+        if dtype is not None and dtype not in DTYPES:
+            raise ConfigError(f"dtype = {dtype}: {suggestion(dtype, DTYPES)}")
+        if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
+            device = None  # the harness asks for a GPU unless it is told otherwise, also where there is none
         if not isinstance(run, Run):
-            run = load(run, _device(options.get("device")), dtype=_dtype(options.get("dtype")))
+            run = load(run, device, dtype=None if dtype is None else DTYPES[dtype])
         if not run.config.objective.continues:
             raise run.objective.cannot("be evaluated on tasks")
         self.run, self.tokenizer = run, run.tokenizer
         self.model: LanguageModel = run.model
         self._device = device_of(self.model)
-        self.batch_size = _batch_size(options.get("batch_size"), options.get("max_batch_size"))
-        own: int = getattr(self.model.config, "context", UNLIMITED) if _windowed(self.model) else UNLIMITED
+        size = options.get("batch_size")
+        self.batch_size = BATCH if size is None or str(size).startswith("auto") else int(size)
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size = {size}: at least one text at a time")
+        self.batch_size = min(self.batch_size, options.get("max_batch_size") or self.batch_size)
+        # a recurrent model goes on for ever, and an n-gram model too
+        windowed = getattr(self.model.config, "kind", "") not in ("recurrent", "ngram")
+        own: int = getattr(self.model.config, "context", UNLIMITED) if windowed else UNLIMITED
         self.max_length: int = options.get("max_length") or own
         self._prefix = options.get("prefix_token_id")
 
@@ -107,61 +114,66 @@ class WeftLM(TemplateLM):
         self, requests: Sequence[Pair], disable_tqdm: bool = False, **given: Any
     ) -> list[tuple[float, bool]]:
         """log p of each continuation after its context, and whether it is what greedy decoding would write."""
+        reads: list[Ids] = []  # what is read for each
         for _, context, continuation in requests:
             if not continuation or not context or len(continuation) > self.max_length:
                 raise ConfigError(
                     f"a continuation of {len(continuation)} tokens after a context of {len(context)} can't be scored "
                     f"with a window of {self.max_length}"
                 )
+            reads.append(tuple((context + continuation)[-(self.max_length + 1) :][:-1]))
         found: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests") as shown:
-            for rows in self._batches(requests):
-                for row, answer in self._score(rows):
-                    found[row.number] = answer
-                    if row.texts is not None:
-                        self.cache_hook.add_partial("loglikelihood", row.texts, answer)
+            for batch in self._batches(reads):
+                answers = self._score([reads[number] for number in batch], [requests[number][2] for number in batch])
+                for number, answer in zip(batch, answers, strict=True):
+                    found[number], texts = answer, requests[number][0]
+                    if texts is not None:
+                        self.cache_hook.add_partial("loglikelihood", texts, answer)
                     shown.update()
         return found
 
-    def _batches(self, requests: Sequence[Pair]) -> Iterator[list["_Row"]]:
+    def _batches(self, reads: Sequence[Ids]) -> Iterator[list[int]]:
         """Requests that are read together, the longest first; those that read the same text share a row of the batch.
 
         The answers to a question are mostly of one token, and then they do.
         """
-        rows = []
-        for index, (texts, context, continuation) in enumerate(requests):
-            read = (context + continuation)[-(self.max_length + 1) :][:-1]
-            rows.append(_Row(index, texts, tuple(read), tuple(continuation)))
-        rows.sort(key=lambda row: (-len(row.read), row.read))
-        batch: list[_Row] = []
-        texts_read = 0
-        for read, alike in groupby(rows, key=lambda row: row.read):
-            longest = len(batch[0].read) if batch else len(read)
-            if batch and texts_read >= max(1, min(self.batch_size, BATCH_TOKENS // longest)):
+        order = sorted(range(len(reads)), key=lambda number: (-len(reads[number]), reads[number]))
+        batch: list[int] = []
+        rows = 0
+        for read, alike in groupby(order, key=reads.__getitem__):
+            longest = len(reads[batch[0]]) if batch else len(read)
+            if batch and rows >= max(1, min(self.batch_size, MAX_BATCH_TOKENS // longest)):
                 yield batch
-                batch, texts_read = [], 0
-            batch, texts_read = [*batch, *alike], texts_read + 1
+                batch, rows = [], 0
+            batch, rows = [*batch, *alike], rows + 1
         if batch:
             yield batch
 
     @torch.inference_mode()
-    def _score(self, rows: Sequence["_Row"]) -> Iterator[tuple["_Row", tuple[float, bool]]]:
-        distinct = {read: number for number, read in enumerate(dict.fromkeys(row.read for row in rows))}
-        tokens = torch.zeros(len(distinct), len(rows[0].read), dtype=torch.long)  # padded on the right
-        for read, number in distinct.items():
+    def _score(self, reads: Sequence[Ids], wanted: Sequence[Sequence[int]]) -> list[tuple[float, bool]]:
+        """log p of the tokens that are wanted at the end of each text read, and whether all are the likeliest."""
+        rows = {read: number for number, read in enumerate(dict.fromkeys(reads))}
+        tokens = torch.zeros(len(rows), len(reads[0]), dtype=torch.long)  # padded on the right
+        for read, number in rows.items():
             tokens[number, : len(read)] = torch.tensor(read)
-        # the last places of a row predict its continuation
-        places = [
-            (distinct[row.read], len(row.read) - len(row.wanted) + i, id) for row in rows for i, id in row.numbered
+        places = [  # the last places of a row predict its continuation
+            (rows[read], place, id)
+            for read, ids in zip(reads, wanted, strict=True)
+            for place, id in enumerate(ids, len(read) - len(ids))
         ]
-        text, place, wanted = torch.tensor(places, device=self._device).unbind(1)
+        row, place, targets = torch.tensor(places, device=self._device).unbind(1)
+        at_once = max(1, HEAD_ELEMENTS // int(self.model.config.vocab_size))  # type: ignore[attr-defined]
+        logprobs, greedy = [], []
         with evaluating(self.model):
-            features = self.model.features(tokens.to(self._device))[text, place]
-            logprobs, greedy = _chosen(self.model, features, wanted)
-        end = 0
-        for row in rows:
-            start, end = end, end + len(row.wanted)
-            yield row, (float(logprobs[start:end].sum()), bool(greedy[start:end].all()))
+            features = self.model.features(tokens.to(self._device))[row, place]
+            for some, ids in zip(features.split(at_once), targets.split(at_once), strict=True):
+                logits = self.model.head(some[None])[0].float()
+                logprobs.append(logits.log_softmax(-1).gather(1, ids[:, None])[:, 0])
+                greedy.append(logits.argmax(-1) == ids)
+        lengths = list(map(len, wanted))
+        answers = torch.cat(logprobs).double().cpu().split(lengths), torch.cat(greedy).cpu().split(lengths)
+        return [(float(logprob.sum()), bool(likeliest.all())) for logprob, likeliest in zip(*answers, strict=True)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """log p of each whole text, in windows that follow each other. Each text is read for itself."""
@@ -171,9 +183,7 @@ class WeftLM(TemplateLM):
         found = [0.0] * len(texts)
         for number, text in enumerate(texts):
             ids = self.tok_encode(text)
-            if ids and isinstance(
-                self.model, NGram
-            ):  # it counted texts without anything before them, and has no window
+            if ids and isinstance(self.model, NGram):  # it counted texts with nothing before them, and has no window
                 found[number] = float(self.model.log_prob(torch.tensor(ids).numpy()).sum(dtype="float64"))
                 continue
             cut = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1)
@@ -208,7 +218,7 @@ class WeftLM(TemplateLM):
             for _, alike in groupby(prompts, key=lambda each: repr(each[2])):
                 some = list(alike)
                 # a text by itself, as the harness decodes it: its first word has no leading space
-                read = [_alone(Prompt.of(self.tokenizer, ids)) for _, ids, _ in some]
+                read = [replace(Prompt.of(self.tokenizer, ids), begun=False) for _, ids, _ in some]
                 seeds = [settings.seed + index for index, _, settings in some]
                 texts = completions(self.model, read, some[0][2], seeds, self.batch_size)
                 for (index, _, _), completion in zip(some, texts, strict=True):
@@ -243,35 +253,9 @@ class WeftLM(TemplateLM):
         return {"model_num_parameters": size, "model_dtype": dtype, "model_run": str(self.run.path)}
 
 
-class _Row(NamedTuple):
-    """A request: its number, its texts, what is read for it, and the tokens that are wanted at the end of that."""
-
-    number: int
-    texts: tuple[str, str] | None
-    read: tuple[int, ...]
-    wanted: tuple[int, ...]
-
-    @property
-    def numbered(self) -> Iterator[tuple[int, int]]:
-        """Its tokens with the places, counted from the first, that predict them."""
-        return enumerate(self.wanted)
-
-
-def _chosen(model: LanguageModel, features: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """log p (N,) of the wanted tokens (N,) from features (N, …), and whether each is the likeliest one."""
-    rows = max(1, HEAD_ELEMENTS // int(model.config.vocab_size))  # type: ignore[attr-defined]
-    logprobs, greedy = [], []
-    for start in range(0, len(wanted), rows):
-        logits = model.head(features[None, start : start + rows])[0].float()
-        ids = wanted[start : start + rows]
-        logprobs.append(logits.log_softmax(-1).gather(1, ids[:, None])[:, 0])
-        greedy.append(logits.argmax(-1) == ids)
-    return torch.cat(logprobs).double().cpu(), torch.cat(greedy).cpu()
-
-
 def _settings(wanted: Mapping[str, Any], defaults: Mapping[str, Any]) -> Sampling:
     """How to write as a task wants it, in the names of transformers; without do_sample greedily."""
-    asked: dict[str, Any] = dict(normalize_gen_kwargs(dict(wanted), WRITTEN))
+    asked: dict[str, Any] = dict(normalize_gen_kwargs(dict(wanted), MAX_NEW_TOKENS))
     if asked.get("num_beams", 1) != 1:
         raise ConfigError(f"num_beams = {asked['num_beams']}: tasks are written without beam search here")
     drawn = asked.get("do_sample") is True
@@ -284,32 +268,3 @@ def _settings(wanted: Mapping[str, Any], defaults: Mapping[str, Any]) -> Samplin
         given = {name: value for name, value in given.items() if name not in ("top_k", "top_p", "min_p", "typical_p")}
         given["temperature"] = 0.0
     return sampling(**with_defaults(given, defaults))
-
-
-def _alone(prompt: Prompt) -> Prompt:
-    return Prompt(prompt.ids, prompt.tokenizer, False, prompt.eos_id, prompt.vocab_size)
-
-
-def _windowed(model: LanguageModel) -> bool:
-    """Whether a model has learned texts up to a length: a recurrent one goes on for ever, and an n-gram model too."""
-    return getattr(model.config, "kind", "") not in ("recurrent", "ngram")
-
-
-def _batch_size(asked: int | str | None, most: int | None) -> int:
-    """'auto', or 'auto:4', leaves the size to weft."""
-    size = BATCH if asked is None or str(asked).startswith("auto") else int(asked)
-    if size < 1:
-        raise ConfigError(f"batch_size = {asked}: at least one text at a time")
-    return size if most is None else min(size, most)
-
-
-def _device(name: str | None) -> str | None:
-    """The one that is asked for. The harness asks for a GPU unless it is told otherwise, also where there is none."""
-    return None if name is not None and name.startswith("cuda") and not torch.cuda.is_available() else name
-
-
-def _dtype(name: str | None) -> torch.dtype | None:
-    """By default as `load` chooses it."""
-    if name is not None and name not in DTYPES:
-        raise ConfigError(f"dtype = {name}: {suggestion(name, DTYPES)}")
-    return None if name is None else DTYPES[name]

@@ -15,10 +15,10 @@ from weft.api.load import load
 from weft.api.run import Run
 from weft.config import validate
 from weft.data.config import HashSplit, Split, TextSource
-from weft.data.documents import left_out
 from weft.data.messages import with_template
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.shards import Shards
+from weft.data.sources import files
 from weft.data.split import some_texts, train_texts
 from weft.errors import ConfigError, DataError, LostError, RunError, TokenizerError, WeftError
 from weft.machine import products
@@ -230,8 +230,7 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
     config, choices, tokenizers = _tokenizers(recipe, folder, device)
     recipe = recipe.replace(tokenizer=config.model_dump(mode="json", exclude_none=True))
     column = recipe.data.column if recipe.objective.reads != "rows" else None
-    for line in left_out(recipe.data.all_sources, column, recipe.data.encoding):
-        folder.event("left out", line=line)
+    files(recipe.data.all_sources, column, recipe.data.encoding, lambda line: folder.event("left out", line=line))
     facts = objectives.build(recipe, folder, tokenizers).prepare(log)
     settled, more = settle(recipe, facts, device, products)
     choices = [*choices, *more]

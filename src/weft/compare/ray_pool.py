@@ -5,14 +5,13 @@ All its machines have to see the comparison's folder under the same name.
 """
 
 import os
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from weft.compare.pools import Ended
+from weft.compare.pools import Ended, environment
 from weft.compare.worker import run_job
 from weft.errors import WeftError
 
@@ -38,9 +37,8 @@ class RayTasks:
 
     def __init__(self, threads: int, gpus: int) -> None:
         self._ray = connected()
-        variables = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         self._run = self._ray.remote(run_there).options(
-            num_cpus=threads, num_gpus=gpus, max_retries=0, runtime_env={"env_vars": variables}
+            num_cpus=threads, num_gpus=gpus, max_retries=0, runtime_env={"env_vars": environment(threads)}
         )
         self._threads = threads
         self._folders: dict[Any, Path] = {}
@@ -65,8 +63,7 @@ class RayTasks:
         """Cancelling a task is its Ctrl-C: training saves its step before it stops."""
         for task in self._folders:
             self._ray.cancel(task, force=False)
-        end = time.monotonic() + seconds
-        self._ray.wait(list(self._folders), num_returns=len(self._folders), timeout=max(0.1, end - time.monotonic()))
+        self._ray.wait(list(self._folders), num_returns=len(self._folders), timeout=seconds)
 
     def close(self) -> None:
         """Nothing goes on, and this process leaves the cluster."""

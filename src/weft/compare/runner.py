@@ -21,7 +21,7 @@ import torch
 
 from weft.compare.entrants import Entrant
 from weft.compare.jobs import Job, Sweep
-from weft.compare.pools import HERE, Ended, Pool, Processes, Where, slurm_tasks, srun
+from weft.compare.pools import HERE, Ended, Processes, Where, slurm_tasks, srun
 from weft.compare.ray_pool import RayTasks, ray_tasks
 from weft.compare.results import Outcome
 from weft.compare.worker import JOB, OUTCOME, RUN
@@ -30,6 +30,7 @@ from weft.errors import RunError
 from weft.files import write_text
 from weft.runs.lines import append, read_lines
 from weft.training.memory import free_memory
+from weft.workers import cores
 
 PROCESS = 600e6  # bytes that a process takes before it does anything
 CONTEXT = 800e6  # the same of a GPU's memory
@@ -37,6 +38,8 @@ AMPLE = 1.5  # times the memory that a step is predicted to take
 MOST_ON_A_GPU = 6  # small jobs there wait for the processor; more of them wait for each other
 BESIDE_A_GPU = 4  # processors of a job that Slurm or Ray starts
 STOPPING = 60.0  # seconds that jobs have to save when the comparison is interrupted
+
+Pool = Processes | RayTasks
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,10 @@ def machine_for(entrants: Sequence[Entrant], where: Where) -> Machine:
         threads = int(os.environ.get("SLURM_CPUS_PER_TASK", BESIDE_A_GPU if gpus else 1))
         jobs = slurm_tasks(where) if where.kind == "slurm" else where.count or ray_tasks(threads, gpus)
         return Machine(jobs, threads, gpus, where)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     each = AMPLE * max(entrant.memory for entrant in entrants) + (PROCESS if device.type == "cpu" else CONTEXT)
-    fit = min(cores if device.type == "cpu" else min(MOST_ON_A_GPU, cores // 2), int(free_memory(device) // each))
+    fit = min(cores() if device.type == "cpu" else min(MOST_ON_A_GPU, cores() // 2), int(free_memory(device) // each))
     jobs = where.count or max(1, fit)
-    return Machine(jobs, max(1, cores // jobs))
+    return Machine(jobs, max(1, cores() // jobs))
 
 
 def opened(machine: Machine) -> Pool:
@@ -176,10 +178,9 @@ class Runner:
 
     def _take(self, ended: Ended, running: dict[Path, Job]) -> None:
         """How a job ended."""
-        job = running.pop(ended.folder) if ended.folder is not None else None
+        job = running.pop(ended.folder)
         if ended.died is not None:
-            raise RunError(f"{job or 'a worker'}: the process that ran it died: {ended.died}; start again to go on")
-        assert job is not None
+            raise RunError(f"{job}: the process that ran it died: {ended.died}; start again to go on")
         if ended.error is not None:
             raise RunError(f"{job}: {ended.error}")
         self._note(job)

@@ -1,19 +1,15 @@
-"""One process that runs a comparison's jobs, one after the other, as it is told on standard input.
+"""One process that runs a comparison's jobs, one after the other, as it is told (`workers.py`).
 
-A line of JSON names a job's folder, in which job.json has its recipe. What the job measured is in outcome.json there
-before its folder's name is printed. `null` is Ctrl-C: training saves its step before it stops. When standard input
-ends, whoever gave the jobs is gone, and the process ends too.
+It is told a job's folder, in which job.json has its recipe. What the job measured is in outcome.json there before it
+answers. One that is interrupted saves its step; one whose parent is gone goes on from its last checkpoint when the job
+is given out again.
 """
 
 import json
-import os
 import shutil
-import signal
 import statistics
 import sys
-import threading
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -37,6 +33,7 @@ from weft.training import start
 from weft.training.objective import Tokenizers
 from weft.training.precision import autocast
 from weft.training.worker import Worker
+from weft.workers import answer, told
 
 JOB, OUTCOME, RUN = "job.json", "outcome.json", "run"
 
@@ -61,87 +58,58 @@ def _measured(recipe: SettledRecipe, path: Path, job: dict[str, Any]) -> dict[st
     worker = Worker(log=lambda line: None, quiet=True)
     tokenizer = Tokenizer.load(Path(recipe.data.prepared))
     run = RunFolder(path)
-    if run.config.exists():
-        with held(run):
-            objective = objectives.build(recipe, run, Tokenizers(tokenizer, tokenizer))
-            result = start.resume(recipe, run, objective, worker)
-            return _outcome(recipe, objective, result.model, job)
-    with claimed(path):
-        tokenizer.save(path)
+    begun = run.config.exists()
+    with held(run) if begun else claimed(path):
+        if not begun:
+            tokenizer.save(path)
         objective = objectives.build(recipe, run, Tokenizers(tokenizer, tokenizer))
-        result = start.train(recipe, run, objective, worker)
+        result = (start.resume if begun else start.train)(recipe, run, objective, worker)
         return _outcome(recipe, objective, result.model, job)
 
 
 def _outcome(recipe: SettledRecipe, objective: Any, model: LanguageModel, job: dict[str, Any]) -> dict[str, Any]:
     """What a trained model costs on the held-out text, and what training it took."""
     assert isinstance(objective, NextToken)
-    run = objective.folder
-    if not job["names"]["share"]:
-        return _probed(recipe, run)
+    run, share = objective.folder, job["names"]["share"]
+    if not share:  # how long its steps would have taken without the start, by the median of its later laps
+        laps = [line["seconds"] / line["steps"] for line in read_lines(run.timings) if "seconds" in line]
+        seconds = statistics.median(laps[1:] or laps) * recipe.steps
+        return {"tokens": 0, "flops": 0.0, "seconds": seconds, "parameters": 0}
     model.eval()
     with autocast(recipe.precision, device_of(model)):
         sections = objective.sections(model, most_bytes=job["held_out"])
-        sample = objective.sample(model)[0] if job["names"]["share"] == 1 else ""
+        sample = objective.sample(model)[0] if share == 1 else ""
     if job["kept"]:
         finish(recipe, run, objective)
+    measured = {"nats": sections.nats.tolist(), "bytes": sections.bytes.tolist(), "sample": sample}
     if isinstance(model, NGram):
-        tokens, cost, parameters = len(objective.training_text), 0.0, sum(model.entries)
         seconds = next(line["seconds"] for line in read_lines(run.events) if line["event"] == "finish")
-    else:
-        counted = count(recipe.model, recipe.batch.length, recipe.adapter)
-        tokens = recipe.steps * (recipe.batch.size or 1) * recipe.batch.length
-        cost, parameters = counted.training(recipe.batch.recompute) * tokens, counted.parameters
-        seconds = sum(line["seconds"] for line in read_lines(run.timings) if "seconds" in line)
+        tokens, parameters = len(objective.training_text), sum(model.entries)
+        return {**measured, "tokens": tokens, "flops": 0.0, "seconds": round(seconds, 3), "parameters": parameters}
+    counted = count(recipe.model, recipe.batch.length, recipe.adapter)
+    each, key = (recipe.batch.size or 1) * recipe.batch.length, "validation_bits_per_byte"
+    tokens = recipe.steps * each
     return {
+        **measured,
         "tokens": tokens,
-        "flops": cost,
-        "seconds": round(seconds, 3),
-        "parameters": parameters,
-        "multiplied": 0 if isinstance(model, NGram) else multiplied(recipe.model),
-        "nats": sections.nats.tolist(),
-        "bytes": sections.bytes.tolist(),
-        "progress": [] if isinstance(model, NGram) else _progress(run, recipe),
-        "sample": sample,
+        "flops": counted.training(recipe.batch.recompute) * tokens,
+        "seconds": round(sum(line["seconds"] for line in read_lines(run.timings) if "seconds" in line), 3),
+        "parameters": counted.parameters,
+        "multiplied": multiplied(recipe.model),
+        "progress": [(line["step"] * each, line[key]) for line in read_lines(run.metrics) if key in line],
     }
 
 
-def _probed(recipe: SettledRecipe, run: RunFolder) -> dict[str, Any]:
-    """How long the steps of a short run would have taken without its start: by the median of its later laps."""
-    laps = [line["seconds"] / line["steps"] for line in read_lines(run.timings) if "seconds" in line]
-    seconds = statistics.median(laps[1:] or laps) * recipe.steps
-    return {"tokens": 0, "flops": 0.0, "seconds": seconds, "parameters": 0}
-
-
-def _progress(run: RunFolder, recipe: SettledRecipe) -> list[tuple[int, float]]:
-    """(tokens read, bits per byte) of the evaluations during training."""
-    each = (recipe.batch.size or 1) * recipe.batch.length
-    key = "validation_bits_per_byte"
-    return [(line["step"] * each, line[key]) for line in read_lines(run.metrics) if key in line]
-
-
 def main(threads: int) -> None:
-    """Take jobs from standard input until it ends."""
+    """Run the jobs of folders that this process is told."""
     torch.set_num_threads(threads)
-    jobs: SimpleQueue[str] = SimpleQueue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            if json.loads(line) is None:
-                os.kill(os.getpid(), signal.SIGINT)
-            else:
-                jobs.put(line)
-        os._exit(0)  # a job that is under way goes on from its last checkpoint when it is given out again
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        folder = Path(json.loads(jobs.get()))
+    for folder in told():
         try:
-            run_job(folder)
+            run_job(Path(folder))
         except WeftError as error:
-            print(json.dumps({"folder": str(folder), "error": str(error)}), flush=True)
-            continue
-        print(json.dumps({"folder": str(folder)}), flush=True)
+            answer({"error": str(error)})
+        else:
+            answer({})
 
 
 if __name__ == "__main__":

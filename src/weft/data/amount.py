@@ -15,9 +15,9 @@ from typing import Any
 
 import zstandard
 
-from weft.data.documents import files, hub_sizes
 from weft.data.encodings import is_utf8
-from weft.data.rows import DIALECTS, TABLES, Growing, json_rows, parquet_sample
+from weft.data.rows import DIALECTS, TABLES, JsonText, parquet_count, records
+from weft.data.sources import files, hub_sizes
 from weft.data.streams import PACKED, format_of, lines, unpacked
 from weft.errors import DataError
 from weft.files import utf8_size
@@ -26,7 +26,7 @@ from weft.text import builtin, tasks
 SAMPLE = 256 * 1024  # bytes of a table that are looked at
 HEAD = 1024 * 1024  # bytes that are unpacked of a packed file
 AHEAD = 64 * 1024
-ROWS = 200  # rows of a built-in task that are looked at
+ROWS = 200  # rows of a built-in task, or of a Parquet file, that are looked at
 UNPACKED = 3.0  # times as large, where nothing better is known
 
 
@@ -49,10 +49,14 @@ def amount(sources: Sequence[str], columns: Sequence[str] = ("text",), encoding:
 def _file(name: str, columns: Sequence[str], encoding: str) -> Amount:
     if name == "-":
         return Amount(0, exact=False)
-    if name.startswith("builtin:"):
-        return _builtin(name.removeprefix("builtin:"), columns)
     if name.startswith("hub:"):
         return Amount(round(sum(size * _unpacking(file) for file, size in hub_sizes(name))), exact=False)
+    if name in tasks.SOURCES:
+        task = name.removeprefix("builtin:")
+        drawn = list(islice(tasks.rows(task, "train"), ROWS))
+        return Amount(_text(drawn, columns) * tasks.TASKS[task].train // len(drawn), exact=False)
+    if name.startswith("builtin:"):
+        return Amount(sum(map(utf8_size, builtin.corpus(name).documents)))
     try:
         return _estimated(name, columns, encoding)
     except (OSError, csv.Error, zstandard.ZstdError, ValueError, RecursionError):
@@ -71,17 +75,14 @@ def _unpacking(name: str) -> float:
     return UNPACKED if name.lower().endswith((*PACKED, ".parquet")) else 1.0
 
 
-def _builtin(name: str, columns: Sequence[str]) -> Amount:
-    if name not in tasks.TASKS:
-        return Amount(sum(map(utf8_size, builtin.corpus(name).documents)))
-    drawn = list(islice(tasks.rows(name, "train"), ROWS))
-    return Amount(_text(drawn, columns) * tasks.TASKS[name].train // len(drawn), exact=False)
-
-
 def _estimated(name: str, columns: Sequence[str], encoding: str) -> Amount:
     kind = format_of(name)
+    if kind == ".parquet" and name.lower().endswith(PACKED):  # it would have to be unpacked as a whole
+        return Amount(round(_size(name) * UNPACKED * UNPACKED), exact=False)
     if kind == ".parquet":
-        return _parquet(name, columns)
+        sample = [row for _, row in islice(records(name, (), every=True), ROWS)]
+        count = parquet_count(name)
+        return Amount(_text(sample, columns) * count // max(1, len(sample)), exact=count == len(sample))
     size, exact = _unpacked_size(name)
     if kind not in TABLES:
         return Amount(size, exact and is_utf8(encoding))
@@ -145,20 +146,12 @@ def _lines(name: str, columns: Sequence[str], encoding: str) -> tuple[list[Any],
 
 
 def _json(name: str, encoding: str) -> tuple[list[Any], int, bool]:
-    text = Growing(name, encoding)
-    rows = []
-    for _, value in json_rows(text):
+    text, rows = JsonText(name, encoding), []
+    for _, value in text.rows():
         rows.append(value)
         if text.taken >= SAMPLE:
             return rows, text.taken, False
     return rows, text.taken, True
-
-
-def _parquet(name: str, columns: Sequence[str]) -> Amount:
-    if name.lower().endswith(PACKED):  # it would have to be unpacked as a whole
-        return Amount(round(_size(name) * UNPACKED * UNPACKED), exact=False)
-    count, rows = parquet_sample(name, ROWS)
-    return Amount(_text(rows, columns) * count // max(1, len(rows)), exact=count == len(rows))
 
 
 def _text(rows: Iterable[Any], columns: Sequence[str]) -> int:

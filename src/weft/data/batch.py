@@ -18,6 +18,7 @@ from weft.data.examples import Examples
 from weft.data.sampler import Array, Lanes, Mixture
 from weft.data.shards import Tokens
 from weft.errors import DataError
+from weft.text.frame import Ids
 from weft.text.tokenizer import Tokenizer
 
 
@@ -250,9 +251,6 @@ class Framed(NamedTuple):
     segments: Tensor | None
 
 
-Ids = tuple[int, ...]
-
-
 class Frame(NamedTuple):
     """The special tokens `before` a sentence and `after` it, those `between` the two of a pair, and one to `fill` up.
 
@@ -279,9 +277,13 @@ class Frame(NamedTuple):
         eos = (tokenizer.need("eos"),)
         return cls((), eos, eos, filler(tokenizer))
 
+    def specials(self, texts: int) -> int:
+        """How many special tokens stand around one text, or two."""
+        return len(self.before) + (texts - 1) * len(self.between) + len(self.after)
+
     def text_length(self, length: int | None, texts: int = 1) -> int | None:
         """How many tokens of one text, or of two, fit into a row of `length`."""
-        return text_length(length, len(self.before) + (texts - 1) * len(self.between) + len(self.after))
+        return text_length(length, self.specials(texts))
 
 
 def filler(tokenizer: Tokenizer) -> int:
@@ -290,11 +292,7 @@ def filler(tokenizer: Tokenizer) -> int:
 
 
 def framed(
-    first: Sequence[Sequence[int]],
-    second: Sequence[Sequence[int]] | None,
-    frame: Frame,
-    *,
-    length: int | None = None,
+    first: Sequence[Sequence[int]], second: Sequence[Sequence[int]] | None, frame: Frame, *, length: int | None = None
 ) -> Framed:
     """Sentences, or pairs of them, in a frame. Of nothing at all, one token is read.
 
@@ -307,7 +305,9 @@ def framed(
     whole: list[list[int]] = []
     segments: list[list[int]] = []
     for one, two in zip(first, second, strict=True):
-        one, two = _shortened(one, two, most)
+        if most is not None and len(one) + len(two) > most:
+            one = one[: max(most - len(two), (most + 1) // 2)]  # what the second leaves, or half
+            two = two[: most - len(one)]
         head, tail = [*frame.before, *one, *frame.between], [*two, *frame.after]
         whole.append(head + tail or [frame.fill])
         segments.append([0] * len(head) + [int(frame.segments)] * len(tail) or [0])
@@ -317,8 +317,7 @@ def framed(
 def framed_lengths(examples: Examples, fields: Sequence[str], frame: Frame, length: int) -> Array:
     """(examples,): tokens of a sentence, or of a pair in two fields, in its frame; 1 at least, `length` at most."""
     text = np.sum([examples.lengths(field) for field in fields], axis=0)
-    specials = len(frame.before) + (len(fields) - 1) * len(frame.between) + len(frame.after)
-    return np.clip(text + specials, 1, length)
+    return np.clip(text + frame.specials(len(fields)), 1, length)
 
 
 def text_length(length: int | None, specials: int) -> int | None:
@@ -326,11 +325,3 @@ def text_length(length: int | None, specials: int) -> int | None:
     if length is not None and length <= specials:
         raise DataError(f"batch.length = {length} leaves no space for text beside {specials} special tokens; raise it")
     return None if length is None else length - specials
-
-
-def _shortened(first: Sequence[int], second: Sequence[int], most: int | None) -> tuple[Sequence[int], Sequence[int]]:
-    if most is None or len(first) + len(second) <= most:
-        return first, second
-    kept = max(most - len(second), (most + 1) // 2)  # of the first: what the second leaves, or half
-    first = first[:kept]
-    return first, second[: most - len(first)]

@@ -19,22 +19,17 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from weft.config import Config
-from weft.data.labels import Labels
+from weft.config import Config, validate
 from weft.data.shards import Side
+from weft.data.store import BLOCK, Array, HashedStream, mapped, verify
 from weft.data.table import Row
-from weft.data.verified import hexdigest, verify
-from weft.errors import DataError
+from weft.errors import ConfigError, DataError
 from weft.files import replacing
-from weft.progress import Advance
-from weft.safetensors_header import Header, Place, read_header
+from weft.safetensors_header import Header, read_header
 
-Array = npt.NDArray[np.int64]
 Example = Mapping[str, Sequence[int] | int | float]
-BLOCK = 1 << 20  # bytes copied at once
 CHUNK = 1024  # rows that are encoded together
 UNKNOWN = "0" * 64  # in place of the checksum while it is computed
 TYPES: dict[str, np.dtype[Any]] = {
@@ -60,8 +55,8 @@ class Examples:
     """Examples by number: fields of ids, one ragged row an example, and fields of one number an example."""
 
     _count: int
-    _ids: Mapping[str, tuple[npt.NDArray[Any], Array]]  # for each field all ids (n,) and offsets (count + 1,)
-    _values: Mapping[str, npt.NDArray[Any]]  # for each field (count,)
+    _ids: Mapping[str, tuple[Array, Array]]  # for each field all ids (n,) and offsets (count + 1,)
+    _values: Mapping[str, Array]  # for each field (count,)
     notes: dict[str, Any]
     fingerprint: str
 
@@ -69,7 +64,9 @@ class Examples:
     def open(cls, path: Path) -> "Examples":
         """A file that `write_sides` wrote. Its header, size and offsets are checked."""
         header, metadata = _header(path)
-        tensors = {name: _map(path, place) for name, place in header.tensors.items()}
+        tensors = {
+            name: mapped(path, TYPES[place.dtype], place.shape, place.begin) for name, place in header.tensors.items()
+        }
         count = int(metadata.count)
         values = {key.removesuffix(".values"): tensor for key, tensor in tensors.items() if key.endswith(".values")}
         fields = [key.removesuffix(".offsets") for key in tensors if key.endswith(".offsets")]
@@ -101,7 +98,7 @@ class Examples:
         ids, offsets = self._field(field)
         return ids[int(offsets[number]) : int(offsets[number + 1])].astype(np.int64)
 
-    def joined(self, field: str) -> npt.NDArray[Any]:
+    def joined(self, field: str) -> Array:
         """The ids of all examples, one after another, as they are on disk: (n,) uint16 or int32, not to be changed."""
         return self._field(field)[0]
 
@@ -109,17 +106,84 @@ class Examples:
         """How many ids each example has: (count,)."""
         return np.diff(self._field(field)[1])
 
-    def values(self, field: str) -> npt.NDArray[Any]:
+    def values(self, field: str) -> Array:
         """The number of each example: (count,) int64, or float64 where one was no whole number."""
         assert field in self._values, f"no field of numbers '{field}'; there are {self.fields}"
         return self._values[field]
 
-    def _field(self, field: str) -> tuple[npt.NDArray[Any], Array]:
+    def _field(self, field: str) -> tuple[Array, Array]:
         assert field in self._ids, f"no field of ids '{field}'; there are {self.fields}"
         return self._ids[field]
 
 
+# ---- numbers for labels, assigned while rows are read: examples are written in one pass, before all labels are known
+
+
+def label_names(labels: Iterable[str]) -> list[str]:
+    """All labels once, in an order that doesn't depend on theirs: as numbers if all are, else as text."""
+    names = set(labels)
+    if all(name.lstrip("-").isdecimal() for name in names):
+        return sorted(names, key=int)
+    return sorted(names)
+
+
+class Labels:
+    """Labels of one column. With `names` they are numbered in that order, and others are refused.
+
+    Without, a label gets a number at first sight, and its final one, its place in `label_names`, once all rows were
+    seen: `write_sides` puts that in its place. Labels that validation rows alone have are refused then.
+    """
+
+    def __init__(self, column: str, names: Sequence[str] | None = None) -> None:
+        self.column = column
+        self._given = None if names is None else list(names)
+        self._numbers = {name: number for number, name in enumerate(names or ())}
+        self._untaught: dict[str, str] = {}  # labels that no training row had so far, and where each was met first
+
+    def number(self, label: str, row: Row) -> int:
+        """The provisional number of a label of this row."""
+        if label not in self._numbers:
+            if self._given is not None:
+                raise self._unknown(label, row.where)
+            self._numbers[label] = len(self._numbers)
+            self._untaught[label] = row.where
+        if self._untaught and row.side == "train":
+            self._untaught.pop(label, None)
+        return self._numbers[label]
+
+    @property
+    def names(self) -> list[str]:
+        """All labels in their final order, once the rows were seen."""
+        for label, where in self._untaught.items():
+            raise self._unknown(label, where)
+        return label_names(self._numbers) if self._given is None else self._given
+
+    @property
+    def order(self) -> Array:
+        """For each number that `number` gave, the final one: (labels,)."""
+        final = {name: place for place, name in enumerate(self.names)}
+        return np.array([final[name] for name in self._numbers], dtype=np.int64)
+
+    def _unknown(self, label: str, where: str) -> DataError:
+        known = self._given if self._given is not None else label_names(set(self._numbers) - set(self._untaught))
+        return DataError(
+            f"{where}: '{self.column}' is {label!r}, which no training row has; known: {', '.join(known[:12])}"
+        )
+
+
 # ---- writing
+
+
+def encode_rows(
+    rows: Iterable[Row], make: Callable[[Sequence[Row]], Iterable[Example]]
+) -> Iterator[tuple[Side, Example]]:
+    """The example that `make` gives for each row, with the row's side, as `write_sides` takes them.
+
+    `make` gets many rows at a time, because tokenizers are faster that way.
+    """
+    rows = iter(rows)
+    while chunk := list(islice(rows, CHUNK)):
+        yield from zip((row.side for row in chunk), make(chunk), strict=True)
 
 
 def write_sides(
@@ -166,8 +230,12 @@ class _Writer:
 
     def add(self, row: Example) -> None:
         if self.count == 0:
-            self._spills = {key: self._spill() for key, value in row.items() if not isinstance(value, Real)}
-            self._values = {key: [] for key in row if key not in self._spills}
+            for key, value in row.items():
+                if isinstance(value, Real):
+                    self._values[key] = []
+                else:
+                    file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115  # it is closed with the others
+                    self._spills[key] = _Spill(self._files.enter_context(file))
         assert row.keys() == {*self._spills, *self._values}, f"example {self.count} has the fields {[*row]}"
         for key, spill in self._spills.items():
             spill.add(row[key])
@@ -175,39 +243,32 @@ class _Writer:
             column.append(row[key])  # type: ignore[arg-type]  # a number, as in the first row
         self.count += 1
 
-    def _spill(self) -> "_Spill":
-        return _Spill(self._files.enter_context(tempfile.TemporaryFile(dir=self._folder)))
-
     def write(self, stream: IO[bytes], notes: Mapping[str, Any], orders: Mapping[str, Array]) -> None:
-        text = json.dumps(notes, ensure_ascii=False, sort_keys=True)
-        metadata = Metadata(count=str(self.count), notes=text, sha256=UNKNOWN)
-        header: dict[str, Any] = {"__metadata__": metadata.model_dump()}
-        contents: list[Iterable[bytes]] = []
-        at = 0
-
-        def add(name: str, dtype: str, size: int, content: Iterable[bytes]) -> None:
-            nonlocal at
-            stop = at + size * TYPES[dtype].itemsize
-            header[name] = {"dtype": dtype, "shape": [size], "data_offsets": [at, stop]}
-            contents.append(content)
-            at = stop
-
         # the widest numbers first: every tensor then begins at a multiple of its width
+        tensors: list[tuple[str, str, int, Iterable[bytes]]] = []
         for key, spill in self._spills.items():
-            add(f"{key}.offsets", "I64", self.count + 1, [np.array(spill.offsets, dtype="<i8").tobytes()])
+            tensors.append((f"{key}.offsets", "I64", self.count + 1, [np.array(spill.offsets, dtype="<i8").tobytes()]))
         for key, column in self._values.items():
             dtype = "I64" if all(isinstance(value, Integral) for value in column) else "F64"
             numbers = _reordered(np.array(column, dtype=TYPES[dtype]), orders.get(key))
-            add(f"{key}.values", dtype, self.count, [numbers.tobytes()])
+            tensors.append((f"{key}.values", dtype, self.count, [numbers.tobytes()]))
         for key, spill in sorted(self._spills.items(), key=lambda item: item[1].dtype):
-            add(f"{key}.ids", spill.dtype, spill.offsets[-1], spill.blocks(orders.get(key)))
+            tensors.append((f"{key}.ids", spill.dtype, spill.offsets[-1], spill.blocks(orders.get(key))))
 
-        digest = hashlib.sha256(_header_bytes(header))
-        stream.write(_header_bytes(header))
-        for block in (block for content in contents for block in content):
-            digest.update(block)
-            stream.write(block)
-        header["__metadata__"]["sha256"] = digest.hexdigest()  # as long as what stood there
+        text = json.dumps(notes, ensure_ascii=False, sort_keys=True)
+        metadata = Metadata(count=str(self.count), notes=text, sha256=UNKNOWN).model_dump()
+        header: dict[str, Any] = {"__metadata__": metadata}
+        at = 0
+        for name, dtype, size, _ in tensors:
+            stop = at + size * TYPES[dtype].itemsize
+            header[name] = {"dtype": dtype, "shape": [size], "data_offsets": [at, stop]}
+            at = stop
+        hashed = HashedStream(stream)
+        hashed.write(_header_bytes(header))
+        for *_, blocks in tensors:
+            for block in blocks:
+                hashed.write(block)
+        metadata["sha256"] = hashed.sha256  # as long as what stood there
         stream.seek(0)
         stream.write(_header_bytes(header))
 
@@ -239,7 +300,7 @@ class _Spill:
             yield _reordered(np.frombuffer(block, "<i4"), order).astype(TYPES[self.dtype]).tobytes()
 
 
-def _reordered(numbers: npt.NDArray[Any], order: Array | None) -> npt.NDArray[Any]:
+def _reordered(numbers: Array, order: Array | None) -> Array:
     """The provisional numbers of labels, replaced by the final ones."""
     if order is None:
         return numbers
@@ -257,53 +318,32 @@ def _header_bytes(header: Mapping[str, Any]) -> bytes:
 
 def verify_files(paths: Sequence[Path]) -> None:
     """Refuse files of examples, all in one folder, that are not what was written: each is read, once."""
-    verify(paths[0].parent, {path.name: _header(path)[1].sha256 for path in paths}, _checksum)
+    verify(paths[0].parent, {path.name: _header(path)[1].sha256 for path in paths}, _hashed)
 
 
-def _checksum(path: Path, advance: Advance) -> str:
-    """The checksum of a file, for which zeros stand in the place of its own."""
+def _hashed(path: Path) -> Iterator[bytes]:
+    """What a file's checksum is of: its bytes, with zeros in the place of the checksum."""
     with open(path, "rb", buffering=0) as file:
         begin = file.read(8)
         header = file.read(int.from_bytes(begin, "little"))
-        blank = re.sub(rb'"sha256":"[0-9a-f]{64}"', f'"sha256":"{UNKNOWN}"'.encode(), header, count=1)
-        return hexdigest(hashlib.sha256(begin + blank), iter(lambda: file.read(BLOCK), b""), advance)
+        yield begin + re.sub(rb'"sha256":"[0-9a-f]{64}"', f'"sha256":"{UNKNOWN}"'.encode(), header, count=1)
+        yield from iter(lambda: file.read(BLOCK), b"")
 
 
 def _header(path: Path) -> tuple[Header, Metadata]:
     """The header of a file, checked against its size, and its metadata."""
     try:
         header = read_header(path)
+        metadata = validate(Metadata, header.metadata)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file of examples") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    except ConfigError as error:
+        raise DataError(f"{path}: not a file of examples that this weft reads: {error}") from None
     except ValueError as error:
         raise DataError(f"{path}: damaged: {error}") from None
-    try:
-        metadata = Metadata.model_validate(header.metadata)
-    except ValidationError as error:
-        reason = error.errors()[0]["msg"]
-        raise DataError(f"{path}: not a file of examples that this weft reads: {reason}") from None
     odd = next((name for name, at in header.tensors.items() if at.dtype not in TYPES or len(at.shape) != 1), None)
     if odd is not None:
         raise DataError(f"{path}: not a file of examples that this weft reads: '{odd}' is not a list of numbers")
     return header, metadata
-
-
-def _map(path: Path, place: Place) -> npt.NDArray[Any]:
-    if place.shape[0] == 0:  # nothing can't be mapped
-        return np.empty(0, TYPES[place.dtype])
-    mapped = np.memmap(path, TYPES[place.dtype], "r", offset=place.begin, shape=place.shape)
-    return mapped.view(np.ndarray)  # slices of a memmap cost ten times as much
-
-
-def encode_rows(
-    rows: Iterable[Row], make: Callable[[Sequence[Row]], Iterable[Example]]
-) -> Iterator[tuple[Side, Example]]:
-    """The example that `make` gives for each row, with the row's side, as `write_sides` takes them.
-
-    `make` gets many rows at a time, because tokenizers are faster that way.
-    """
-    rows = iter(rows)
-    while chunk := list(islice(rows, CHUNK)):
-        yield from zip((row.side for row in chunk), make(chunk), strict=True)

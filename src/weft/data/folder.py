@@ -5,17 +5,19 @@ and ends with the same bytes as one that was never stopped. The index comes last
 """
 
 import json
+from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
-from weft.data.shards import INDEX, PART, PLAN, Index, Shard, Shards, ShardWriter, Side, dtype_for
-from weft.data.verified import verify
+from weft.data.shards import INDEX, PART, PLAN, SIDES, Ids, Index, Shard, Shards, Side, dtype_for
+from weft.data.store import Array, HashedStream, sha256, verify
 from weft.errors import DataError, TokenizerError, WeftError
-from weft.files import locked, sync, write_text
+from weft.files import locked, put, sync, write_bytes, write_text
 from weft.progress import warn
 from weft.text.tokenizer import Tokenizer
 
@@ -30,8 +32,8 @@ def written(out: Path, plan: Plan, tokenizer: Tokenizer, write: Callable[[list[S
     index = PART if "part" in plan else INDEX
     try:
         done = _begin(out, plan, index)
-        if done is None and _intact(out, index, tokenizer):
-            return Shards.checked(out, index)
+        if done is None and (finished := _intact(out, index, tokenizer)) is not None:
+            return finished
         done = done or []
         with locked(out / PLAN):
             tokenizer.save(out)
@@ -42,7 +44,11 @@ def written(out: Path, plan: Plan, tokenizer: Tokenizer, write: Callable[[list[S
                 shards = write(done)
             except WeftError:  # the text itself is wrong: what began with this call goes with it
                 if not done:
-                    _discard(out)
+                    for pattern in ("train-*", "validation-*", "tokenizer*.json", JOURNAL, PLAN):
+                        for path in out.glob(pattern):
+                            path.unlink()
+                    if not any(out.iterdir()):
+                        out.rmdir()
                 raise
             ordered = tuple(sorted(shards, key=lambda shard: shard.name))
             size = tokenizer.vocab_size
@@ -53,9 +59,8 @@ def written(out: Path, plan: Plan, tokenizer: Tokenizer, write: Callable[[list[S
     except BlockingIOError:
         raise DataError(f"{out}: another `weft prepare` is writing there; wait for it") from None
     except ChildProcessError as error:
-        raise DataError(
-            f"{out}: a process that encodes text {error}; the same command continues, with fewer --jobs if need be"
-        ) from None
+        again = "the same command continues, with fewer --jobs if need be"
+        raise DataError(f"{out}: a process that encodes text died: {error}; {again}") from None
     except OSError as error:
         raise DataError(f"{error.filename or out}: cannot be written: {error.strerror or error}") from None
     return Shards(out, made)
@@ -77,28 +82,105 @@ def differing(one: Plan, other: Plan) -> list[str]:
     return [key for key in {**one, **other} if one.get(key) != other.get(key)]
 
 
+class ShardWriter:
+    """Writes one shard beside its place; `close` syncs it, puts it there and returns its line of the index."""
+
+    def __init__(self, folder: Path, split: Side, number: int, dtype: str) -> None:
+        self.tokens = 0
+        self._split, self._dtype = split, np.dtype(dtype).newbyteorder("<")
+        self._place = folder / f"{split}-{number:05d}"
+        self._columns = (array("q"), array("q"), array("q"))
+        self._partial = self._place.with_suffix(".tokens.partial")
+        self._file = self._partial.open("wb")
+        self._stream = HashedStream(self._file)
+
+    def add(self, ids: Array, size: int, document: int) -> None:
+        """A section: its ids, the UTF-8 bytes of its text, its document's number in the split."""
+        for column, value in zip(self._columns, (self.tokens, size, document), strict=True):
+            column.append(value)
+        self._add(ids)
+
+    def extend(self, ids: Array, sections: Ids) -> None:
+        """Several sections: their ids (n,); and (3, m), where they begin in these ids, their bytes, their documents."""
+        firsts, sizes, documents = sections
+        for column, values in zip(self._columns, (firsts + self.tokens, sizes, documents), strict=True):
+            column.frombytes(values.astype(np.int64).tobytes())
+        self._add(ids)
+
+    def _add(self, ids: Array) -> None:
+        self._stream.write(ids.astype(self._dtype, copy=False).tobytes())
+        self.tokens += len(ids)
+
+    def close(self, first_document: int | None) -> Shard:
+        """`first_document`: the number of the first document that may begin here, one more than any before.
+
+        None says that this is a part's shard, which has places for numbers.
+        """
+        table = np.array(self._columns, dtype="<i8")
+        sections = table.tobytes()
+        write_bytes(self._place.with_suffix(".sections"), sections)
+        sync(self._file)
+        self._file.close()
+        put(self._partial, self._place.with_suffix(".tokens"))
+        ended = int((table[2] & 1).sum()) if first_document is None else int(table[2, -1]) + 1 - first_document
+        return Shard(
+            name=self._place.name,
+            split=self._split,
+            tokens=self.tokens,
+            sections=table.shape[1],
+            documents=ended,
+            bytes=int(table[1].sum()),
+            tokens_sha256=self._stream.sha256,
+            sections_sha256=sha256([sections]),
+        )
+
+    def abandon(self) -> None:
+        """Closes the file without putting it in place."""
+        self._file.close()
+
+
 class Writers:
-    """The shards that are written now, one for each side, and all that are finished."""
+    """The shards that are written now, one for each side, and all that are finished.
+
+    `held` counts the sections that were finished already: a side's shards hold its first sections.
+    """
 
     def __init__(self, out: Path, plan: Plan, dtype: str, done: Sequence[Shard]) -> None:
         self.shards = list(done)
-        self._out, self._dtype, self._most = out, dtype, int(plan["shard_tokens"])
+        self.held = {side: sum(shard.sections for shard in done if shard.split == side) for side in SIDES}
+        self._out, self._dtype, self._max_tokens = out, dtype, int(plan["shard_tokens"])
         self._numbered = "part" not in plan
         self._open: dict[Side, ShardWriter] = {}
 
-    def to(self, side: Side) -> ShardWriter:
-        """The shard of a side that is written now."""
+    def add(self, side: Side, ids: Array, size: int, document: int) -> None:
+        """A section, as `ShardWriter.add` takes it; the one that reaches the tokens of a shard is its last."""
+        writer = self._to(side)
+        writer.add(ids, size, document)
+        if writer.tokens >= self._max_tokens:
+            self._finish(side)
+
+    def extend(self, side: Side, ids: Array, sections: Ids) -> None:
+        """Several sections, as `ShardWriter.extend` takes them; a shard ends where `add` would have ended it."""
+        firsts = np.append(sections[0], len(ids))
+        start, count = 0, sections.shape[1]
+        while start < count:
+            writer = self._to(side)
+            full = firsts[start + 1 :] - firsts[start] >= self._max_tokens - writer.tokens
+            stop = start + int(np.argmax(full)) + 1 if full.any() else count
+            writer.extend(
+                ids[firsts[start] : firsts[stop]], sections[:, start:stop] - np.array([[firsts[start]], [0], [0]])
+            )
+            if full.any():
+                self._finish(side)
+            start = stop
+
+    def _to(self, side: Side) -> ShardWriter:
         if side not in self._open:
             number = sum(shard.split == side for shard in self.shards)
             self._open[side] = ShardWriter(self._out, side, number, self._dtype)
         return self._open[side]
 
-    def space(self, side: Side) -> int:
-        """How many tokens the shard still takes: the section that reaches or passes it is its last."""
-        return self._most - self.to(side).tokens
-
-    def finish(self, side: Side) -> None:
-        """Close a side's shard and note it."""
+    def _finish(self, side: Side) -> None:
         seen = sum(shard.documents for shard in self.shards if shard.split == side)
         self.shards.append(self._open.pop(side).close(seen if self._numbered else None))
         note(self._out, self.shards[-1])
@@ -109,7 +191,7 @@ class Writers:
         try:
             yield self
             for side in sorted(self._open):
-                self.finish(side)
+                self._finish(side)
         finally:
             for writer in self._open.values():
                 writer.abandon()
@@ -142,39 +224,25 @@ def _begin(out: Path, plan: Plan, index: str) -> list[Shard] | None:
     return None if (out / index).exists() else _journalled(out)
 
 
-def _intact(out: Path, index: str, tokenizer: Tokenizer) -> bool:
-    """Whether a finished folder is still what was written."""
+def _intact(out: Path, index: str, tokenizer: Tokenizer) -> Shards | None:
+    """A finished folder, where it is still what was written."""
     try:
-        Shards.checked(out, index).verify()
+        found = Shards.open(out, index)
+        found.verify()
         if Tokenizer.load(out).fingerprint != tokenizer.fingerprint:
             raise DataError(f"{out}: damaged: its tokenizer is not what was written")
     except (DataError, TokenizerError) as error:
         warn(f"{error}; preparing it again")
-        return False
-    return True
+        return None
+    return found
 
 
 def _journalled(out: Path) -> list[Shard]:
     """The shards that the journal names and that are whole; a line that a kill cut short ends it."""
     shards: list[Shard] = []
-    try:
-        lines = (out / JOURNAL).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    for line in lines:
-        try:
+    with suppress(FileNotFoundError, ValidationError, DataError):
+        for line in (out / JOURNAL).read_text(encoding="utf-8").splitlines():
             shard = Shard.model_validate_json(line)
             verify(out, shard.checksums)
-        except (ValidationError, DataError):
-            break
-        shards.append(shard)
+            shards.append(shard)
     return shards
-
-
-def _discard(out: Path) -> None:
-    """Removes what preparing wrote, and the folder if it is empty then."""
-    for pattern in ("train-*", "validation-*", "tokenizer*.json", JOURNAL, PLAN):
-        for path in out.glob(pattern):
-            path.unlink()
-    if not any(out.iterdir()):
-        out.rmdir()

@@ -14,6 +14,7 @@ from weft.text.tokenizer import Tokenizer
 
 Message = dict[str, str]
 ROLES = ("system", "user", "assistant")
+SPEAKERS = {"human": "user", "gpt": "assistant"}  # as some call them
 
 # for a tokenizer that brings no template: headings in plain text, and eos ends each reply
 TEMPLATE = (
@@ -44,37 +45,35 @@ def conversation(record: Any, column: str = "messages") -> list[Message]:
     raise DataError(f"neither '{column}' nor 'instruction' and 'output'; its columns: {known}")
 
 
-SPEAKERS = {"human": "user", "gpt": "assistant"}
-
-
-def _turn(message: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The role and the content of a message, in either spelling."""
-    role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
-    if isinstance(content, list) and all(
-        isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
-        for part in content
-    ):
-        content = "".join(part["text"] for part in content)
-    return SPEAKERS.get(role, role) if isinstance(role, str) else role, content
-
-
 def _checked(messages: Any, column: str) -> list[Message]:
     if not isinstance(messages, list) or not messages:
         raise DataError(f"'{column}' is not a list of messages, or is empty")
     turns: list[Message] = []
     for number, message in enumerate(messages, 1):
-        turn = _checked_turn(message, number)
-        _check_order(turns[-1]["role"] if turns else None, turn["role"], number)
+        turn = _turn(message, number)
+        role, before = turn["role"], turns[-1]["role"] if turns else None
+        if role == "system" and before is not None:
+            raise DataError(f"a system message after another message: message {number}; it may only come first")
+        if role == "assistant" and before in (None, "system"):
+            raise DataError(f"the assistant speaks first: message {number}; a user must ask before")
+        if role == "assistant" and before == "assistant":
+            raise DataError(f"the assistant speaks twice in a row: message {number}; join the two")
         turns.append(turn)
     if all(turn["role"] != "assistant" for turn in turns):
         raise DataError("the assistant never replies: nothing to learn from")
     return turns
 
 
-def _checked_turn(message: Any, number: int) -> Message:
+def _turn(message: Any, number: int) -> Message:
+    """The role and the content of a message, in either spelling."""
     if not isinstance(message, Mapping):
         raise DataError(f"a message without 'role' and 'content': message {number}")
-    role, content = _turn(message)
+    role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
+    role = SPEAKERS.get(role, role) if isinstance(role, str) else role
+    if isinstance(content, list):
+        parts = [part if isinstance(part, Mapping) else {} for part in content]
+        if all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in parts):
+            content = "".join(part["text"] for part in parts)
     if role not in ROLES:
         raise DataError(f"unknown role: message {number} has {role!r}; {suggestion(str(role), ROLES)}")
     if not isinstance(content, str):
@@ -82,15 +81,6 @@ def _checked_turn(message: Any, number: int) -> Message:
     if not content.strip():
         raise DataError(f"empty content: message {number} of role {role}")
     return {"role": role, "content": content}
-
-
-def _check_order(before: str | None, role: str, number: int) -> None:
-    if role == "system" and before is not None:
-        raise DataError(f"a system message after another message: message {number}; it may only come first")
-    if role == "assistant" and before in (None, "system"):
-        raise DataError(f"the assistant speaks first: message {number}; a user must ask before")
-    if role == "assistant" and before == "assistant":
-        raise DataError(f"the assistant speaks twice in a row: message {number}; join the two")
 
 
 @lru_cache(maxsize=4)

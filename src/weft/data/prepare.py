@@ -5,27 +5,28 @@ A run that was killed goes over the text again, which is quick, and encodes only
 """
 
 import json
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from weft.data.amount import amount
 from weft.data.config import FilesSplit, TextSource
-from weft.data.documents import stamps
-from weft.data.encode import Encoded, Framing, apart, encoded, together
+from weft.data.encode import apart, encoded, together
 from weft.data.encodings import is_utf8
 from weft.data.folder import FORMAT, Plan, Writers, read_plan, written
 from weft.data.parts import part_sections
 from weft.data.shards import Shard, Shards, Side, dtype_for
+from weft.data.sources import stamps
 from weft.data.split import Section, check_sides, section_for, split_sections
 from weft.progress import Advance, bar
+from weft.text.frame import Ids
 from weft.text.tokenizer import Tokenizer
+from weft.workers import cores
 
 VERSION = 2  # of how text becomes tokens; in 1, weft 0.1's, each section was encoded as a text of its own
 SHARD_TOKENS = 64 * 1024 * 1024
-WORTH = 32 * 1024 * 1024  # bytes of text from which on several processes are quicker than one that is there already
+MIN_SHARED_BYTES = 32 * 1024 * 1024  # of text; for less, one process that is there already is quicker than several
 
 
 def prepare(
@@ -48,16 +49,19 @@ def prepare(
 
     def write(done: list[Shard]) -> list[Shard]:
         dtype, total = dtype_for(tokenizer.vocab_size), _total(text)
-        processes = jobs or (_processors() if total is not None and total >= WORTH else None)
+        several = total is not None and total >= MIN_SHARED_BYTES and cores() > 1
+        processes = jobs or (cores() if several else None)
         read = split_sections if text.part is None else part_sections
-        with bar("preparing", total, unit="bytes") as advance:
-            sections = _remaining(read(text, plan["section"]), done, advance)
+        writers = Writers(out, plan, dtype, done)
+        with bar("preparing", total, unit="bytes") as advance, writers.writing():
+            sections = _remaining(read(text, plan["section"]), writers.held, advance)
             work = apart(sections) if text.apart else together(sections, tokenizer.joints)
-            with closing(encoded(work, tokenizer, _framing(text, tokenizer), dtype, processes)) as rows:
-                shards = _write(Writers(out, plan, dtype, done), rows)
+            with closing(encoded(work, tokenizer, _frame(text, tokenizer), dtype, processes)) as rows:
+                for section, ids in rows:
+                    writers.add(section.side, ids, section.size, section.document)
         if text.part is None:
-            check_sides(shards, text.validation)
-        return shards
+            check_sides(writers.shards, text.validation)
+        return writers.shards
 
     return written(out, plan, tokenizer, write)
 
@@ -85,34 +89,22 @@ def _plan(text: TextSource, shard_tokens: int, tokenizer: Tokenizer) -> Plan:
     return json.loads(json.dumps(plan))
 
 
-def _framing(text: TextSource, tokenizer: Tokenizer) -> Framing:
-    """What stands around each document."""
+def _frame(text: TextSource, tokenizer: Tokenizer) -> tuple[Ids, Ids]:
+    """The ids before and after each document."""
     if text.frame is not None:
-        return Framing(*text.frame)
+        return text.frame
     before = tokenizer.leading if tokenizer.opens and not text.apart else ()
-    return Framing(before, () if tokenizer.eos_id is None else (tokenizer.eos_id,))
+    return before, () if tokenizer.eos_id is None else (tokenizer.eos_id,)
 
 
-def _write(writers: Writers, rows: Iterable[Encoded]) -> list[Shard]:
-    """Writes the shards that are not done yet; all of them, old and new."""
-    with writers.writing():
-        for section, ids in rows:
-            writers.to(section.side).add(ids, section.size, section.document)
-            if writers.space(section.side) <= 0:
-                writers.finish(section.side)
-    return writers.shards
-
-
-def _remaining(sections: Iterable[Section], done: Sequence[Shard], advance: Advance) -> Iterator[Section]:
-    """Wanted is what no finished shard holds: a split's shards hold its first sections. `advance` gets all bytes."""
-    held: dict[Side, int] = {"train": 0, "validation": 0}
-    for shard in done:
-        held[shard.split] += shard.sections
+def _remaining(sections: Iterable[Section], held: Mapping[Side, int], advance: Advance) -> Iterator[Section]:
+    """Wanted is what no finished shard holds: so many of the first sections of each side. `advance` gets all bytes."""
+    left = dict(held)
     for section in sections:
         if section.wanted:
             advance(section.size)
-            if held[section.side] > 0:
-                held[section.side] -= 1
+            if left[section.side] > 0:
+                left[section.side] -= 1
                 section = replace(section, wanted=False)
         yield section
 
@@ -122,9 +114,3 @@ def _total(text: TextSource) -> int | None:
     held = text.validation.sources if isinstance(text.validation, FilesSplit) else ()
     total = sum(amount(given, [text.column], text.encoding).bytes for given in (text.sources, held))
     return total // (1 if text.part is None else text.part.of) or None
-
-
-def _processors() -> int | None:
-    """A process for each processor that may be used; none where there is but one."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return count if count > 1 else None

@@ -1,6 +1,4 @@
-"""Rows from JSON Lines, JSON, CSV, TSV and Parquet, one by one, each with the number of its line, counted from 1 (in
-Parquet that of the row itself).
-"""
+"""Rows of tables, one by one, each with the number of its line, counted from 1 (in Parquet that of the row itself)."""
 
 import csv
 import json
@@ -10,15 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import islice
 from typing import Any
 
-from weft.data.streams import ROW_LIMIT, characters, check_unpacked, format_of, lines, seekable
+from weft.data.streams import MAX_ROW_BYTES, characters, check_unpacked, format_of, lines, seekable
 from weft.errors import DataError, counted
 from weft.untrusted import refuse_beyond
 
 BATCH = 256  # rows of a Parquet file that are read at once
-AT_ONCE = 1 << 24  # bytes of them that are made into values at once
+MAX_BATCH_BYTES = 1 << 24  # of them that are made into values at once
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -71,11 +68,27 @@ def records(
         case ".jsonl" | ".ndjson":
             return _json_lines(name, encoding)
         case ".json":
-            return json_rows(Growing(name, encoding))
+            return JsonText(name, encoding).rows()
         case ".csv" | ".tsv":
             return _table(name, columns, encoding)
         case _:
-            return _parquet_rows(name, None if every else columns, columns)
+            return _parquet_rows(name, columns, every)
+
+
+def text_of(row: Any, column: str, where: str) -> str:
+    """The text of a row that is an object, or a string itself. No value is no text."""
+    if isinstance(row, Malformed):
+        raise DataError(f"{where}: {row.reason}")
+    if isinstance(row, dict):
+        if column not in row:
+            raise MissingColumnError.among(column, row, where)
+        row = row[column]
+    if row is not None and not isinstance(row, str):
+        raise DataError(f"{where}: '{column}' holds {type(row).__name__}, not text")
+    return row or ""
+
+
+# ---- JSON
 
 
 def _json_lines(name: str, encoding: str) -> Iterator[tuple[int, Any]]:
@@ -90,24 +103,7 @@ def _json_lines(name: str, encoding: str) -> Iterator[tuple[int, Any]]:
         yield number, value
 
 
-def json_rows(text: "Growing") -> Iterator[tuple[int, Any]]:
-    """(line, value) of the items of a JSON list, or of values one after another, parsed as the file is read."""
-    name = text.name
-    listed = text.take("[")
-    while text.peek():
-        if listed and text.take("]"):
-            if text.peek():
-                raise DataError(f"{name}: line {text.line} is not valid JSON: text after the end of the list")
-            return
-        line = text.line
-        yield line, text.value()
-        if listed and not text.take(",") and text.peek() != "]":
-            raise DataError(f"{name}: line {text.line} is not valid JSON: ',' or ']' expected")
-    if listed:
-        raise DataError(f"{name}: line {text.line} is not valid JSON: the list never ends")
-
-
-class Growing:
+class JsonText:
     """JSON text of which the part from `at` on is still to be parsed, and more comes in as it is needed."""
 
     def __init__(self, name: str, encoding: str = "utf-8") -> None:
@@ -123,7 +119,28 @@ class Growing:
         """How many characters of the file are parsed."""
         return self._before + self.at
 
-    def grow(self) -> bool:
+    def rows(self) -> Iterator[tuple[int, Any]]:
+        """(line, value) of the items of a JSON list, or of values one after another."""
+        listed = self._peek() == "["
+        self.at += listed
+        while mark := self._peek():
+            if listed and mark == "]":
+                self.at += 1
+                if self._peek():
+                    raise self._wrong("text after the end of the list")
+                return
+            yield self.line, self._value()
+            mark = self._peek()
+            if listed and mark not in (",", "]"):
+                raise self._wrong("',' or ']' expected")
+            self.at += listed and mark == ","
+        if listed:
+            raise self._wrong("the list never ends")
+
+    def _wrong(self, reason: str) -> DataError:
+        return DataError(f"{self.name}: line {self.line} is not valid JSON: {reason}")
+
+    def _grow(self) -> bool:
         """Adds at least as much as there is, so that parsing again and again stays linear; False at the end."""
         rest = self.text[self.at :]
         pieces, wanted = [rest], max(len(rest), 1)
@@ -134,7 +151,7 @@ class Growing:
         self.text, self.at = "".join(pieces), 0
         return len(pieces) > 1
 
-    def peek(self) -> str:
+    def _peek(self) -> str:
         """The next character that isn't white space, "" at the end."""
         while True:
             stop = _SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]  # matches nothing, too
@@ -142,22 +159,16 @@ class Growing:
             self.at = stop
             if self.at < len(self.text):
                 return self.text[self.at]
-            if not self.grow():
+            if not self._grow():
                 return ""
 
-    def take(self, mark: str) -> bool:
-        """Steps over `mark` if it is next."""
-        found = self.peek() == mark
-        self.at += found
-        return found
-
-    def value(self) -> Any:
+    def _value(self) -> Any:
         while True:
             try:
                 value, stop = _DECODER.raw_decode(self.text, self.at)
             except (ValueError, RecursionError) as error:
-                if len(self.text) - self.at > ROW_LIMIT or not self.grow():
-                    raise DataError(f"{self.name}: line {self.line} is not valid JSON: {_reason(error)}") from None
+                if len(self.text) - self.at > MAX_ROW_BYTES or not self._grow():
+                    raise self._wrong(_reason(error)) from None
                 continue
             self.line += self.text.count("\n", self.at, stop)
             self.at = stop
@@ -168,9 +179,12 @@ def _reason(error: Exception) -> str:
     return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
 
 
+# ---- CSV and TSV
+
+
 def _table(name: str, columns: Sequence[str], encoding: str) -> Iterator[tuple[int, Any]]:
     """(line, values) of comma- or tab-separated fields, as many in a row as in the first. Empty lines are skipped."""
-    csv.field_size_limit(ROW_LIMIT)
+    csv.field_size_limit(MAX_ROW_BYTES)
     rows = csv.reader(lines(name, encoding), **DIALECTS[format_of(name)])
     numbered = all(column.isdecimal() for column in columns) and len(columns) > 0
     header: list[str] | None = None
@@ -199,37 +213,33 @@ def _check_header(header: Sequence[str], name: str, columns: Sequence[str]) -> N
             raise DataError(f"{name}: two columns are called '{column}'")
 
 
-def _parquet_rows(
-    name: str, columns: Sequence[str] | None, needed: Sequence[str]
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(row, values) of a Parquet file, a few rows at a time; None: every column."""
-    with _parquet(name) as table:
-        _check_header(table.schema_arrow.names, name, needed)
-        yield from enumerate(_values(table.iter_batches(batch_size=BATCH, columns=columns), name), 1)
+# ---- Parquet
 
 
-def parquet_sample(name: str, most: int) -> tuple[int, list[dict[str, Any]]]:
-    """How many rows a Parquet file has, and its first ones."""
-    with _parquet(name) as table:
-        rows = _values(table.iter_batches(batch_size=min(BATCH, most)), name)
-        return table.metadata.num_rows, list(islice(rows, most))
-
-
-def _values(batches: Iterable[Any], name: str) -> Iterator[dict[str, Any]]:
-    """The rows of batches, many at once where they are small. Texts that are alike are one until they are taken."""
+def _parquet_rows(name: str, columns: Sequence[str], every: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(row, values) of a Parquet file, many at once where they are small. Texts that are alike are one until then."""
     number = total = 0
-    for rows in batches:
-        size = _size(rows)
-        total += size
-        check_unpacked(total, os.path.getsize(name), name)
-        if size <= AT_ONCE:
-            yield from rows.to_pylist()
-            number += len(rows)
-            continue
-        for place in range(len(rows)):
-            row, number = rows.slice(place, 1), number + 1
-            refuse_beyond(_size(row), ROW_LIMIT, f"{name}: row {number} has {_size(row):,} bytes", DataError)
-            yield row.to_pylist()[0]
+    with _parquet(name) as table:
+        _check_header(table.schema_arrow.names, name, columns)
+        for rows in table.iter_batches(batch_size=BATCH, columns=None if every else columns):
+            size = _size(rows)
+            total += size
+            check_unpacked(total, os.path.getsize(name), name)
+            step = len(rows) if size <= MAX_BATCH_BYTES else 1
+            for place in range(0, len(rows), step):
+                some = rows.slice(place, step)
+                if step == 1:
+                    what = f"{name}: row {number + 1} has {_size(some):,} bytes"
+                    refuse_beyond(_size(some), MAX_ROW_BYTES, what, DataError)
+                for row in some.to_pylist():
+                    number += 1
+                    yield number, row
+
+
+def parquet_count(name: str) -> int:
+    """How many rows a Parquet file has."""
+    with _parquet(name) as table:
+        return table.metadata.num_rows
 
 
 def _size(array: Any) -> int:

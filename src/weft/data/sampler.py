@@ -21,7 +21,7 @@ from weft.errors import DataError
 Array = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 ROUNDS = 6
-FINEST = 2**31  # shares are counted in parts of this at most, so that sample × share fits in 64 bits
+MAX_SHARES = 2**31  # that weights are counted in, so that sample × share fits in 64 bits
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,6 @@ class Windows:
         slack = min(self.length - 1, self.tokens - 1 - self.count * self.length)
         shift = _hash(epoch.astype(np.uint64), _key(self.seed, 1)) % np.uint64(slack + 1)
         return permute(place, self.count, epoch, self.seed) * self.length + shift.astype(np.int64)
-
-    def epoch(self, samples: float) -> float:
-        """How often the text has been read once this many windows were served."""
-        return samples / self.count
 
 
 @dataclass(frozen=True)
@@ -93,9 +89,8 @@ class Lanes:
     def starts(self, step: int) -> Array:
         """The first tokens (lanes,) of the windows at `step`, counted from 0."""
         epoch, window = divmod(step, self.steps)
-        shift = int(_hash(np.array([epoch], dtype=np.uint64), _key(self.seed, 1))[0]) % (
-            self.span - self.steps * self.length + 1
-        )
+        hashed = int(_hash(np.array([epoch], dtype=np.uint64), _key(self.seed, 1))[0])
+        shift = hashed % (self.span - self.steps * self.length + 1)
         return np.arange(self.lanes, dtype=np.int64) * self.span + shift + window * self.length
 
     def begins(self, step: int) -> bool:
@@ -121,7 +116,7 @@ def shares(weights: Sequence[float]) -> list[int]:
     scale = lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * scale) for weight in exact]
     total = sum(whole)
-    return whole if total <= FINEST else [max(1, part * FINEST // total) for part in whole]
+    return whole if total <= MAX_SHARES else [max(1, part * MAX_SHARES // total) for part in whole]
 
 
 def assign(samples: npt.ArrayLike, weights: Sequence[float]) -> tuple[Array, Array]:
@@ -170,7 +165,7 @@ class Mixture:
     def epochs(self, samples: int) -> list[float]:
         """How often each source has been read once this many windows were served in all."""
         total = sum(parts := shares(self.weights))
-        return [windows.epoch(samples * part / total) for windows, part in zip(self.windows, parts, strict=True)]
+        return [samples * part / total / windows.count for windows, part in zip(self.windows, parts, strict=True)]
 
 
 # ---- random numbers by their place

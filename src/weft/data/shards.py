@@ -10,23 +10,22 @@ its document's number would; `part.json` lists the shards.
 
 import hashlib
 import json
-import mmap
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, NonNegativeInt, ValidationError
+from pydantic import Field, NonNegativeInt
 
-from weft.config import Config
-from weft.data.verified import verify
-from weft.errors import DataError
-from weft.files import put, sync, write_bytes
+from weft.config import Config, validate
+from weft.data.store import Array, mapped, verify
+from weft.errors import ConfigError, DataError
+from weft.untrusted import parse_json, read_text
 
 Ids = npt.NDArray[np.int64]
 Side = Literal["train", "validation"]
+SIDES: tuple[Side, ...] = ("train", "validation")
 INDEX = "index.json"
 PART = "part.json"
 PLAN = "plan.json"
@@ -72,18 +71,11 @@ def dtype_for(vocab_size: int) -> Literal["uint16", "uint32"]:
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
-def _little(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    return np.dtype(dtype).newbyteorder("<")
-
-
 class Tokens:
     """A long sequence of token ids with document borders: on disk in shards, or in memory."""
 
     def __init__(
-        self,
-        shards: Sequence[npt.NDArray[Any]],
-        sections: Sequence[Ids],
-        scattered: Sequence[npt.NDArray[Any]] | None = None,
+        self, shards: Sequence[Array], sections: Sequence[Ids], scattered: Sequence[Array] | None = None
     ) -> None:
         """`shards[i]` holds ids (n,); `sections[i]` (3, m): first tokens within shard i, UTF-8 bytes, documents.
 
@@ -100,10 +92,8 @@ class Tokens:
 
     def read(self, start: int, length: int) -> Ids:
         """Ids `start` to `start + length`, over shard borders: (length,)."""
-        out = np.empty(length, dtype=np.int64)
-        for shard, inside, at in self._spans(start, length):
-            out[at] = self._shards[shard][inside]
-        return out
+        found = (self._shards[shard][inside] for shard, inside in self._spans(start, length))
+        return np.concatenate([np.zeros(0, np.int64), *found])
 
     def windows(self, starts: Ids, length: int) -> Ids:
         """`length` ids from each of `starts` (rows,) on: (rows, length)."""
@@ -119,12 +109,11 @@ class Tokens:
 
     def documents(self, start: int, length: int) -> Ids:
         """For each of these tokens the number of its document: (length,)."""
-        out = np.empty(length, dtype=np.int64)
-        for shard, inside, at in self._spans(start, length):
+        found = [np.zeros(0, np.int64)]
+        for shard, inside in self._spans(start, length):
             firsts, _, documents = self._sections[shard]
-            section = np.searchsorted(firsts, np.arange(inside.start, inside.stop), side="right") - 1
-            out[at] = documents[section]
-        return out
+            found.append(documents[np.searchsorted(firsts, np.arange(inside.start, inside.stop), side="right") - 1])
+        return np.concatenate(found)
 
     def first(self, tokens: int) -> "Tokens":
         """The first so many tokens. The bytes of a section that is cut are counted in proportion."""
@@ -135,30 +124,26 @@ class Tokens:
             if kept <= 0:
                 break
             begins = table[:, table[0] < kept].copy()
-            last = begins.shape[1] - 1
-            end = int(table[0, last + 1]) if last + 1 < table.shape[1] else len(shard)
-            begins[1, last] = begins[1, last] * (kept - int(begins[0, last])) // max(1, end - int(begins[0, last]))
+            last = begins.shape[1]
+            end = int(table[0, last]) if last < table.shape[1] else len(shard)
+            begins[1, -1] = begins[1, -1] * (kept - int(begins[0, -1])) // max(1, end - int(begins[0, -1]))
             shards.append(shard[:kept])
             scattered.append(other[:kept])
             sections.append(begins)
         return Tokens(shards, sections, scattered)
 
-    def _spans(self, start: int, length: int) -> list[tuple[int, slice, slice]]:
-        """(shard, where in the shard, where in the result) for each shard that the range touches."""
-        assert 0 <= start <= start + length <= len(self), f"{start} + {length} of {len(self)} tokens"
-        spans = []
-        at = 0
+    def _spans(self, start: int, length: int) -> Iterator[tuple[int, slice]]:
+        """Each shard that the range touches, and where in the shard."""
+        stop = start + length
+        assert 0 <= start <= stop <= len(self), f"{start} + {length} of {len(self)} tokens"
         shard = int(np.searchsorted(self._starts, start, side="right")) - 1
-        while at < length:
-            first = start + at - int(self._starts[shard])
-            taken = min(length - at, len(self._shards[shard]) - first)
-            spans.append((shard, slice(first, first + taken), slice(at, at + taken)))
-            at += taken
-            shard += 1
-        return spans
+        while start < stop:
+            before, end = self._starts[shard : shard + 2].tolist()
+            yield shard, slice(start - before, min(stop, end) - before)
+            start, shard = end, shard + 1
 
     @property
-    def shards(self) -> list[tuple[npt.NDArray[Any], Ids]]:
+    def shards(self) -> list[tuple[Array, Ids]]:
         """Each shard's ids as they are stored, and its sections (3, n)."""
         return list(zip(self._shards, self._sections, strict=True))
 
@@ -184,18 +169,20 @@ class Shards:
         self.validation = self.tokens("validation") if self.of("validation") else None
 
     @classmethod
-    def open(cls, path: str | Path) -> "Shards":
-        """The folder that `weft prepare` wrote. Every file's size is checked."""
-        return cls.checked(Path(path), INDEX)
-
-    @classmethod
-    def checked(cls, path: Path, name: str) -> "Shards":
-        """The same with the index of another name, such as that of a part."""
+    def open(cls, path: str | Path, name: str = INDEX) -> "Shards":
+        """The folder that `weft prepare` wrote, with its index, or that of a part. Every file's size is checked."""
+        path = Path(path)
         index = _read_index(path, name)
         width = np.dtype(index.dtype).itemsize
-        for shard in index.shards:
-            _check_size(path / f"{shard.name}.tokens", shard.tokens * width)
-            _check_size(path / f"{shard.name}.sections", shard.sections * 24)
+        sizes = {f"{shard.name}.tokens": shard.tokens * width for shard in index.shards}
+        sizes |= {f"{shard.name}.sections": shard.sections * 24 for shard in index.shards}
+        for file, size in sizes.items():
+            try:
+                found = (path / file).stat().st_size
+            except OSError as error:
+                raise DataError(f"{path / file}: cannot be read: {error.strerror}") from None
+            if found != size:
+                raise DataError(f"{path / file}: damaged: {found} bytes instead of {size}")
         return cls(path, index)
 
     def verify(self) -> None:
@@ -210,10 +197,10 @@ class Shards:
         """The tokens of one split, which may be none."""
         ids, sections, scattered = [], [], []
         for shard in self.of(split):
-            tokens = self.path / f"{shard.name}.tokens", _little(self.index.dtype), (shard.tokens,)
-            ids.append(_map(*tokens))
-            scattered.append(_map(*tokens, scattered=True))
-            sections.append(_map(self.path / f"{shard.name}.sections", np.dtype("<i8"), (3, shard.sections)))
+            tokens = self.path / f"{shard.name}.tokens", np.dtype(self.index.dtype).newbyteorder("<"), (shard.tokens,)
+            ids.append(mapped(*tokens))
+            scattered.append(mapped(*tokens, scattered=True))
+            sections.append(mapped(self.path / f"{shard.name}.sections", "<i8", (3, shard.sections)))
         return Tokens(ids, sections, scattered)
 
     @property
@@ -224,111 +211,23 @@ class Shards:
 
 def _read_index(path: Path, name: str) -> Index:
     file = path / name
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not file.exists():
         if (path / PART).exists():
             raise DataError(
                 f"{path}: a part of a text; put all parts together: weft prepare --merge PART... --out FOLDER"
-            ) from None
+            )
         if (path / PLAN).exists():
-            raise DataError(f"{path}: unfinished; run the same `weft prepare` again and it continues") from None
+            raise DataError(f"{path}: unfinished; run the same `weft prepare` again and it continues")
         what = "not a folder that `weft prepare` wrote" if path.exists() else "no such folder"
-        raise DataError(f"{path}: {what}") from None
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{file}: damaged: not text") from None
+        raise DataError(f"{path}: {what}")
+    tree = parse_json(read_text(file, DataError), f"{file}: damaged", DataError)
     try:
-        index = Index.model_validate_json(text)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise DataError(f"{file}: not an index this weft reads: {where or 'JSON'}: {problem['msg']}") from None
+        index = validate(Index, tree if isinstance(tree, dict) else {})
+    except ConfigError as error:
+        raise DataError(f"{file}: not an index this weft reads: {error}") from None
     if index.sha256 not in (None, index.checksum):
         raise DataError(f"{file}: damaged: it is not what was written")
     return index
-
-
-def _check_size(path: Path, expected: int) -> None:
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    if size != expected:
-        raise DataError(f"{path}: damaged: {size} bytes instead of {expected}")
-
-
-def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], scattered: bool = False) -> npt.NDArray[Any]:
-    if 0 in shape:  # an empty file can't be mapped
-        return np.empty(shape, dtype)
-    mapped = np.memmap(path, dtype, "r", shape=shape)
-    if scattered and hasattr(mmap, "MADV_RANDOM"):  # else the system reads megabytes around every window
-        mapped._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
-    return mapped.view(np.ndarray)  # slices of a memmap cost ten times as much
-
-
-class ShardWriter:
-    """Writes one shard beside its place; `close` syncs it, puts it there and returns its line of the index."""
-
-    def __init__(self, folder: Path, split: Side, number: int, dtype: npt.DTypeLike) -> None:
-        self.tokens = 0
-        self._folder = folder
-        self._split = split
-        self._name = f"{split}-{number:05d}"
-        self._dtype = _little(dtype)
-        self._columns = (array("q"), array("q"), array("q"))
-        self._digest = hashlib.sha256()
-        self._partial = folder / f"{self._name}.tokens.partial"
-        self._stream = self._partial.open("wb")
-
-    def add(self, ids: npt.NDArray[Any], size: int, document: int) -> None:
-        """A section: its ids, the UTF-8 bytes of its text, its document's number in the split."""
-        for column, value in zip(self._columns, (self.tokens, size, document), strict=True):
-            column.append(value)
-        self._add(ids)
-
-    def extend(self, ids: npt.NDArray[Any], sections: Ids) -> None:
-        """Several sections: their ids (n,); and (3, m), where they begin in these ids, their bytes, their documents."""
-        firsts, sizes, documents = sections
-        for column, values in zip(self._columns, (firsts + self.tokens, sizes, documents), strict=True):
-            column.frombytes(values.astype(np.int64).tobytes())
-        self._add(ids)
-
-    def _add(self, ids: npt.NDArray[Any]) -> None:
-        raw = ids.astype(self._dtype, copy=False).tobytes()
-        self._digest.update(raw)
-        self._stream.write(raw)
-        self.tokens += len(ids)
-
-    def close(self, first_document: int | None) -> Shard:
-        """`first_document`: the number of the first document that may begin here, one more than any before.
-
-        None says that this is a part's shard, which has places for numbers.
-        """
-        sections = np.array(self._columns, dtype="<i8")
-        write_bytes(self._folder / f"{self._name}.sections", sections.tobytes())
-        sync(self._stream)
-        self._stream.close()
-        put(self._partial, self._folder / f"{self._name}.tokens")
-        if first_document is None:
-            documents = int((sections[2] & 1).sum())
-        else:
-            documents = int(sections[2, -1]) + 1 - first_document
-        return Shard(
-            name=self._name,
-            split=self._split,
-            tokens=self.tokens,
-            sections=sections.shape[1],
-            documents=documents,
-            bytes=int(sections[1].sum()),
-            tokens_sha256=self._digest.hexdigest(),
-            sections_sha256=hashlib.sha256(sections.tobytes()).hexdigest(),
-        )
-
-    def abandon(self) -> None:
-        """Closes the file without putting it in place."""
-        self._stream.close()
 
 
 def noted_tokenizer(folder: Path) -> dict[str, str]:

@@ -10,16 +10,17 @@ from typing import Generic, TypeVar
 
 from weft.data.amount import amount
 from weft.data.config import FilesSplit, HashSplit, NoSplit, Split, TailSplit, TextSource
-from weft.data.documents import SECTION, Document, read, stamps
-from weft.data.shards import Shard, Side
+from weft.data.documents import SECTION, Document, read
+from weft.data.shards import SIDES, Shard, Side
+from weft.data.sources import stamps
 from weft.data.table import Row, RowSource, Skipped, read_rows
 from weft.errors import DataError, counted
 from weft.files import utf8_size
 from weft.progress import Log, log_to_stderr
 from weft.text import tasks
 
-SMALLEST_SECTION = 64
-ALIKE = 32 * 1024 * 1024  # characters that may all fall on one side of a hash split before a tail is held out instead
+MIN_SECTION = 64  # bytes
+MAX_AHEAD = 32 * 1024 * 1024  # characters read ahead while all of them fall on one side of a hash split
 T = TypeVar("T")
 
 
@@ -45,8 +46,8 @@ def split_sections(text: TextSource, section: int | None = None, log: Log = log_
 
     A document's number grows where a document ends, and where the section before is on the other side.
     """
-    numbers: dict[Side, int] = {"train": -1, "validation": -1}
-    successor: dict[Side, int] = {"train": -1, "validation": -1}  # the section that would go on with the document
+    numbers = dict.fromkeys(SIDES, -1)
+    successor = dict.fromkeys(SIDES, -1)  # the section that would go on with the document
     section = section_for(text.sources) if section is None else section
     begins = True
     for at, (side, document) in enumerate(_sides(text, section, log)):
@@ -83,7 +84,7 @@ def some_texts(texts: Iterable[str], sources: Iterable[str], advice: str = "") -
 def section_for(sources: Sequence[str]) -> int:
     """How long a section is: short for a short text, so that some sections can be held out of it."""
     total = sum(size for _, size, *_ in stamps(sources))
-    return min(SECTION, max(SMALLEST_SECTION, total // 256))
+    return min(SECTION, max(MIN_SECTION, total // 256))
 
 
 def _sides(text: TextSource, section: int, log: Log) -> Iterator[tuple[Side, Document]]:
@@ -94,11 +95,10 @@ def _sides(text: TextSource, section: int, log: Log) -> Iterator[tuple[Side, Doc
     elif isinstance(split, TailSplit):
         yield from _by_place(text, split, documents)
     else:
-        for document in documents:
-            yield "train", document
+        yield from (("train", document) for document in documents)
         if isinstance(split, FilesSplit):
-            for document in read(split.sources, text.column, section=section, encoding=text.encoding):
-                yield "validation", document
+            held_out = read(split.sources, text.column, section=section, encoding=text.encoding)
+            yield from (("validation", document) for document in held_out)
 
 
 def side_by_hash(text: str, split: HashSplit) -> Side:
@@ -117,7 +117,7 @@ def _or_tail(sided: Iterator[tuple[Side, Document]], split: HashSplit, log: Log)
     for side, document in sided:
         ahead.append((side, document))
         read += len(document.text)
-        if side != ahead[0][0] or read > ALIKE:
+        if side != ahead[0][0] or read > MAX_AHEAD:
             yield from chain(ahead, sided)
             return
     if len(ahead) < 2:
@@ -139,8 +139,7 @@ def _by_place(text: TextSource, split: TailSplit, documents: Iterable[Document])
         yield from _tail(documents, _train_bytes(split, known.bytes))
         return
     held: _HeldBack[Document] = _HeldBack(lambda document: utf8_size(document.text), lambda seen: _before(split, seen))
-    for document in held.passing(documents):
-        yield "train", document
+    yield from (("train", document) for document in held.passing(documents))
     yield from _tail(held.items, _train_bytes(split, held.seen) - held.passed)
 
 
@@ -225,9 +224,8 @@ def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) 
         elif isinstance(split, TailSplit):
             rows = _rows_by_place(rows, split)
         parts.append(rows)
-    sides: tuple[Side, ...] = ("train", "validation")
     if held:
-        parts += [read_rows(replace(source, sources=held), side, skipped) for side in sides]
+        parts += [read_rows(replace(source, sources=held), side, skipped) for side in SIDES]
     if isinstance(split, FilesSplit):
         there = replace(source, sources=split.sources, targets=split.targets)
         parts.append(read_rows(there, "validation", skipped))
@@ -235,7 +233,7 @@ def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) 
     for row in chain.from_iterable(parts):
         seen[row.side] += 1
         yield row
-    empty = next((side for side in sides if not seen[side]), None)
+    empty = next((side for side in SIDES if not seen[side]), None)
     if empty is not None and not isinstance(split, NoSplit):
         instead = "the last rows with data.validation.kind=tail, or nothing with data.validation.kind=none"
         raise DataError(
@@ -256,13 +254,10 @@ def _rows_by_place(rows: Iterable[Row], split: TailSplit) -> Iterator[Row]:
     if split.bytes is None:
         held = _HeldBack(lambda row: 1, lambda seen: seen - round(seen * split.fraction))
     else:
-        held = _HeldBack(_row_bytes, lambda seen: _before(split, seen))
+        held = _HeldBack(
+            lambda row: sum(utf8_size(str(value)) for value in row.values.values()), lambda seen: _before(split, seen)
+        )
     yield from held.passing(rows)
     if split.bytes is not None:
         _train_bytes(split, held.seen, "rows have")
-    for row in held.items:
-        yield Row(row.values, row.where, "validation")
-
-
-def _row_bytes(row: Row) -> int:
-    return sum(utf8_size(str(value)) for value in row.values.values())
+    yield from (Row(row.values, row.where, "validation") for row in held.items)

@@ -21,11 +21,11 @@ from weft.errors import DataError
 from weft.untrusted import refuse_beyond
 
 BLOCK = 1024 * 1024  # bytes read at once
-ROW_LIMIT = 256 * 1024 * 1024  # bytes of one row of JSON or CSV, which has to be in memory as a whole
+MAX_ROW_BYTES = 256 * 1024 * 1024  # of JSON or CSV: a row has to be in memory as a whole
 PACKED = (".gz", ".zst")
 ICONV = {"mac_roman": "macintosh", "koi8_r": "koi8-r", "euc_jp": "euc-jp", "euc_kr": "euc-kr"}  # its own names
-UNPACKED = 1 << 30  # bytes that any packed file may become
-RATIO = 64  # times as many bytes as a larger one may; text becomes three to ten times as many
+MAX_UNPACKED_BYTES = 1 << 30  # that any packed file may become
+MAX_UNPACKED_RATIO = 64  # times as many bytes as a larger one may; text becomes three to ten times as many
 
 
 def format_of(name: str) -> str:
@@ -40,9 +40,15 @@ def blocks(name: str, encoding: str = "utf-8") -> Iterator[bytes]:
     try:
         with nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as stream:
             plain = unpacked(stream, name)
+            start = next(plain, b"")
+            other = wide(start[:SAMPLE])
+            if other is not None and not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
+                raise DataError(f"{shown}: is {other.upper()} text; {_other_encoding(name, other)}")
+            what = no_text(start[:SAMPLE])
+            if what is not None and what.startswith("looks like"):  # where a byte isn't text, reading says which
+                raise DataError(f"{shown}: {what}, not text")
+            plain = chain([start] if start else [], plain)
             for block in plain if is_utf8(encoding) else _transcoded(plain, name, encoding):
-                if offset == 0:
-                    _check_start(block, name)
                 if (zero := block.find(0)) >= 0:
                     raise DataError(f"{shown}: looks binary, not text: a NUL byte at byte {offset + zero}")
                 yield block.removeprefix(codecs.BOM_UTF8) if offset == 0 else block
@@ -53,11 +59,9 @@ def blocks(name: str, encoding: str = "utf-8") -> Iterator[bytes]:
 
 def _transcoded(plain: Iterable[bytes], name: str, encoding: str) -> Iterator[bytes]:
     """The bytes of a text in another encoding as UTF-8."""
-    decoder, offset, started = codecs.getincrementaldecoder(encoding)(), 0, False
+    decoder, offset = codecs.getincrementaldecoder(encoding)(), 0
     for block in chain(plain, [b""]):
-        if not started and (what := _named(block)) is not None:
-            raise DataError(f"{_shown(name)}: {what}, not text")
-        started, held = True, len(decoder.getstate()[0])
+        held = len(decoder.getstate()[0])
         try:
             text = decoder.decode(block, final=not block)
         except UnicodeError as error:  # UTF-16 has one without a place
@@ -80,19 +84,6 @@ def what_is_no_text(name: str) -> str | None:
     return no_text(start)
 
 
-def _check_start(block: bytes, name: str) -> None:
-    if (encoding := wide(block[:SAMPLE])) is not None:
-        raise DataError(f"{_shown(name)}: is {encoding.upper()} text; {_other_encoding(name, encoding)}")
-    if (what := _named(block)) is not None:
-        raise DataError(f"{_shown(name)}: {what}, not text")
-
-
-def _named(block: bytes) -> str | None:
-    """What a block that starts a file looks like, if no byte of it is text; where one isn't, reading says which."""
-    what = no_text(block[:SAMPLE])
-    return what if what is not None and what.startswith("looks like") else None
-
-
 def _shown(name: str) -> str:
     return "standard input" if name == "-" else name
 
@@ -112,7 +103,7 @@ def unpacked(stream: IO[bytes], name: str, at_once: int | None = None) -> Iterat
 
 def check_unpacked(total: int, size: int, name: str) -> None:
     """Refuse a packed file of `size` bytes that becomes implausibly many."""
-    usual = max(UNPACKED, RATIO * size)
+    usual = max(MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO * size)
     if total > usual:
         what = f"{name}: its {size:,} bytes become more than {usual >> 20:,} MiB when they are unpacked"
         refuse_beyond(total, usual, what, DataError)
@@ -192,8 +183,8 @@ def lines(name: str, encoding: str = "utf-8") -> Iterator[str]:
         for line in io.BytesIO(block):
             pieces.append(line)
             held += len(line)
-            if held > ROW_LIMIT:
-                raise DataError(f"{name}: line {number} is longer than {ROW_LIMIT >> 20} MiB, too long for one row")
+            if held > MAX_ROW_BYTES:
+                raise DataError(f"{name}: line {number} is longer than {MAX_ROW_BYTES >> 20} MiB, too long for one row")
             if line.endswith(b"\n"):
                 yield decode(b"".join(pieces), name, offset)
                 offset += held

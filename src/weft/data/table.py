@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
 
-from weft.data.documents import files, left_out, no_such_file
 from weft.data.messages import conversation
 from weft.data.rows import TABLES, Malformed, MissingColumnError, RowError, records
 from weft.data.shards import Side
+from weft.data.sources import files, no_such_file
 from weft.data.streams import format_of, lines
 from weft.errors import DataError, suggestion
 from weft.files import is_text
@@ -26,23 +26,22 @@ from weft.text import builtin, tasks
 # text: some text; optional: text, or nothing; label: a name, or a whole number; number: any; words: a list of words,
 # or text that white space cuts into them; messages: a conversation, made from the row as a whole
 Kind = Literal["text", "optional", "label", "number", "words", "messages"]
-OnError = Literal["stop", "skip"]
 
 
 @dataclass(frozen=True)
 class RowSource:
     """Rows to read: where they are, which columns are wanted, and what each of these holds.
 
-    Columns that are all whole numbers are places, from 0, in a table
-    without a header. With `targets` the sources are text files, and line i of each belongs to line i of its target: the
-    columns `source` and `target`. A text file alone has a row a line, in the column `text`. `builtin:NAME` is a
-    built-in task. A row that cannot be read stops the reading, or is skipped and counted.
+    Columns that are all whole numbers are places, from 0, in a table without a header. With `targets` the sources are
+    text files, and line i of each belongs to line i of its target: the columns `source` and `target`. A text file alone
+    has a row a line, in the column `text`. `builtin:NAME` is a built-in task. A row that cannot be read stops the
+    reading, or is skipped and counted.
     """
 
     sources: Sequence[str]
     columns: Mapping[str, Kind]
     targets: Sequence[str] = ()
-    on_error: OnError = "stop"
+    on_error: Literal["stop", "skip"] = "stop"
     encoding: str = "utf-8"
 
 
@@ -90,11 +89,11 @@ def read_rows(source: RowSource, side: Side = "train", skipped: Skipped | None =
                 raise DataError(record.reason)
             values = {name: _value(record, name, kind) for name, kind in kinds.items()}
         except DataError as error:
+            line = f"{where}: {error}"
+            if source.on_error == "stop" and isinstance(error, MissingColumnError):
+                raise MissingColumnError(line, error.column) from None
             if source.on_error == "stop":
-                line = f"{where}: {error}"
-                raise (
-                    MissingColumnError(line, error.column) if isinstance(error, MissingColumnError) else RowError(line)
-                ) from None
+                raise RowError(line) from None
             skipped.add(str(error), where)
             continue
         found = True
@@ -135,9 +134,7 @@ def has_lines(name: str) -> bool:
 
 
 def _records(source: RowSource, side: Side) -> Iterator[tuple[str, Any]]:
-    for line in left_out(source.sources):
-        warn(line)
-    for name in files(source.sources):
+    for name in files(source.sources, tell=warn):
         for number, record in _file(name, source, side):
             yield f"{name}:{number}", record
 
@@ -145,25 +142,21 @@ def _records(source: RowSource, side: Side) -> Iterator[tuple[str, Any]]:
 def _file(name: str, source: RowSource, side: Side) -> Iterator[tuple[int, Any]]:
     if name.startswith("hub:"):
         raise DataError(f"{name.removeprefix('hub:')}: no such file; to read rows of a hub dataset, download it first")
+    if name in tasks.SOURCES:
+        return enumerate(tasks.rows(name.removeprefix("builtin:"), side), 1)
     if name.startswith("builtin:"):
-        return enumerate(_builtin(name.removeprefix("builtin:"), side), 1)
+        corpus = name.removeprefix("builtin:")
+        if corpus not in builtin.NAMES:
+            raise DataError(f"{name}: no such task or corpus; {suggestion(corpus, [*tasks.TASKS, *builtin.NAMES])}")
+        return enumerate(({"text": text} for text in builtin.corpus(corpus).documents), 1)
     if name != "-" and format_of(name) not in TABLES:
         return ((number, {"text": line}) for number, line in enumerate(_lines(name, source.encoding), 1))
     needed = [column for column, kind in source.columns.items() if kind not in ("optional", "messages")]
     return records(name, needed, every=len(needed) < len(source.columns), encoding=source.encoding)
 
 
-def _builtin(name: str, side: Side) -> Iterator[Mapping[str, Any]]:
-    if name in builtin.NAMES:
-        return ({"text": text} for text in builtin.corpus(name).documents)
-    if name in tasks.TASKS:
-        return tasks.rows(name, side)
-    known = [*tasks.TASKS, *builtin.NAMES]
-    raise DataError(f"builtin:{name}: no such task or corpus; {suggestion(name, known)}")
-
-
 def _parallel(given: RowSource) -> Iterator[tuple[str, Any]]:
-    left, right = text_files(given.sources), text_files(given.targets)
+    left, right = _text_files(given.sources), _text_files(given.targets)
     if len(left) != len(right):
         raise DataError(
             f"{len(left)} source files and {len(right)} target files ({', '.join([*left[:2], *right[:2]])} …): "
@@ -182,18 +175,16 @@ def _parallel(given: RowSource) -> Iterator[tuple[str, Any]]:
             )
 
 
-def text_files(sources: Sequence[str]) -> list[str]:
+def _text_files(sources: Sequence[str]) -> list[str]:
     """Text files with any suffix: parallel ones are often named after their languages."""
     found: list[str] = []
     for source in sources:
         if format_of(source) in TABLES:
             raise DataError(f"{source}: a table has both sides in its columns; leave out the target files")
-        if os.path.isfile(source):
-            found.append(source)
-        elif matches := sorted(path for path in glob.glob(source, recursive=True) if os.path.isfile(path)):
-            found += matches
-        else:
+        matches = [source] if os.path.isfile(source) else sorted(glob.glob(source, recursive=True))
+        if not any(map(os.path.isfile, matches)):
             raise no_such_file(source)
+        found += filter(os.path.isfile, matches)
     return found
 
 
@@ -207,52 +198,41 @@ def _lines(name: str, encoding: str) -> Iterator[str]:
 def _value(record: Any, column: str, kind: Kind) -> Any:
     if kind == "messages":
         return conversation(record, column)
-    columns = _columns(record)
-    if column not in columns and kind != "optional":
-        raise MissingColumnError.among(column, columns)
-    value = columns.get(column)
+    if isinstance(record, str):
+        record = {"text": record}
+    elif isinstance(record, list):
+        record = {str(place): value for place, value in enumerate(record)}
+    elif not isinstance(record, Mapping):
+        raise DataError(f"a row is an object with columns: this one is {type(record).__name__}")
+    if column not in record and kind != "optional":
+        raise MissingColumnError.among(column, record)
+    value = record.get(column)
     match kind:
         case "text":
-            return _text(value, column, empty=False)
+            return _text(value, column)
         case "optional":
-            return _text("" if value is None else value, column, empty=True)
+            return _text(value, column, empty=True)
         case "label":
             return _label(value, column)
         case "number":
             return _number(value, column)
         case "words":
-            return _words(value, column)
+            words = value.split() if isinstance(value, str) else value
+            if not isinstance(words, list) or not words:
+                raise DataError(f"'{column}' is not a list of words, or is empty")
+            return [_label(word, column) for word in words]
 
 
-def _columns(record: Any) -> Mapping[str, Any]:
-    if isinstance(record, str):
-        return {"text": record}
-    if isinstance(record, list):
-        return {str(place): value for place, value in enumerate(record)}
-    if not isinstance(record, Mapping):
-        raise DataError(f"a row is an object with columns: this one is {type(record).__name__}")
-    return record
-
-
-def _text(value: Any, column: str, *, empty: bool) -> str:
+def _text(value: Any, column: str, *, empty: bool = False) -> str:
     """Text without the white space around it, which no task is about."""
-    if value is None:
-        raise DataError(f"'{column}' is empty")
-    if not isinstance(value, str):
+    if value is not None and not isinstance(value, str):
         raise DataError(f"'{column}' holds {type(value).__name__}, not text")
-    if "\0" in value or not is_text(value):
-        raise DataError(f"'{column}' holds a NUL character or a lone surrogate, which are not text")
-    value = value.strip()
+    value = (value or "").strip()
     if not value and not empty:
         raise DataError(f"'{column}' is empty")
+    if "\0" in value or not is_text(value):
+        raise DataError(f"'{column}' holds a NUL character or a lone surrogate, which are not text")
     return value
-
-
-def _words(value: Any, column: str) -> list[str]:
-    words = value.split() if isinstance(value, str) else value
-    if not isinstance(words, list) or not words:
-        raise DataError(f"'{column}' is not a list of words, or is empty")
-    return [_label(word, column) for word in words]
 
 
 def _label(value: Any, column: str) -> str:
@@ -260,7 +240,7 @@ def _label(value: Any, column: str) -> str:
         return "true" if value else "false"
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         return str(int(value))
-    return _text(value, column, empty=False)
+    return _text(value, column)
 
 
 def _number(value: Any, column: str) -> float:

@@ -8,7 +8,7 @@ memory that the tokenizer itself takes.
 import base64
 import binascii
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from os.path import commonprefix
 from threading import Lock
@@ -19,35 +19,39 @@ from tokenizers import Regex, normalizers
 from weft.errors import TokenizerError
 from weft.untrusted import LARGEST, parse_json, refuse_beyond
 
-STEPS = 512  # of preparing a text, or of putting it together again
-GROWTH = 64  # times as many bytes that a text may become; Unicode's own compositions make up to 11 of one
-FRAME = 256  # tokens around a text
-AFFIX = 256  # bytes that mark a piece's place in a word
-NODES = 4_000_000  # of the tree in which pieces are searched, some 350 bytes each; the largest have a million
-LETTERS = 8_000_000  # of a vocabulary whose merges are looked for, each place in each piece; the largest have 2 million
-WORD = 1_000  # characters of a word that WordPiece cuts: the work grows with the square
+MAX_STEPS = 512  # of preparing a text, or of putting it together again
+MAX_GROWTH = 64  # times as many bytes that a text may become; Unicode's own compositions make up to 11 of one
+MAX_FRAME_TOKENS = 256  # around a text
+MAX_AFFIX_BYTES = 256  # that mark a piece's place in a word
+MAX_NODES = 4_000_000  # of the tree in which pieces are searched, some 350 bytes each; the largest have a million
+MAX_LETTERS = 8_000_000  # of a vocabulary whose merges are looked for, a place in a piece each; the largest: 2 million
+MAX_WORD_CHARACTERS = 1_000  # that WordPiece cuts: the work grows with the square
 COPIES = 16  # of a text that is tried, so that what is added at its ends counts little
 PROBES = [letter * 32 + "\x01" for letter in "a 1.\n"]  # on which an expression that takes for ever gives up
 SUBSEQUENCES = ("normalizers", "pretokenizers", "processors", "decoders")
 
-Json = Mapping[str, Any]
+Json = dict[str, Any]
 T = TypeVar("T")
 
 
 def check(text: str) -> None:
     """Refuse a tokenizer.json that asks for too much. What is of a wrong type is left for the library to refuse."""
-    refuse_beyond(len(text), LARGEST, f"not a tokenizer: {len(text):,} characters", TokenizerError)
+    _refuse(len(text), LARGEST, f"{len(text):,} characters")
     tree = parse_json(text, "not a tokenizer", TokenizerError)
     if not isinstance(tree, dict):
         raise TokenizerError("not a tokenizer: expected a JSON object")
     for part in ("normalizer", "decoder"):
-        _check_growth(list(_steps(tree.get(part))), part)
-    for step in _steps(tree.get("post_processor")):
+        _check_growth(list(steps(tree.get(part))), part)
+    for step in steps(tree.get("post_processor")):
         _check_frame(step)
     if isinstance(tree.get("model"), dict):
         _check_model(tree["model"])
     added = tree.get("added_tokens")
     check_pieces(_text(_get(each, "content")) for each in (added if isinstance(added, list) else ()))
+
+
+def _refuse(size: float, most: int, what: str) -> None:
+    refuse_beyond(size, most, f"not a tokenizer: {what}", TokenizerError)
 
 
 def _get(value: Any, key: str) -> Any:
@@ -62,8 +66,8 @@ def _size(value: Any) -> int:
     return len(_text(value).encode("utf-8", "surrogatepass"))
 
 
-def _steps(part: Any) -> Iterator[Json]:
-    """The steps of a part, those inside sequences one by one."""
+def steps(part: Any) -> Iterator[Json]:
+    """The steps of a part of a tokenizer.json, those inside sequences one by one, to be changed where they are."""
     waiting, count = [part], 0
     while waiting:
         step = waiting.pop()
@@ -72,7 +76,7 @@ def _steps(part: Any) -> Iterator[Json]:
             waiting += reversed(inside)
         elif isinstance(step, dict):
             count += 1
-            refuse_beyond(count, STEPS, f"not a tokenizer: more than {STEPS} steps in one of its parts", TokenizerError)
+            _refuse(count, MAX_STEPS, f"more than {MAX_STEPS} steps in one of its parts")
             yield step
 
 
@@ -84,19 +88,15 @@ def _check_growth(steps: list[Json], part: str) -> None:
     growth = 1.0
     for step in steps:
         growth = min(growth * _growth(step), 1e12)
-        refuse_beyond(_size(step.get("prepend")), AFFIX, f"not a tokenizer: its {part} prepends a text", TokenizerError)
-    if growth <= GROWTH:
+        _refuse(_size(step.get("prepend")), MAX_AFFIX_BYTES, f"its {part} prepends a text")
+    if growth <= MAX_GROWTH:
         return
     made = [_replacement(step) for step in steps]
     others = 1.0
     for step, replaced in zip(steps, made, strict=True):
         others = min(others * (1 if replaced else _growth(step)), 1e12)
     worst = max((_grown(place, steps, made) for place, step in enumerate(made) if step), default=1.0)
-    refuse_beyond(others * worst, GROWTH, _too_long(part), TokenizerError)
-
-
-def _too_long(part: str) -> str:
-    return f"not a tokenizer: its {part} makes a text more than {GROWTH} times as long"
+    _refuse(others * worst, MAX_GROWTH, f"its {part} makes a text more than {MAX_GROWTH} times as long")
 
 
 def _growth(step: Json) -> float:
@@ -128,7 +128,7 @@ def _grown(place: int, steps: list[Json], made: list[normalizers.Replace | None]
     """What the later steps make of the text that one puts in, in bytes for each byte that it takes out."""
     text, shortest = COPIES * _text(steps[place].get("content")), COPIES * _shortest(steps[place])
     for later in made[place + 1 :]:
-        if _size(text) > 16 * GROWTH * shortest:
+        if _size(text) > 16 * MAX_GROWTH * shortest:
             break
         text = text if later is None else later.normalize_str(text)
     return _size(text) / shortest
@@ -157,8 +157,8 @@ def _check_frame(step: Json) -> None:
             name = _get(_get(piece, "SpecialToken"), "id")
             ids = _get(_get(named, name), "ids") if isinstance(name, str) else None
             size += len(ids) if isinstance(ids, list) else 1
-        refuse_beyond(size, FRAME, f"not a tokenizer: its post_processor puts {size:,} tokens around", TokenizerError)
-        refuse_beyond(texts, 2, f"not a tokenizer: its post_processor repeats a text {texts} times", TokenizerError)
+        _refuse(size, MAX_FRAME_TOKENS, f"its post_processor puts {size:,} tokens around")
+        _refuse(texts, 2, f"its post_processor repeats a text {texts} times")
 
 
 # ---- the vocabulary
@@ -166,11 +166,10 @@ def _check_frame(step: Json) -> None:
 
 def _check_model(model: Json) -> None:
     for key in ("continuing_subword_prefix", "end_of_word_suffix", "unk_token"):
-        refuse_beyond(_size(model.get(key)), AFFIX, f"not a tokenizer: model.{key} is long", TokenizerError)
+        _refuse(_size(model.get(key)), MAX_AFFIX_BYTES, f"model.{key} is long")
     longest = model.get("max_input_chars_per_word")
     if isinstance(longest, int):
-        what = f"not a tokenizer: model.max_input_chars_per_word = {longest}"
-        refuse_beyond(longest, WORD, what, TokenizerError)
+        _refuse(longest, MAX_WORD_CHARACTERS, f"model.max_input_chars_per_word = {longest}")
     vocab = model.get("vocab")
     if isinstance(vocab, list):  # of a unigram model; the others have no tree
         check_pieces(_text(entry[0]) for entry in vocab if isinstance(entry, list) and entry)
@@ -180,18 +179,17 @@ def check_pieces(pieces: Iterable[str]) -> None:
     """Refuse pieces whose search tree, with a node for each byte that no other piece has in its place, is too large."""
     spelled = [piece.encode("utf-8", "surrogatepass") for piece in pieces]
     nodes = sum(map(len, spelled))
-    if nodes <= NODES:
+    if nodes <= MAX_NODES:
         return
     spelled.sort()
     nodes -= sum(len(commonprefix(pair)) for pair in pairwise(spelled))  # noqa: RUF071 — letters are meant
-    what = f"not a tokenizer: {len(spelled):,} pieces with {nodes:,} bytes to search in"
-    refuse_beyond(nodes, NODES, what, TokenizerError)
+    _refuse(nodes, MAX_NODES, f"{len(spelled):,} pieces with {nodes:,} bytes to search in")
 
 
 def check_letters(pieces: Iterable[str | bytes]) -> None:
     """Refuse pieces in which it would take minutes to look for merges."""
     letters = sum(map(len, pieces))
-    refuse_beyond(letters, LETTERS, f"not a tokenizer: {letters:,} letters in its pieces", TokenizerError)
+    _refuse(letters, MAX_LETTERS, f"{letters:,} letters in its pieces")
 
 
 # ---- the library's panics

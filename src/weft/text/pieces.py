@@ -14,7 +14,7 @@ Where the steps don't show it, there are no joints, and a text is encoded whole.
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +22,7 @@ import tokenizers
 
 from weft.files import utf8_size
 from weft.text import sentencepiece, tiktoken
+from weft.text.bounds import steps
 
 Json = dict[str, Any]
 Joints = Literal["anywhere", "lines", "spaces"]  # "lines": at both
@@ -52,7 +53,7 @@ class PieceIds(NamedTuple):
     """A piece's ids; of each stretch between its cuts the tokens that begin there, and its bytes; and of each cut the
     bytes behind it that belong to a token from before it."""
 
-    ids: list[int]
+    ids: Any  # whole numbers: a list, or an array where they are on their way to a disk
     counts: list[int]
     sizes: list[int]
     over: list[int]
@@ -135,36 +136,24 @@ def last_joint(joints: Joints, text: str) -> int | None:
 # ---- which joints a tokenizer has
 
 
-def _steps(part: Json | None) -> Iterator[Json]:
-    """The steps of a part, those inside sequences one by one, to be changed where they are."""
-    if part is None:
-        return
-    inside = part.get("normalizers") or part.get("pretokenizers")
-    if part.get("type") == "Sequence":
-        for step in inside or ():
-            yield from _steps(step)
-    else:
-        yield part
-
-
 def _found(tree: Json) -> list[Json]:
     """The added tokens that are found in a text."""
     return [token for token in tree["added_tokens"] if not token["special"]]
 
 
 def _joints(tree: Json) -> Joints | None:
-    steps, cutters = list(_steps(tree["normalizer"])), list(_steps(tree["pre_tokenizer"]))
-    if _never_merges(tree["model"], steps, cutters) and not _found(tree):
+    normalizers, cutters = list(steps(tree["normalizer"])), list(steps(tree["pre_tokenizer"]))
+    if _never_merges(tree["model"], normalizers, cutters) and not _found(tree):
         return "anywhere"
     for token in _found(tree):
         if token["lstrip"] or token["rstrip"] or re.search(r"\S\s|\s\S", token["content"]):
             return None
     # before each stretch between added tokens these are done again, which a piece can't tell from its beginning
-    if _found(tree) and any(_at_ends(step) for step in (*steps, *cutters[:1])):
+    if _found(tree) and any(_at_ends(step) for step in (*normalizers, *cutters[:1])):
         return None
-    if (mark := _mark(steps)) is None:
+    if (mark := _mark(normalizers)) is None:
         return None
-    lines = all(step["type"] in LOCAL for step in steps)
+    lines = all(step["type"] in LOCAL for step in normalizers)
     for place, step in enumerate(cutters):
         kind = step["type"]
         if kind in DROPPING and mark == " ":
@@ -202,23 +191,23 @@ def _isolates(step: Json) -> bool:
     return step["type"] == "Split" and (step["behavior"], step["invert"]) in ways
 
 
-def _never_merges(model: Json, steps: Sequence[Json], cutters: Sequence[Json]) -> bool:
+def _never_merges(model: Json, normalizers: Sequence[Json], cutters: Sequence[Json]) -> bool:
     """Whether every character is a token, or a few, of its own: then any place between two will do."""
     plain = model["type"] == "BPE" and not model["merges"] and not model["fuse_unk"] and not model["ignore_merges"]
     cuts = ("Split", "Digits", "Punctuation")
     known = all(step["type"] in cuts or _is_bytes(step) for step in cutters)
     kept = all(step.get("behavior", "Isolated") != "Removed" for step in cutters)
-    return plain and known and kept and all(step["type"] == "Lowercase" for step in steps)
+    return plain and known and kept and all(step["type"] == "Lowercase" for step in normalizers)
 
 
 def _is_bytes(step: Json) -> bool:
     return step["type"] == "ByteLevel" and not step["add_prefix_space"]
 
 
-def _mark(steps: Sequence[Json]) -> str | None:
+def _mark(normalizers: Sequence[Json]) -> str | None:
     """What a space is after these normalizers; None where one of them might reach across a joint."""
     mark = " "
-    for step in steps:
+    for step in normalizers:
         if step["type"] in (*LOCAL, *SPACING, "Strip", "Prepend"):
             continue
         if step["type"] != "Replace":
@@ -262,7 +251,7 @@ def _inside(tree: Json, begins: bool, ends: bool) -> Json:
     tree = json.loads(json.dumps(tree))
     for part in ("normalizer", "pre_tokenizer"):
         tree[part] = _without(tree[part], begins, ends)
-    for place, step in enumerate(_steps(tree["pre_tokenizer"])):
+    for place, step in enumerate(steps(tree["pre_tokenizer"])):
         if not begins and place == 0 and "add_prefix_space" in step:
             step["add_prefix_space"] = False
         if not begins and step["type"] == "Metaspace":

@@ -25,7 +25,7 @@ UNIGRAM, BPE, WORD, CHAR = range(1, 5)
 ROLE_FIELDS: dict[Role, tuple[int, int]] = {"pad": (43, -1), "unk": (40, 0), "bos": (41, 1), "eos": (42, 2)}  # and id
 SPACE = "▁"
 STAND_IN = 0xE000  # private use: symbols that the replacement of characters would change hide behind these
-LONGEST = 256  # characters of a piece whose merges are looked for: each place in it costs a copy
+MAX_MERGED_CHARACTERS = 256  # of a piece whose merges are looked for: each place in it costs a copy
 TRIM = rf"\A +|[ {SPACE}]+\z"  # what goes at a text's ends
 SEVERAL = " {2,}"  # which become one
 PREFIX = r"\A(?"  # so begin the expressions that put a space before a text
@@ -120,7 +120,7 @@ def _bpe(model: SentencePiece, pieces: list[Piece]) -> models.BPE:
     scores = {piece.text: piece.score for piece in pieces if piece.kind == NORMAL}
     merges: list[tuple[float, int, tuple[str, str]]] = []
     for text, score in scores.items() if model.kind == BPE else ():
-        for cut in range(1, len(text) if len(text) <= LONGEST else 1):
+        for cut in range(1, len(text) if len(text) <= MAX_MERGED_CHARACTERS else 1):
             left, right = text[:cut], text[cut:]
             if left in scores and right in scores:
                 merges.append((-score, -cut, (left, right)))
@@ -136,7 +136,8 @@ def _preparation(model: SentencePiece, symbols: list[str]) -> list[normalizers.N
     steps: list[normalizers.Normalizer] = []
     if model.charsmap:
         table = _charsmap(model.charsmap)
-        kept = [(symbol, chr(STAND_IN + place)) for place, symbol in enumerate(symbols) if _changed(table, symbol)]
+        stand_ins = {symbol: chr(STAND_IN + place) for place, symbol in enumerate(symbols)}
+        kept = [(symbol, each) for symbol, each in stand_ins.items() if table.normalize_str(symbol) != symbol]
         steps += [normalizers.Replace(symbol, stand_in) for symbol, stand_in in kept]
         # composed first: the library looks characters up one by one where a composition is longer than five bytes
         steps += [normalizers.NFC(), table] if model.composes else [table]
@@ -150,10 +151,6 @@ def _preparation(model: SentencePiece, symbols: list[str]) -> list[normalizers.N
         steps.append(normalizers.Replace(Regex(rf"{PREFIX}{unless}=[\s\S])"), " "))
     steps.append(normalizers.Replace(" ", SPACE))
     return steps
-
-
-def _changed(table: normalizers.Normalizer, symbol: str) -> bool:
-    return table.normalize_str(symbol) != symbol
 
 
 def _charsmap(compiled: bytes) -> normalizers.Normalizer:
@@ -170,44 +167,23 @@ def _charsmap(compiled: bytes) -> normalizers.Normalizer:
 
 
 def parse(data: bytes) -> SentencePiece:
-    """The content of a model file."""
+    """The content of a model file; what is no vocabulary, or cannot be given the same ids, is refused."""
     pieces: list[Piece] = []
     trainer: dict[int, int | bytes] = {}
     preparation: dict[int, int | bytes] = {}
     for field, value in _fields(data):
-        if field not in (1, 2, 3):
-            continue
-        inner = dict(_fields(_value({field: value}, field, b"")))
-        if field == 1:
-            pieces.append(_piece(inner))
-        else:
-            (trainer if field == 2 else preparation).update(inner)
-    _check(pieces, trainer, preparation)
-    roles: dict[Role, str] = {}
-    for role, (field, usual) in ROLE_FIELDS.items():
-        id = _value(trainer, field, usual)
-        if 0 <= id < len(pieces) and pieces[id].kind in (CONTROL, UNKNOWN):
-            roles[role] = pieces[id].text
-    roles["unk"] = next(piece.text for piece in pieces if piece.kind == UNKNOWN)
-    return SentencePiece(
-        pieces=pieces,
-        kind=_value(trainer, 3, UNIGRAM),
-        roles=roles,
-        byte_fallback=bool(_value(trainer, 35, 0)),
-        charsmap=_value(preparation, 2, b""),
-        composes=b"nfkc" in _value(preparation, 1, b""),
-        dummy_prefix=bool(_value(preparation, 3, 1)),
-        squeeze=bool(_value(preparation, 4, 1)),
-    )
-
-
-def _check(pieces: list[Piece], trainer: dict[int, int | bytes], preparation: dict[int, int | bytes]) -> None:
-    """Refuse what is no vocabulary, and what cannot be given the same ids."""
-    if sum(piece.kind == UNKNOWN for piece in pieces) != 1:
+        if field in (1, 2, 3):
+            inner = dict(_fields(_value({field: value}, field, b"")))
+            if field == 1:
+                pieces.append(_piece(inner))
+            else:
+                (trainer if field == 2 else preparation).update(inner)
+    unknown = [piece.text for piece in pieces if piece.kind == UNKNOWN]
+    if len(unknown) != 1:
         raise TokenizerError("not a SentencePiece model: it has no unknown piece, or several")
     if len({piece.text for piece in pieces}) < len(pieces):
         raise TokenizerError("a damaged SentencePiece file: a piece occurs twice")
-    kind = _value(trainer, 3, UNIGRAM)
+    kind, byte_fallback = _value(trainer, 3, UNIGRAM), bool(_value(trainer, 35, 0))
     if kind not in (UNIGRAM, BPE, CHAR):
         named = "word" if kind == WORD else str(kind)
         raise TokenizerError(f"a SentencePiece model of kind {named} is not supported; unigram, bpe and char are")
@@ -216,8 +192,21 @@ def _check(pieces: list[Piece], trainer: dict[int, int | bytes], preparation: di
     if not _value(preparation, 5, 1):
         raise TokenizerError("a SentencePiece model that leaves spaces as they are (escape_whitespaces) is unsupported")
     missing = set(byte_tokens()) - {piece.text for piece in pieces if piece.kind == BYTE}
-    if _value(trainer, 35, 0) and missing:
+    if byte_fallback and missing:
         raise TokenizerError(f"a damaged SentencePiece file: byte fallback without the piece {sorted(missing)[0]}")
+    ids = {role: _value(trainer, field, usual) for role, (field, usual) in ROLE_FIELDS.items()}
+    played = {role: pieces[id] for role, id in ids.items() if 0 <= id < len(pieces)}
+    roles = {role: piece.text for role, piece in played.items() if piece.kind in (CONTROL, UNKNOWN)}
+    return SentencePiece(
+        pieces=pieces,
+        kind=kind,
+        roles=roles | {"unk": unknown[0]},
+        byte_fallback=byte_fallback,
+        charsmap=_value(preparation, 2, b""),
+        composes=b"nfkc" in _value(preparation, 1, b""),
+        dummy_prefix=bool(_value(preparation, 3, 1)),
+        squeeze=bool(_value(preparation, 4, 1)),
+    )
 
 
 def _piece(fields: Mapping[int, int | bytes]) -> Piece:

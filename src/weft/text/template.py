@@ -24,10 +24,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from weft.errors import TokenizerError
 from weft.untrusted import bound
 
-STEPS = 400_000  # operations of one rendering; the longest conversations take some thousands
-LARGEST = 1 << 24  # characters of a conversation, or of anything on the way to it
-CONTAINER = 64  # characters that an item of a list counts as
-WORK = 1 << 14  # characters that are a step's work
+MAX_STEPS = 400_000  # operations of one rendering; the longest conversations take some thousands
+MAX_CHARACTERS = 1 << 24  # of a conversation, or of anything on the way to it
+ITEM_CHARACTERS = 64  # that an item of a list counts as
+STEP_CHARACTERS = 1 << 14  # that are a step's work
 
 INSIDE = (Environment, EvalContext, Context)  # what Jinja hands to a filter besides values
 
@@ -42,8 +42,8 @@ def render(template: str, given: Mapping[str, Any]) -> str:
     try:
         for part in _compiled(template).generate(given):
             length += len(part)
-            if length > work.largest:
-                raise ValueError(f"it writes more than {work.largest:,} characters")
+            if length > work.max_characters:
+                raise ValueError(f"it writes more than {work.max_characters:,} characters")
             parts.append(part)
     except Exception as error:  # it may fail in any way that a program can
         reason = " ".join(str(error).split())[:300] or type(error).__name__
@@ -59,23 +59,23 @@ class _Work:
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        self.steps, self.most, self.largest = 0, bound(STEPS), bound(LARGEST)
+        self.steps, self.max_steps, self.max_characters = 0, bound(MAX_STEPS), bound(MAX_CHARACTERS)
         self.known: dict[int, tuple[Any, int, int]] = {}  # with the value, which can't change: no other takes its id
         for value in given.values():
             self._give(value)
 
     def _give(self, value: Any) -> int:
-        if isinstance(value, str) and len(value) < WORK:  # going through it is hardly any work
+        if isinstance(value, str) and len(value) < STEP_CHARACTERS:  # going through it is hardly any work
             return len(value)
         items = _items(value)
-        text = len(value) if isinstance(value, str) else CONTAINER * len(items) + sum(map(self._give, items))
+        text = len(value) if isinstance(value, str) else ITEM_CHARACTERS * len(items) + sum(map(self._give, items))
         self.known[id(value)] = value, text, 0
         return text
 
     def step(self, count: int = 1) -> None:
         self.steps += count
-        if self.steps > self.most:
-            raise ValueError(f"it takes more than {self.most:,} steps")
+        if self.steps > self.max_steps:
+            raise ValueError(f"it takes more than {self.max_steps:,} steps")
 
     def size(self, value: Any) -> tuple[int, int]:
         known = self.known.get(id(value))
@@ -86,7 +86,7 @@ class _Work:
         if not isinstance(value, list | tuple | dict | set):
             return 1, 1
         sizes = [self.size(item) for item in _items(value)]
-        text, own = (CONTAINER * len(sizes) + sum(each[kind] for each in sizes) for kind in (0, 1))
+        text, own = (ITEM_CHARACTERS * len(sizes) + sum(each[kind] for each in sizes) for kind in (0, 1))
         self.known[id(value)] = value, text, own
         return text, own
 
@@ -99,9 +99,9 @@ class _Work:
             work += own
             if size > second:
                 first, second = max(first, size), min(first, size)
-        if first > self.largest or first * second > 16 * self.largest:
-            raise ValueError(f"it makes more than {self.largest:,} characters")
-        self.step(1 + work // WORK)
+        if first > self.max_characters or first * second > 16 * self.max_characters:
+            raise ValueError(f"it makes more than {self.max_characters:,} characters")
+        self.step(1 + work // STEP_CHARACTERS)
 
 
 def _items(value: Any) -> Collection[Any]:
@@ -119,7 +119,7 @@ def _counted(items: Iterable[Any]) -> Iterator[Any]:
 
 def _weighed(value: Any) -> Any:
     work = _work.get()
-    if isinstance(value, int) or (isinstance(value, str) and len(value) < WORK):
+    if isinstance(value, int) or (isinstance(value, str) and len(value) < STEP_CHARACTERS):
         work.step()
     else:
         work.weigh(value)

@@ -19,7 +19,7 @@ from weft.text.config import Pattern, Role
 from weft.text.token_bytes import byte_letters
 
 LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\s*")
-LONGEST = 512  # bytes of a token
+MAX_TOKEN_BYTES = 512
 
 END = "<|endoftext|>"
 _FILE = tomllib.loads(Path(__file__).with_name("tiktoken.toml").read_text(encoding="utf-8"))
@@ -86,7 +86,7 @@ def parse(data: bytes) -> dict[bytes, int]:
             token, value = base64.b64decode(word, validate=True), int(rank)
         except (binascii.Error, ValueError):
             raise TokenizerError(f"not a rank file: line {number} is not a token in base64 and its rank") from None
-        if not token or len(token) > LONGEST or token in ranks or not 0 <= value < 2**31:
+        if not token or len(token) > MAX_TOKEN_BYTES or token in ranks or not 0 <= value < 2**31:
             raise TokenizerError(f"a damaged rank file: line {number} repeats a token, or is not one")
         ranks[token] = value
     if len(set(ranks.values())) < len(ranks):

@@ -5,13 +5,14 @@ characters at the end, makes decoding a stream the same thing as decoding a list
 """
 
 import codecs
+import json
 import re
 from collections.abc import Collection, Iterable
 
 import tokenizers
 
 from weft.errors import TokenizerError
-from weft.text.bounds import is_failure
+from weft.text.bounds import is_failure, steps
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 UTF8 = codecs.getincrementaldecoder("utf-8")
@@ -40,7 +41,8 @@ class TokenBytes(dict[int, bytes]):
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         super().__init__()
         self._backend = backend
-        parts = _decoder_parts(backend)
+        written = b"null" if backend.decoder is None else backend.decoder.__getstate__()
+        parts = {step["type"] for step in steps(json.loads(written))}
         unfit = {"BPEDecoder", "CTC"} & parts
         if unfit:  # what a token adds would depend on the token after it
             raise TokenizerError(f"the tokenizer's decoder {unfit.pop()} is not supported; use ByteLevel or Metaspace")
@@ -93,12 +95,6 @@ class TokenBytes(dict[int, bytes]):
     def join(self, ids: list[int]) -> bytes:
         """The bytes of a whole text."""
         return self.first(ids[0]) + b"".join(map(self.__getitem__, ids[1:])) if ids else b""
-
-
-def _decoder_parts(backend: tokenizers.Tokenizer) -> set[str]:
-    """The names of the decoder's steps, nested ones too."""
-    written = b"" if backend.decoder is None else backend.decoder.__getstate__()
-    return {name.decode() for name in re.findall(rb'"type":"(\w+)"', written)}
 
 
 class TextStream:

@@ -83,7 +83,8 @@ class Tokenizer:
         backend.encode_special_tokens = True  # not part of the file
         self._backend = backend
         self._protect()
-        self._probe()
+        for text in bounds.PROBES:  # panic now where a regular expression takes for ever, not on somebody's text
+            self._read(text)
         self._token_bytes = TokenBytes(backend)
         # a word or a character that is unknown is missed in a text; a piece of one tells nobody anything
         shown = {self.unk_id} - {self.eos_id} if self.kind in ("word", "char") else set()
@@ -103,11 +104,6 @@ class Tokenizer:
             return self._backend.encode(token, add_special_tokens=False).ids
         except Exception:  # a word tokenizer without unk knows no such word: nothing to protect
             return []
-
-    def _probe(self) -> None:
-        """Panic now where a regular expression takes for ever, rather than on somebody's text."""
-        for text in bounds.PROBES:
-            self._read(text)
 
     # ---- making one
 
@@ -137,10 +133,8 @@ class Tokenizer:
         foreign = file.is_file() and vocabularies.is_vocabulary(file)
         text = None if foreign else tokenizer_config.read_text(file)
         if text is None and not foreign:
-            where = (
-                f"{path}: no {FILE} in this folder" if path.is_dir() else f"{path}: no such tokenizer file or folder"
-            )
-            raise TokenizerError(where)
+            what = f"no {FILE} in this folder" if path.is_dir() else "no such tokenizer file or folder"
+            raise TokenizerError(f"{path}: {what}")
         roles, template = tokenizer_config.read(file.parent)
         try:
             if text is None:

@@ -19,8 +19,8 @@ from weft.text.config import BPE, Byte, Char, Specials, TrainedConfig, Unigram, 
 from weft.text.token_bytes import byte_letters, byte_tokens
 
 DEFAULT_SIZE = 8192
-FEW = 2  # a pair seen once teaches nothing
-LONGEST_WORD = 1000  # characters of a word that wordpiece cuts; beyond, the greedy search gets slow and it is unk
+MIN_FREQUENCY = 2  # a pair seen once teaches nothing
+MAX_WORD_CHARACTERS = 1000  # that wordpiece cuts; beyond, the greedy search gets slow and the word is unk
 WORD_START = "\ue000"  # private use: BERT's normalizer removes it from texts, so it can mark
 
 
@@ -104,8 +104,9 @@ def _lowercase(wanted: bool) -> normalizers.Normalizer | None:
     return normalizers.Lowercase() if wanted else None
 
 
-def _too_small(asked: int, needed: int, why: str) -> TokenizerError:
-    return TokenizerError(f"tokenizer.vocab_size = {asked}: too small; {why} need at least {needed}")
+def _need(asked: int | None, needed: int, why: str) -> None:
+    if asked is not None and asked < needed:
+        raise TokenizerError(f"tokenizer.vocab_size = {asked}: too small; {why} need at least {needed}")
 
 
 def _fit(asked: int | None, supported: int) -> int:
@@ -136,8 +137,7 @@ def _word(config: Word, texts: Iterable[str]) -> Tokenizer:
     words = sorted(found, key=found.__getitem__)  # the trainer's ids: by frequency, then by code point
     if not words:
         raise TokenizerError("there is no text to train the tokenizer on, only white space")
-    if config.vocab_size is not None and config.vocab_size <= len(specials):
-        raise _too_small(config.vocab_size, len(specials) + 1, f"{len(specials)} special tokens and a word")
+    _need(config.vocab_size, len(specials) + 1, f"{len(specials)} special tokens and a word")
     words = words[: _fit(config.vocab_size, len(specials) + len(words)) - len(specials)]
     if config.order == "codepoint":
         words.sort()
@@ -153,8 +153,7 @@ def _char(config: Char, texts: Iterable[str]) -> Tokenizer:
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text.lower() if config.lowercase else text)
-    if config.vocab_size is not None and config.vocab_size <= len(fixed):
-        raise _too_small(config.vocab_size, len(fixed) + 1, f"{len(fixed)} special and byte tokens and a character")
+    _need(config.vocab_size, len(fixed) + 1, f"{len(fixed)} special and byte tokens and a character")
     places = _fit(config.vocab_size, len(fixed) + len(counts)) - len(fixed)
     frequent = sorted(counts, key=lambda char: (-counts[char], char))[:places]
     backend = Tokenizer(
@@ -183,16 +182,14 @@ def _byte(config: Byte) -> Tokenizer:
 
 def _bpe(config: BPE, texts: Iterable[str], most: int) -> Tokenizer:
     specials = config.specials.tokens()
-    if config.vocab_size is not None and config.vocab_size < len(specials) + 256:
-        why = f"{len(specials)} special tokens and 256 bytes"
-        raise _too_small(config.vocab_size, len(specials) + 256, why)
+    _need(config.vocab_size, len(specials) + 256, f"{len(specials)} special tokens and 256 bytes")
     backend = Tokenizer(models.BPE())
     backend.normalizer = _lowercase(config.lowercase)
     backend.pre_tokenizer = _guarded(pre_tokenizers.ByteLevel(add_prefix_space=False), config.specials)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size or most,
-        min_frequency=FEW,
+        min_frequency=MIN_FREQUENCY,
         special_tokens=specials,
         initial_alphabet=sorted(byte_letters()),
         show_progress=False,
@@ -218,7 +215,7 @@ def _wordpiece(config: WordPiece, texts: Iterable[str], most: int) -> Tokenizer:
     marker = pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme="always")
     pairs.pre_tokenizer = pre_tokenizers.Sequence([cutter, marker])
     # twice: a merge of the mark with one character gives nothing new, and there are fewer characters than `asked`
-    trainer = trainers.BpeTrainer(vocab_size=2 * asked, min_frequency=FEW, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=2 * asked, min_frequency=MIN_FREQUENCY, show_progress=False)
     pairs.train_from_iterator(texts, trainer)
 
     found = pairs.get_vocab()
@@ -228,15 +225,14 @@ def _wordpiece(config: WordPiece, texts: Iterable[str], most: int) -> Tokenizer:
         raise TokenizerError("there is no text to train the tokenizer on, only white space")
     inside = [char for char in alphabet if len(cutter.pre_tokenize_str(f"a{char}")) == 1]
     fixed = [*specials, *alphabet, *(f"##{char}" for char in inside)]
-    if asked < len(fixed):
-        raise _too_small(asked, len(fixed), f"{len(specials)} special tokens and {len(alphabet)} characters")
+    _need(asked, len(fixed), f"{len(specials)} special tokens and {len(alphabet)} characters")
     merged = [piece[1:] if piece[0] == WORD_START else f"##{piece}" for piece in pieces if len(piece) > 1]
     vocab = list(dict.fromkeys([*fixed, *merged]))
     _fit(config.vocab_size, len(vocab))
 
     backend = Tokenizer(
         models.WordPiece(
-            vocab=_numbered(vocab[:asked]), unk_token=config.specials.unk, max_input_chars_per_word=LONGEST_WORD
+            vocab=_numbered(vocab[:asked]), unk_token=config.specials.unk, max_input_chars_per_word=MAX_WORD_CHARACTERS
         )
     )
     backend.normalizer = normalizer
@@ -269,8 +265,7 @@ def _unigram(config: Unigram, texts: Iterable[str], most: int) -> Tokenizer:
         # the library holds a lock on the tokenizer while it reads, so this may not ask it for its normalizer
         seen = "".join(alphabet)
         needed = len(fixed) + len(set(seen.lower() if config.lowercase else seen))
-        if asked < needed:
-            raise _too_small(asked, needed, f"{len(fixed)} special and byte tokens and the characters of the text")
+        _need(asked, needed, f"{len(fixed)} special and byte tokens and the characters of the text")
 
     trainer = trainers.UnigramTrainer(
         vocab_size=max(asked - 256, 1), special_tokens=specials, unk_token=config.specials.unk, show_progress=False
@@ -278,8 +273,7 @@ def _unigram(config: Unigram, texts: Iterable[str], most: int) -> Tokenizer:
     backend.train_from_iterator(with_alphabet(), trainer)
     found = json.loads(backend.model.__getstate__())["vocab"]
     pieces = _settled([(piece, score) for piece, score in found if piece not in specials])
-    supported = len(fixed) + len(pieces)
-    _fit(config.vocab_size, supported)
+    _fit(config.vocab_size, len(fixed) + len(pieces))
     while len(fixed) + len(pieces) > asked:  # the trainer may overshoot; its least likely longer pieces go
         pieces.remove(next(pair for pair in reversed(pieces) if len(pair[0]) > 1))
     vocab = [*((token, 0.0) for token in fixed), *pieces]

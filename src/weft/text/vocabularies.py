@@ -16,7 +16,7 @@ from weft.untrusted import parse_json, read_bytes, read_text
 # what a folder may hold instead of a tokenizer.json, in the order of preference
 FILES = ("tokenizer.model", "spiece.model", "spm.model", "vocab.json", "encoder.json", "vocab.txt")
 MERGES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
-BERT_WORD = 100  # characters; BERT makes longer words unknown
+MAX_WORD_CHARACTERS = 100  # BERT makes longer words unknown
 
 Found = tuple[Tokenizer, dict[Role, str] | None]  # None: customary names take their roles
 
@@ -24,11 +24,8 @@ Found = tuple[Tokenizer, dict[Role, str] | None]  # None: customary names take t
 def in_folder(folder: Path) -> Path | None:
     """The vocabulary that a folder holds, if it holds one."""
     named = [folder / name for name in FILES] + sorted(folder.glob("*.tiktoken"))
-    return next((file for file in named if file.is_file() and _complete(file)), None)
-
-
-def _complete(file: Path) -> bool:
-    return file.name not in MERGES or (file.parent / MERGES[file.name]).is_file()
+    whole = (file for file in named if file.is_file() and (folder / MERGES.get(file.name, file.name)).is_file())
+    return next(whole, None)
 
 
 def is_vocabulary(file: Path) -> bool:
@@ -75,7 +72,7 @@ def _bert(text: str) -> Tokenizer:
         again = next(piece for id, piece in enumerate(lines) if vocab[piece] != id)
         raise TokenizerError(f"not a tokenizer: the piece {again!r} occurs twice in the vocabulary")
     cased = any(piece != piece.lower() for piece in lines if not (piece[:1] == "[" and piece[-1:] == "]"))
-    backend = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=BERT_WORD))
+    backend = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS))
     backend.normalizer = normalizers.BertNormalizer(lowercase=not cased)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()

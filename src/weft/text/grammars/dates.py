@@ -1,7 +1,6 @@
 """Days from 1900 to 2099, as people write and say them and as ISO 8601 does."""
 
 import datetime
-from collections.abc import Callable
 
 from weft.text.grammars.numbers import cardinal
 from weft.text.grammars.rng import Mine, Rng, Row, words
@@ -16,6 +15,22 @@ _ORDINALS = words(
     "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth"
     " sixteenth seventeenth eighteenth nineteenth"
 )
+SPOKEN = "the {ordinal} of {month}, {spoken}"
+WAYS = (
+    SPOKEN,
+    "{d} {month} {y}",
+    "{month} {d}, {y}",
+    "{d} {short} {y}",
+    "{abbreviated} {d}, {y}",
+    "{nth} {month} {y}",
+    "the {nth} of {month} {y}",
+    "{month} the {nth}, {y}",
+    "{month} the {ordinal}, {spoken}",
+    "the {ordinal} day of {month} {y}",
+    "{y}, {month} {d}",
+    "{d}-{short}-{y}",
+    "{ordinal} of {month} in the year {y}",
+)
 
 
 def to_iso(rng: Rng, mine: Mine) -> Row | None:
@@ -23,8 +38,9 @@ def to_iso(rng: Rng, mine: Mine) -> Row | None:
     day = _day(rng)
     if not mine(day.isoformat()):
         return None
-    ways = [*WAYS, *([_feast] * 3 if (day.month, day.day) in FEASTS else []), *([_last] * 3 if _is_last(day) else [])]
-    text = rng.pick(ways)(day)
+    feast, last = (day.month, day.day) in FEASTS, (day + datetime.timedelta(days=1)).day == 1
+    ways = [*WAYS, *["{feast} {y}"] * 3 * feast, *["the last day of {month} {y}"] * 3 * last]
+    text = _said(rng.pick(ways), day)
     if rng.chance(15):
         text = f"{WEEKDAYS[day.weekday()]}, {text}"
     return {"source": text.lower() if rng.chance(20) else text, "target": day.isoformat()}
@@ -33,12 +49,7 @@ def to_iso(rng: Rng, mine: Mine) -> Row | None:
 def to_words(rng: Rng, mine: Mine) -> Row | None:
     """1999-05-03 → the third of May, nineteen ninety-nine."""
     day = _day(rng)
-    return {"source": day.isoformat(), "target": spoken(day)} if mine(day.isoformat()) else None
-
-
-def spoken(day: datetime.date) -> str:
-    """The one wording that `to_words` asks for."""
-    return f"the {ordinal(day.day)} of {MONTHS[day.month - 1]}, {spoken_year(day.year)}"
+    return {"source": day.isoformat(), "target": _said(SPOKEN, day)} if mine(day.isoformat()) else None
 
 
 def ordinal(number: int) -> str:
@@ -52,54 +63,26 @@ def ordinal(number: int) -> str:
 def spoken_year(year: int) -> str:
     """1999 → nineteen ninety-nine; 1905 → nineteen oh five; 2005 → two thousand and five."""
     century, rest = divmod(year, 100)
-    if rest == 0:
-        return cardinal(year) if century % 10 == 0 else f"{cardinal(century)} hundred"
-    if rest < 10:
-        return cardinal(year) if century % 10 == 0 else f"{cardinal(century)} oh {cardinal(rest)}"
-    return f"{cardinal(century)} {cardinal(rest)}"
+    if rest < 10 and century % 10 == 0:
+        return cardinal(year)
+    link = " hundred" if rest == 0 else f" oh {cardinal(rest)}" if rest < 10 else f" {cardinal(rest)}"
+    return cardinal(century) + link
 
 
 def _day(rng: Rng) -> datetime.date:
     return FIRST + datetime.timedelta(days=rng.below(DAYS))
 
 
-def _numbered(day: int) -> str:
-    """3 → 3rd."""
-    return str(day) + ("th" if 10 <= day <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(day % 10, "th"))
-
-
-def _short(day: datetime.date) -> str:
-    return MONTHS[day.month - 1][:3]
-
-
-def _full(day: datetime.date) -> str:
-    return MONTHS[day.month - 1]
-
-
-def _is_last(day: datetime.date) -> bool:
-    return (day + datetime.timedelta(days=1)).day == 1
-
-
-def _last(day: datetime.date) -> str:
-    return f"the last day of {_full(day)} {day.year}"
-
-
-def _feast(day: datetime.date) -> str:
-    return f"{FEASTS[day.month, day.day]} {day.year}"
-
-
-WAYS: tuple[Callable[[datetime.date], str], ...] = (
-    spoken,
-    lambda d: f"{d.day} {_full(d)} {d.year}",
-    lambda d: f"{_full(d)} {d.day}, {d.year}",
-    lambda d: f"{d.day} {_short(d)} {d.year}",
-    lambda d: f"{_short(d)}{'' if d.month == 5 else '.'} {d.day}, {d.year}",
-    lambda d: f"{_numbered(d.day)} {_full(d)} {d.year}",
-    lambda d: f"the {_numbered(d.day)} of {_full(d)} {d.year}",
-    lambda d: f"{_full(d)} the {_numbered(d.day)}, {d.year}",
-    lambda d: f"{_full(d)} the {ordinal(d.day)}, {spoken_year(d.year)}",
-    lambda d: f"the {ordinal(d.day)} day of {_full(d)} {d.year}",
-    lambda d: f"{d.year}, {_full(d)} {d.day}",
-    lambda d: f"{d.day}-{_short(d)}-{d.year}",
-    lambda d: f"{ordinal(d.day)} of {_full(d)} in the year {d.year}",
-)
+def _said(way: str, day: datetime.date) -> str:
+    month, d = MONTHS[day.month - 1], day.day
+    return way.format(
+        d=d,
+        y=day.year,
+        month=month,
+        short=month[:3],
+        abbreviated=month if month == "May" else f"{month[:3]}.",
+        nth=f"{d}{'th' if 10 <= d <= 20 else {1: 'st', 2: 'nd', 3: 'rd'}.get(d % 10, 'th')}",
+        ordinal=ordinal(d),
+        spoken=spoken_year(day.year),
+        feast=FEASTS.get((day.month, d)),
+    )
