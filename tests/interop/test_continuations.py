@@ -23,7 +23,7 @@ from weft.api.import_model import import_model
 from weft.api.load import load
 from weft.api.run import Run
 from weft.api.settings import beam, sampling
-from weft.interop.hf_tokenizer import read_tokenizer
+from weft.interop.hf.tokenizer import read_tokenizer
 from weft.models.presets import preset
 
 transformers = pytest.importorskip("transformers")

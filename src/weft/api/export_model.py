@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from weft.api.import_model import check_empty, recipe_like, save_run
 from weft.errors import InteropError, RunError, suggestion
 from weft.files import replacing_folder
-from weft.interop import hf, onnx, peft
-from weft.interop.bundle import LazyWeights, ModelBundle, lazily
+from weft.interop import onnx, peft
+from weft.interop.bundle import ModelBundle, lazily
 from weft.interop.gguf import gguf
+from weft.interop.hf import hf
 from weft.objectives import table as objectives
 from weft.objectives.pairs import Pairs
 from weft.objectives.rows import RowObjective
@@ -23,6 +24,7 @@ from weft.runs.folder import RunFolder, open_run
 from weft.runs.imported import checkpoint_weights, license_of, read_run
 from weft.runs.lines import read_lines
 from weft.runs.noted import changed_files
+from weft.tensors import LazyWeights
 from weft.training.objective import Objective
 from weft.training.weights import check_base, load_model
 

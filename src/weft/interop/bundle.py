@@ -12,10 +12,9 @@ from torch import Tensor
 from weft.config import Tree
 from weft.errors import TokenizerError
 from weft.models.config import Model
+from weft.tensors import LazyWeights
 from weft.text.frame import Ids
 from weft.text.tokenizer import Tokenizer
-
-LazyWeights = Mapping[str, Callable[[], Tensor]]  # a tensor is read, and converted, when it is asked for
 
 
 @dataclass(frozen=True)
@@ -70,9 +69,9 @@ def named_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     return fitting(Tokenizer.load(path), vocab_size, str(path))
 
 
-def fitting(tokenizer: Tokenizer, vocab_size: int, where: str) -> Tokenizer:
+def fitting(tokenizer: Tokenizer, vocab_size: int, place: str) -> Tokenizer:
     """The tokenizer, if each of its tokens has an embedding."""
     found = tokenizer.vocab_size
     if found > vocab_size:
-        raise TokenizerError(f"{where}: the tokenizer has {found} entries, but the model's vocab_size is {vocab_size}")
+        raise TokenizerError(f"{place}: the tokenizer has {found} entries, but the model's vocab_size is {vocab_size}")
     return tokenizer

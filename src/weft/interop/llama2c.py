@@ -25,8 +25,8 @@ from weft.text.tokenizer import Tokenizer
 from weft.untrusted import Cursor, mapped
 
 MAGIC = 0x616B3432
-LARGEST = 2**20  # of any width or count: a larger one means that the header is damaged or malicious
-LONGEST = 2**10  # bytes of a token
+MAX_SIZE = 2**20  # of any width or count: a larger one means that the header is damaged or malicious
+MAX_TOKEN_BYTES = 2**10
 PICKLED = re.compile(r"(pytorch|adapter)_model.*\.bin")  # weights of transformers and PEFT
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"  # ids 0, 1 and 2
 
@@ -107,8 +107,8 @@ def _header(path: Path, data: memoryview) -> tuple[Decoder, int, int]:
     tied = bool(shared) if shared is not None else sizes["vocab_size"] > 0
     sizes["vocab_size"] = abs(sizes["vocab_size"])
     for name, size in sizes.items():
-        if not 0 < size <= LARGEST:
-            raise InteropError(f"{path}: not a llama2.c model: {name} = {size}; expected 1 to {LARGEST:,}")
+        if not 0 < size <= MAX_SIZE:
+            raise InteropError(f"{path}: not a llama2.c model: {name} = {size}; expected 1 to {MAX_SIZE:,}")
     if sizes["n_layers"] * 4 * sizes["dim"] > len(data):  # before that many layers are built
         raise InteropError(
             f"{path}: truncated or damaged: {sizes['n_layers']} layers do not fit into {len(data):,} bytes"
@@ -125,7 +125,7 @@ def _rules(model: Decoder) -> list[Rule]:
         tensor("output.weight", "output"),
         tensor("decoder.norm.weight", "norm"),
         tensor(f"{block}.attention_skip.norm.weight", "attention_norm.{layer}"),
-        tensor(f"{block}.attention.qkv.weight", *ATTENTION[:3], layouts=(pairs, pairs, SAME)),
+        tensor(f"{block}.attention.qkv.weight", *ATTENTION[:3], layout=(pairs, pairs, SAME)),
         tensor(f"{block}.attention.out.weight", "wo.{layer}"),
         tensor(f"{block}.feedforward_skip.norm.weight", "ffn_norm.{layer}"),
         tensor(f"{block}.feedforward.gate_up.weight", "w1.{layer}", "w3.{layer}"),
@@ -172,7 +172,7 @@ def _tokens(path: Path, data: memoryview, vocab_size: int) -> tuple[list[str], l
         if cursor.left < 8:
             raise InteropError(f"{path}: {id} tokens where the model has {vocab_size}: truncated, or another model's")
         score, length = cursor.number("f", "a score"), cursor.number("i", "a length")
-        if not 0 <= length <= min(LONGEST, cursor.left) or score != score:
+        if not 0 <= length <= min(MAX_TOKEN_BYTES, cursor.left) or score != score:
             raise InteropError(f"{path}: not a llama2.c vocabulary: token {id} of {length} bytes")
         raws.append(bytes(cursor.take(length, "a token")))
         scores.append(score)

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from weft.config import Tree, validate
 from weft.errors import InteropError
-from weft.interop import hf, safetensors, weight_files
-from weft.interop.bundle import LazyWeights, ModelBundle
-from weft.interop.hf_tokenizer import json_bytes
+from weft.interop.bundle import ModelBundle
+from weft.interop.hf import hf, weights
+from weft.interop.hf.tokenizer import json_bytes
 from weft.interop.license import in_folder
-from weft.interop.settings import Settings
+from weft.interop.settings import Settings, Transformer
 from weft.interop.weight_map import Conversions, Part, conversions, to_theirs
 from weft.models.build import build
 from weft.models.config import EncoderDecoder
@@ -31,6 +31,8 @@ from weft.nn.config import LoRA
 from weft.nn.init import empty_weights
 from weft.nn.linear import Linear
 from weft.nn.lora import block_linears
+from weft.tensors import FLOATS, NAMES, LazyWeights, write_as
+from weft.tensors import write as write_tensors
 from weft.untrusted import read_bytes, read_object
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
@@ -76,16 +78,9 @@ def base_of(folder: Path) -> str:
 
 def read(folder: Path, base: ModelBundle) -> Adapter:
     """The adapter in a folder, for the model `base`."""
-    where = str(folder / CONFIG)
-    settings = Settings(read_object(folder / CONFIG), where)
+    settings = Settings(read_object(folder / CONFIG), str(folder / CONFIG))
     settings.only(**ONLY)
-    if (folder / WEIGHTS).is_file():
-        tensors = safetensors.listing(folder / WEIGHTS)
-    elif (folder / PICKLED).is_file():
-        tensors = weight_files.listing(folder / PICKLED)
-    else:
-        raise InteropError(f"{folder}: it has neither {WEIGHTS} nor {PICKLED}")
-    read = safetensors.reader(tensors)
+    tensors = weights.listing(folder, WEIGHTS, PICKLED)
     table = _table(base)
     places = {part.name: (name, part) for name, parts in table.items() for part in parts}
     pairs: dict[str, dict[str, Tensor]] = {}
@@ -95,36 +90,36 @@ def read(folder: Path, base: ModelBundle) -> Adapter:
         found = LOW_RANK.fullmatch(known)
         target = f"{found[1]}.weight" if found else known
         fits = target in places and (found is not None or places[target][0].startswith("output."))
-        if not fits or stored.dtype not in safetensors.FLOATS:
+        if not fits or stored.dtype not in FLOATS:
             raise InteropError(f"{stored.file}: '{name}' {list(stored.shape)} has no place beside the base's matrices")
         if found:
-            pairs.setdefault(target, {})[found[2]] = read(name)
+            pairs.setdefault(target, {})[found[2]] = stored.read()
         else:
-            others[known] = read(name)
+            others[known] = stored.read()
     lora = _settings(settings, pairs, others)
-    weights: dict[str, Tensor] = {}
+    ours: dict[str, Tensor] = {}
     linears = _linears(base)
     for name in dict.fromkeys(places[target][0] for target in pairs):
         own = {part: pairs[part.name] for part in table[name] if part.name in pairs}
         if name.removesuffix(".weight") not in linears:
             raise InteropError(f"{folder / WEIGHTS}: '{next(iter(own)).name}': adapters stand beside layers in blocks")
-        weights |= _ours(name.removesuffix(".weight"), linears[name.removesuffix(".weight")], own, lora, settings)
-    patterns = _patterns([name.removesuffix(".a") for name in weights if name.endswith(".a")], linears)
+        ours |= _ours(name.removesuffix(".weight"), linears[name.removesuffix(".weight")], own, lora, settings)
+    patterns = _patterns([name.removesuffix(".a") for name in ours if name.endswith(".a")], linears)
     if not patterns:
         raise InteropError(f"{folder / WEIGHTS}: it holds no adapter")
     if others:
-        weights |= _head(table, base, others)
+        ours |= _head(table, base, others)
     files = {CONFIG: read_bytes(folder / CONFIG)}
-    notes: Tree = {"peft": {"config": dict(settings.tree), "headers": safetensors.headers(tensors)}}
+    notes: Tree = {"peft": {"config": dict(settings.tree), "headers": weights.headers(tensors)}}
     notes["license"] = in_folder(folder)
-    return Adapter(lora.replace(targets=patterns), weights, files, notes)
+    return Adapter(lora.replace(targets=patterns), ours, files, notes)
 
 
 def _settings(settings: Settings, pairs: Mapping[str, Mapping[str, Tensor]], others: Mapping[str, Tensor]) -> LoRA:
     for target, pair in pairs.items():
         if len(pair) != 2 or pair["A"].dim() != 2 or pair["B"].dim() != 2 or pair["A"].shape[0] != pair["B"].shape[1]:
             shapes = {kind: list(tensor.shape) for kind, tensor in pair.items()}
-            raise InteropError(f"{settings.where}: beside '{target}' stand {shapes}; expected an A and a B of one rank")
+            raise InteropError(f"{settings.place}: beside '{target}' stand {shapes}; expected an A and a B of one rank")
     rank = max((len(pair["A"]) for pair in pairs.values()), default=1)
     tree = {
         "rank": rank,
@@ -132,7 +127,7 @@ def _settings(settings: Settings, pairs: Mapping[str, Mapping[str, Tensor]], oth
         "dropout": settings.number("lora_dropout", 0.0),
         "head": bool(others),
     }
-    return validate(LoRA, tree, settings.where)
+    return validate(LoRA, tree, settings.place)
 
 
 def _scale(settings: Settings, module: str = "", rank: int | None = None) -> float:
@@ -147,7 +142,7 @@ def _scale(settings: Settings, module: str = "", rank: int | None = None) -> flo
         if not re.fullmatch(r"[\w.]+", name):
             raise settings.refusal("alpha_pattern", "weft reads the names of modules there, not expressions")
         if module == name or module.endswith(f".{name}"):
-            alpha = Settings({name: value}, f"{settings.where}: alpha_pattern").number(name)
+            alpha = Settings({name: value}, f"{settings.place}: alpha_pattern").number(name)
     return alpha / (rank**0.5 if settings.flag("use_rslora", False) else rank)
 
 
@@ -166,7 +161,7 @@ def _ours(
             up = _rows_to_ours(part, pair["B"]) if len(pair["B"]) == part.stop - part.start else None
             if up is None or pair["A"].shape[1] != wide:
                 shapes = [list(pair[kind].shape) for kind in "AB"]
-                raise InteropError(f"{settings.where}: beside '{part.name}' {list(part.shape)} stand {shapes}")
+                raise InteropError(f"{settings.place}: beside '{part.name}' {list(part.shape)} stand {shapes}")
             module = part.name.removesuffix(".weight")
             factor = _scale(settings, module, rank) / (lora.alpha / lora.rank)
             rows = up[start - part.start : start - part.start + height]
@@ -210,7 +205,9 @@ def _head(table: Conversions, base: ModelBundle, saved: Mapping[str, Tensor]) ->
 
 
 def _table(base: ModelBundle) -> Conversions:
-    return conversions(hf.choose(base).rules(base.model), base.model)
+    family = hf.choose(base)
+    assert isinstance(base.model, Transformer)
+    return conversions(family.rules(base.model), base.model)
 
 
 def _linears(base: ModelBundle) -> dict[str, Linear]:
@@ -244,10 +241,10 @@ def write(folder: Path, base: ModelBundle, adapter: Adapter, base_name: str) -> 
     kept = adapter.notes.get("peft", {})
     ranks = {name: len(a) for name, (a, _) in low_rank.items()}
     if kept.get("headers") and _same(kept, tensors, ranks, scale):
-        safetensors.write_as(folder / WEIGHTS, next(iter(kept["headers"].values())), lazy)
+        write_as(folder / WEIGHTS, next(iter(kept["headers"].values())), lazy)
         (folder / CONFIG).write_bytes(adapter.files[CONFIG])
         return sum(tensor.numel() for tensor in tensors.values())
-    safetensors.write(folder / WEIGHTS, lazy)
+    write_tensors(folder / WEIGHTS, lazy)
     most = max(ranks.values(), key=lambda rank: list(ranks.values()).count(rank))
     other = {name: rank for name, rank in ranks.items() if rank != most}
     names = [part.name.removesuffix(".weight") for parts in table.values() for part in parts]
@@ -298,7 +295,7 @@ def _same(kept: Tree, tensors: Mapping[str, Tensor], ranks: Mapping[str, int], s
     """Whether the tensors are those of the file that was read, and its settings say the same of them."""
     header = json.loads(next(iter(kept["headers"].values())))
     stored = {name: (each["dtype"], *each["shape"]) for name, each in header.items() if name != "__metadata__"}
-    same = stored == {name: (safetensors.NAMES[each.dtype], *each.shape) for name, each in tensors.items()}
+    same = stored == {name: (NAMES[each.dtype], *each.shape) for name, each in tensors.items()}
     scales = [_scale(Settings(kept["config"], CONFIG), name, rank) for name, rank in ranks.items()]
     return same and all(abs(each - scale) < 1e-9 * scale for each in scales)
 
@@ -308,8 +305,8 @@ def _modules(head: Iterable[str]) -> list[str]:
     found = list(dict.fromkeys(name.rpartition(".")[0] for name in head))
     for name in found:
         if not name or any(other.startswith(f"{name}.") for other in found):
-            where = name or "the model"
-            raise InteropError(f"the head trained a vector of '{where}', where PEFT keeps whole modules; use --to hf")
+            module = name or "the model"
+            raise InteropError(f"the head trained a vector of '{module}', where PEFT keeps whole modules; use --to hf")
     return found
 
 

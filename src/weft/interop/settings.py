@@ -30,7 +30,7 @@ ACTIVATIONS: dict[str, Activation] = {
 # the first name of each is the one that is written
 THEIR_ACTIVATIONS: dict[Activation, str] = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 
-LARGEST = 2**28  # of any dimension: a single row of that many fp32 numbers is a gigabyte
+MAX_SIZE = 2**28  # of any dimension: a single row of that many fp32 numbers is a gigabyte
 
 Transformer = Decoder | Encoder | EncoderDecoder
 Flat = dict[str, Any]
@@ -50,11 +50,11 @@ def shown(value: Any) -> str:
 class Settings:
     """The settings of a file, asked key by key; a value of the wrong type is refused with its key.
 
-    `prefix` precedes every key in the file. `asked` collects the keys that were asked for.
+    `place` names the file in errors, `prefix` precedes every key in it, and `asked` collects the keys asked for.
     """
 
-    def __init__(self, tree: Mapping[str, Any], where: str, prefix: str = ""):
-        self.tree, self.where, self.prefix = tree, where, prefix
+    def __init__(self, tree: Mapping[str, Any], place: str, prefix: str = ""):
+        self.tree, self.place, self.prefix = tree, place, prefix
         self.asked: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -68,8 +68,8 @@ class Settings:
         value = self._required(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.refusal(key, "expected a whole number above 0")
-        if value > LARGEST:
-            raise self.refusal(key, f"expected {LARGEST:,} at most")
+        if value > MAX_SIZE:
+            raise self.refusal(key, f"expected {MAX_SIZE:,} at most")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -83,6 +83,13 @@ class Settings:
             number = math.inf
         if not math.isfinite(number):
             raise self.refusal(key, "expected a finite number")
+        return number
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A number above 0."""
+        number = self.number(key, default)
+        if number <= 0:
+            raise self.refusal(key, "expected a number above 0")
         return number
 
     def flag(self, key: str, default: bool | None = None) -> bool:
@@ -109,12 +116,12 @@ class Settings:
         """The error about a key."""
         key = self.prefix + key
         value = shown(self.tree[key]) if key in self.tree else "missing"
-        return InteropError(f"{self.where}: {key} = {value}: {reason}")
+        return InteropError(f"{self.place}: {key} = {value}: {reason}")
 
     def _required(self, key: str, default: Any) -> Any:
         value = self.get(key, default)
         if value is None:
-            raise InteropError(f"{self.where}: {self.prefix}{key} is missing")
+            raise InteropError(f"{self.place}: {self.prefix}{key} is missing")
         return value
 
 
@@ -126,11 +133,11 @@ def flat(model: Transformer) -> Flat:
     tree = model.model_dump(mode="json")
     tree["attention"] |= {"kv_heads": model.attention.groups, "d_head": model.d_head}
     tree["attention"]["scale"] = model.attention.scale or model.d_head**-0.5
-    deepest = model.layers
+    depth = model.layers
     if isinstance(model, EncoderDecoder):
         tree["encoder_layers"] = model.encoder_layers or model.layers
-        deepest = max(deepest, tree["encoder_layers"])
-    kinds = [kind.model_dump(mode="json") for kind in model.layer_kinds(deepest)]
+        depth = max(depth, tree["encoder_layers"])
+    kinds = [kind.model_dump(mode="json") for kind in model.layer_kinds(depth)]
     if all(kind == kinds[0] for kind in kinds):
         tree["attention"]["window"], tree["position"] = kinds[0]["window"], kinds[0]["position"]
     own = [{**kind, "position": None if kind["position"] == tree["position"] else kind["position"]} for kind in kinds]

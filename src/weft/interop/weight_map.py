@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from weft.errors import InteropError
-from weft.interop.bundle import LazyWeights
 from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder, Model
 from weft.nn.init import empty_weights
+from weft.tensors import LazyWeights
 
 Shape = tuple[int, ...]
 
@@ -97,20 +97,53 @@ class Rule:
     layouts: tuple[Layout, ...]
 
 
-def tensor(ours: str, *theirs: str, layout: Layout = SAME, layouts: tuple[Layout, ...] = ()) -> Rule:
-    """The rule for one tensor, whose parts all have one `layout`, or each its own of `layouts`."""
-    layouts = layouts or (layout,) * len(theirs)
+Rules = tuple[Rule, ...]
+# the modules of a block by a short word
+PARTS = {
+    "norm": "attention_skip.norm", "norm_out": "attention_skip.norm_out", "qkv": "attention.qkv",
+    "q_norm": "attention.q_norm", "k_norm": "attention.k_norm", "out": "attention.out",
+    "cross_norm": "cross_skip.norm", "cross_q": "cross.q", "cross_kv": "cross.kv", "cross_out": "cross.out",
+    "ff_norm": "feedforward_skip.norm", "ff_norm_out": "feedforward_skip.norm_out", "up": "feedforward.up",
+    "gate_up": "feedforward.gate_up", "down": "feedforward.down",
+}  # fmt: skip
+
+
+def tensor(ours: str, *theirs: str, layout: Layout | tuple[Layout, ...] = SAME) -> Rule:
+    """The rule for one tensor, whose parts all have one layout, or each its own."""
+    layouts = layout if isinstance(layout, tuple) else (layout,) * len(theirs)
     assert len(layouts) == len(theirs) > 0, ours
     return Rule(ours, theirs, layouts)
 
 
-def module(ours: str, *theirs: str, layout: Layout = SAME, layouts: tuple[Layout, ...] = ()) -> tuple[Rule, Rule]:
+def module(ours: str, *theirs: str, layout: Layout | tuple[Layout, ...] = SAME) -> Rules:
     """The rules for a module's weight and bias."""
-    weight, bias = (
-        tensor(f"{ours}.{kind}", *(f"{name}.{kind}" for name in theirs), layout=layout, layouts=layouts)
-        for kind in ("weight", "bias")
+    return tuple(
+        tensor(f"{ours}.{kind}", *(f"{name}.{kind}" for name in theirs), layout=layout) for kind in ("weight", "bias")
     )
-    return weight, bias
+
+
+def block(
+    stack: str,
+    theirs: str,
+    layouts: Mapping[str, Layout | tuple[Layout, ...]] | None = None,
+    /,
+    **names: str | tuple[str, ...] | None,
+) -> Rules:
+    """The rules for the modules of a stack's blocks, whose names begin with `theirs` there.
+
+    `names` gives, by the words of PARTS, what follows; `*` stands for the letters of queries, keys and values. Other
+    layouts than the same are in `layouts`.
+    """
+    rules: list[Rule] = []
+    for part, name in names.items():
+        if isinstance(name, str):
+            letters = part.rpartition("_")[2] if "*" in name else " "
+            name = tuple(name.replace("*", letter) for letter in letters)
+        if name is not None:
+            layout = (layouts or {}).get(part, SAME)
+            ours = f"{stack}.blocks.{{layer}}.{PARTS[part]}"
+            rules += module(ours, *(f"{theirs}.{each}" for each in name), layout=layout)
+    return tuple(rules)
 
 
 # ---- a table, for one model
@@ -181,10 +214,10 @@ def their_shapes(table: Conversions) -> dict[str, Shape]:
 # ---- reading and writing by a table
 
 
-def to_ours(table: Conversions, found: Mapping[str, Shape], read: Callable[[str], Tensor], where: str) -> LazyWeights:
+def to_ours(table: Conversions, found: Mapping[str, Shape], read: Callable[[str], Tensor], place: str) -> LazyWeights:
     """Our weights, each read from theirs when it is asked for.
 
-    `found` holds the names and shapes of everything that `where` stores; `read` gets one tensor. What is missing, left
+    `found` holds the names and shapes of everything that `place` stores; `read` gets one tensor. What is missing, left
     over or of another shape is an error that names it.
     """
     wanted = their_shapes(table)
@@ -194,10 +227,10 @@ def to_ours(table: Conversions, found: Mapping[str, Shape], read: Callable[[str]
     ):
         if names:
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise InteropError(f"{where}: '{names[0]}' {list(shapes[names[0]])} {fault}{more}")
+            raise InteropError(f"{place}: '{names[0]}' {list(shapes[names[0]])} {fault}{more}")
     for name, shape in wanted.items():
         if tuple(found[name]) != shape:
-            raise InteropError(f"{where}: '{name}' is {list(found[name])}; the settings ask for {list(shape)}")
+            raise InteropError(f"{place}: '{name}' is {list(found[name])}; the settings ask for {list(shape)}")
     return {name: partial(_ours, parts, read) for name, parts in table.items()}
 
 

@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from weft import tensors
 from weft.models.renamed import current_name
-from weft.runs import tensors
 from weft.safetensors_header import Place, read_header
 
 WEIGHTS, MOMENTS = "model.safetensors", "state/optimizer.safetensors"

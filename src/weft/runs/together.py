@@ -32,12 +32,13 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from weft import tensors
 from weft.errors import RunError
 from weft.models.renamed import current_name
 from weft.parallel.apply import Split
 from weft.parallel.pieces import Geometry, Piece
 from weft.parallel.ranks import Ranks
-from weft.runs import checkpoint, tensors
+from weft.runs import checkpoint
 from weft.runs.snapshot import random_state, restore_random_state
 from weft.runs.storage import MOMENTS, WEIGHTS, Reader, Writer, file_of
 from weft.safetensors_header import read_header

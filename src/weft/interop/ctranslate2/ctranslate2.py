@@ -1,11 +1,11 @@
 """CTranslate2 folders: translation models of Marian (OPUS-MT), OpenNMT and others, quantized or not.
 
-A folder holds model.bin (`ctranslate2_file.py`), config.json and the vocabularies; the SentencePiece models that
+A folder holds model.bin (`file.py`), config.json and the vocabularies; the SentencePiece models that
 tokenize text are often put beside them. int8 and int16 weights are dequantized to fp32.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle, named_tokenizer
 from weft.interop.ctranslate2.file import ModelFile, open_file
 from weft.interop.ctranslate2.tokenizer import marian_files, read_tokenizers, read_vocabularies
-from weft.interop.weight_map import Rule, Shape, conversions, tensor, to_ours
+from weft.interop.weight_map import Rule, Shape, block, conversions, module, tensor, to_ours
 from weft.models.config import EncoderDecoder
 from weft.nn.config import Activation
 from weft.nn.position import sinusoids
 from weft.nn.position_config import Learned, Sinusoidal, T5Bias
-from weft.untrusted import read_object
+from weft.untrusted import optional_object
 
 MODEL, CONFIG = "model.bin", "config.json"
 # the kinds that translate, and their heads where the file does not say how many; the first versions gave no kind
@@ -85,7 +85,7 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     """The encoder–decoder of a folder, or of its model.bin; `tokenizer` is used for the target if it is given."""
     folder = path if path.is_dir() else path.parent
     stored = _open(folder / MODEL)
-    config = read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    config = optional_object(folder / CONFIG)
     config |= _older_config(stored.file)
     vocabularies = read_vocabularies(folder)
     model = validate(EncoderDecoder, _settings(stored, config), f"{folder / MODEL}: settings that do not fit")
@@ -170,16 +170,16 @@ def _layers(file: ModelFile, side: str) -> int:
 
 
 def _settings(stored: _Stored, config: Mapping[str, Any]) -> Tree:
-    file, where = stored.file, stored.file.path
+    file, place = stored.file, stored.file.path
     rows, d_model = file.matrix(TARGET)
     heads = int(_both_sides(file, "num_heads", HEADS[file.kind]))
     d_head = file.matrix(f"{OWN}/linear_1/weight")[1] // max(heads, 1)
     if heads < 1 or d_head < 1:
-        raise InteropError(f"{where}: num_heads = {heads}: expected a whole number above 0")
+        raise InteropError(f"{place}: num_heads = {heads}: expected a whole number above 0")
     groups = int(file.number(f"{OWN}/num_heads_kv", "num_heads_kv", default=heads))
     for switch in OFF:
         if file.number(f"decoder/{switch}", switch):
-            raise InteropError(f"{where}: decoder/{switch} is on; weft has no such part in an encoder–decoder")
+            raise InteropError(f"{place}: decoder/{switch} is on; weft has no such part in an encoder–decoder")
     qkv, out = (f"{OWN}/linear_{part}/bias" in file for part in (0, 1))
     scale = file.number("decoder/scale_outputs", "scale_outputs")
     position, context = _position(file, d_model)
@@ -229,8 +229,8 @@ def _norm(file: ModelFile, config: Mapping[str, Any]) -> Tree:
     rms = f"{OWN}/layer_norm/beta" not in file
     eps = config.get("layer_norm_epsilon") or (1e-6 if rms else 1e-5)
     if not isinstance(eps, int | float) or not 0 < eps < 1:
-        where = file.path.parent / CONFIG
-        raise InteropError(f"{where}: layer_norm_epsilon = {eps!r:.60}: expected a number between 0 and 1")
+        place = file.path.parent / CONFIG
+        raise InteropError(f"{place}: layer_norm_epsilon = {eps!r:.60}: expected a number between 0 and 1")
     return {"kind": "rms" if rms else "layer", "eps": eps}
 
 
@@ -279,42 +279,29 @@ def _rules(model: EncoderDecoder, stored: _Stored) -> list[Rule]:
     rules = [
         tensor("embedding.weight", TARGET),
         tensor("source_embedding.weight", stored.source_table),
-        tensor("output.weight", "decoder/projection/weight"),
-        tensor("output.bias", "decoder/projection/bias"),
+        *module("output", "decoder/projection"),
     ]
     for side in SIDES:
-        block, layer = f"{side}.blocks.{{layer}}", f"{side}/layer_{{layer}}"
+        layer, own = f"{side}/layer_{{layer}}", f"{side}.blocks.{{layer}}.attention.relative"
         rules += [
-            *_linear_rules(f"{block}.attention.qkv", f"{layer}/self_attention/linear_0"),
-            *_linear_rules(f"{block}.attention.out", f"{layer}/self_attention/linear_1"),
-            *_norm_rules(f"{block}.attention_skip.norm", f"{layer}/self_attention/layer_norm"),
-            *_norm_rules(f"{block}.feedforward_skip.norm", f"{layer}/ffn/layer_norm"),
-            *_linear_rules(f"{block}.feedforward.up", f"{layer}/ffn/linear_0"),
-            *_linear_rules(f"{block}.feedforward.gate_up", f"{layer}/ffn/linear_0", f"{layer}/ffn/linear_0_noact"),
-            *_linear_rules(f"{block}.feedforward.down", f"{layer}/ffn/linear_1"),
-            *_norm_rules(f"{side}.norm", f"{side}/layer_norm"),
-            *_norm_rules(f"{side}.embedding_norm", f"{side}/layernorm_embedding"),
-            tensor(f"{block}.attention.relative_keys", f"{layer}/self_attention/relative_position_keys"),
-            tensor(f"{block}.attention.relative_values", f"{layer}/self_attention/relative_position_values"),
+            *block(side, f"{layer}.self_attention", qkv="linear_0", out="linear_1", norm="layer_norm"),
+            *block(side, f"{layer}.attention", cross_q="linear_0", cross_kv="linear_1", cross_out="linear_2"),
+            *block(side, f"{layer}.attention", cross_norm="layer_norm"),
+            *block(side, f"{layer}.ffn", gate_up=("linear_0", "linear_0_noact"), up="linear_0", down="linear_1"),
+            *block(side, f"{layer}.ffn", ff_norm="layer_norm"),
+            *module(f"{side}.norm", f"{side}/layer_norm"),
+            *module(f"{side}.embedding_norm", f"{side}/layernorm_embedding"),
+            tensor(f"{own}_keys", f"{layer}/self_attention/relative_position_keys"),
+            tensor(f"{own}_values", f"{layer}/self_attention/relative_position_values"),
             tensor(f"{side}.position.weight", f"{side}/{position}"),
         ]
-    block, layer = "decoder.blocks.{layer}", "decoder/layer_{layer}/attention"
-    rules += [
-        *_linear_rules(f"{block}.cross.q", f"{layer}/linear_0"),
-        *_linear_rules(f"{block}.cross.kv", f"{layer}/linear_1"),
-        *_linear_rules(f"{block}.cross.out", f"{layer}/linear_2"),
-        *_norm_rules(f"{block}.cross_skip.norm", f"{layer}/layer_norm"),
-    ]
-    return rules
+    return [replace(rule, theirs=tuple(map(_spelled, rule.theirs))) for rule in rules]
 
 
-def _linear_rules(ours: str, *theirs: str) -> tuple[Rule, Rule]:
-    weight, bias = (tensor(f"{ours}.{kind}", *(f"{name}/{kind}" for name in theirs)) for kind in ("weight", "bias"))
-    return weight, bias
-
-
-def _norm_rules(ours: str, theirs: str) -> tuple[Rule, Rule]:
-    return tensor(f"{ours}.weight", f"{theirs}/gamma"), tensor(f"{ours}.bias", f"{theirs}/beta")
+def _spelled(name: str) -> str:
+    """A name with slashes; the parts of a norm have other names than those of a layer."""
+    name = name.replace(".", "/")
+    return name.replace("/weight", "/gamma").replace("/bias", "/beta") if "norm" in name else name
 
 
 def _found(stored: _Stored, model: EncoderDecoder) -> dict[str, Shape]:

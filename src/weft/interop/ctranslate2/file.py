@@ -22,7 +22,7 @@ VERSIONS = range(1, 7)
 TYPES = ("float32", "int8", "int16", "int32", "float16", "bfloat16")
 NUMPY = {"float32": "<f4", "int8": "<i1", "int16": "<i2", "int32": "<i4", "float16": "<f2", "bfloat16": "<i2"}
 BY_SIZE = {1: "int8", 2: "int16", 4: "float32"}  # before version 4 a file gave only the size of an element
-MOST_DIMENSIONS = 8
+MAX_DIMENSIONS = 8
 INT16_SCALE = 1000.0  # of weights in int16 without a scale beside them, as older files have them
 # OpenNMT-tf's words, each replaced once and in this order; attention is called by what it attends to
 OLD_WORDS = (
@@ -157,8 +157,8 @@ def _present_name(name: str) -> str:
 
 def _variable(cursor: Cursor, name: str, version: int) -> Variable:
     dimensions = cursor.number("B", f"'{name}'")
-    if dimensions > MOST_DIMENSIONS:
-        raise cursor.refusal(f"'{name}' has {dimensions} dimensions; expected {MOST_DIMENSIONS} at most")
+    if dimensions > MAX_DIMENSIONS:
+        raise cursor.refusal(f"'{name}' has {dimensions} dimensions; expected {MAX_DIMENSIONS} at most")
     shape = tuple(cursor.number("I", f"'{name}'") for _ in range(dimensions))
     kind, count = cursor.number("B", f"'{name}'"), cursor.number("I", f"'{name}'")
     known = dict(enumerate(TYPES)) if version >= 4 else BY_SIZE

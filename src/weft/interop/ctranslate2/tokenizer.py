@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as WordTokenizer
 from tokenizers import models, pre_tokenizers
 
 from weft.errors import InteropError, TokenizerError
-from weft.interop.framing import framed
+from weft.interop.tokenizer_json import framed
 from weft.text import sentencepiece
 from weft.text.bounds import careful
 from weft.text.config import Role

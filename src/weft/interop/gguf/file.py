@@ -24,8 +24,8 @@ from weft.interop.gguf import q4_k as gguf_q4_k
 from weft.untrusted import Cursor, mapped
 
 MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
-LONGEST_NAME = 256  # characters of a key or a tensor's name
-MOST_DIMENSIONS = 4  # of a tensor in ggml
+MAX_NAME_BYTES = 256  # of a key or a tensor
+MAX_DIMENSIONS = 4  # of a tensor in ggml
 CHUNK = 2**22  # numbers that are quantized or dequantized at a time
 
 # the types of a key's value: number → struct's letter; strings and arrays have their own form
@@ -183,7 +183,7 @@ def open_file(path: Path) -> Contents:
 def _name(cursor: Cursor, what: str) -> str:
     """The name of a key or a tensor, which is short and has no characters that would garble a message."""
     start, length = cursor.place, cursor.number("Q", what)
-    raw = bytes(cursor.take(length, what)) if length <= LONGEST_NAME else b""
+    raw = bytes(cursor.take(length, what)) if length <= MAX_NAME_BYTES else b""
     if not raw or not raw.isascii() or not raw.decode().isprintable():
         raise cursor.refusal(f"damaged: at byte {start:,} there should be the name of {what}")
     return raw.decode()
@@ -224,8 +224,8 @@ def _read_table(cursor: Cursor, count: int, alignment: int) -> dict[str, Entry]:
     for _ in range(count):
         name = _name(cursor, "a tensor")
         dimensions = cursor.number("I", f"'{name}'")
-        if not 1 <= dimensions <= MOST_DIMENSIONS:
-            raise cursor.refusal(f"'{name}' has {dimensions} dimensions; expected 1 to {MOST_DIMENSIONS}")
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
+            raise cursor.refusal(f"'{name}' has {dimensions} dimensions; expected 1 to {MAX_DIMENSIONS}")
         shape = tuple(reversed([cursor.number("Q", f"'{name}'") for _ in range(dimensions)]))
         kind = cursor.number("I", f"'{name}'")
         if kind not in ENCODINGS:

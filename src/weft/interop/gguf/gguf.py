@@ -106,8 +106,8 @@ def _check_vocabulary(settings: Settings, contents: Contents, rows: int) -> None
         ("tokenizer.ggml.tokens", len(tokens) if isinstance(tokens, list) else rows),
     ):
         if size != rows:
-            where = f"{contents.path}: {key}"
-            raise InteropError(f"{where} has {shown(size)} entries, but 'token_embd.weight' has {rows} rows")
+            has = f"{key} has {shown(size)} entries"
+            raise InteropError(f"{contents.path}: {has}, but 'token_embd.weight' has {rows} rows")
 
 
 def _most_common(contents: Contents) -> Encoding:

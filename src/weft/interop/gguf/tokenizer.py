@@ -75,21 +75,21 @@ PRE_TOKENIZERS: dict[str, Json] = {name: pre_tokenizer for names, pre_tokenizer 
 # ---- from a file's keys
 
 
-def read_tokenizer(keys: Mapping[str, Any], where: str) -> Tokenizer | None:
+def read_tokenizer(keys: Mapping[str, Any], place: str) -> Tokenizer | None:
     """The tokenizer that a file's keys describe; None where they describe none."""
     kind = keys.get("tokenizer.ggml.model")
     if kind in (None, "none", "no_vocab"):
         return None
     read = {"gpt2": _read_byte_level, "llama": _read_sentencepiece}.get(str(kind))
     if read is None:
-        raise InteropError(f"{where}: tokenizer.ggml.model = {kind!r:.60}: {suggestion(str(kind), ['gpt2', 'llama'])}")
+        raise InteropError(f"{place}: tokenizer.ggml.model = {kind!r:.60}: {suggestion(str(kind), ['gpt2', 'llama'])}")
     ggml = {key.removeprefix("tokenizer.ggml."): value for key, value in keys.items()}
     template = keys.get("tokenizer.chat_template")
     try:
         text, roles = read(ggml)
         return Tokenizer.from_json(text, roles, template if isinstance(template, str) else None)
     except (InteropError, TokenizerError) as error:
-        raise InteropError(f"{where}: the tokenizer: {error}") from None
+        raise InteropError(f"{place}: the tokenizer: {error}") from None
 
 
 def _read_byte_level(ggml: Mapping[str, Any]) -> tuple[str, dict[Role, str]]:
