@@ -6,7 +6,7 @@ model is written in it (`table.py`) and read again.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from reprlib import Repr
 from typing import Any
 
@@ -98,6 +98,13 @@ class Settings:
         if not isinstance(value, bool):
             raise self.refusal(key, "expected true or false")
         return value
+
+    def text(self, key: str, default: str) -> str:
+        """A text; `default` where it is absent or empty."""
+        value = self.get(key, default)
+        if not isinstance(value, str):
+            raise self.refusal(key, "expected a text")
+        return value or default
 
     def activation(self, key: str, default: str | None = None) -> Activation:
         """The name of an activation function."""
@@ -203,16 +210,18 @@ def _computes(model: Transformer) -> Flat:
     }
 
 
-def first_that_holds(model: Transformer, candidates: Mapping[str, Callable[[], Transformer]], what: str) -> str:
+def first_that_holds(
+    model: Transformer, names: Iterable[str], read_again: Callable[[str], Transformer], what: str
+) -> str:
     """The first candidate that a model comes back from unchanged, by its name.
 
-    Each function writes the model as its candidate would and reads it again. Where none holds the model, the error
-    says what the nearest one lacks; `what` is the candidates' common name.
+    `read_again` writes the model as a candidate would and reads it again. Where none holds the model, the error says
+    what the nearest one lacks; `what` is the candidates' common name.
     """
     nearest: tuple[int, str] | None = None
-    for name, read_again in candidates.items():
+    for name in names:
         try:
-            different = differences(model, read_again())
+            different = differences(model, read_again(name))
         except WeftError as error:
             reasons = [str(error)]
         else:

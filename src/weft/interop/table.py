@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from weft.config import Tree
 from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
@@ -24,16 +24,6 @@ WORDS: dict[str, tuple[str, Kind]] = {
 }  # fmt: skip
 
 
-class Row(Protocol):
-    """One or more settings of a model, and the other program's keys for them."""
-
-    def read(self, settings: Settings, model: Flat) -> Flat:
-        """Settings of the model, given those that earlier rows have read."""
-
-    def write(self, model: Flat) -> Tree:
-        """Keys and their values."""
-
-
 @dataclass(frozen=True)
 class Key:
     """A setting that has a key of its own; a setting that the model does not have is not written.
@@ -53,6 +43,7 @@ class Key:
     to_theirs: Callable[[Any, Flat], Any] = lambda value, model: value
 
     def read(self, settings: Settings, model: Flat) -> Flat:
+        """Settings of the model, given those that earlier rows have read."""
         default = self.default(model) if callable(self.default) else self.default
         if self.none and settings.tree.get(settings.prefix + self.theirs, default) is None:
             settings.asked.add(settings.prefix + self.theirs)
@@ -60,10 +51,22 @@ class Key:
         return {self.ours: self.to_ours(getattr(settings, self.kind)(self.theirs, default), model)}
 
     def write(self, model: Flat) -> Tree:
+        """Keys and their values."""
         if not self.written or self.ours not in model:
             return {}
         value = self.to_theirs(model[self.ours], model)
         return {self.theirs: THEIR_ACTIVATIONS[value] if self.kind == "activation" else value}
+
+
+@dataclass(frozen=True)
+class Special:
+    """A row that takes code of its own, in either direction."""
+
+    read: Callable[[Settings, Flat], Flat] = lambda settings, model: {}
+    write: Callable[[Flat], Tree] = lambda model: {}
+
+
+Row = Key | Special  # one or more settings of a model, and the other program's keys for them
 
 
 def keys(**theirs: str | tuple[str, Any]) -> tuple[Key, ...]:
@@ -93,14 +96,6 @@ def even_heads(model: Flat) -> int:
 def round_factor(factor: float, close: float) -> float:
     """A factor that was computed from a whole one, as that."""
     return round(factor) if abs(factor - round(factor)) < close else factor
-
-
-@dataclass(frozen=True)
-class Special:
-    """A row that takes code of its own, in either direction."""
-
-    read: Callable[[Settings, Flat], Flat] = lambda settings, model: {}
-    write: Callable[[Flat], Tree] = lambda model: {}
 
 
 def switch(theirs: str, default: bool, on: Flat, off: Flat) -> Special:

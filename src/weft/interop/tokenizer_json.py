@@ -8,19 +8,17 @@ token holds. The result is text; what is wrong in it is found when it is loaded.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from weft.config import Tree
 from weft.text.bounds import check_letters
 from weft.text.tokenizer import Tokenizer
 
 SPACE = "▁"
 MAX_TOKEN_CHARACTERS = 256  # whose merges are looked for; a hostile file of longer tokens would cost minutes
 
-Json = dict[str, Any]
-
 # what is done to a text for SentencePiece's pieces, as `text/sentencepiece.py` has it
-SPACES: Json = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-SPACE_FIRST: Json = {"type": "Replace", "pattern": {"Regex": r"\A(?=[\s\S])"}, "content": " "}
+SPACES: Tree = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+SPACE_FIRST: Tree = {"type": "Replace", "pattern": {"Regex": r"\A(?=[\s\S])"}, "content": " "}
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class BPEVocabulary:
     end: str | None = None
 
 
-def byte_level(vocabulary: BPEVocabulary, pre_tokenizer: Json, whole_words: bool = False) -> str:
+def byte_level(vocabulary: BPEVocabulary, pre_tokenizer: Tree, whole_words: bool = False) -> str:
     """tokenizer.json of a byte-level BPE; with `whole_words` a word in the vocabulary is not merged from its parts."""
     decoder = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     return _tokenizer_json(vocabulary, {"ignore_merges": whole_words}, pre_tokenizer, decoder)
@@ -48,7 +46,7 @@ def sentencepiece(vocabulary: BPEVocabulary, unk: str | None, space_first: bool 
     """tokenizer.json of a SentencePiece BPE with byte fallback; `space_first` puts a space before a text, also before
     one that begins with a space (as the library's Metaspace does not)."""
     normalizer = {"type": "Sequence", "normalizers": [SPACE_FIRST, SPACES] if space_first else [SPACES]}
-    steps: list[Json] = [
+    steps: list[Tree] = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
@@ -60,7 +58,7 @@ def sentencepiece(vocabulary: BPEVocabulary, unk: str | None, space_first: bool 
 
 
 def _tokenizer_json(
-    vocabulary: BPEVocabulary, model: Json, pre_tokenizer: Json | None, decoder: Json, normalizer: Json | None = None
+    vocabulary: BPEVocabulary, model: Tree, pre_tokenizer: Tree | None, decoder: Tree, normalizer: Tree | None = None
 ) -> str:
     ids = {token: id for id, token in enumerate(vocabulary.tokens)}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -85,11 +83,11 @@ def framed(tokenizer: Tokenizer, before: Sequence[str], after: Sequence[str]) ->
     return Tokenizer.from_json(json.dumps(tree, ensure_ascii=False), tokenizer.roles, tokenizer.chat_template)
 
 
-def _around(before: Sequence[str], after: Sequence[str], ids: Mapping[str, int], joined: bool) -> Json:
+def _around(before: Sequence[str], after: Sequence[str], ids: Mapping[str, int], joined: bool) -> Tree:
     """The step that puts tokens around a text. Of two texts that are `joined`, the second goes on where the first ends,
     in a segment of its own; others are framed each for itself."""
 
-    def sequence(name: str, segment: int) -> list[Json]:
+    def sequence(name: str, segment: int) -> list[Tree]:
         sides = ([{"SpecialToken": {"id": token, "type_id": segment}} for token in side] for side in (before, after))
         begin, end = sides
         return [*begin, {"Sequence": {"id": name, "type_id": segment}}, *end]

@@ -37,15 +37,11 @@ class Layout:
         return tuple(self.to_theirs(torch.empty(ours, device="meta")).shape)
 
 
-def _unchanged(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 def _transposed(tensor: Tensor) -> Tensor:
     return tensor.mT.contiguous() if tensor.dim() == 2 else tensor
 
 
-SAME = Layout(_unchanged, _unchanged)
+SAME = Layout(lambda theirs: theirs, lambda ours: ours)
 TRANSPOSED = Layout(_transposed, _transposed)  # matrices as (in, out) instead of (out, in)
 ONE_ROW = Layout(lambda theirs: theirs[0], lambda ours: ours[None])  # a vector as a matrix of one row
 A_ROW = Layout(lambda theirs: theirs[None], lambda ours: ours[0])  # a row of a matrix as a vector
@@ -98,6 +94,8 @@ class Rule:
 
 
 Rules = tuple[Rule, ...]
+Layouts = Layout | tuple[Layout, ...]  # that of all parts, or each part's own
+Names = str | tuple[str, ...] | None  # of a module, of its parts, or of none
 # the modules of a block by a short word
 PARTS = {
     "norm": "attention_skip.norm", "norm_out": "attention_skip.norm_out", "qkv": "attention.qkv",
@@ -108,27 +106,21 @@ PARTS = {
 }  # fmt: skip
 
 
-def tensor(ours: str, *theirs: str, layout: Layout | tuple[Layout, ...] = SAME) -> Rule:
+def tensor(ours: str, *theirs: str, layout: Layouts = SAME) -> Rule:
     """The rule for one tensor, whose parts all have one layout, or each its own."""
     layouts = layout if isinstance(layout, tuple) else (layout,) * len(theirs)
     assert len(layouts) == len(theirs) > 0, ours
     return Rule(ours, theirs, layouts)
 
 
-def module(ours: str, *theirs: str, layout: Layout | tuple[Layout, ...] = SAME) -> Rules:
+def module(ours: str, *theirs: str, layout: Layouts = SAME) -> Rules:
     """The rules for a module's weight and bias."""
     return tuple(
         tensor(f"{ours}.{kind}", *(f"{name}.{kind}" for name in theirs), layout=layout) for kind in ("weight", "bias")
     )
 
 
-def block(
-    stack: str,
-    theirs: str,
-    layouts: Mapping[str, Layout | tuple[Layout, ...]] | None = None,
-    /,
-    **names: str | tuple[str, ...] | None,
-) -> Rules:
+def block(stack: str, theirs: str, layouts: Mapping[str, Layouts] | None = None, /, **names: Names) -> Rules:
     """The rules for the modules of a stack's blocks, whose names begin with `theirs` there.
 
     `names` gives, by the words of PARTS, what follows; `*` stands for the letters of queries, keys and values. Other
@@ -158,6 +150,10 @@ class Part:
     start: int
     stop: int
     layout: Layout
+
+    def of(self, ours: Tensor) -> Tensor:
+        """Their tensor, from ours."""
+        return self.layout.to_theirs(ours[self.start : self.stop])
 
 
 Conversions = Mapping[str, tuple[Part, ...]]  # our tensor → the parts that it consists of
@@ -241,8 +237,8 @@ def _ours(parts: Iterable[Part], read: Callable[[str], Tensor]) -> Tensor:
 
 def to_theirs(table: Conversions, weights: LazyWeights) -> LazyWeights:
     """Their weights, each made from ours when it is asked for."""
-    return {part.name: partial(_theirs, part, weights[name]) for name, parts in table.items() for part in parts}
 
+    def made(part: Part, name: str) -> Tensor:
+        return part.of(weights[name]())
 
-def _theirs(part: Part, ours: Callable[[], Tensor]) -> Tensor:
-    return part.layout.to_theirs(ours()[part.start : part.stop])
+    return {part.name: partial(made, part, name) for name, parts in table.items() for part in parts}

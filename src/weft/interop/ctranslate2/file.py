@@ -56,12 +56,16 @@ class ModelFile:
     kind: str
     variables: Mapping[str, Variable]
 
+    def refusal(self, reason: str) -> InteropError:
+        """The error about the file."""
+        return InteropError(f"{self.path}: {reason}")
+
     def __contains__(self, name: str) -> bool:
         return name in self.variables
 
     def __getitem__(self, name: str) -> Variable:
         if name not in self:
-            raise InteropError(f"{self.path}: '{name}' is missing")
+            raise self.refusal(f"'{name}' is missing")
         return self.variables[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -72,7 +76,7 @@ class ModelFile:
         """The shape of a variable that must be a matrix."""
         shape = self.shape(name)
         if len(shape) != 2 or 0 in shape:
-            raise InteropError(f"{self.path}: '{name}' {list(shape)} should be a matrix")
+            raise self.refusal(f"'{name}' {list(shape)} should be a matrix")
         return shape[0], shape[1]
 
     def number(self, *names: str, default: float = 0.0) -> float:
@@ -81,7 +85,7 @@ class ModelFile:
         if name is None:
             return default
         if prod(self.shape(name)) != 1:
-            raise InteropError(f"{self.path}: '{name}' {list(self.shape(name))} should be a single number")
+            raise self.refusal(f"'{name}' {list(self.shape(name))} should be a single number")
         return float(self.tensor(name).flatten()[0])
 
     def text(self, name: str) -> str:
@@ -89,7 +93,7 @@ class ModelFile:
         try:
             return bytes(self[name].data).rstrip(b"\0").decode("utf-8")
         except UnicodeDecodeError:
-            raise InteropError(f"{self.path}: '{name}' is not UTF-8 text") from None
+            raise self.refusal(f"'{name}' is not UTF-8 text") from None
 
     def tensor(self, name: str) -> Tensor:
         """A variable; integers with a scale are divided by it, row by row for int8 (int16: all by one)."""
@@ -101,12 +105,10 @@ class ModelFile:
         if scale_name not in self and not quantized:
             return values
         if scale_name not in self and found.dtype == "int8":
-            raise InteropError(f"{self.path}: '{name}' holds int8, and '{scale_name}', which it needs, is missing")
+            raise self.refusal(f"'{name}' holds int8, and '{scale_name}', which it needs, is missing")
         scale = self.tensor(scale_name).float() if scale_name in self else torch.tensor(INT16_SCALE)
         if scale.shape not in ((), (1,), values.shape[:1]) or bool((scale == 0).any()):
-            raise InteropError(
-                f"{self.path}: '{scale_name}' {list(scale.shape)} does not fit '{name}' {list(values.shape)}"
-            )
+            raise self.refusal(f"'{scale_name}' {list(scale.shape)} does not fit '{name}' {list(values.shape)}")
         return values.float() / (scale[:, None] if scale.shape == values.shape[:1] and values.dim() == 2 else scale)
 
 

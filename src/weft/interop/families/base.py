@@ -18,6 +18,7 @@ PLAIN = {"feedforward.kind": "plain", "norm.kind": "layer", "init.kind": "normal
 GATED = {"feedforward.kind": "gated", "norm.kind": "rms", "position.kind": "rotary", "init.kind": "normal"}
 POST_NORM = {**PLAIN, "attention.bias": "all", "placement": "post", "init.depth_scaled": False}
 
+Called = tuple[str, str, str]  # in config.json, in messages, and at the beginning of the names of classes
 # how transformers ends the name of the class of a model with each head
 CLASSES = {
     "lm": "ForCausalLM",
@@ -39,9 +40,7 @@ class Family(Table):
     Names of tensors are those of the whole model; a file with only the base model leaves `prefix` out.
     """
 
-    kind: str
-    title: str
-    name: str  # how the names of its classes begin
+    called: Called
     model: type[Transformer] = Decoder
     body: Rules | Callable[[Any], Rules]  # the names of weights below the head, or those of a model
     heads: Mapping[str, Rules]  # the names of weights of each kind of head that weft can read
@@ -56,11 +55,22 @@ class Family(Table):
     # an old ending of a name, or a beginning that ends in a dot → the present one
     renames: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def kind(self) -> str:
+        """Its model_type."""
+        return self.called[0]
+
+    @property
+    def title(self) -> str:
+        """Its name in messages."""
+        return self.called[1]
+
     @cached_property
     def architectures(self) -> dict[str, str]:
         """The classes of transformers that weft can read, each with its kind of head; the last is the base model."""
-        named = {self.classes.get(head, self.name + CLASSES[head]): head for head in self.heads}
-        return named if self.base is None else {**named, f"{self.name}Model": self.base}
+        name = self.called[2]
+        named = {self.classes.get(head, name + CLASSES[head]): head for head in self.heads}
+        return named if self.base is None else {**named, f"{name}Model": self.base}
 
     def read(self, settings: Settings, architecture: str, known: Mapping[str, Any]) -> Transformer:
         """The model of a config.json; `known` are settings that the weights or other files give."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from weft.interop.families.base import POST_NORM, Family
+from weft.interop.families.base import POST_NORM, Called, Family
 from weft.interop.families.heads import Heads, encoder_head, pooled, words_head
 from weft.interop.settings import Flat, Settings
 from weft.interop.table import Key, Row, Special, constant, embedding_width, keys, without
@@ -71,14 +71,7 @@ def unused_pooler(pooler: str, model: Encoder) -> LazyWeights:
 
 # ---- settings
 
-
-def bert_dropout(settings: Settings, kind: str) -> float:
-    """Before the outputs of each kind of head."""
-    if kind == "span":
-        return 0.0
-    return settings.number("classifier_dropout", settings.number("hidden_dropout_prob", 0.1))
-
-
+BERT_DROPOUTS = dict.fromkeys(("sequence", "token"), ("classifier_dropout", "hidden_dropout_prob"))
 BODY = keys(
     vocab_size="vocab_size", context=("max_position_embeddings", 512), layers=("num_hidden_layers", 12),
     d_model=("hidden_size", 768), heads=("num_attention_heads", 12),
@@ -94,21 +87,19 @@ GAMMA_AND_BETA = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "Laye
 # ---- families
 
 
-def family(kind: str, title: str, name: str, rows: tuple[Row, ...], heads: Heads, **more: Any) -> Family:
-    """A relative of BERT's: how the names of its classes begin, its settings, and the names of its weights.
+def family(called: Called, rows: tuple[Row, ...], heads: Heads, **more: Any) -> Family:
+    """A relative of BERT's: what it is called, its settings, and the names of its heads' weights.
 
     `root` is how the names of its weights begin, if not with its kind; `pooler` is what it calls the pooler that a
     headless model has. The rest is as in `Family`.
     """
-    root, pooler = more.pop("root", kind), more.pop("pooler", None)
+    root, pooler = more.pop("root", called[0]), more.pop("pooler", None)
     unused = (rf"{root}\.embeddings\.(position_ids|token_type_ids)", rf"{root}\.pooler\..*", *more.pop("unused", ()))
     words = {rule.ours: rule.theirs[0] for rule in heads["mlm"]}
     bias, beside = words["output.bias"], f"{words['output.weight'].removesuffix('weight')}bias"
     return Family(
         rows=rows,
-        kind=kind,
-        title=title,
-        name=name,
+        called=called,
         model=Encoder,
         heads=heads,
         base="embedding",
@@ -121,10 +112,8 @@ def family(kind: str, title: str, name: str, rows: tuple[Row, ...], heads: Heads
 
 
 BERT = family(
-    "bert",
-    "BERT",
-    "Bert",
-    (*BODY, encoder_head("tanh", bert_dropout)),
+    ("bert", "BERT", "Bert"),
+    (*BODY, encoder_head("tanh", BERT_DROPOUTS)),
     body=body("bert"),
     heads={
         "mlm+nsp": (*words_head("output.words", *BERT_WORDS), *pooled("output.next_sentence", *_NEXT_SENTENCE)),
@@ -153,12 +142,10 @@ def _write_offset(model: Flat) -> Flat:
     return {"max_position_embeddings": model["context"] + offset, "pad_token_id": offset - 1}
 
 
-def _roberta(kind: str, title: str, name: str) -> Family:
+def _roberta(called: Called) -> Family:
     return family(
-        kind,
-        title,
-        name,
-        (*BODY, Special(_read_offset, _write_offset), encoder_head("tanh", bert_dropout, words="gelu")),
+        called,
+        (*BODY, Special(_read_offset, _write_offset), encoder_head("tanh", BERT_DROPOUTS, words="gelu")),
         body=body("roberta"),
         heads=ROBERTA_HEADS,
         root="roberta",
@@ -168,18 +155,12 @@ def _roberta(kind: str, title: str, name: str) -> Family:
     )
 
 
-ROBERTA = _roberta("roberta", "RoBERTa", "Roberta")
-XLM_ROBERTA = _roberta("xlm-roberta", "XLM-RoBERTa", "XLMRoberta")
-CAMEMBERT = _roberta("camembert", "CamemBERT", "Camembert")
+ROBERTA = _roberta(("roberta", "RoBERTa", "Roberta"))
+XLM_ROBERTA = _roberta(("xlm-roberta", "XLM-RoBERTa", "XLMRoberta"))
+CAMEMBERT = _roberta(("camembert", "CamemBERT", "Camembert"))
 
 
 # ---- DistilBERT
-
-
-def _distilbert_dropout(settings: Settings, kind: str) -> float:
-    own = {"sequence": ("seq_classif_dropout", 0.2), "span": ("qa_dropout", 0.1)}
-    return settings.number(*own.get(kind, ("dropout", 0.1)))
-
 
 DISTILBERT_SIZES = keys(
     vocab_size=("vocab_size", 30522), context=("max_position_embeddings", 512), layers=("n_layers", 6),
@@ -187,13 +168,13 @@ DISTILBERT_SIZES = keys(
     d_ff=("hidden_dim", 3072), activation=("activation", "gelu"), dropout=("dropout", 0.1),
     std=("initializer_range", 0.02),
 )  # fmt: skip
+DISTILBERT_DROPOUTS = {"sequence": ("seq_classif_dropout",), "span": ("qa_dropout",), "token": ("dropout",)}
 DISTILBERT = family(
-    "distilbert",
-    "DistilBERT",
-    "DistilBert",
-    (*DISTILBERT_SIZES, encoder_head("relu", _distilbert_dropout)),
+    ("distilbert", "DistilBERT", "DistilBert"),
+    (*DISTILBERT_SIZES, encoder_head("relu", DISTILBERT_DROPOUTS)),
     fixed={**FIXED, "norm.eps": 1e-12, "segments": 0},
     only={},
+    defaults={"seq_classif_dropout": 0.2},
     body=(
         *embeddings("distilbert.embeddings"),
         *layers(
@@ -216,10 +197,8 @@ DISTILBERT = family(
 
 _GENERATOR = ("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head")
 ELECTRA = family(
-    "electra",
-    "ELECTRA",
-    "Electra",
-    (*BODY, embedding_width("embedding_size", 128), encoder_head("gelu", bert_dropout, words="gelu")),
+    ("electra", "ELECTRA", "Electra"),
+    (*BODY, embedding_width("embedding_size", 128), encoder_head("gelu", BERT_DROPOUTS, words="gelu")),
     defaults={"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
     body=(*body("electra"), *module("encoder.projection", "electra.embeddings_project")),
     heads={
@@ -245,25 +224,19 @@ def _read_groups(settings: Settings, model: Flat) -> Flat:
     return {"distinct_layers": groups}
 
 
-def _albert_dropout(settings: Settings, kind: str) -> float:
-    return 0.0 if kind == "span" else settings.number("classifier_dropout_prob", 0.1)
-
-
 _ALBERT_WORDS = tuple(f"predictions.{part}" for part in ("dense", "LayerNorm", "decoder", "bias"))
 ALBERT_DEFAULTS = {
     "hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384, "hidden_act": "gelu_new",
     "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
 }  # fmt: skip
 ALBERT = family(
-    "albert",
-    "ALBERT",
-    "Albert",
+    ("albert", "ALBERT", "Albert"),
     (
         *BODY,
         Key("d_embedding", "embedding_size", 128, kind="whole"),
         Special(_read_groups, lambda model: {"num_hidden_groups": model["distinct_layers"] or model["layers"]}),
         constant("inner_group_num", 1),
-        encoder_head("tanh", _albert_dropout),
+        encoder_head("tanh", dict.fromkeys(("sequence", "token"), ("classifier_dropout_prob",))),
     ),
     only={**NO_DECODER, "inner_group_num": 1},
     defaults=ALBERT_DEFAULTS,
@@ -303,14 +276,12 @@ COUNTED = Special(
     lambda model: {"max_position_embeddings": model["context"] + 2},
 )
 MPNET = family(
-    "mpnet",
-    "MPNet",
-    "MPNet",
+    ("mpnet", "MPNet", "MPNet"),
     (
         *without(BODY, "segments"),
         COUNTED,
         constant("relative_attention_num_buckets", BUCKETS),
-        encoder_head("tanh", bert_dropout, words="gelu"),
+        encoder_head("tanh", BERT_DROPOUTS, words="gelu"),
     ),
     fixed={**FIXED, "position.kind": "learned+t5", "position.buckets": BUCKETS, "segments": 0},
     only={**NO_DECODER, "relative_attention_num_buckets": BUCKETS},

@@ -11,11 +11,6 @@ from weft.interop.weight_map import module, tensor
 BOTH = ("c2p", "p2c")
 
 
-def _dropout(settings: Settings, kind: str) -> float:
-    usual = settings.number("hidden_dropout_prob", 0.1)
-    return 0.0 if kind == "span" else settings.number("cls_dropout", usual) if kind == "sequence" else usual
-
-
 def _read_distances(settings: Settings, model: Flat) -> Flat:
     """What is compared with what, and how distances are counted."""
     if not settings.flag("relative_attention", False):
@@ -54,11 +49,13 @@ def _write_distances(model: Flat) -> Tree:
     }
 
 
-def _read_segments(settings: Settings, model: Flat) -> Flat:
-    segments = settings.get("type_vocab_size", 0)
-    return {"segments": 0 if segments == 0 else settings.whole("type_vocab_size")}
-
-
+DROPOUTS = {"sequence": ("cls_dropout", "hidden_dropout_prob"), "token": ("hidden_dropout_prob",)}
+SEGMENTS = Special(
+    lambda settings, model: {
+        "segments": 0 if settings.get("type_vocab_size", 0) == 0 else settings.whole("type_vocab_size")
+    },
+    lambda model: {"type_vocab_size": model.get("segments", 0)},
+)
 ONLY = {
     "is_decoder": False, "add_cross_attention": False, "share_att_key": True, "position_biased_input": False,
     "conv_kernel_size": 0, "pooler_hidden_act": "gelu", "legacy": True,
@@ -70,15 +67,13 @@ DEFAULTS = {
     "share_att_key": False, "position_biased_input": True,
 }  # fmt: skip
 DEBERTA_V2 = family(
-    "deberta-v2",
-    "DeBERTa v2",
-    "DebertaV2",
+    ("deberta-v2", "DeBERTa v2", "DebertaV2"),
     (
         *without(BODY, "segments"),
-        Special(_read_segments, lambda model: {"type_vocab_size": model.get("segments", 0)}),
+        SEGMENTS,
         Special(_read_distances, _write_distances),
         constant("pooler_hidden_act", "gelu"),
-        encoder_head("gelu", _dropout),
+        encoder_head("gelu", DROPOUTS),
     ),
     fixed={**FIXED, "position.kind": "disentangled"},
     only=ONLY,

@@ -7,17 +7,9 @@ window in five of six layers, which rotate by a base of their own, and norms of 
 from functools import partial
 
 from weft.config import Tree
+from weft.interop.families import positions
 from weft.interop.families.heads import UNTIED, decoder_head
 from weft.interop.families.llama import ATTENTION_BIAS, HEAD, QK_EPS, SHARED, family, names
-from weft.interop.families.positions import (
-    all_but_every,
-    depth,
-    layer_types,
-    two_bases,
-    window,
-    with_windows,
-    write_windows,
-)
 from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
 from weft.interop.table import Key, Special, round_factor
 
@@ -37,18 +29,18 @@ def _write_activation(model: Flat) -> Tree:
 
 
 def _read_every_other(settings: Settings, model: Flat) -> Flat:
-    windowed = layer_types(settings, model, [layer % 2 == 0 for layer in range(depth(model))])
-    return with_windows(windowed, window(settings, 4096))
+    windowed = positions.layer_types(settings, model, [layer % 2 == 0 for layer in range(positions.depth(model))])
+    return positions.with_windows(windowed, positions.window(settings, 4096))
 
 
 def _read_kinds(settings: Settings, model: Flat) -> tuple[list[bool], int | None]:
     """Layers with a window, five of six where nothing else is given, and its size."""
-    usual = all_but_every(settings.whole("sliding_window_pattern", 6), model)
-    return layer_types(settings, model, usual), window(settings, 4096)
+    usual = positions.all_but_every(settings.whole("sliding_window_pattern", 6), model)
+    return positions.layer_types(settings, model, usual), positions.window(settings, 4096)
 
 
-EVERY_OTHER = Special(_read_every_other, write_windows)
-BASES = two_bases(("rope_theta", 1e6), ("rope_local_base_freq", 1e4), _read_kinds, write_windows)
+EVERY_OTHER = Special(_read_every_other, positions.write_windows)
+BASES = positions.two_bases(("rope_theta", 1e6), ("rope_local_base_freq", 1e4), _read_kinds, positions.write_windows)
 ACTIVATION = Special(_read_activation, _write_activation)
 SCALE = Key(
     "attention.scale",
@@ -73,8 +65,7 @@ ONE_WAY = {"use_bidirectional_attention": False}
 USUAL = {"max_position_embeddings": 8192, "head_dim": 256, "tie_word_embeddings": True}
 
 GEMMA = family(
-    "gemma",
-    "Gemma",
+    ("gemma", "Gemma", "Gemma"),
     (*SHARED, HEAD, ACTIVATION, ATTENTION_BIAS),
     fixed=GAIN,
     without=("span",),
@@ -82,8 +73,7 @@ GEMMA = family(
     defaults=USUAL,
 )
 GEMMA2 = family(
-    "gemma2",
-    "Gemma 2",
+    ("gemma2", "Gemma 2", "Gemma2"),
     (*SHARED, decoder_head(UNTIED, LOGITS(30.0)), ACTIVATION, ATTENTION_BIAS, SCALE, SCORES(50.0), EVERY_OTHER),
     body=SANDWICH_NAMES,
     fixed=SANDWICH,
@@ -92,11 +82,9 @@ GEMMA2 = family(
     defaults=USUAL,
 )
 GEMMA3 = family(
-    "gemma3_text",
-    "Gemma 3",
+    ("gemma3_text", "Gemma 3", "Gemma3Text"),
     (*SHARED[:-1], decoder_head(UNTIED, LOGITS()), ACTIVATION, ATTENTION_BIAS, SCALE, SCORES(), BASES, QK_EPS),
     body=SANDWICH_NAMES,
-    name="Gemma3Text",
     classes={"lm": "Gemma3ForCausalLM"},
     fixed={**SANDWICH, "attention.qk_norm.kind": "rms", "attention.qk_norm.offset": 1.0},
     without=("token", "span"),

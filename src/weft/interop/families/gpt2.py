@@ -35,9 +35,7 @@ SIZES = keys(
 )  # fmt: skip
 EMBEDDING_DROPOUT = Special(write=lambda model: {"embd_pdrop": model["dropout"]})
 GPT2 = Family(
-    kind="gpt2",
-    title="GPT-2",
-    name="GPT2",
+    called=("gpt2", "GPT-2", "GPT2"),
     rows=(*SIZES, EMBEDDING_DROPOUT, decoder_head(TIED)),
     fixed={**LEARNED, "attention.bias": "all"},
     only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
@@ -64,9 +62,7 @@ GPTJ_DEFAULTS = {
     "attn_pdrop": 0.0, "resid_pdrop": 0.0,
 }  # fmt: skip
 GPTJ = Family(
-    kind="gptj",
-    title="GPT-J",
-    name="GPTJ",
+    called=("gptj", "GPT-J", "GPTJ"),
     rows=(*SIZES, EMBEDDING_DROPOUT, decoder_head(UNTIED, HEAD_BIAS), ROTATED),
     fixed={**PLAIN, "sublayers": "parallel", "position.kind": "rotary", "position.pairs": "adjacent"},
     defaults=GPTJ_DEFAULTS,
@@ -114,9 +110,7 @@ NEO_SIZES = keys(
     attention_dropout=("attention_dropout", 0.0), dropout=("resid_dropout", 0.0), std=("initializer_range", 0.02),
 )  # fmt: skip
 GPT_NEO = Family(
-    kind="gpt_neo",
-    title="GPT-Neo",
-    name="GPTNeo",
+    called=("gpt_neo", "GPT-Neo", "GPTNeo"),
     rows=(*NEO_SIZES, decoder_head(TIED), Special(_read_kinds, _write_kinds)),
     fixed={**LEARNED, "attention.bias": "out", "attention.scale": 1.0},
     body=(
@@ -147,9 +141,7 @@ OPT_SIZES = keys(
     std=("init_std", 0.02),
 )  # fmt: skip
 OPT = Family(
-    kind="opt",
-    title="OPT",
-    name="OPT",
+    called=("opt", "OPT", "OPT"),
     rows=(
         *OPT_SIZES,
         embedding_width("word_embed_proj_dim"),

@@ -11,7 +11,7 @@ of the embeddings.
 from typing import Any
 
 from weft.config import Tree
-from weft.interop.families.base import PLAIN, Family
+from weft.interop.families.base import PLAIN, Called, Family
 from weft.interop.families.heads import HEAD_BIAS, TIED, UNTIED, decoder_head, on_decoder
 from weft.interop.families.llama import SIZES, names
 from weft.interop.families.positions import one_window, rotary
@@ -49,9 +49,7 @@ def _neox_names(model: Decoder) -> Rules:
 
 
 GPT_NEOX = Family(
-    kind="gpt_neox",
-    title="GPT-NeoX",
-    name="GPTNeoX",
+    called=("gpt_neox", "GPT-NeoX", "GPTNeoX"),
     rows=(
         *without(SIZES, "attention.kv_heads"),
         *keys(eps=EPS, activation=("hidden_act", "gelu"), dropout=("hidden_dropout", 0.0)),
@@ -115,12 +113,10 @@ def _write_positions(model: Flat) -> Tree:
     return {"alibi": model["position.kind"] == "alibi", **ROTARY.write(model)}
 
 
-def _falcon(kind: str, title: str, rows: tuple[Row, ...], **table: Any) -> Family:
+def _falcon(called: Called, rows: tuple[Row, ...], **table: Any) -> Family:
     return Family(
         rows=(*rows, *keys(std=("initializer_range", 0.02)), decoder_head(TIED)),
-        kind=kind,
-        title=title,
-        name=kind.capitalize(),
+        called=called,
         body=_falcon_names,
         heads=on_decoder(),
         prefix="transformer.",
@@ -141,8 +137,7 @@ BLOOM_SIZES = keys(
     dropout=("hidden_dropout", 0.0),
 )  # fmt: skip
 FALCON = _falcon(
-    "falcon",
-    "Falcon",
+    ("falcon", "Falcon", "Falcon"),
     (
         *FALCON_SIZES,
         Special(_read_heads, _write_heads),
@@ -152,8 +147,7 @@ FALCON = _falcon(
     fixed=PLAIN,
 )
 BLOOM = _falcon(
-    "bloom",
-    "BLOOM",
+    ("bloom", "BLOOM", "Bloom"),
     (*BLOOM_SIZES, Special(read=lambda settings, model: {"feedforward.d_ff": four_times(model)})),
     fixed={
         **PLAIN,
@@ -192,14 +186,12 @@ def qk_norm(over: str, bias: bool) -> Special:
     return Special(read, lambda model: {"qk_layernorm": "attention.qk_norm.kind" in model})
 
 
-def _family(kind: str, title: str, name: str, rows: tuple[Row, ...], parts: Tree, **table: Any) -> Family:
+def _family(called: Called, rows: tuple[Row, ...], parts: Tree, **table: Any) -> Family:
     """A family with LLaMA's names but for some `parts`, and with norms of queries and keys of their own."""
     below = names(**{"q_norm": None, "k_norm": None, **parts})
     return Family(
         rows=(*SIZES, *rows),
-        kind=kind,
-        title=title,
-        name=name,
+        called=called,
         body=lambda model: (*below, *_norms(model)),
         heads=on_decoder(tags="score", without=("span",)),
         unused=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\..*",),
@@ -208,9 +200,7 @@ def _family(kind: str, title: str, name: str, rows: tuple[Row, ...], parts: Tree
 
 
 PHI = _family(
-    "phi",
-    "Phi",
-    "Phi",
+    ("phi", "Phi", "Phi"),
     (
         *keys(eps=EPS, activation=("hidden_act", "gelu_new"), dropout=("resid_pdrop", 0.0)),
         rotary(fraction=0.5),
@@ -227,9 +217,7 @@ PHI = _family(
     fixed={**ROTATED, "sublayers": "parallel", "attention.bias": "all"},
 )
 STABLELM = _family(
-    "stablelm",
-    "StableLM",
-    "StableLm",
+    ("stablelm", "StableLM", "StableLm"),
     (
         *keys(eps=EPS, activation=("hidden_act", "silu"), dropout=("hidden_dropout", 0.0)),
         rotary(fraction=0.25),
@@ -241,9 +229,7 @@ STABLELM = _family(
     defaults={"max_position_embeddings": 4096},
 )
 STARCODER2 = _family(
-    "starcoder2",
-    "StarCoder2",
-    "Starcoder2",
+    ("starcoder2", "StarCoder2", "Starcoder2"),
     (
         *keys(eps=("norm_epsilon", 1e-5), activation=("hidden_act", "gelu_pytorch_tanh")),
         *keys(dropout=("residual_dropout", 0.0)),

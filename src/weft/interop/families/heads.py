@@ -4,7 +4,7 @@ On a decoder, transformers puts a matrix without bias on the last token to class
 token to tag it or to find an answer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
 from weft.config import Tree
 from weft.interop.settings import Flat, Settings
@@ -13,6 +13,7 @@ from weft.interop.weight_map import Rules, module, tensor
 from weft.nn.config import Activation
 
 Heads = Mapping[str, Rules]  # by the kind of head
+Dropouts = Mapping[str, tuple[str, ...]]  # the keys of the dropout before each kind's outputs, the first that is there
 TIED, UNTIED = (keys(tied=("tie_word_embeddings", default))[0] for default in (True, False))
 HEAD_BIAS = Special(read=lambda settings, model: {"head.bias": True})
 
@@ -27,11 +28,13 @@ def write_labels(model: Flat) -> Tree:
     """The names that transformers gives to labels without names of their own; none for a model without labels."""
     if "head.labels" not in model:
         return {}
-    names = [f"LABEL_{number}" for number in range(model["head.labels"])]
-    return {
-        "id2label": {str(number): name for number, name in enumerate(names)},
-        "label2id": {name: number for number, name in enumerate(names)},
-    }
+    return named_labels([f"LABEL_{number}" for number in range(model["head.labels"])])
+
+
+def named_labels(names: Sequence[str]) -> Tree:
+    """The keys of labels with these names."""
+    ids = {name: number for number, name in enumerate(names)}
+    return {"id2label": {str(number): name for number, name in enumerate(names)}, "label2id": ids}
 
 
 # ---- on decoders
@@ -88,9 +91,7 @@ def pooled(head: str, pooler: str, out: str) -> Rules:
     return (*module(f"{head}.pooler.dense", pooler), *module(f"{head}.out", out))
 
 
-def encoder_head(
-    pooler: Activation, dropout: Callable[[Settings, str], float], words: Activation | None = None
-) -> Special:
+def encoder_head(pooler: Activation, dropouts: Dropouts, words: Activation | None = None) -> Special:
     """The settings of each kind of head; `words` is the activation before masked words, None for the blocks' own."""
 
     def read(settings: Settings, model: Flat) -> Flat:
@@ -101,9 +102,12 @@ def encoder_head(
             return {}
         if kind == "replaced":
             return {"head.activation": model["feedforward.activation"]}
+        dropout = 0.1 if kind in dropouts else 0.0
+        for key in reversed(dropouts.get(kind, ())):
+            dropout = settings.number(key, dropout)
         if kind == "span":
-            return {"head.dropout": dropout(settings, kind)}
-        found = {"head.labels": count_labels(settings), "head.dropout": dropout(settings, kind)}
+            return {"head.dropout": dropout}
+        found = {"head.labels": count_labels(settings), "head.dropout": dropout}
         return found | {"head.activation": pooler} if kind == "sequence" else found
 
     def write(model: Flat) -> Tree:

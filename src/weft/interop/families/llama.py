@@ -9,20 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from weft.config import Tree
-from weft.interop.families.base import GATED, Family
+from weft.interop.families import positions
+from weft.interop.families.base import GATED, Called, Family
 from weft.interop.families.heads import UNTIED, decoder_head, on_decoder
-from weft.interop.families.positions import (
-    all_but_every,
-    depth,
-    kinds_of,
-    layer_types,
-    one_window,
-    rotary,
-    window,
-    windows_of,
-    with_windows,
-    write_windows,
-)
 from weft.interop.settings import Flat, Settings, repeated
 from weft.interop.table import Key, Row, Special, biases, even_heads, follows, keys, round_factor
 from weft.interop.weight_map import Rules, block, module, tensor
@@ -77,7 +66,7 @@ WIDTH, EPS, ACTIVATION, FEEDFORWARD_BIAS = keys(
     feedforward_bias=("mlp_bias", False),
 )
 HEAD = decoder_head(UNTIED)
-SHARED: tuple[Row, ...] = (*SIZES, WIDTH, EPS, rotary())
+SHARED: tuple[Row, ...] = (*SIZES, WIDTH, EPS, positions.rotary())
 ATTENTION_BIAS = biases("attention_bias", False)
 QK_EPS = follows("attention.qk_norm.eps", "norm.eps")
 
@@ -89,25 +78,25 @@ def _read_qwen_window(settings: Settings, model: Flat) -> Flat:
     first = settings.tree.get("max_window_layers", 28)
     if not isinstance(first, int | None) or isinstance(first, bool):
         raise settings.refusal("max_window_layers", "expected a whole number")
-    upper = [first is not None and layer >= first for layer in range(depth(model))]
-    windowed = layer_types(settings, model, upper)
-    return with_windows(windowed, window(settings, 4096)) if any(windowed) else {}
+    upper = [first is not None and layer >= first for layer in range(positions.depth(model))]
+    windowed = positions.layer_types(settings, model, upper)
+    return positions.with_windows(windowed, positions.window(settings, 4096)) if any(windowed) else {}
 
 
 def _write_qwen_window(model: Flat) -> Tree:
-    sizes = windows_of(model)
+    sizes = positions.windows_of(model)
     first = next((layer for layer, size in enumerate(sizes) if size), len(sizes))
-    return {"use_sliding_window": any(sizes), "max_window_layers": first, **write_windows(model)}
+    return {"use_sliding_window": any(sizes), "max_window_layers": first, **positions.write_windows(model)}
 
 
 def _read_no_positions(settings: Settings, model: Flat) -> Flat:
     """SmolLM3's every fourth layer knows no positions, and may have a window."""
-    layers, step = depth(model), settings.whole("no_rope_layer_interval", 4)
-    rotated = settings.get("no_rope_layers") or [int(each) for each in all_but_every(step, model)]
+    layers, step = positions.depth(model), settings.whole("no_rope_layer_interval", 4)
+    rotated = settings.get("no_rope_layers") or [int(each) for each in positions.all_but_every(step, model)]
     if not isinstance(rotated, list) or len(rotated) < layers or any(each not in (0, 1) for each in rotated):
         raise settings.refusal("no_rope_layers", f"expected 0 or 1 for each of {model['layers']} layers")
-    size = window(settings, None) if settings.flag("use_sliding_window", False) else None
-    windowed = layer_types(settings, model, [size is not None and not each for each in rotated])
+    size = positions.window(settings, None) if settings.flag("use_sliding_window", False) else None
+    windowed = positions.layer_types(settings, model, [size is not None and not each for each in rotated])
     return repeated(
         [
             {"window": size if narrow else None, "position": None if turned else {"kind": "none"}}
@@ -117,8 +106,9 @@ def _read_no_positions(settings: Settings, model: Flat) -> Flat:
 
 
 def _write_no_positions(model: Flat) -> Tree:
-    rotated = [int(kind["position"] is None) for kind in kinds_of(model)]
-    return {"no_rope_layers": rotated, "use_sliding_window": any(windows_of(model)), **write_windows(model)}
+    rotated = [int(kind["position"] is None) for kind in positions.kinds_of(model)]
+    windows = {"use_sliding_window": any(positions.windows_of(model)), **positions.write_windows(model)}
+    return {"no_rope_layers": rotated, **windows}
 
 
 QWEN_WINDOW = Special(_read_qwen_window, _write_qwen_window)
@@ -159,14 +149,12 @@ def granite_factors(embedding: str, residual: str, attention: str, logits: str) 
 # ---- families
 
 
-def family(kind: str, title: str, rows: tuple[Row, ...], without: tuple[str, ...] = (), **more: Any) -> Family:
+def family(called: Called, rows: tuple[Row, ...], without: tuple[str, ...] = (), **more: Any) -> Family:
     """A relative of LLaMA's: its rows, the heads that it does not have, and what else is not as LLaMA has it."""
     return Family(
         rows=rows,
         fixed={**GATED, **more.pop("fixed", {})},
-        kind=kind,
-        title=title,
-        name=more.pop("name", kind.capitalize()),
+        called=called,
         body=more.pop("body", NAMES),
         heads=on_decoder(tags="score", without=without),
         unused=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\..*",),
@@ -175,41 +163,35 @@ def family(kind: str, title: str, rows: tuple[Row, ...], without: tuple[str, ...
 
 
 USUAL: tuple[Row, ...] = (*SHARED, HEAD, ACTIVATION)
-LLAMA = family("llama", "LLaMA", (*USUAL, ATTENTION_BIAS, FEEDFORWARD_BIAS), body=_named_in_an_older_way)
+LLAMA = family(("llama", "LLaMA", "Llama"), (*USUAL, ATTENTION_BIAS, FEEDFORWARD_BIAS), body=_named_in_an_older_way)
 MISTRAL = family(
-    "mistral",
-    "Mistral",
-    (*USUAL, one_window(4096)),
+    ("mistral", "Mistral", "Mistral"),
+    (*USUAL, positions.one_window(4096)),
     only={"layer_types": None},
     defaults={"max_position_embeddings": 4096 * 32},
 )
 QWEN2 = family(
-    "qwen2",
-    "Qwen2",
+    ("qwen2", "Qwen2", "Qwen2"),
     (*USUAL, QWEN_WINDOW),
     body=_named_in_an_older_way,
     fixed={"attention.bias": "qkv"},
     defaults={"max_position_embeddings": 32768},
 )
 QWEN3 = family(
-    "qwen3",
-    "Qwen3",
+    ("qwen3", "Qwen3", "Qwen3"),
     (*USUAL, QWEN_WINDOW, QK_EPS, ATTENTION_BIAS),
     body=_named_in_an_older_way,
     fixed={"attention.qk_norm.kind": "rms"},
     defaults={"max_position_embeddings": 32768, "head_dim": 128},
 )
 SMOLLM3 = family(
-    "smollm3",
-    "SmolLM3",
-    (*SIZES, WIDTH, EPS, rotary(2000000.0), HEAD, ACTIVATION, ATTENTION_BIAS, FEEDFORWARD_BIAS, NO_POSITIONS),
-    name="SmolLM3",
+    ("smollm3", "SmolLM3", "SmolLM3"),
+    (*SIZES, WIDTH, EPS, positions.rotary(2000000.0), HEAD, ACTIVATION, ATTENTION_BIAS, FEEDFORWARD_BIAS, NO_POSITIONS),
     body=_named_in_an_older_way,
     defaults={"max_position_embeddings": 32768, "tie_word_embeddings": True, "num_key_value_heads": 4},
 )
 GRANITE = family(
-    "granite",
-    "Granite",
+    ("granite", "Granite", "Granite"),
     (
         *(*USUAL, ATTENTION_BIAS, FEEDFORWARD_BIAS),
         *granite_factors("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
@@ -217,24 +199,29 @@ GRANITE = family(
     without=("sequence", "token", "span"),
 )
 PHI3 = family(
-    "phi3",
-    "Phi-3",
-    (*SIZES, EPS, rotary(fraction=1.0), HEAD, ACTIVATION, one_window(), *keys(dropout=("resid_pdrop", 0.0))),
+    ("phi3", "Phi-3", "Phi3"),
+    (
+        *SIZES,
+        EPS,
+        positions.rotary(fraction=1.0),
+        HEAD,
+        ACTIVATION,
+        positions.one_window(),
+        *keys(dropout=("resid_pdrop", 0.0)),
+    ),
     body=names(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
     without=("span",),
     defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
 )
 CLIP = Key("attention.clip", "clip_qkv", kind="positive", none=True)
 OLMO = family(
-    "olmo",
-    "OLMo",
-    (*SIZES, rotary(), HEAD, ACTIVATION, ATTENTION_BIAS, CLIP),
+    ("olmo", "OLMo", "Olmo"),
+    (*SIZES, positions.rotary(), HEAD, ACTIVATION, ATTENTION_BIAS, CLIP),
     fixed={"norm.kind": "layer", "norm.gain": False, "norm.bias": False, "norm.eps": 1e-5},
     without=("token", "span"),
 )
 OLMO2 = family(
-    "olmo2",
-    "OLMo 2",
+    ("olmo2", "OLMo 2", "Olmo2"),
     (*USUAL, ATTENTION_BIAS, QK_EPS),
     body=names(norm=None, norm_out="post_attention_layernorm", ff_norm=None, ff_norm_out="post_feedforward_layernorm"),
     fixed={"placement": "res-post", "attention.qk_norm.kind": "rms", "attention.qk_norm_over": "heads"},

@@ -83,9 +83,7 @@ LABELS = (
 WORDS = (*module("output.dense", "head.dense"), *module("output.norm", "head.norm"), *module("output", "decoder"))
 LAYER = "model.layers.{layer}"
 MODERNBERT = family(
-    "modernbert",
-    "ModernBERT",
-    "ModernBert",
+    ("modernbert", "ModernBERT", "ModernBert"),
     (
         *SIZES,
         ATTENTION_BIAS,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from weft.config import Tree
-from weft.interop.families.base import POST_NORM, Family
+from weft.interop.families.base import POST_NORM, Called, Family
 from weft.interop.settings import ACTIVATIONS, THEIR_ACTIVATIONS, Flat, Settings
 from weft.interop.table import Row, Special, constant, follows, keys, same
 from weft.interop.weight_map import ONE_ROW, Rules, block, module, tensor
@@ -95,14 +95,14 @@ def _write_tables(model: Flat) -> Tree:
     return {"share_encoder_decoder_embeddings": False, **sizes}
 
 
-def _family(kind: str, title: str, *rows: Row, name: str, before: bool, position: Tree, **more: Any) -> Family:
-    """A family with these stacks: the beginning of its classes' names, whether its norms come before the sublayers, and
-    its positions; embeddings are normed where these are learned."""
+def _family(called: Called, *rows: Row, before: bool, position: Tree, **more: Any) -> Family:
+    """A family with these stacks: whether its norms come before the sublayers, and its positions; embeddings are normed
+    where these are learned."""
     learned = position["kind"] == "learned"
     placed = {f"position.{key}": value for key, value in position.items()}
     static = {} if learned else {"static_position_embeddings": True}
     shared = {
-        "classes": {"lm": f"{name}ForConditionalGeneration"},
+        "classes": {"lm": f"{called[2]}ForConditionalGeneration"},
         "only": {**(NORM_BEFORE if before else NORM_AFTER), **static, "normalize_embedding": learned},
         "by_weights": {"head.bias": lambda names: "final_logits_bias" in names},
         "fillers": _no_bias,
@@ -110,9 +110,7 @@ def _family(kind: str, title: str, *rows: Row, name: str, before: bool, position
     return Family(
         rows=(*SHARED, *rows),
         fixed={**POST_NORM, "placement": "pre" if before else "post", **placed, "embedding_norm": learned},
-        kind=kind,
-        title=title,
-        name=name,
+        called=called,
         model=EncoderDecoder,
         body=_names,
         heads={"lm": WORDS},
@@ -130,31 +128,25 @@ COUNTED = Special(
     lambda model: {"pad_token_id": max(1, model.get("position.offset", 0) - 1)},
 )
 MARIAN = _family(
-    "marian",
-    "Marian",
+    ("marian", "Marian", "Marian"),
     Special(_read_tables, _write_tables),
-    name="Marian",
     before=False,
     position=HALVES,
     classes={"lm": "MarianMTModel"},
     base=None,
     prefix="",
 )
-BART = _family("bart", "BART", name="Bart", before=False, position=LEARNED)
-MBART = _family("mbart", "mBART", name="MBart", before=True, position=LEARNED)
+BART = _family(("bart", "BART", "Bart"), before=False, position=LEARNED)
+MBART = _family(("mbart", "mBART", "MBart"), before=True, position=LEARNED)
 PEGASUS = _family(
-    "pegasus",
-    "PEGASUS",
-    name="Pegasus",
+    ("pegasus", "PEGASUS", "Pegasus"),
     before=True,
     position=HALVES,
     fillers=lambda model: {**_no_bias(model), **_waves(model)},
 )
 M2M100 = _family(
-    "m2m_100",
-    "M2M-100",
+    ("m2m_100", "M2M-100", "M2M100"),
     COUNTED,
-    name="M2M100",
     before=True,
     position={"kind": "sinusoidal", "layout": "tensor2tensor"},
     only=NORM_BEFORE,  # the other two it has always, whatever its config.json says
@@ -212,7 +204,7 @@ T5_SIZES = keys(
 )  # fmt: skip
 
 
-def _t5(kind: str, title: str, name: str, *rows: Row, **table: Any) -> Family:
+def _t5(called: Called, *rows: Row, **table: Any) -> Family:
     return Family(
         rows=(
             *T5_SIZES,
@@ -223,13 +215,11 @@ def _t5(kind: str, title: str, name: str, *rows: Row, **table: Any) -> Family:
             *rows,
         ),
         fixed={"attention.scale": 1.0, "norm.kind": "rms", "position.kind": "t5", "init.kind": "xavier"},
-        kind=kind,
-        title=title,
-        name=name,
+        called=called,
         model=EncoderDecoder,
         body=(tensor("embedding.weight", "shared.weight"), *_t5_stack("encoder", 1), *_t5_stack("decoder", 2)),
         heads={"lm": (tensor("output.weight", "lm_head.weight"),)},
-        classes={"lm": f"{name}ForConditionalGeneration"},
+        classes={"lm": f"{called[2]}ForConditionalGeneration"},
         base=None,
         prefix="",
         # not in config.json: tied, unless an output table is stored that differs from the embeddings
@@ -242,5 +232,5 @@ def _t5(kind: str, title: str, name: str, *rows: Row, **table: Any) -> Family:
 
 
 SCALE = Special(_read_scale, lambda model: {"tie_word_embeddings": model["head.scale"] is not None})
-T5 = _t5("t5", "T5", "T5", SCALE)
-MT5 = _t5("mt5", "mT5", "MT5", defaults={"feed_forward_proj": "gated-gelu"})
+T5 = _t5(("t5", "T5", "T5"), SCALE)
+MT5 = _t5(("mt5", "mT5", "MT5"), defaults={"feed_forward_proj": "gated-gelu"})

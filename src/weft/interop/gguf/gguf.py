@@ -8,18 +8,19 @@ and any other matrix as the run does, so that reading it again gives the same nu
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle, as_dtype, lazily, named_tokenizer
 from weft.interop.gguf import file as gguf_file
 from weft.interop.gguf import models as gguf_models
 from weft.interop.gguf.architectures import ARCHITECTURES, FREQUENCIES, LONG, REPEATED, SHORT
-from weft.interop.gguf.file import BY_NAME, DTYPES, Contents, Encoding, Former, LazyTensor, Value, typed
+from weft.interop.gguf.file import BY_NAME, DTYPES, Contents, Encoding, LazyTensor, Value, typed
 from weft.interop.gguf.models import POSITIONS, rules
 from weft.interop.gguf.tokenizer import read_tokenizer, tokenizer_keys
 from weft.interop.license import in_keys, to_keys
@@ -64,7 +65,8 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         gguf_file.quantization()  # a missing package is an error now, not when the first weight is read
     settings = gguf_models.settings_of(contents, architecture)
     found = {name: entry.shape for name, entry in contents.tensors.items() if name not in FACTORS}
-    if architecture in ("gpt2", *REPEATED) and _repeated(contents, "output.weight", "token_embd.weight"):
+    tables = [contents.raw(name) for name in TABLES if name in found]
+    if architecture in ("gpt2", *REPEATED) and len(tables) == 2 and tables[0] == tables[1]:
         del found["output.weight"]
     model = gguf_models.read_settings(settings, contents, tied="output.weight" not in found)
     keys = {key: value.value for key, value in contents.keys.items()}
@@ -91,11 +93,6 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
 def _encodings(contents: Contents) -> dict[str, str]:
     """How tensors are stored that are not in fp32."""
     return {name: entry.encoding.name for name, entry in contents.tensors.items() if entry.encoding.name != "F32"}
-
-
-def _repeated(contents: Contents, name: str, other: str) -> bool:
-    there = contents.tensors
-    return name in there and other in there and contents.raw(name) == contents.raw(other)
 
 
 def _check_vocabulary(settings: Settings, contents: Contents, rows: int) -> None:
@@ -184,7 +181,7 @@ def _tensors(bundle: ModelBundle, architecture: str, dtype: str | None) -> list[
     parts = conversions(rules(architecture, model), model)
     weights = to_theirs(parts, bundle.weights)
     tensors = [
-        LazyTensor(name, shape, _encoding(name, shape, dtype), weights[name], _former(bundle, name))
+        LazyTensor(name, shape, _encoding(name, shape, dtype), weights[name], *_former(bundle, name))
         for name, shape in their_shapes(parts).items()
     ]
     if architecture in REPEATED and isinstance(model.head, LMHead) and model.head.tied:
@@ -195,12 +192,12 @@ def _tensors(bundle: ModelBundle, architecture: str, dtype: str | None) -> list[
     return first + tensors
 
 
-def _former(bundle: ModelBundle, name: str) -> Former | None:
-    """How a tensor was stored in the GGUF file that the model came from, if it did."""
+def _former(bundle: ModelBundle, name: str) -> tuple[Encoding | None, Callable[[], Tensor] | None]:
+    """How a tensor was stored in the GGUF file that the model came from, if it did, and its quantized blocks."""
     encoding = BY_NAME.get(bundle.notes.get("gguf", {}).get("encodings", {}).get(name))
-    if encoding is None or (encoding.block > 1 and name not in bundle.unused):
-        return None
-    return Former(encoding, bundle.unused[name] if encoding.block > 1 else None)
+    if encoding is None or encoding.block == 1:
+        return encoding, None
+    return (encoding, bundle.unused[name]) if name in bundle.unused else (None, None)
 
 
 def _encoding(name: str, shape: tuple[int, ...], dtype: str | None) -> Encoding | None:

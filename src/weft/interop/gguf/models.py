@@ -1,6 +1,5 @@
 """Which of llama.cpp's architectures a model is, its settings from and to the keys of a GGUF file, and its tensors."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,18 +8,8 @@ from torch import Tensor
 
 from weft.config import Tree, validate
 from weft.errors import InteropError
-from weft.interop.gguf.architectures import (
-    ADJACENT,
-    ARCHITECTURES,
-    FREQUENCIES,
-    IN_TENSORS,
-    JOINED,
-    LONG,
-    SHORT,
-    STEP,
-    names_of_first,
-    shown_by_tensors,
-)
+from weft.interop.gguf import architectures as llama_cpp
+from weft.interop.gguf.architectures import ARCHITECTURES, FREQUENCIES, LONG, SHORT
 from weft.interop.gguf.file import ARRAY, FLOAT32, Contents
 from weft.interop.settings import Flat, Settings, Transformer, first_that_holds, flat, nested
 from weft.interop.weight_map import SAME, Layout, Rules, adjacent_pairs, block, module, tensor
@@ -45,7 +34,7 @@ def settings_of(contents: Contents, architecture: str) -> Settings:
     """
     tree = {}
     for key, (type, value, of) in contents.keys.items():
-        by_layer = type == ARRAY and key.startswith(f"{architecture}.") and not key.endswith(STEP)
+        by_layer = type == ARRAY and key.startswith(f"{architecture}.") and not key.endswith(llama_cpp.STEP)
         if by_layer and len(set(value)) == 1:
             type, value = of, value[0]  # given layer by layer, and the same for all
         tree[key] = float(str(np.float32(value))) if type == FLOAT32 else value
@@ -67,7 +56,7 @@ def read_settings(settings: Settings, contents: Contents, tied: bool) -> Decoder
     known = {"vocab_size": table.shape[0], "head.kind": "lm", "head.tied": tied, "attention.bias": bias}
     known["head.bias"] = "output.bias" in tensors
     architecture = settings.prefix.removesuffix(".")
-    known |= shown_by_tensors(architecture, tensors)
+    known |= llama_cpp.shown_by_tensors(architecture, tensors)
     scaling = next((kind for name, kind in SCALED_BY.items() if name in tensors), None)
     if scaling is not None:
         known["position.scaling.kind"] = scaling
@@ -141,9 +130,7 @@ def architecture_of(model: Model) -> str:
     """The architecture of llama.cpp that a model is, or an error that names what none of them has."""
     if not isinstance(model, Decoder):
         raise InteropError(f"model.kind = '{model.kind}': a GGUF file can hold decoders only")
-    return first_that_holds(
-        model, {name: partial(_read_again, name, model) for name in ARCHITECTURES}, "GGUF architecture"
-    )
+    return first_that_holds(model, ARCHITECTURES, lambda name: _read_again(name, model), "GGUF architecture")
 
 
 def _read_again(name: str, model: Decoder) -> Transformer:
@@ -153,12 +140,12 @@ def _read_again(name: str, model: Decoder) -> Transformer:
     in_tensors = {"vocab_size", "head.tied", "attention.bias"}
     if name == "qwen2":
         in_tensors.add("head.bias")
-    if name in IN_TENSORS.get(ours.get("position.scaling.kind", ""), ()):
+    if name in llama_cpp.IN_TENSORS.get(ours.get("position.scaling.kind", ""), ()):
         in_tensors |= {key for key in ours if key.startswith("position.scaling.")}
-    if name in ADJACENT:  # where it differs, rows are reordered
+    if name in llama_cpp.ADJACENT:  # where it differs, rows are reordered
         in_tensors.add("position.pairs")
     known = {"head.kind": "lm", **{key: ours[key] for key in in_tensors if key in ours}, **table.fixed}
-    known |= shown_by_tensors(name, names_of_first(ours))
+    known |= llama_cpp.shown_by_tensors(name, llama_cpp.names_of_first(ours))
     return validate(Decoder, nested(table.settings(Settings(tree, "GGUF", f"{name}."), known)))
 
 
@@ -171,9 +158,9 @@ def model_keys(architecture: str, model: Decoder) -> Tree:
 def rules(architecture: str, model: Decoder) -> Rules:
     """Where each of weft's tensors is in a file."""
     gain, own = _gain(model.norm), _gain(model.attention.qk_norm)
-    reorder = architecture in ADJACENT and isinstance(model.position, Rotary) and model.position.pairs == "halves"
-    pairs = adjacent_pairs(model.d_head) if reorder else SAME
-    joined = architecture in JOINED
+    halves = isinstance(model.position, Rotary) and model.position.pairs == "halves"
+    pairs = adjacent_pairs(model.d_head) if halves and architecture in llama_cpp.ADJACENT else SAME
+    joined = architecture in llama_cpp.JOINED
     layouts = {"qkv": SAME if joined else (pairs, pairs, SAME), "q_norm": own, "k_norm": own}
     layouts |= dict.fromkeys(("norm", "norm_out", "ff_norm", "ff_norm_out"), gain)
     norm, ff_norm = "attn_norm", "ffn_norm"

@@ -9,17 +9,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from weft.config import Tree
 from weft.errors import InteropError, TokenizerError, suggestion
-from weft.interop.tokenizer_json import (
-    SPACE,
-    SPACE_FIRST,
-    SPACES,
-    BPEVocabulary,
-    Json,
-    byte_level,
-    merges_by_score,
-    sentencepiece,
-)
+from weft.interop import tokenizer_json
+from weft.interop.tokenizer_json import SPACE, SPACE_FIRST, SPACES, BPEVocabulary, merges_by_score
 from weft.text.config import Role
 from weft.text.token_bytes import BYTE_TOKEN, byte_tokens
 from weft.text.tokenizer import Tokenizer
@@ -42,11 +35,11 @@ IDS: dict[Role, str] = {
 # ---- pre-tokenizers, by llama.cpp's names
 
 
-def _byte_level(use_regex: bool) -> Json:
+def _byte_level(use_regex: bool) -> Tree:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
 
 
-def _split(pattern: str) -> Json:
+def _split(pattern: str) -> Tree:
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     return {"type": "Sequence", "pretokenizers": [split, _byte_level(False)]}
 
@@ -69,7 +62,7 @@ NAMES = (  # the first name of each is the one that is written
     (("llama-bpe", "llama3", "llama-v3", "falcon3"), LLAMA3),
     (("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
 )
-PRE_TOKENIZERS: dict[str, Json] = {name: pre_tokenizer for names, pre_tokenizer in NAMES for name in names}
+PRE_TOKENIZERS: dict[str, Tree] = {name: pre_tokenizer for names, pre_tokenizer in NAMES for name in names}
 
 
 # ---- from a file's keys
@@ -103,7 +96,8 @@ def _read_byte_level(ggml: Mapping[str, Any]) -> tuple[str, dict[Role, str]]:
     roles.pop("unk", None)  # bytes spell everything, so no token is unknown, whatever the file says
     special = {tokens[id]: type == CONTROL for id, type in enumerate(types) if type in (CONTROL, USER)}
     vocabulary = BPEVocabulary(tokens, _merges(ggml), special, *_ends(ggml, roles, False))
-    return byte_level(vocabulary, PRE_TOKENIZERS[name], whole_words=PRE_TOKENIZERS[name] == LLAMA3), roles
+    pre_tokenizer = PRE_TOKENIZERS[name]
+    return tokenizer_json.byte_level(vocabulary, pre_tokenizer, whole_words=pre_tokenizer == LLAMA3), roles
 
 
 def _read_sentencepiece(ggml: Mapping[str, Any]) -> tuple[str, dict[Role, str]]:
@@ -121,7 +115,7 @@ def _read_sentencepiece(ggml: Mapping[str, Any]) -> tuple[str, dict[Role, str]]:
             raise InteropError("tokenizer.ggml.scores: expected a number for every token")
         merges = merges_by_score(tokens, scores, [type in (NORMAL, USER, UNUSED) for type in types])
     vocabulary = BPEVocabulary(tokens, merges, special, *_ends(ggml, roles, True))
-    return sentencepiece(vocabulary, roles.get("unk"), bool(ggml.get("add_space_prefix", True))), roles
+    return tokenizer_json.sentencepiece(vocabulary, roles.get("unk"), bool(ggml.get("add_space_prefix", True))), roles
 
 
 def _tokens(ggml: Mapping[str, Any]) -> tuple[list[str], list[int]]:
@@ -211,7 +205,7 @@ def tokenizer_keys(tokenizer: Tokenizer, vocab_size: int, pre: str | None = None
     return keys if tokenizer.chat_template is None else keys | {"tokenizer.chat_template": tokenizer.chat_template}
 
 
-def _pre_tokenizer_name(parsed: Json, tokenizer: Tokenizer, pre: str | None) -> str:
+def _pre_tokenizer_name(parsed: Tree, tokenizer: Tokenizer, pre: str | None) -> str:
     """llama.cpp's name of a pre-tokenizer."""
     normalizer, found = parsed["normalizer"], _without_guard(parsed["pre_tokenizer"], tokenizer)
     if not parsed["model"]["merges"] and normalizer is None and found == _byte_level(False):
@@ -223,7 +217,7 @@ def _pre_tokenizer_name(parsed: Json, tokenizer: Tokenizer, pre: str | None) -> 
     return pre if pre in named and normalizer is None else named[0]
 
 
-def _without_guard(pre_tokenizer: Json | None, tokenizer: Tokenizer) -> Json | None:
+def _without_guard(pre_tokenizer: Tree | None, tokenizer: Tokenizer) -> Tree | None:
     """A pre-tokenizer without the step that weft puts before it to keep look-alikes of special tokens apart."""
     steps = pre_tokenizer["pretokenizers"] if pre_tokenizer and pre_tokenizer["type"] == "Sequence" else []
     if len(steps) != 2 or steps[0]["type"] != "Split":
@@ -236,7 +230,7 @@ def _without_guard(pre_tokenizer: Json | None, tokenizer: Tokenizer) -> Json | N
 
 
 def _sentencepiece_keys(
-    parsed: Json, tokenizer: Tokenizer, merges: list[Any], tokens: list[str], types: list[int]
+    parsed: Tree, tokenizer: Tokenizer, merges: list[Any], tokens: list[str], types: list[int]
 ) -> dict[str, Any]:
     model = parsed["model"]
     if not model["byte_fallback"] or not all(token in model["vocab"] for token in byte_tokens()):
@@ -264,7 +258,7 @@ def _sentencepiece_keys(
     return keys
 
 
-def _spaces(parsed: Json, merges: Sequence[tuple[str, ...]]) -> tuple[bool, bool]:
+def _spaces(parsed: Tree, merges: Sequence[tuple[str, ...]]) -> tuple[bool, bool]:
     """Whether a space is put before a text, and whether spaces are in the vocabulary as themselves."""
     split, normalizer, vocab = parsed["pre_tokenizer"], parsed["normalizer"], parsed["model"]["vocab"]
     if normalizer is None and split is None and " " in vocab and SPACE not in vocab:

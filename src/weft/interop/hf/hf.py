@@ -8,7 +8,6 @@ and nothing else, and an export writes safetensors.
 import json
 import re
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from weft.config import Tree
 from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle, as_dtype, counted, fitting, named_tokenizer
 from weft.interop.families.base import Family
+from weft.interop.families.heads import named_labels
 from weft.interop.families.known import FAMILIES, family_of
 from weft.interop.hf import weights
 from weft.interop.hf.tokenizer import TOKENIZER_FILES, json_bytes, read_languages, read_tokenizer, tokenizer_files
@@ -28,16 +28,9 @@ from weft.progress import bar
 from weft.untrusted import optional_object, read_bytes, read_object, read_text
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
+MODULES, POOLED, SENTENCES = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
 # small files that belong to a model and are written again as they were
-KEPT = (
-    CONFIG,
-    GENERATION,
-    weights.INDEX,
-    "modules.json",
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
-    "1_Pooling/config.json",
-)
+KEPT = (CONFIG, GENERATION, weights.INDEX, MODULES, POOLED, SENTENCES, "config_sentence_transformers.json")
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 POOLING = {"cls_token": "first", "mean_tokens": "mean", "lasttoken": "last"}  # sentence-transformers' word → ours
@@ -54,7 +47,12 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     settings = Settings(tree, str(folder / CONFIG))
     family, architecture = family_of(tree, settings.place)
     found = weights.listing(folder)
-    model = family.read(settings, architecture, _known(folder, family, architecture, found))
+    known = {
+        key: there(found) for key, there in family.by_weights.items()
+    }  # which stands elsewhere than in config.json
+    if family.architectures[architecture] == "embedding":
+        known |= _pooling(folder)
+    model = family.read(settings, architecture, known)
     _check_problem(settings, model)
     depth = max(model.layers // model.sharing, getattr(model, "encoder_layers", None) or 0)
     if depth > len(found):  # before that many layers are built
@@ -100,28 +98,16 @@ def _name(folder: Path) -> str:
     return f"{found[1]}/{found[2]}" if found else str(folder)
 
 
-# ---- settings
-
-
-def _known(folder: Path, family: Family, architecture: str, names: Mapping[str, Any]) -> Flat:
-    """Settings that stand in the weights or in other files than config.json."""
-    known: Flat = {key: there(names) for key, there in family.by_weights.items()}
-    return known | _pooling(folder) if family.architectures[architecture] == "embedding" else known
-
-
 def _pooling(folder: Path) -> Flat:
     """How a sentence encoder makes one vector of many, by the files of sentence-transformers where they are."""
-    path = folder / "1_Pooling/config.json"
-    if not path.is_file():
+    if not (folder / POOLED).is_file():
         return {}
-    tree = read_object(path)
+    tree = read_object(folder / POOLED)
     modes = [key.removeprefix("pooling_mode_") for key, on in tree.items() if key.startswith("pooling_mode_") and on]
     if len(modes) != 1 or modes[0] not in POOLING:
-        raise InteropError(
-            f"{path}: pooling by {' and '.join(modes) or 'nothing'}; weft has mean, first (cls) and last"
-        )
-    listing = folder / "modules.json"
-    modules = read_text(listing) if listing.is_file() else ""
+        given = " and ".join(modes) or "nothing"
+        raise InteropError(f"{folder / POOLED}: pooling by {given}; weft has mean, first (cls) and last")
+    modules = read_text(folder / MODULES) if (folder / MODULES).is_file() else ""
     return {"head.pooling": POOLING[modes[0]], "head.normalise": "Normalize" in modules}
 
 
@@ -132,9 +118,6 @@ def _check_problem(settings: Settings, model: Transformer) -> None:
         return
     if kind == "multi_label_classification" or (kind == "regression") != (labels == 1):
         raise settings.refusal("problem_type", f"with {labels} labels; weft gives a text one label, or one number")
-
-
-# ---- what else is in the folder
 
 
 def _labels(tree: Tree, model: Transformer) -> tuple[str, ...] | None:
@@ -193,12 +176,12 @@ def _sentence_transformers(model: Encoder, head: EmbeddingHead) -> dict[str, Any
     pooling = {f"pooling_mode_{theirs}": head.pooling == ours for theirs, ours in POOLING.items()}
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")] + [("2_Normalize", "Normalize")] * head.normalise
     return {
-        "modules.json": [
+        MODULES: [
             {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
             for number, (path, kind) in enumerate(modules)
         ],
-        "1_Pooling/config.json": {"word_embedding_dimension": model.d_model, **pooling},
-        "sentence_bert_config.json": {"max_seq_length": model.context, "do_lower_case": False},
+        POOLED: {"word_embedding_dimension": model.d_model, **pooling},
+        SENTENCES: {"max_seq_length": model.context, "do_lower_case": False},
     }
 
 
@@ -216,8 +199,7 @@ def _settings_out(bundle: ModelBundle) -> tuple[Family, Tree, Tree]:
     config: Tree = {**original, **family.write(bundle.model)}
     config["dtype"] = _word(next(iter(bundle.weights.values()))().dtype)
     if bundle.labels is not None:
-        config["id2label"] = {str(number): name for number, name in enumerate(bundle.labels)}
-        config["label2id"] = {name: number for number, name in enumerate(bundle.labels)}
+        config |= named_labels(bundle.labels)
     tokenizer = bundle.tokenizer
     ids = {role: None if tokenizer is None else getattr(tokenizer, f"{role}_id") for role in ("bos", "eos", "pad")}
     for role, id in ids.items():
@@ -236,15 +218,13 @@ def choose(bundle: ModelBundle) -> Family:
             f"model.kind = '{model.kind}': Hugging Face has no family for it; only Transformers can be exported"
         )
     families = [family for family in FAMILIES.values() if isinstance(model, family.model)]
-    came_from = bundle.notes.get("family")
-    families.sort(key=lambda family: family.kind != came_from)
+    families.sort(key=lambda family: family.kind != bundle.notes.get("family"))
     titled = {family.title: family for family in families}
 
-    def written_and_read(family: Family) -> Transformer:
-        return _read_again(family, family.write(model), model)
+    def read_again(title: str) -> Transformer:
+        return _read_again(titled[title], titled[title].write(model), model)
 
-    ways = {title: partial(written_and_read, family) for title, family in titled.items()}
-    return titled[first_that_holds(model, ways, "Hugging Face family")]
+    return titled[first_that_holds(model, titled, read_again, "Hugging Face family")]
 
 
 def _read_again(family: Family, tree: Tree, model: Transformer) -> Transformer:
