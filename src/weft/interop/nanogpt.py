@@ -14,33 +14,29 @@ from torch import Tensor
 from weft.config import validate
 from weft.errors import InteropError
 from weft.interop import torch_file
-from weft.interop.bundle import ModelBundle
+from weft.interop.bundle import ModelBundle, named_tokenizer
 from weft.interop.families.gpt2 import names
 from weft.interop.hf.weights import check_floats
 from weft.interop.settings import Settings, nested
-from weft.interop.table import Special, Table, follows, four_times, keys, switch
+from weft.interop.table import Special, Table, all_biases, follows, four_times, keys
 from weft.interop.weight_map import SAME, conversions, module, to_ours
 from weft.models.config import Decoder
 from weft.tensors import Stored
-from weft.text.tokenizer import Tokenizer
 
 COMPILED = "_orig_mod."
 TABLE, OUTPUT = "transformer.wte.weight", "lm_head.weight"
-GPT2_SIZES = (50257, 50304)  # the second is the first, padded to a multiple of 64
+GPT2_SIZES = (50257, 50304)  # of a vocabulary; the second is the first, padded to a multiple of 64
 PLAIN = (int, float, str, type(None))  # what a setting may be; of other things the type is shown
+FIXED = {"feedforward.kind": "plain", "norm.kind": "layer"}
 SETTINGS = Table(
     rows=(
         *keys(vocab_size="vocab_size", context="block_size", layers="n_layer", d_model="n_embd", heads="n_head"),
         *keys(dropout=("dropout", 0.0)),
         follows("attention.dropout", "dropout"),
-        switch(
-            *("bias", True, {"attention.bias": "all", "feedforward.bias": True, "norm.bias": True}),
-            {"attention.bias": "none", "feedforward.bias": False, "norm.bias": False},
-        ),
+        all_biases("bias", True, "norm.bias"),
         Special(lambda settings, model: {"feedforward.d_ff": four_times(model)}),
     ),
-    fixed={"feedforward.kind": "plain", "feedforward.activation": "gelu", "norm.kind": "layer"}
-    | {"position.kind": "learned"},
+    fixed={**FIXED, "feedforward.activation": "gelu", "position.kind": "learned"},
 )
 RULES = (*names(SAME), *module("output", "lm_head"))  # GPT-2's names, with plain linear layers
 
@@ -65,11 +61,12 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
             del tensors[OUTPUT]
         else:
             model = model.replace(head={"kind": "lm", "tied": False})
+    sizes = GPT2_SIZES if model.vocab_size == GPT2_SIZES[1] else (model.vocab_size,)
     found = {name: stored.shape for name, stored in tensors.items()}
     return ModelBundle(
         model=model,
         weights=to_ours(conversions(RULES, model), found, lambda name: tensors[name].read(), str(path)),
-        tokenizer=None if tokenizer is None else _tokenizer(tokenizer, model.vocab_size),
+        tokenizer=None if tokenizer is None else named_tokenizer(tokenizer, model.vocab_size, sizes),
         origin=f"{path.name} (nanoGPT)",
     )
 
@@ -111,11 +108,3 @@ def _settings(given: Any, path: Path) -> Decoder:
     plain = {key: value if isinstance(value, PLAIN) else type(value).__name__ for key, value in given.items()}
     settings = Settings({f"model_args.{key}": value for key, value in plain.items()}, str(path), "model_args.")
     return validate(Decoder, nested(SETTINGS.settings(settings, {})), str(path))
-
-
-def _tokenizer(path: Path, vocab_size: int) -> Tokenizer:
-    tokenizer = Tokenizer.load(path)
-    padded = vocab_size == GPT2_SIZES[1] and tokenizer.vocab_size == GPT2_SIZES[0]
-    if tokenizer.vocab_size != vocab_size and not padded:
-        raise InteropError(f"{path}: {tokenizer.vocab_size} tokens, but the model's vocab_size is {vocab_size}")
-    return tokenizer

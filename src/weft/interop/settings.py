@@ -17,16 +17,9 @@ from weft.models.config import Decoder, Encoder, EncoderDecoder
 from weft.nn.config import Activation
 
 ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu",
-    "gelu_new": "gelu-tanh",
-    "gelu_fast": "gelu-tanh",
-    "gelu_pytorch_tanh": "gelu-tanh",
-    "relu": "relu",
-    "sigmoid": "sigmoid",
-    "silu": "silu",
-    "swish": "silu",
-    "tanh": "tanh",
-}
+    "gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_fast": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu",
+    "sigmoid": "sigmoid", "silu": "silu", "swish": "silu", "tanh": "tanh",
+}  # fmt: skip
 # the first name of each is the one that is written
 THEIR_ACTIVATIONS: dict[Activation, str] = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 

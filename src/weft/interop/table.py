@@ -112,10 +112,10 @@ def biases(theirs: str, default: bool, kind: str = "all") -> Special:
     return switch(theirs, default, {"attention.bias": kind}, {"attention.bias": "none"})
 
 
-def all_biases(theirs: str, default: bool = True) -> Special:
-    """A key that gives attention and feed-forward all their biases."""
-    off = {"attention.bias": "none", "feedforward.bias": False}
-    return switch(theirs, default, {"attention.bias": "all", "feedforward.bias": True}, off)
+def all_biases(theirs: str, default: bool = True, *more: str) -> Special:
+    """A key that gives attention and feed-forward all their biases, and turns on `more` settings with them."""
+    on, off = (dict.fromkeys(("feedforward.bias", *more), each) for each in (True, False))
+    return switch(theirs, default, {"attention.bias": "all", **on}, {"attention.bias": "none", **off})
 
 
 def same(theirs: str, ours: str) -> Special:

@@ -25,16 +25,10 @@ BY_SIZE = {1: "int8", 2: "int16", 4: "float32"}  # before version 4 a file gave 
 MAX_DIMENSIONS = 8
 INT16_SCALE = 1000.0  # of weights in int16 without a scale beside them, as older files have them
 # OpenNMT-tf's words, each replaced once and in this order; attention is called by what it attends to
-OLD_WORDS = (
-    ("transformer/", ""),
-    (":0", ""),
-    ("w_embs", "embeddings/weight"),
-    ("kernel", "weight"),
-    ("LayerNorm", "layer_norm"),
-    ("dense", "projection"),
-    ("conv1d_", "linear_"),
-    ("conv1d", "linear_0"),
-)
+OLD_WORDS = {
+    "transformer/": "", ":0": "", "w_embs": "embeddings/weight", "kernel": "weight", "LayerNorm": "layer_norm",
+    "dense": "projection", "conv1d_": "linear_", "conv1d": "linear_0",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -150,7 +144,7 @@ def _string(cursor: Cursor) -> str:
 
 def _present_name(name: str) -> str:
     """The name that a variable of the first revision has today."""
-    for old, new in OLD_WORDS:
+    for old, new in OLD_WORDS.items():
         name = name.replace(old, new, 1)
     if "encoder" in name:
         return name.replace("multi_head", "self_attention", 1)

@@ -21,16 +21,10 @@ POST_NORM = {**PLAIN, "attention.bias": "all", "placement": "post", "init.depth_
 Called = tuple[str, str, str]  # in config.json, in messages, and at the beginning of the names of classes
 # how transformers ends the name of the class of a model with each head
 CLASSES = {
-    "lm": "ForCausalLM",
-    "mlm+nsp": "ForPreTraining",
-    "replaced": "ForPreTraining",
-    "mlm": "ForMaskedLM",
-    "nsp": "ForNextSentencePrediction",
-    "sequence": "ForSequenceClassification",
-    "token": "ForTokenClassification",
-    "span": "ForQuestionAnswering",
-    "embedding": "Model",
-}
+    "lm": "ForCausalLM", "mlm+nsp": "ForPreTraining", "replaced": "ForPreTraining", "mlm": "ForMaskedLM",
+    "nsp": "ForNextSentencePrediction", "sequence": "ForSequenceClassification", "token": "ForTokenClassification",
+    "span": "ForQuestionAnswering", "embedding": "Model",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,13 +33,9 @@ def embeddings(base: str) -> Rules:
 
 def layers(layer: str, qkv: tuple[str, ...] | str, out: str = "attention.output.dense", **changes: str) -> Rules:
     """BERT's names in its layers, where `qkv` and `out` differ most from one relative to the next."""
-    names = {
-        "norm": "attention.output.LayerNorm",
-        "up": "intermediate.dense",
-        "down": "output.dense",
-        "ff_norm": "output.LayerNorm",
-    }
-    return block("encoder", layer, qkv=qkv, out=out, **names | changes)
+    names = {"norm": "attention.output.LayerNorm", "ff_norm": "output.LayerNorm"}
+    names |= {"up": "intermediate.dense", "down": "output.dense", **changes}
+    return block("encoder", layer, qkv=qkv, out=out, **names)
 
 
 def body(base: str) -> Rules:
@@ -48,11 +44,8 @@ def body(base: str) -> Rules:
     return (*embeddings(f"{base}.embeddings"), *layers(f"{base}.encoder.layer.{{layer}}", qkv))
 
 
-OTHERS: Heads = {
-    "token": module("output.out", "classifier"),
-    "span": module("output.out", "qa_outputs"),
-    "embedding": (),
-}
+TAGS, ANSWERS = module("output.out", "classifier"), module("output.out", "qa_outputs")
+OTHERS: Heads = {"token": TAGS, "span": ANSWERS, "embedding": ()}
 BERT_WORDS = tuple(f"cls.predictions.{part}" for part in ("transform.dense", "transform.LayerNorm", "decoder", "bias"))
 _NEXT_SENTENCE = ("bert.pooler.dense", "cls.seq_relationship")
 ROBERTA_HEADS: Heads = {

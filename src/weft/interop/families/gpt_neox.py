@@ -149,13 +149,8 @@ FALCON = _falcon(
 BLOOM = _falcon(
     ("bloom", "BLOOM", "Bloom"),
     (*BLOOM_SIZES, Special(read=lambda settings, model: {"feedforward.d_ff": four_times(model)})),
-    fixed={
-        **PLAIN,
-        "attention.bias": "all",
-        "feedforward.activation": "gelu-tanh",
-        "embedding_norm": True,
-        "position.kind": "alibi",
-    },
+    fixed={**PLAIN, "feedforward.activation": "gelu-tanh", "attention.bias": "all"}
+    | {"position.kind": "alibi", "embedding_norm": True},
     only={"apply_residual_connection_post_layernorm": False},
 )
 

@@ -19,22 +19,18 @@ from weft.models.config import Decoder
 
 # ---- names
 
+LAYER: dict[str, Any] = {
+    "norm": "input_layernorm", "qkv": "self_attn.*_proj", "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm",
+    "out": "self_attn.o_proj", "ff_norm": "post_attention_layernorm", "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": "mlp.down_proj",
+}  # fmt: skip
+
 
 def names(final_norm: str = "norm", **changes: Any) -> Rules:
     """LLaMA's names, with other words for some parts, and None for those that a family does not have."""
-    parts: dict[str, Any] = {
-        "norm": "input_layernorm",
-        "qkv": "self_attn.*_proj",
-        "q_norm": "self_attn.q_norm",
-        "k_norm": "self_attn.k_norm",
-        "out": "self_attn.o_proj",
-        "ff_norm": "post_attention_layernorm",
-        "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-        "down": "mlp.down_proj",
-    }
     return (
         tensor("embedding.weight", "model.embed_tokens.weight"),
-        *block("decoder", "model.layers.{layer}", **parts | changes),
+        *block("decoder", "model.layers.{layer}", **LAYER | changes),
         *module("decoder.norm", f"model.{final_norm}"),
     )
 

@@ -78,26 +78,15 @@ def write_windows(model: Flat, key: str = "sliding_window") -> Tree:
 
 # their kind of scaling → ours
 KINDS = {
-    "linear": "linear",
-    "dynamic": "dynamic-ntk",
-    "llama3": "llama3",
-    "yarn": "yarn",
-    "longrope": "longrope",
+    "linear": "linear", "dynamic": "dynamic-ntk", "llama3": "llama3", "yarn": "yarn", "longrope": "longrope",
     "su": "longrope",
-}
+}  # fmt: skip
 # what is said of a scaling, under their names
 NAMES = {
-    "factor": "factor",
-    "low": "low_freq_factor",
-    "high": "high_freq_factor",
-    "short": "short_factor",
-    "long": "long_factor",
-    "original_context": "original_max_position_embeddings",
-    "fast": "beta_fast",
-    "slow": "beta_slow",
-    "whole_pairs": "truncate",
-    "attention_factor": "attention_factor",
-}
+    "factor": "factor", "low": "low_freq_factor", "high": "high_freq_factor", "short": "short_factor",
+    "long": "long_factor", "original_context": "original_max_position_embeddings", "fast": "beta_fast",
+    "slow": "beta_slow", "whole_pairs": "truncate", "attention_factor": "attention_factor",
+}  # fmt: skip
 
 
 def table_of(settings: Settings) -> tuple[dict[str, Any], str]:
@@ -115,7 +104,7 @@ def read_scaling(rope: Settings, model: Flat, original: int | None) -> dict[str,
     if kind == "default":
         return None
     if not isinstance(kind, str) or kind not in KINDS:
-        raise rope.refusal("rope_type", f"weft scales rotary positions by {', '.join(dict.fromkeys(KINDS))}")
+        raise rope.refusal("rope_type", f"weft scales rotary positions by {', '.join(KINDS)}")
     context = rope.whole("original_max_position_embeddings", original or model["context"])
     match KINDS[kind]:
         case "llama3":
@@ -123,15 +112,9 @@ def read_scaling(rope: Settings, model: Flat, original: int | None) -> dict[str,
             return {"kind": "llama3", **numbers, "original_context": rope.whole(NAMES["original_context"])}
         case "yarn":
             factor = rope.number("factor", model["context"] / context)
-            return {
-                "kind": "yarn",
-                "factor": factor,
-                "original_context": context,
-                "fast": rope.number("beta_fast", 32.0),
-                "slow": rope.number("beta_slow", 1.0),
-                "whole_pairs": rope.flag("truncate", True),
-                "attention_factor": _yarn_factor(rope, factor),
-            }
+            ramp = {"fast": rope.number("beta_fast", 32.0), "slow": rope.number("beta_slow", 1.0)}
+            own = {"whole_pairs": rope.flag("truncate", True), "attention_factor": _yarn_factor(rope, factor)}
+            return {"kind": "yarn", "factor": factor, "original_context": context, **ramp, **own}
         case "longrope":
             found: dict[str, Any] = {"kind": "longrope", "original_context": context}
             for name in ("short", "long"):

@@ -20,11 +20,11 @@ from weft.interop.bundle import ModelBundle, as_dtype, lazily, named_tokenizer
 from weft.interop.gguf import file as gguf_file
 from weft.interop.gguf import models as gguf_models
 from weft.interop.gguf.architectures import ARCHITECTURES, FREQUENCIES, LONG, REPEATED, SHORT
-from weft.interop.gguf.file import BY_NAME, DTYPES, Contents, Encoding, LazyTensor, Value, typed
+from weft.interop.gguf.file import ARRAY, BY_NAME, DTYPES, Contents, Encoding, LazyTensor, Value, typed
 from weft.interop.gguf.models import POSITIONS, rules
 from weft.interop.gguf.tokenizer import read_tokenizer, tokenizer_keys
 from weft.interop.license import in_keys, to_keys
-from weft.interop.settings import Settings, shown
+from weft.interop.settings import Settings, flat, shown
 from weft.interop.weight_map import conversions, their_shapes, to_ours, to_theirs
 from weft.models.config import Decoder, LMHead
 from weft.nn.config import RMSNorm
@@ -36,6 +36,7 @@ TYPES = ("f32", "f16", "bf16", "q8_0", "q4_k", "q4_0")
 FOUR_BITS = {"q4_k": ("Q5_0",), "q4_0": ()}
 TABLES = ("token_embd.weight", "output.weight")
 FACTORS = (FREQUENCIES, SHORT, LONG)  # tensors that are settings
+MAX_KEPT_VALUES = 64  # of an array that is kept as a note
 KEPT = ("general.type", "general.name")  # keys that take their former values again
 # keys that describe the file itself and are always written afresh
 GENERAL = {"general.architecture", "general.alignment", "general.file_type", "general.quantization_version"}
@@ -69,23 +70,26 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     if architecture in ("gpt2", *REPEATED) and len(tables) == 2 and tables[0] == tables[1]:
         del found["output.weight"]
     model = gguf_models.read_settings(settings, contents, tied="output.weight" not in found)
-    keys = {key: value.value for key, value in contents.keys.items()}
     if tokenizer is None:
-        own = read_tokenizer(keys, str(path))
+        own = read_tokenizer(settings.tree, str(path))
     else:
         own = named_tokenizer(tokenizer, model.vocab_size)
         settings.asked |= {key for key in contents.keys if key.startswith("tokenizer.")}  # about another one
     _check_vocabulary(settings, contents, model.vocab_size)
     weights = to_ours(conversions(rules(architecture, model), model), found, contents.tensor, str(path))
-    encoding, dtype = _most_common(contents), _dtype(contents, model)
+    sizes: Counter[str] = Counter()
+    for entry in contents.tensors.values():
+        sizes[entry.encoding.name] += math.prod(entry.shape)
+    dtype = _dtype(contents, model)
     settings.asked |= {*GENERAL, "split.count", "tokenizer.chat_template"}
-    unknown = gguf_models.unknown_keys(settings, contents)
+    unasked = {key: value for key, value in contents.keys.items() if key not in settings.asked}
+    kept = {key: list(v) for key, v in unasked.items() if v.type != ARRAY or len(v.value) <= MAX_KEPT_VALUES}
     return ModelBundle(
         model=model,
         weights={name: as_dtype(make, dtype) for name, make in weights.items()},
         tokenizer=own,
-        origin=f"{path.name} (GGUF, {architecture}, {encoding.name})",
-        notes={"gguf": {"keys": unknown, "encodings": _encodings(contents)}, "license": in_keys(keys)},
+        origin=f"{path.name} (GGUF, {architecture}, {sizes.most_common(1)[0][0]})",
+        notes={"gguf": {"keys": kept, "encodings": _encodings(contents)}, "license": in_keys(settings.tree)},
         unused=lazily(contents.blocks, (name for name, kind in _encodings(contents).items() if kind not in DTYPES)),
     )
 
@@ -105,14 +109,6 @@ def _check_vocabulary(settings: Settings, contents: Contents, rows: int) -> None
         if size != rows:
             has = f"{key} has {shown(size)} entries"
             raise InteropError(f"{contents.path}: {has}, but 'token_embd.weight' has {rows} rows")
-
-
-def _most_common(contents: Contents) -> Encoding:
-    """The encoding of most numbers."""
-    sizes: Counter[Encoding] = Counter()
-    for entry in contents.tensors.values():
-        sizes[entry.encoding] += math.prod(entry.shape)
-    return sizes.most_common(1)[0][0]
 
 
 def _dtype(contents: Contents, model: Decoder) -> torch.dtype:
@@ -166,8 +162,8 @@ def _keys(bundle: ModelBundle, architecture: str, name: str) -> dict[str, Value]
         "general.file_type": 0,
         "general.quantization_version": 2,
         **{key: name for key, name in to_keys(bundle.notes.get("license", {})).items() if key not in kept},
-        **gguf_models.model_keys(architecture, model),
     }
+    keys |= {f"{architecture}.{key}": value for key, value in ARCHITECTURES[architecture].keys(flat(model)).items()}
     if tokenizer is not None:
         pre = kept["tokenizer.ggml.pre"][1] if "tokenizer.ggml.pre" in kept else None
         keys |= tokenizer_keys(tokenizer, model.vocab_size, pre)

@@ -1,7 +1,5 @@
 """Which of llama.cpp's architectures a model is, its settings from and to the keys of a GGUF file, and its tensors."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,7 +17,6 @@ from weft.nn.position import Rotary as RotaryModule
 from weft.nn.position_config import Rotary, Sizes
 from weft.nn.scaling import Llama3Scaling, LongRoPE
 
-MAX_KEPT_VALUES = 64  # of an array that is kept as a note
 POSITIONS = "position_embd.weight"
 SCALED_BY = {FREQUENCIES: "llama3", LONG: "longrope"}  # by the tensors that are there
 
@@ -114,15 +111,6 @@ def frequency_factors(position: Rotary, d_head: int) -> Tensor:
     return plain / RotaryModule(position, sizes).frequencies(1, cpu)
 
 
-def unknown_keys(settings: Settings, contents: Contents) -> dict[str, Any]:
-    """Keys that nothing asked for, as JSON values, for a file that is written later."""
-    return {
-        key: list(value)
-        for key, value in contents.keys.items()
-        if key not in settings.asked and not (value.type == ARRAY and len(value.value) > MAX_KEPT_VALUES)
-    }
-
-
 # ---- writing
 
 
@@ -147,12 +135,6 @@ def _read_again(name: str, model: Decoder) -> Transformer:
     known = {"head.kind": "lm", **{key: ours[key] for key in in_tensors if key in ours}, **table.fixed}
     known |= llama_cpp.shown_by_tensors(name, llama_cpp.names_of_first(ours))
     return validate(Decoder, nested(table.settings(Settings(tree, "GGUF", f"{name}."), known)))
-
-
-def model_keys(architecture: str, model: Decoder) -> Tree:
-    """The keys of a model's settings."""
-    tree = ARCHITECTURES[architecture].keys(flat(model))
-    return {f"{architecture}.{key}": value for key, value in tree.items()}
 
 
 def rules(architecture: str, model: Decoder) -> Rules:

@@ -14,6 +14,7 @@ from weft.errors import InteropError, TokenizerError, suggestion
 from weft.interop import tokenizer_json
 from weft.interop.tokenizer_json import SPACE, SPACE_FIRST, SPACES, BPEVocabulary, merges_by_score
 from weft.text.config import Role
+from weft.text.tiktoken import PATTERNS
 from weft.text.token_bytes import BYTE_TOKEN, byte_tokens
 from weft.text.tokenizer import Tokenizer
 from weft.text.training import look_alikes
@@ -21,15 +22,10 @@ from weft.text.training import look_alikes
 UNNAMED = "the tokenizer normalizes or splits text in a way that GGUF has no name for"
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # `tokenizer.ggml.token_type`
 
-IDS: dict[Role, str] = {
-    "bos": "bos_token_id",
-    "eos": "eos_token_id",
-    "unk": "unknown_token_id",
-    "pad": "padding_token_id",
-    "cls": "cls_token_id",
-    "sep": "seperator_token_id",  # spelled so there
-    "mask": "mask_token_id",
-}
+IDS: dict[Role, str] = {  # the sixth is spelled so there
+    "bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id",
+    "cls": "cls_token_id", "sep": "seperator_token_id", "mask": "mask_token_id",
+}  # fmt: skip
 
 
 # ---- pre-tokenizers, by llama.cpp's names
@@ -44,25 +40,16 @@ def _split(pattern: str) -> Tree:
     return {"type": "Sequence", "pretokenizers": [split, _byte_level(False)]}
 
 
-def _words(digits: str) -> str:
-    """The pattern of GPT-4's family: words with one symbol before them, `digits`, symbols, line ends, spaces."""
-    contractions = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-    rest = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    return rf"{contractions}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{rest}"
-
-
 GPT2 = _byte_level(True)
-LLAMA3 = _split(_words(r"\p{N}{1,3}"))
-QWEN2 = _split(_words(r"\p{N}"))
+LLAMA3, QWEN2 = _split(PATTERNS["cl100k"]), _split(PATTERNS["qwen2"])
 DIGITS = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, GPT2]}
 
-NAMES = (  # the first name of each is the one that is written
-    (("gpt-2", "default", "phi-2", "mpt", "olmo", "roberta-bpe"), GPT2),
-    (("smollm", "starcoder", "refact", "codeshell"), DIGITS),
-    (("llama-bpe", "llama3", "llama-v3", "falcon3"), LLAMA3),
-    (("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
-)
-PRE_TOKENIZERS: dict[str, Tree] = {name: pre_tokenizer for names, pre_tokenizer in NAMES for name in names}
+PRE_TOKENIZERS: dict[str, Tree] = {  # the first name of each is the one that is written
+    **dict.fromkeys(("gpt-2", "default", "phi-2", "mpt", "olmo", "roberta-bpe"), GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), DIGITS),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
+}
 
 
 # ---- from a file's keys
@@ -88,9 +75,8 @@ def read_tokenizer(keys: Mapping[str, Any], place: str) -> Tokenizer | None:
 def _read_byte_level(ggml: Mapping[str, Any]) -> tuple[str, dict[Role, str]]:
     name = str(ggml.get("pre", "default"))
     if name not in PRE_TOKENIZERS:
-        raise InteropError(
-            f"tokenizer.ggml.pre = {name!r:.60}: {suggestion(name, PRE_TOKENIZERS, len(PRE_TOKENIZERS))}"
-        )
+        known = suggestion(name, PRE_TOKENIZERS, len(PRE_TOKENIZERS))
+        raise InteropError(f"tokenizer.ggml.pre = {name!r:.60}: {known}")
     tokens, types = _tokens(ggml)
     roles = _roles(ggml, tokens)
     roles.pop("unk", None)  # bytes spell everything, so no token is unknown, whatever the file says
@@ -188,13 +174,8 @@ def tokenizer_keys(tokenizer: Tokenizer, vocab_size: int, pre: str | None = None
         tokens[each["id"]], types[each["id"]] = each["content"], CONTROL if each["special"] else USER
     keys: dict[str, Any]
     if "ByteLevel" in json.dumps(parsed["decoder"]):
-        keys = {
-            "model": "gpt2",
-            "pre": _pre_tokenizer_name(parsed, tokenizer, pre),
-            "tokens": tokens,
-            "token_type": types,
-            "merges": [" ".join(merge) for merge in merges],
-        }
+        keys = {"model": "gpt2", "pre": _pre_tokenizer_name(parsed, tokenizer, pre), "tokens": tokens}
+        keys |= {"token_type": types, "merges": [" ".join(merge) for merge in merges]}
     else:
         keys = _sentencepiece_keys(parsed, tokenizer, merges, tokens, types) | {"pre": pre or "default"}
     keys |= {name: tokenizer.need(role) for role, name in IDS.items() if role in tokenizer.roles}
@@ -245,13 +226,8 @@ def _sentencepiece_keys(
     for rank, (left, right) in enumerate(merges):
         ranks.setdefault(left + right, rank)
     scores = [-float(ranks.get(token, len(merges))) for token in tokens]
-    keys = {
-        "model": "llama",
-        "tokens": tokens,
-        "scores": scores,
-        "token_type": types,
-        "add_space_prefix": space_first,
-    }
+    keys: dict[str, Any] = {"model": "llama", "tokens": tokens, "scores": scores, "token_type": types}
+    keys["add_space_prefix"] = space_first
     if merges_by_score(tokens, scores, [type in (NORMAL, USER, UNUSED) for type in types]) != merges:
         # the scores alone do not give the merges, so they are written too, for programs that read them
         keys["merges"] = [" ".join(merge) for merge in merges]
