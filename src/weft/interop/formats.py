@@ -58,7 +58,6 @@ def _locate(source: str) -> Path:
 
 
 def _download(repository: str) -> Path:
-    """A model of the hub, in the client's cache."""
     try:
         import huggingface_hub
     except ImportError:

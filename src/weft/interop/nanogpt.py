@@ -93,7 +93,6 @@ def _tensors(state: Mapping[str, Any], path: Path) -> dict[str, Stored]:
 
 
 def _open(path: Path) -> Mapping[str, Any]:
-    """The checkpoint's table."""
     if not path.is_file():
         raise InteropError(f"{path}: no such file")
     stored = torch_file.read(path)

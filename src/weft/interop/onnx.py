@@ -199,7 +199,6 @@ def _graphs(model: Transformer) -> list[_Graph]:
 
 
 def _key_values(name: str, model: Transformer) -> tuple[str, ...]:
-    """Names of every layer's keys and values."""
     return tuple(f"{name}.{layer}.{kind}" for layer in range(model.config.layers) for kind in ("key", "value"))
 
 

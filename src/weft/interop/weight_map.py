@@ -47,19 +47,20 @@ ONE_ROW = Layout(lambda theirs: theirs[0], lambda ours: ours[None])  # a vector 
 A_ROW = Layout(lambda theirs: theirs[None], lambda ours: ours[0])  # a row of a matrix as a vector
 
 
+def reordered(order: Callable[[Tensor], Tensor]) -> Layout:
+    """Rows in another order: `order` gives the numbers of our rows as they follow each other there."""
+    return Layout(
+        lambda theirs: theirs[order(torch.arange(len(theirs))).argsort()],
+        lambda ours: ours[order(torch.arange(len(ours)))],
+    )
+
+
 def adjacent_pairs(d_head: int) -> Layout:
     """Rows of queries or keys ordered for rotary pairs that are adjacent, where here the pairs are two halves.
 
     Row 2i of a head is there what row i is here, and row 2i + 1 what row d_head/2 + i is (Su et al. 2021, §3.4.2).
     """
-
-    def to_ours(theirs: Tensor) -> Tensor:
-        return theirs.unflatten(0, (-1, d_head // 2, 2)).transpose(1, 2).reshape(theirs.shape)
-
-    def to_theirs(ours: Tensor) -> Tensor:
-        return ours.unflatten(0, (-1, 2, d_head // 2)).transpose(1, 2).reshape(ours.shape)
-
-    return Layout(to_ours, to_theirs)
+    return reordered(lambda rows: rows.view(-1, 2, d_head // 2).mT.flatten())
 
 
 def grouped(groups: int, d_head: int) -> Layout:
@@ -68,17 +69,11 @@ def grouped(groups: int, d_head: int) -> Layout:
     Here all queries come first, then all keys, then all values. With as many groups as heads, each head has its three.
     """
 
-    def to_ours(theirs: Tensor) -> Tensor:
-        parts = theirs.unflatten(0, (groups, -1, d_head))
-        return torch.cat([part.flatten(0, 2) for part in (parts[:, :-2], parts[:, -2:-1], parts[:, -1:])])
+    def order(rows: Tensor) -> Tensor:
+        queries, keys, values = rows.view(-1, d_head).split([len(rows) // d_head - 2 * groups, groups, groups])
+        return torch.cat([queries.unflatten(0, (groups, -1)), keys[:, None], values[:, None]], dim=1).flatten()
 
-    def to_theirs(ours: Tensor) -> Tensor:
-        keys = groups * d_head
-        queries, *others = ours.split([ours.shape[0] - 2 * keys, keys, keys])
-        parts = [part.unflatten(0, (groups, -1, d_head)) for part in (queries, *others)]
-        return torch.cat(parts, dim=1).flatten(0, 2)
-
-    return Layout(to_ours, to_theirs)
+    return reordered(order)
 
 
 # ---- rules

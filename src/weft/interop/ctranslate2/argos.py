@@ -63,7 +63,6 @@ def _read_folder(folder: Path, path: Path, tokenizer: Path | None) -> ModelBundl
 
 
 def _unpack(path: Path, archive: zipfile.ZipFile, place: Path) -> None:
-    """Write the files that are needed."""
     wanted = _wanted(path, archive)
     size = sum(entry.file_size for entry in wanted.values())
     bound = min(MAX_UNPACKED_BYTES, MAX_GROWTH * path.stat().st_size)

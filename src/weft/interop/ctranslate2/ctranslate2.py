@@ -245,7 +245,6 @@ def _position(file: ModelFile, d_model: int) -> tuple[Tree, int]:
 
 
 def _rules(model: EncoderDecoder, stored: _Stored) -> list[Rule]:
-    """weft's names against CTranslate2's."""
     biased = isinstance(model.position, T5Bias)
     position = "layer_0/self_attention/relative_attention_bias" if biased else "position_encodings/encodings"
     rules = [

@@ -21,8 +21,6 @@ from weft.interop.weight_map import Rules, block, module, tensor
 from weft.models.config import Encoder
 from weft.tensors import LazyWeights
 
-# ---- names
-
 
 def embeddings(base: str) -> Rules:
     """BERT's names below the layers."""
@@ -62,8 +60,6 @@ def unused_pooler(pooler: str, model: Encoder) -> LazyWeights:
     return {name: partial(torch.zeros, shape) for name, shape in shapes.items()}
 
 
-# ---- settings
-
 BERT_DROPOUTS = dict.fromkeys(("sequence", "token"), ("classifier_dropout", "hidden_dropout_prob"))
 BODY = keys(
     vocab_size="vocab_size", context=("max_position_embeddings", 512), layers=("num_hidden_layers", 12),
@@ -75,9 +71,6 @@ BODY = keys(
 FIXED = {**POST_NORM, "position.kind": "learned", "embedding_norm": True}
 NO_DECODER = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
 GAMMA_AND_BETA = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-
-
-# ---- families
 
 
 def family(called: Called, rows: tuple[Row, ...], heads: Heads, **more: Any) -> Family:
@@ -121,9 +114,6 @@ BERT = family(
 )
 
 
-# ---- RoBERTa
-
-
 def _read_offset(settings: Settings, model: Flat) -> Flat:
     """RoBERTa's positions are counted from the one after the pad token's id."""
     offset = settings.whole("pad_token_id", 1) + 1
@@ -152,8 +142,6 @@ ROBERTA = _roberta(("roberta", "RoBERTa", "Roberta"))
 XLM_ROBERTA = _roberta(("xlm-roberta", "XLM-RoBERTa", "XLMRoberta"))
 CAMEMBERT = _roberta(("camembert", "CamemBERT", "Camembert"))
 
-
-# ---- DistilBERT
 
 DISTILBERT_SIZES = keys(
     vocab_size=("vocab_size", 30522), context=("max_position_embeddings", 512), layers=("n_layers", 6),
@@ -186,8 +174,6 @@ DISTILBERT = family(
     unused=(r"vocab_(transform|layer_norm|projector)\..*",),
 )
 
-# ---- ELECTRA
-
 _GENERATOR = ("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head")
 ELECTRA = family(
     ("electra", "ELECTRA", "Electra"),
@@ -205,9 +191,6 @@ ELECTRA = family(
     },
     unused=(r"(generator|discriminator)_(predictions|lm_head)\..*",),
 )
-
-
-# ---- ALBERT
 
 
 def _read_groups(settings: Settings, model: Flat) -> Flat:
@@ -259,8 +242,6 @@ ALBERT = family(
     pooler="albert.pooler",
     unused=(r"(predictions|sop_classifier)\..*",),
 )
-
-# ---- MPNet
 
 BUCKETS = 32  # of distances up to 128; transformers computes them for no other number
 # positions are counted from 2 whatever the pad token is: transformers has a constant there

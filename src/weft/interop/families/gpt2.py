@@ -46,8 +46,6 @@ GPT2 = Family(
     unused=MASKS,
 )
 
-# ---- GPT-J
-
 # how many coordinates of each head are rotated
 ROTATED = Key(
     "position.fraction",
@@ -75,8 +73,6 @@ GPTJ = Family(
     prefix="transformer.",
     unused=(*MASKS, r"transformer\.h\.\d+\.attn\.embed_positions"),
 )
-
-# ---- GPT-Neo
 
 KINDS = ("global", "local")
 
@@ -123,8 +119,6 @@ GPT_NEO = Family(
     prefix="transformer.",
     unused=(r"transformer\.h\.\d+\.attn\.attention\.(masked_)?bias",),
 )
-
-# ---- OPT
 
 
 def _check_width(settings: Settings, model: Flat) -> Flat:

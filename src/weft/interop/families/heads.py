@@ -37,9 +37,6 @@ def named_labels(names: Sequence[str]) -> Tree:
     return {"id2label": {str(number): name for number, name in enumerate(names)}, "label2id": ids}
 
 
-# ---- on decoders
-
-
 def on_decoder(words: str = "lm_head", tags: str = "classifier", without: tuple[str, ...] = ()) -> Heads:
     """The names of each head, less those that transformers does not have; `words` and `tags` are what the head that
     predicts words, and that of taggers, are called."""
@@ -71,9 +68,6 @@ def decoder_head(*words: Row) -> Special:
         return tree
 
     return Special(read, write)
-
-
-# ---- on encoders
 
 
 def words_head(head: str, dense: str, norm: str, table: str, bias: str) -> Rules:

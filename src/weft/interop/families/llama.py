@@ -17,8 +17,6 @@ from weft.interop.table import Key, Row, Special, biases, even_heads, follows, k
 from weft.interop.weight_map import Rules, block, module, tensor
 from weft.models.config import Decoder
 
-# ---- names
-
 LAYER: dict[str, Any] = {
     "norm": "input_layernorm", "qkv": "self_attn.*_proj", "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm",
     "out": "self_attn.o_proj", "ff_norm": "post_attention_layernorm", "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
@@ -44,9 +42,6 @@ OLD_ROOT = tuple(
 def _named_in_an_older_way(model: Decoder) -> Rules:
     """Those of families whose ForQuestionAnswering calls what is below the head by another word."""
     return OLD_ROOT if model.head.kind == "span" else NAMES
-
-
-# ---- settings
 
 
 SIZES = keys(
@@ -140,9 +135,6 @@ def granite_factors(embedding: str, residual: str, attention: str, logits: str) 
             to_theirs=divisor,
         ),
     )
-
-
-# ---- families
 
 
 def family(called: Called, rows: tuple[Row, ...], without: tuple[str, ...] = (), **more: Any) -> Family:

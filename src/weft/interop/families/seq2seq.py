@@ -23,7 +23,6 @@ from weft.tensors import LazyWeights
 
 
 def _stack(side: str) -> Rules:
-    """Names in one of the two stacks."""
     layer = f"model.{side}.layers.{{layer}}"
     return (
         *block(side, layer, qkv="self_attn.*_proj", out="self_attn.out_proj", norm="self_attn_layer_norm"),

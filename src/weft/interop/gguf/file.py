@@ -130,7 +130,6 @@ def _dequantize(raw: memoryview, entry: Entry) -> Tensor:
 
 
 def _quantize(tensor: Tensor, encoding: Encoding) -> Iterator[bytes]:
-    """Numbers as quantized blocks, some rows at a time."""
     for rows in tensor.flatten(0, -2).split(max(1, CHUNK // tensor.shape[-1])):
         if encoding.name == "Q4_K":
             yield q4_k.quantize(rows.float()).numpy().tobytes()
@@ -208,7 +207,6 @@ def _alignment(cursor: Cursor, keys: Mapping[str, Value]) -> int:
 
 
 def _read_table(cursor: Cursor, count: int, alignment: int) -> dict[str, Entry]:
-    """Every tensor's name, shape, encoding and place."""
     if count * 32 > cursor.left:
         raise cursor.refusal(f"truncated or damaged: {count:,} tensors do not fit into the {cursor.left:,} bytes left")
     listed: dict[str, Entry] = {}

@@ -187,7 +187,6 @@ def tokenizer_keys(tokenizer: Tokenizer, vocab_size: int, pre: str | None = None
 
 
 def _pre_tokenizer_name(parsed: Tree, tokenizer: Tokenizer, pre: str | None) -> str:
-    """llama.cpp's name of a pre-tokenizer."""
     normalizer, found = parsed["normalizer"], _without_guard(parsed["pre_tokenizer"], tokenizer)
     if not parsed["model"]["merges"] and normalizer is None and found == _byte_level(False):
         return "gpt-2"  # single bytes: where text is split makes no difference

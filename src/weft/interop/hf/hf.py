@@ -121,7 +121,6 @@ def _check_problem(settings: Settings, model: Transformer) -> None:
 
 
 def _labels(tree: Tree, model: Transformer) -> tuple[str, ...] | None:
-    """A classifier's label names, in order."""
     count, named = getattr(model.head, "labels", None), tree.get("id2label")
     if count is None:
         return None
@@ -172,7 +171,6 @@ def _small_files(bundle: ModelBundle, tree: Tree, same: bool, sharded: bool) -> 
 
 
 def _sentence_transformers(model: Encoder, head: EmbeddingHead) -> dict[str, Any]:
-    """How sentence-transformers makes one vector of many."""
     pooling = {f"pooling_mode_{theirs}": head.pooling == ours for theirs, ours in POOLING.items()}
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")] + [("2_Normalize", "Normalize")] * head.normalise
     return {

@@ -203,7 +203,6 @@ def theirs(bundle: ModelBundle, family: Family, kept: Tree) -> dict[str, Callabl
 
 
 def _alike(make: Callable[[], Tensor], other: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """A tensor in the dtype of another one."""
     return lambda: make().to(other().dtype)
 
 
