@@ -14,9 +14,9 @@ from tests.interop.test_hf import GPT2, T5, theirs
 from torch import nn
 
 from weft.errors import InteropError
-from weft.interop import formats
+from weft.interop import formats, torch_file
 from weft.interop.formats import read_model
-from weft.interop.hf import hf, weights
+from weft.interop.hf import hf
 
 GPT_TABLE, GPT_OUTPUT = "transformer.wte.weight", "lm_head.weight"
 
@@ -66,7 +66,7 @@ def test_the_same_as_from_safetensors(name: str, settings: dict[str, Any], how: 
 def test_half_precision_and_slices_keep_their_numbers(tmp_path: Path) -> None:
     big = torch.randn(6, 8).half()
     torch.save({"rows": big[1:3], "columns": big[3:].T, "mask": torch.ones(2, dtype=torch.bool)}, tmp_path / "x.bin")
-    found = weights.pickled_listing(tmp_path / "x.bin")
+    found = torch_file.listing(tmp_path / "x.bin")
     assert torch.equal(found["rows"].read(), big[1:3])
     assert torch.equal(found["columns"].read(), big[3:].T)
     assert found["columns"].read().is_contiguous()

@@ -5,20 +5,12 @@ It is a stranger's file: what makes no sense in it is named, and nothing comes o
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from weft.config import Tree
 
 DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 MAX_NUMBER = 10**9
-
-
-class Field(NamedTuple):
-    """Our name of a setting, which values it may have, and the one that means that it is off."""
-
-    ours: str
-    fits: Callable[[Any], bool]
-    off: float | None = None
 
 
 def _between(low: float, high: float, whole: bool = False) -> Callable[[Any], bool]:
@@ -31,16 +23,17 @@ def _between(low: float, high: float, whole: bool = False) -> Callable[[Any], bo
     )
 
 
-FIELDS = {
-    "temperature": Field("temperature", _between(0.0, 100.0)),
-    "top_k": Field("top_k", _between(0, MAX_NUMBER, whole=True), off=0),
-    "top_p": Field("top_p", _between(1e-9, 1.0), off=1.0),
-    "min_p": Field("min_p", _between(0.0, 1.0), off=0.0),
-    "typical_p": Field("typical_p", _between(1e-9, 1.0), off=1.0),
-    "repetition_penalty": Field("repetition_penalty", _between(1e-9, 100.0), off=1.0),
-    "max_new_tokens": Field("max_tokens", _between(1, MAX_NUMBER, whole=True)),
-    "min_new_tokens": Field("min_tokens", _between(0, MAX_NUMBER, whole=True), off=0),
-    "no_repeat_ngram_size": Field("no_repeat_ngram", _between(0, MAX_NUMBER, whole=True), off=0),
+# our name of a setting, which values it may have, and the one that means that it is off
+FIELDS: dict[str, tuple[str, Callable[[Any], bool], float | None]] = {
+    "temperature": ("temperature", _between(0.0, 100.0), None),
+    "top_k": ("top_k", _between(0, MAX_NUMBER, whole=True), 0),
+    "top_p": ("top_p", _between(1e-9, 1.0), 1.0),
+    "min_p": ("min_p", _between(0.0, 1.0), 0.0),
+    "typical_p": ("typical_p", _between(1e-9, 1.0), 1.0),
+    "repetition_penalty": ("repetition_penalty", _between(1e-9, 100.0), 1.0),
+    "max_new_tokens": ("max_tokens", _between(1, MAX_NUMBER, whole=True), None),
+    "min_new_tokens": ("min_tokens", _between(0, MAX_NUMBER, whole=True), 0),
+    "no_repeat_ngram_size": ("no_repeat_ngram", _between(0, MAX_NUMBER, whole=True), 0),
 }
 # what changes a text, but not in weft, with the value that means that it is off
 ELSEWHERE: dict[str, Any] = {
@@ -65,10 +58,10 @@ def generation_settings(tree: Mapping[str, Any], vocab_size: int, answers: bool 
     least = "min_length" if tree.get("min_new_tokens") is None else "min_new_tokens"
     if answers and least == "min_length" and (given := _value(tree, least, natural, odd) or 0) > 1:
         found["min_tokens"] = given - 1
-    for key, field in FIELDS.items():
-        value = _value(tree, key, field.fits, odd)
-        if value is not None and value != field.off:
-            found[field.ours] = value
+    for key, (ours, fits, off) in FIELDS.items():
+        value = _value(tree, key, fits, odd)
+        if value is not None and value != off:
+            found[ours] = value
     if found.get("min_tokens", 0) > found.get("max_tokens", MAX_NUMBER):
         odd.append(_shown(least, tree[least]))
         del found["min_tokens"]

@@ -235,8 +235,8 @@ def write(folder: Path, base: ModelBundle, adapter: Adapter, base_name: str) -> 
         (folder / CONFIG).write_bytes(adapter.files[CONFIG])
         return count
     write_tensors(folder / WEIGHTS, lazy)
-    most = max(ranks.values(), key=lambda rank: list(ranks.values()).count(rank))
-    other = {name: rank for name, rank in ranks.items() if rank != most}
+    usual = max(ranks.values(), key=lambda rank: list(ranks.values()).count(rank))
+    other = {name: rank for name, rank in ranks.items() if rank != usual}
     names = [part.name.removesuffix(".weight") for parts in table.values() for part in parts]
     transposed = any(not _by_rows(part) for parts in table.values() for part in parts if part.name[:-7] in low_rank)
     kind = base.model.head.kind  # type: ignore[union-attr]
@@ -246,8 +246,8 @@ def write(folder: Path, base: ModelBundle, adapter: Adapter, base_name: str) -> 
         "task_type": task,
         "base_model_name_or_path": base_name,
         "inference_mode": True,
-        "r": most,
-        "lora_alpha": scale * most,
+        "r": usual,
+        "lora_alpha": scale * usual,
         "lora_dropout": adapter.settings.dropout,
         "target_modules": _shortened(list(low_rank), names, lambda name: name.rpartition(".")[2]),
         "rank_pattern": other,

@@ -80,11 +80,12 @@ def read(path: Path) -> Any:
         raise InteropError(f"{path}: not a file of torch.save, or truncated") from None
 
 
-def listing(file: Path, table: Any, names: int = NAMES_OF_ONE) -> dict[str, Stored]:
-    """Every tensor of a table out of a file, whose numbers stay on the disk until they are used.
+def listing(file: Path, table: Any = None, names: int = NAMES_OF_ONE) -> dict[str, Stored]:
+    """Every tensor of a file, or of a table in it; their numbers stay on the disk until they are used.
 
     Each is dense and has numbers of its own; `names` is how many names the whole of one may have.
     """
+    table = read(file) if table is None else table
     if not isinstance(table, dict) or not table:
         raise InteropError(f"{file}: it holds no table of tensors")
     for name, value in table.items():

@@ -8,9 +8,9 @@ them, with 350M parameters, has norms after the sublayers and embeddings half as
 from weft.config import Tree
 from weft.interop.families.base import PLAIN, Family
 from weft.interop.families.heads import HEAD_BIAS, TIED, UNTIED, decoder_head, on_decoder
-from weft.interop.families.positions import MAX_LAYERS, windows_of, with_windows
+from weft.interop.families.positions import MAX_LAYERS, rotated_part, windows_of, with_windows
 from weft.interop.settings import Flat, Settings
-from weft.interop.table import Key, Special, all_biases, embedding_width, even_heads, four_times, keys, switch
+from weft.interop.table import Special, all_biases, embedding_width, four_times, keys, switch
 from weft.interop.weight_map import TRANSPOSED, Layout, Rules, block, module, tensor
 
 LEARNED = {**PLAIN, "position.kind": "learned"}
@@ -46,22 +46,13 @@ GPT2 = Family(
     unused=MASKS,
 )
 
-# how many coordinates of each head are rotated
-ROTATED = Key(
-    "position.fraction",
-    "rotary_dim",
-    64,
-    kind="whole",
-    to_ours=lambda rotated, model: rotated / even_heads(model),
-    to_theirs=lambda fraction, model: round(fraction * model["attention.d_head"]),
-)
 GPTJ_DEFAULTS = {
     "vocab_size": 50400, "n_positions": 2048, "n_embd": 4096, "n_layer": 28, "n_head": 16,
     "attn_pdrop": 0.0, "resid_pdrop": 0.0,
 }  # fmt: skip
 GPTJ = Family(
     called=("gptj", "GPT-J", "GPTJ"),
-    rows=(*SIZES, EMBEDDING_DROPOUT, decoder_head(UNTIED, HEAD_BIAS), ROTATED),
+    rows=(*SIZES, EMBEDDING_DROPOUT, decoder_head(UNTIED, HEAD_BIAS), rotated_part("rotary_dim", 64)),
     fixed={**PLAIN, "sublayers": "parallel", "position.kind": "rotary", "position.pairs": "adjacent"},
     defaults=GPTJ_DEFAULTS,
     body=(

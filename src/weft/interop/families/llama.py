@@ -6,6 +6,7 @@ Phi-3 joins matrices; OLMo (Groeneveld et al. 2024) has norms without weights, O
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from weft.config import Tree
@@ -90,8 +91,8 @@ def _read_no_positions(settings: Settings, model: Flat) -> Flat:
     windowed = positions.layer_types(settings, model, [size is not None and not each for each in rotated])
     return repeated(
         [
-            {"window": size if narrow else None, "position": None if turned else {"kind": "none"}}
-            for turned, narrow in zip(rotated[:layers], windowed, strict=True)
+            {"window": size if narrow else None, "position": None if rotates else {"kind": "none"}}
+            for rotates, narrow in zip(rotated[:layers], windowed, strict=True)
         ]
     )
 
@@ -109,31 +110,19 @@ NO_POSITIONS = Special(_read_no_positions, _write_no_positions)
 def granite_factors(embedding: str, residual: str, attention: str, logits: str) -> tuple[Key, ...]:
     """Granite multiplies embeddings, what sublayers add, and scores, and divides the logits."""
 
-    def embedded(factor: float | bool, model: Flat) -> float:
-        return (model["d_model"] ** 0.5 if factor else 1.0) if isinstance(factor, bool) else factor
+    factor = partial(Key, default=1.0, kind="positive")
 
-    def divisor(factor: float | None, model: Flat) -> float:
-        return float(round_factor(1 / (factor or 1.0), 1e-9))
+    def embedded(scale: float | bool, model: Flat) -> float:
+        return (model["d_model"] ** 0.5 if scale else 1.0) if isinstance(scale, bool) else scale
+
+    def divisor(scale: float | None, model: Flat) -> float:
+        return float(round_factor(1 / (scale or 1.0), 1e-9))
 
     return (
-        Key(
-            "embedding_scale",
-            embedding,
-            1.0,
-            kind="positive",
-            to_ours=lambda factor, model: False if factor == 1.0 else factor,
-            to_theirs=embedded,
-        ),
-        Key("residual_scale", residual, 1.0, kind="positive"),
-        Key("attention.scale", attention, 1.0, kind="positive"),
-        Key(
-            "head.scale",
-            logits,
-            1.0,
-            kind="positive",
-            to_ours=lambda factor, model: None if factor == 1.0 else 1 / factor,
-            to_theirs=divisor,
-        ),
+        factor("embedding_scale", embedding, to_ours=lambda scale, model: scale != 1.0 and scale, to_theirs=embedded),
+        factor("residual_scale", residual),
+        factor("attention.scale", attention),
+        factor("head.scale", logits, to_ours=lambda by, model: None if by == 1.0 else 1 / by, to_theirs=divisor),
     )
 
 

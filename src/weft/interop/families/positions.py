@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.config import Tree
 from weft.interop.settings import Flat, Settings, repeated
-from weft.interop.table import Key, Special
+from weft.interop.table import Key, Special, even_heads
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 MAX_LAYERS = 2**10  # that are told apart, more than any model has: a list of them is made before anything is checked
@@ -87,6 +87,20 @@ NAMES = {
     "long": "long_factor", "original_context": "original_max_position_embeddings", "fast": "beta_fast",
     "slow": "beta_slow", "whole_pairs": "truncate", "attention_factor": "attention_factor",
 }  # fmt: skip
+
+
+def rotated_part(theirs: str, default: Any) -> Key:
+    """How many coordinates of each head are rotated."""
+
+    def width(model: Flat) -> int:
+        return int(model.get("attention.d_head") or even_heads(model))
+
+    return Key(
+        *("position.fraction", theirs, default),
+        kind="whole",
+        to_ours=lambda rotated, model: rotated / width(model),
+        to_theirs=lambda fraction, model: round(fraction * width(model)),
+    )
 
 
 def table_of(settings: Settings) -> tuple[dict[str, Any], str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from weft.config import Tree
 from weft.interop.families.llama import granite_factors
-from weft.interop.families.positions import all_but_every, depth, kinds_of, with_windows
+from weft.interop.families.positions import all_but_every, depth, kinds_of, rotated_part, with_windows
 from weft.interop.settings import Flat, Settings, repeated
 from weft.interop.table import Key, Row, Special, Table, even_heads, follows, four_times, keys, same, switch
 
@@ -84,14 +84,7 @@ WHOLE_HEADS = same("rope.dimension_count", "attention.d_head")
 RMS, LAYER_NORM = (keys(eps=f"attention.layer_norm_{kind}epsilon")[0] for kind in ("rms_", ""))
 QK_EPS = follows("attention.qk_norm.eps", "norm.eps")
 # a part of each head is rotated
-FRACTION = Key(
-    "position.fraction",
-    "rope.dimension_count",
-    lambda model: model["attention.d_head"],
-    kind="whole",
-    to_ours=lambda rotated, model: rotated / model["attention.d_head"],
-    to_theirs=lambda fraction, model: round(fraction * model["attention.d_head"]),
-)
+FRACTION = rotated_part("rope.dimension_count", lambda model: model["attention.d_head"])
 PARALLEL = switch("use_parallel_residual", True, {"sublayers": "parallel-two-norms"}, {"sublayers": "sequential"})
 
 

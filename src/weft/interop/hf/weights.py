@@ -34,17 +34,12 @@ PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 def listing(folder: Path, single: str = SINGLE, pickled: str = PICKLED) -> dict[str, Stored]:
     """Every tensor of a folder's model: of its one file, or of the shards that its index names."""
-    for name, read in ((single, tensor_files.listing), (pickled, pickled_listing)):
+    for name, read in ((single, tensor_files.listing), (pickled, torch_file.listing)):
         if (folder / name).is_file():
             return read(folder / name)
         if (folder / f"{name}.index.json").is_file():
             return _sharded(folder / f"{name}.index.json", read)
     raise InteropError(f"{folder}: it has none of {single}, {pickled} and their .index.json")
-
-
-def pickled_listing(file: Path) -> dict[str, Stored]:
-    """Every tensor of one file of torch.save."""
-    return torch_file.listing(file, torch_file.read(file))
 
 
 def _sharded(index: Path, read: Callable[[Path], dict[str, Stored]]) -> dict[str, Stored]:
