@@ -34,9 +34,9 @@ from safetensors.torch import load_file
 import weft.api.import_model
 import weft.costs.count  # noqa: F401 — here, so that no child needs to
 from weft.cli.main import run as command
-from weft.interop import hf
 from weft.interop.bundle import ModelBundle
 from weft.interop.gguf import gguf
+from weft.interop.hf import hf
 from weft.models.build import build
 from weft.models.presets import preset
 from weft.text.config import BPE, Unigram, Word

@@ -15,7 +15,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 
 FLOORS = {
     "config": 0, "errors": 0, "files": 0, "layout": 0, "machine": 0, "progress": 0, "safetensors_header": 0,
-    "untrusted": 0, "workers": 0,
+    "tensors": 0, "untrusted": 0, "workers": 0,
     "nn": 1, "text": 1, "data": 1, "figures": 1,
     "models": 2,
     "costs": 2.5,
@@ -32,6 +32,7 @@ ALLOWED = {("data", "text"), ("compare", "api")}
 ALLOWED |= {(room, "errors") for room in ("config", "files", "layout", "untrusted")} | {
     ("progress", "untrusted"),
     ("layout", "config"),
+    *(("tensors", below) for below in ("errors", "files", "safetensors_header", "untrusted")),
 }
 
 

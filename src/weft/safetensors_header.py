@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LONGEST = 100_000_000  # bytes, the most that the format allows
-DIMENSIONS = 64  # as many as torch and numpy allow
+MAX_HEADER_BYTES = 100_000_000  # as the format has it
+MAX_DIMENSIONS = 64  # as many as torch and numpy allow
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
     "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64,
@@ -46,7 +46,7 @@ def read_header(path: Path) -> Header:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, LONGEST):
+        if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
             raise ValueError("its header is cut short")
         header = parse_header(file.read(length))
     if header.end != size:
@@ -76,8 +76,8 @@ def parse_header(raw: bytes) -> Header:
 
 def _place(name: str, entry: dict[str, Any], begin: int) -> Place:
     dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
-    numbers = (*shape[:DIMENSIONS], first, last)
-    if not isinstance(dtype, str) or len(shape) > DIMENSIONS or not all(map(_is_size, numbers)):
+    numbers = (*shape[:MAX_DIMENSIONS], first, last)
+    if not isinstance(dtype, str) or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, numbers)):
         raise TypeError
     if last < first or (dtype in BITS and (last - first) * 8 != math.prod(shape) * BITS[dtype]):
         raise ValueError(f"'{name}' has {last - first} bytes, which are not {dtype} {list(shape)}")

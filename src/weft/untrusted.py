@@ -18,8 +18,8 @@ from weft.errors import ConfigError, InteropError, WeftError
 
 LIMITS = "WEFT_LIMITS"
 HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # JSON's spelling of half a character
-MOST = 1_000_000  # times the usual bounds
-LARGEST = 1 << 26  # bytes of a file that is read whole: the largest tokenizers have half as many
+MAX_FACTOR = 1_000_000  # times the usual bounds
+MAX_WHOLE_BYTES = 1 << 26  # of a file that is read whole: the largest tokenizers have half as many
 POINTER = b"version https://git-lfs.github.com/spec/"  # how the file begins that stands for a larger one
 # what a terminal obeys instead of showing: controls other than tab and line ends, and marks that turn a text around
 CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
@@ -32,8 +32,9 @@ def bound(usual: int) -> int:
         factor = float(given)
     except ValueError:
         factor = math.nan
-    if not 1 <= factor <= MOST:
-        raise ConfigError(f"{LIMITS} = {given!r}: expected how many times the usual bounds to allow, 1 to {MOST:,}")
+    if not 1 <= factor <= MAX_FACTOR:
+        allowed = f"how many times the usual bounds to allow, 1 to {MAX_FACTOR:,}"
+        raise ConfigError(f"{LIMITS} = {given!r}: expected {allowed}")
     return int(usual * factor)
 
 
@@ -41,7 +42,7 @@ def refuse_beyond(size: float, usual: int, what: str, kind: type[WeftError] = In
     """Refuse what is larger than its bound; `what` says what it is, and how large."""
     if size > bound(usual):
         factor = math.ceil(size / usual)
-        hint = f" ({LIMITS}={factor} raises it, for a file that you trust)" if factor <= MOST else ""
+        hint = f" ({LIMITS}={factor} raises it, for a file that you trust)" if factor <= MAX_FACTOR else ""
         raise kind(f"{what}; the bound is {bound(usual):,}{hint}")
 
 
@@ -88,7 +89,7 @@ def read_bytes(path: Path, kind: type[WeftError] = InteropError) -> bytes:
     refuse_pointer(path, kind)
     try:
         size = path.stat().st_size
-        refuse_beyond(size, LARGEST, f"{path}: {size:,} bytes are too many for a file that is read whole", kind)
+        refuse_beyond(size, MAX_WHOLE_BYTES, f"{path}: {size:,} bytes are too many for a file that is read whole", kind)
         with open(path, "rb") as file:
             return file.read(size)
     except FileNotFoundError:
@@ -116,6 +117,11 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise InteropError(f"{path}: expected a JSON object")
     return tree
+
+
+def optional_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; an empty one where there is no such file."""
+    return read_object(path) if path.is_file() else {}
 
 
 def mapped(path: Path) -> memoryview:
@@ -160,9 +166,9 @@ class Cursor:
         """The next number, little-endian, by struct's letter."""
         return struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}"), what))[0]
 
-    def count(self, form: str, smallest: int, what: str) -> int:
-        """How many things follow, by struct's letter, each of `smallest` bytes at least."""
+    def count(self, form: str, min_bytes: int, what: str) -> int:
+        """How many things follow, by struct's letter, each of `min_bytes` bytes at least."""
         count = self.number(form, what)
-        if count * smallest > self.left:
+        if count * min_bytes > self.left:
             raise self.refusal(f"truncated or damaged: {count:,} {what} do not fit into the {self.left:,} bytes left")
         return count

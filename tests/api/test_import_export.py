@@ -39,9 +39,10 @@ from weft.api.export_model import export_model
 from weft.api.import_model import import_model, recipe_for
 from weft.cli.main import run as command
 from weft.errors import InteropError, RunError, WeftError
-from weft.interop import hf, onnx
+from weft.interop import onnx
 from weft.interop.bundle import ModelBundle
 from weft.interop.gguf import gguf
+from weft.interop.hf import hf
 from weft.models.presets import llama, preset
 from weft.runs.lines import all_checked, read_lines
 from weft.text.config import BPE
@@ -293,7 +294,7 @@ import torch
 from weft.api import load as api
 from weft.api.export_model import export_model
 from weft.api.import_model import import_model, recipe_for
-from weft.interop import hf
+from weft.interop.hf import hf
 from weft.interop.weight_map import shapes
 from weft.interop.bundle import ModelBundle
 from weft.interop.bundle import ModelBundle

@@ -67,7 +67,7 @@ def test_what_weft_alone_can_have_taught_is_read_as_it_was_taught() -> None:
 @pytest.mark.parametrize("single", ["<bos> $A", "<bos> $A <eos>"])
 def test_features_are_those_of_transformers(plain: Tokenizer, single: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    from weft.interop import hf
+    from weft.interop.hf import hf
 
     tokenizer = with_frame(plain, single)
     torch.manual_seed(0)

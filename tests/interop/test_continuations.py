@@ -23,7 +23,7 @@ from weft.api.import_model import import_model
 from weft.api.load import load
 from weft.api.run import Run
 from weft.api.settings import beam, sampling
-from weft.interop.hf_tokenizer import read_tokenizer
+from weft.interop.hf.tokenizer import read_tokenizer
 from weft.models.presets import preset
 
 transformers = pytest.importorskip("transformers")
@@ -214,10 +214,8 @@ def check(case: Case, folder: Path) -> set[str]:
         found, why = ours(run.reading_specials(), tokenizer, case.texts, beams)
         assert found == expected
         assert continued(there, again, case.texts, beams) == expected
-        split = {"split_special_tokens": True}
-        assert ours(run, tokenizer, case.texts, beams, **split)[0] == continued(
-            tokenizer, model, case.texts, beams, **split
-        )
+        split, special = {"split_special_tokens": True}, [text for text in case.texts if "<" in text] or case.texts[:3]
+        assert ours(run, tokenizer, special, beams, **split)[0] == continued(tokenizer, model, special, beams, **split)
         ends |= why if beams > 1 else set()
     return ends
 

@@ -15,7 +15,7 @@ from tests.interop.test_hf import CASES
 
 from weft.errors import InteropError, WeftError
 from weft.interop.families.known import FAMILIES, family_of
-from weft.interop.settings import LARGEST, Settings
+from weft.interop.settings import MAX_SIZE, Settings
 from weft.models.config import Decoder, Encoder, EncoderDecoder
 
 # one of the models of test_hf for each family
@@ -115,8 +115,8 @@ def test_a_strange_value_gives_a_model_or_one_line(kind: str) -> None:
     [
         ("hidden_act", ["gelu"], r"hidden_act = \['gelu'\]: weft has gelu"),
         ("hidden_act", {"a": 1}, r"hidden_act = {'a': 1}: weft has gelu"),
-        ("vocab_size", 10**18, rf"vocab_size = {10**18}: expected {LARGEST:,} at most"),
-        ("hidden_size", 10**30, rf"hidden_size = {10**30}: expected {LARGEST:,} at most"),
+        ("vocab_size", 10**18, rf"vocab_size = {10**18}: expected {MAX_SIZE:,} at most"),
+        ("hidden_size", 10**30, rf"hidden_size = {10**30}: expected {MAX_SIZE:,} at most"),
         ("vocab_size", True, "vocab_size = True: expected a whole number above 0"),
         ("rms_norm_eps", math.nan, "rms_norm_eps = nan: expected a finite number"),
         ("attention_dropout", math.inf, "attention_dropout = inf: expected a finite number"),

@@ -31,7 +31,7 @@ from weft.interop.gguf.file import ENCODINGS, STRING, Contents, Entry, open_file
 from weft.interop.gguf.models import architecture_of
 from weft.interop.gguf.tokenizer import tokenizer_keys
 from weft.models.build import build
-from weft.models.config import Decoder, LMHead
+from weft.models.config import ClassificationHead, Decoder, LMHead
 from weft.models.presets import gpt, llama, preset
 from weft.nn.config import Attention, Gated, LayerNorm, Plain, RMSNorm
 from weft.nn.position_config import ALiBi, NoPosition, Rotary
@@ -743,6 +743,7 @@ def test_blocks_come_back_as_they_came(tmp_path: Path) -> None:
         (FAMILIES["stablelm"].replace(attention=Attention(heads=HEADS, bias="all")), "kind = 'gated', where gptneox"),
         (FAMILIES["olmo"].replace(attention=Attention(heads=HEADS, bias="qkv")), "norm.kind = 'layer', where qwen2"),
         (FAMILIES["bloom"].replace(position=ALiBi(rounded=True)), "rounded = True, where bloom has False"),
+        (FAMILIES["llama"].replace(head=ClassificationHead(labels=3, pooling="last")), "head.kind = 'sequence', where"),
     ],
 )
 def test_models_without_a_place(model: Any, message: str, tmp_path: Path) -> None:
@@ -866,6 +867,11 @@ def test_windows_and_factors_that_make_no_sense_are_named(tmp_path: Path) -> Non
     weft_gguf.write(ModelBundle(model, weights_of(model), bpe(), "here", notes=notes), tmp_path / "m.gguf")
     message = refused(tmp_path / "m.gguf", (tmp_path / "m.gguf").read_bytes())
     assert "sliding_window_pattern = [True, False]: expected a whole number, or true or false for each of 7" in message
+    model = FAMILIES["llama-3.1"]
+    write(model, weights_of(model), bpe(), tmp_path / "m.gguf")
+    data = (tmp_path / "m.gguf").read_bytes()
+    message = refused(tmp_path / "m.gguf", data.replace(struct.pack("<f", 5e5), struct.pack("<f", -5e5)))
+    assert "base = -500000.0: expected a number greater than 0" in message
     model = FAMILIES["phi3-long"]
     write(model, weights_of(model), bpe(), tmp_path / "m.gguf")
     data = (tmp_path / "m.gguf").read_bytes()

@@ -19,13 +19,14 @@ from safetensors.torch import load_file, save_file
 from tests.text.test_sentencepiece import PLAIN, SPECIALS, block, number, piece
 from torch import Tensor, nn
 
+from weft import tensors as tensor_files
 from weft.data.batch import Source
 from weft.decode.fast.stepper import Stepper
 from weft.errors import InteropError, WeftError
-from weft.interop import hf, safetensors
 from weft.interop.bundle import ModelBundle
 from weft.interop.families.known import FAMILIES
-from weft.interop.hf_tokenizer import TOKENIZER_FILES
+from weft.interop.hf import hf
+from weft.interop.hf.tokenizer import TOKENIZER_FILES
 from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder
 from weft.models.presets import bert, gpt, llama, preset, vaswani
@@ -1024,7 +1025,7 @@ def test_files_are_written_a_tensor_at_a_time(tmp_path: Path) -> None:
         "e": torch.randn(5, dtype=torch.bfloat16),
         "empty": torch.zeros(0, 4),
     }
-    safetensors.write(tmp_path / "x.safetensors", {name: (lambda t=t: t) for name, t in tensors.items()})
+    tensor_files.write(tmp_path / "x.safetensors", {name: (lambda t=t: t) for name, t in tensors.items()})
     back = load_file(tmp_path / "x.safetensors")
     assert all(torch.equal(back[name], tensor) and back[name].dtype == tensor.dtype for name, tensor in tensors.items())
-    assert safetensors.listing(tmp_path / "x.safetensors")["b"].shape == (2, 2)
+    assert tensor_files.listing(tmp_path / "x.safetensors")["b"].shape == (2, 2)

@@ -213,16 +213,16 @@ EMPTY = torch.empty(16, 32)
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda: EMPTY.to_sparse(), "is a tensor of _utils._rebuild_sparse_tensor"),
-        (lambda: EMPTY.to_sparse_csr(), "is a tensor of _utils._rebuild_sparse_tensor"),
-        (lambda: torch.empty(16, 32, device="meta"), "is a tensor of _utils._rebuild_meta_tensor"),
+        (lambda: EMPTY.to_sparse(), "is torch._utils._rebuild_sparse_tensor"),
+        (lambda: EMPTY.to_sparse_csr(), "is torch._utils._rebuild_sparse_tensor"),
+        (lambda: torch.empty(16, 32, device="meta"), "is torch._utils._rebuild_meta_tensor"),
         (
             lambda: torch.quantize_per_tensor(EMPTY, 1.0, 0, torch.qint8),
-            "is a tensor of _utils._rebuild_q",
+            "is torch._utils._rebuild_q",
         ),
-        (lambda: torch.ones(16, 32, dtype=torch.int64), "is a tensor of int64"),
-        (lambda: torch.ones(16, 32, dtype=torch.complex64), "is a tensor of complex64"),
-        (lambda: torch.ones(16, 32).to(torch.float8_e4m3fn), "is a tensor of _utils._rebuild_tensor_v3"),
+        (lambda: torch.ones(16, 32, dtype=torch.int64), "holds I64; weights are"),
+        (lambda: torch.ones(16, 32, dtype=torch.complex64), "is torch.complex64; expected a dense tensor"),
+        (lambda: torch.ones(16, 32).to(torch.float8_e4m3fn), "is torch._utils._rebuild_tensor_v3"),
         (lambda: torch.ones(1).expand(16, 32), "is .16, 32., but the file holds too few numbers"),
         (lambda: torch.ones(1, 32).expand(10**9, 32), "is .1000000000, 32., but the file holds too few numbers"),
     ],

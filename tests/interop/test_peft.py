@@ -19,9 +19,10 @@ from torch import Tensor, nn
 import weft
 from weft.api.import_model import import_model
 from weft.errors import WeftError
-from weft.interop import hf, peft
+from weft.interop import peft
 from weft.interop.bundle import ModelBundle
-from weft.interop.hf_tokenizer import tokenizer_files
+from weft.interop.hf import hf
+from weft.interop.hf.tokenizer import tokenizer_files
 from weft.training.finetune import add_adapters
 
 LLAMA = ("LlamaForCausalLM", ROTARY)

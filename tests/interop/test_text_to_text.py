@@ -23,7 +23,7 @@ from weft.api.import_model import import_model
 from weft.api.load import load
 from weft.api.run import Run
 from weft.api.settings import beam, sampling
-from weft.interop.framing import M2M100
+from weft.interop.hf.tokenizer import M2M100
 from weft.objectives.languages import ANY, Asked
 
 transformers = pytest.importorskip("transformers")

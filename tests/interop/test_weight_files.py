@@ -14,8 +14,9 @@ from tests.interop.test_hf import GPT2, T5, theirs
 from torch import nn
 
 from weft.errors import InteropError
-from weft.interop import formats, hf, weight_files
+from weft.interop import formats, torch_file
 from weft.interop.formats import read_model
+from weft.interop.hf import hf
 
 GPT_TABLE, GPT_OUTPUT = "transformer.wte.weight", "lm_head.weight"
 
@@ -65,11 +66,10 @@ def test_the_same_as_from_safetensors(name: str, settings: dict[str, Any], how: 
 def test_half_precision_and_slices_keep_their_numbers(tmp_path: Path) -> None:
     big = torch.randn(6, 8).half()
     torch.save({"rows": big[1:3], "columns": big[3:].T, "mask": torch.ones(2, dtype=torch.bool)}, tmp_path / "x.bin")
-    found = weight_files.listing(tmp_path / "x.bin")
-    read = hf.safetensors.reader(found)
-    assert torch.equal(read("rows"), big[1:3])
-    assert torch.equal(read("columns"), big[3:].T)
-    assert read("columns").is_contiguous()
+    found = torch_file.listing(tmp_path / "x.bin")
+    assert torch.equal(found["rows"].read(), big[1:3])
+    assert torch.equal(found["columns"].read(), big[3:].T)
+    assert found["columns"].read().is_contiguous()
     assert [found[name].dtype for name in sorted(found)] == ["F16", "BOOL", "F16"]
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from weft import tensors
 from weft.api import train as api
 from weft.api.load import load
 from weft.api.run import Run
 from weft.errors import ConfigError, DataError, ModelError, RunError
 from weft.objectives.tag import _parts, tagged_example
-from weft.runs import tensors
 from weft.runs.folder import RunFolder
 from weft.runs.lines import read_lines
 

@@ -27,7 +27,7 @@ from weft.parallel.ranks import ALONE, Ranks
 from weft.recipe.resolve import resolve
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder, open_run
-from weft.runs.tensors import load
+from weft.tensors import load
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,9 @@ from safetensors import SafetensorError
 from tests.training.small import train
 from torch import nn
 
+from weft import tensors
 from weft.errors import DamageError, RunError
-from weft.runs import checkpoint, tensors
+from weft.runs import checkpoint
 from weft.runs.folder import RunFolder
 from weft.runs.lines import read_lines
 from weft.runs.snapshot import Snapshot, snapshot

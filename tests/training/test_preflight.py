@@ -10,11 +10,12 @@ import pytest
 import torch
 from tests.training.small import GivenText, loader, meddle_with_steps, resume, train
 
+from weft import tensors
 from weft.data.batch import Batch
 from weft.errors import ConfigError, RunError
 from weft.models.build import build
 from weft.parallel.passes import Parallel
-from weft.runs import checkpoint, tensors
+from weft.runs import checkpoint
 from weft.runs.folder import RunFolder
 from weft.runs.lines import read_lines
 from weft.training import learner, loop, memory, preflight
@@ -143,7 +144,7 @@ def test_a_full_disk_is_found_at_once(tmp_path, recipe, corpus, monkeypatch) -> 
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.tensors, "save_file", full)
+    monkeypatch.setattr(tensors, "save_file", full)
     with pytest.raises(RunError, match="the checkpoint cannot be written: No space left on device"):
         train(recipe(), tmp_path / "run", corpus=corpus, quiet=True)
     assert not (tmp_path / "run/.preflight").exists()

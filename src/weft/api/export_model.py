@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from weft.api.import_model import check_empty, recipe_like, save_run
 from weft.errors import InteropError, RunError, suggestion
 from weft.files import replacing_folder
-from weft.interop import hf, onnx, peft
-from weft.interop.bundle import LazyWeights, ModelBundle, lazily
+from weft.interop import onnx, peft
+from weft.interop.bundle import ModelBundle, lazily
 from weft.interop.gguf import gguf
+from weft.interop.hf import hf
 from weft.objectives import table as objectives
 from weft.objectives.pairs import Pairs
 from weft.objectives.rows import RowObjective
@@ -23,6 +24,7 @@ from weft.runs.folder import RunFolder, open_run
 from weft.runs.imported import checkpoint_weights, license_of, read_run
 from weft.runs.lines import read_lines
 from weft.runs.noted import changed_files
+from weft.tensors import LazyWeights
 from weft.training.objective import Objective
 from weft.training.weights import check_base, load_model
 
@@ -69,16 +71,22 @@ def bundle_of(run: RunFolder) -> ModelBundle:
         warn(line)
     weights: LazyWeights
     if recipe.adapter is None:
-        path, damage = checkpoint.find(run.checkpoints, "best", checkpoint.whole)
-        weights = checkpoint_weights(path, recipe.model)
+        weights = checkpoint_weights(_best(run), recipe.model)
     else:
         model, damage = load_model(run)
+        for line in damage:
+            warn(line)
         tensors = model.state_dict()
         weights = lazily(tensors.__getitem__, tensors)
-    for line in damage:
-        warn(line)
     bundle = read_run(run, weights)
     return replace(bundle, notes={**bundle.notes, "license": license_of(run)})
+
+
+def _best(run: RunFolder) -> Path:
+    path, damage = checkpoint.find(run.checkpoints, "best", checkpoint.whole)
+    for line in damage:
+        warn(line)
+    return path
 
 
 def _hf(run: RunFolder, target: Path, dtype: str | None) -> str:
@@ -117,12 +125,9 @@ def _peft(run: RunFolder, target: Path, dtype: str | None) -> str:
     if recipe.adapter is None or recipe.init is None:
         raise InteropError(f"--to peft: {run.path} has no adapter; --to hf writes the whole model")
     check_base(run, recipe)
-    path, damage = checkpoint.find(run.checkpoints, "best", checkpoint.whole)
-    for line in damage:
-        warn(line)
     own, base = read_run(run, {}), open_run(recipe.init)
     notes = read_run(base, {}).notes
-    weights = checkpoint.load_tensors(path / "model.safetensors")
+    weights = checkpoint.load_tensors(_best(run) / "model.safetensors")
     adapter = peft.Adapter(recipe.adapter, weights, own.files, own.notes)
     with replacing_folder(target) as folder:
         # by the names of the family that the base came from

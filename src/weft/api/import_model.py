@@ -20,7 +20,7 @@ from weft.runs.folder import RunFolder, open_run
 from weft.runs.imported import checkpoint_weights, read_run, write_run
 from weft.training.weights import base_note
 
-LONGEST_WINDOW = 2048  # tokens read at once when an imported model is evaluated, however long its context
+MAX_WINDOW = 2048  # tokens read at once when an imported model is evaluated, however long its context
 
 
 def import_model(
@@ -106,7 +106,7 @@ def recipe_for(bundle: ModelBundle, place: Path) -> Recipe:
         "tokenizer": tokenizer,
         "model": bundle.model.model_dump(mode="json", exclude_none=True),
         "objective": _objective(bundle),
-        "batch": {"length": min(getattr(bundle.model, "context", LONGEST_WINDOW), LONGEST_WINDOW)},
+        "batch": {"length": min(getattr(bundle.model, "context", MAX_WINDOW), MAX_WINDOW)},
     }
     if bundle.source_tokenizer is not None:
         tree["source_tokenizer"] = {**tokenizer, "path": str(place / SOURCE_TOKENIZER)}

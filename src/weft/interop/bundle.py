@@ -1,6 +1,6 @@
 """A trained model on its way in or out: settings, weights under weft's names, tokenizer, and what came with it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from weft.config import Tree
-from weft.errors import TokenizerError
+from weft.errors import InteropError, TokenizerError
 from weft.models.config import Model
+from weft.tensors import LazyWeights
 from weft.text.frame import Ids
 from weft.text.tokenizer import Tokenizer
-
-LazyWeights = Mapping[str, Callable[[], Tensor]]  # a tensor is read, and converted, when it is asked for
 
 
 @dataclass(frozen=True)
@@ -65,14 +64,17 @@ def as_dtype(read: Callable[[], Tensor], dtype: torch.dtype) -> Callable[[], Ten
     return lambda: read().to(dtype)
 
 
-def named_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
-    """The tokenizer that the user named for a model."""
-    return fitting(Tokenizer.load(path), vocab_size, str(path))
+def named_tokenizer(path: Path, vocab_size: int, sizes: Collection[int] = ()) -> Tokenizer:
+    """The tokenizer that the user named for a model; of formats without one of their own, it has one of these sizes."""
+    tokenizer = Tokenizer.load(path)
+    if sizes and tokenizer.vocab_size not in sizes:
+        raise InteropError(f"{path}: {tokenizer.vocab_size} tokens, but the model's vocab_size is {vocab_size}")
+    return fitting(tokenizer, vocab_size, str(path))
 
 
-def fitting(tokenizer: Tokenizer, vocab_size: int, where: str) -> Tokenizer:
+def fitting(tokenizer: Tokenizer, vocab_size: int, place: str) -> Tokenizer:
     """The tokenizer, if each of its tokens has an embedding."""
     found = tokenizer.vocab_size
     if found > vocab_size:
-        raise TokenizerError(f"{where}: the tokenizer has {found} entries, but the model's vocab_size is {vocab_size}")
+        raise TokenizerError(f"{place}: the tokenizer has {found} entries, but the model's vocab_size is {vocab_size}")
     return tokenizer

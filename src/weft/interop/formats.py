@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weft.errors import InteropError, hub_failure, suggestion
-from weft.interop import hf, llama2c, nanogpt
+from weft.interop import llama2c, nanogpt
 from weft.interop.bundle import ModelBundle
 from weft.interop.ctranslate2 import argos, ctranslate2
 from weft.interop.gguf import gguf
+from weft.interop.hf import hf
 from weft.untrusted import refuse_pointer
 
 
@@ -57,7 +58,6 @@ def _locate(source: str) -> Path:
 
 
 def _download(repository: str) -> Path:
-    """A model of the hub, in the client's cache."""
     try:
         import huggingface_hub
     except ImportError:

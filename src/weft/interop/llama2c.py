@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.config import validate
 from weft.errors import InteropError
-from weft.interop.bundle import ModelBundle
+from weft.interop.bundle import ModelBundle, named_tokenizer
 from weft.interop.settings import nested
 from weft.interop.tokenizer_json import SPACE, BPEVocabulary, merges_by_score, sentencepiece
 from weft.interop.weight_map import SAME, Rule, Shape, adjacent_pairs, conversions, tensor, their_shapes, to_ours
@@ -25,21 +25,16 @@ from weft.text.tokenizer import Tokenizer
 from weft.untrusted import Cursor, mapped
 
 MAGIC = 0x616B3432
-LARGEST = 2**20  # of any width or count: a larger one means that the header is damaged or malicious
-LONGEST = 2**10  # bytes of a token
+MAX_SIZE = 2**20  # of any width or count: a larger one means that the header is damaged or malicious
+MAX_TOKEN_BYTES = 2**10
 PICKLED = re.compile(r"(pytorch|adapter)_model.*\.bin")  # weights of transformers and PEFT
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"  # ids 0, 1 and 2
 
 # the sizes in a header, in their order there, and what weft calls them
 SIZES = {
-    "dim": "d_model",
-    "hidden_dim": "feedforward.d_ff",
-    "n_layers": "layers",
-    "n_heads": "attention.heads",
-    "n_kv_heads": "attention.kv_heads",
-    "vocab_size": "vocab_size",
-    "seq_len": "context",
-}
+    "dim": "d_model", "hidden_dim": "feedforward.d_ff", "n_layers": "layers", "n_heads": "attention.heads",
+    "n_kv_heads": "attention.kv_heads", "vocab_size": "vocab_size", "seq_len": "context",
+}  # fmt: skip
 FIXED = {"feedforward.kind": "gated", "norm.kind": "rms", "position.kind": "rotary", "head.kind": "lm"}
 ATTENTION = ("wq.{layer}", "wk.{layer}", "wv.{layer}", "wo.{layer}")
 FEEDFORWARD = ("w1.{layer}", "w2.{layer}", "w3.{layer}")
@@ -107,29 +102,27 @@ def _header(path: Path, data: memoryview) -> tuple[Decoder, int, int]:
     tied = bool(shared) if shared is not None else sizes["vocab_size"] > 0
     sizes["vocab_size"] = abs(sizes["vocab_size"])
     for name, size in sizes.items():
-        if not 0 < size <= LARGEST:
-            raise InteropError(f"{path}: not a llama2.c model: {name} = {size}; expected 1 to {LARGEST:,}")
-    if sizes["n_layers"] * 4 * sizes["dim"] > len(data):  # before that many layers are built
-        raise InteropError(
-            f"{path}: truncated or damaged: {sizes['n_layers']} layers do not fit into {len(data):,} bytes"
-        )
+        if not 0 < size <= MAX_SIZE:
+            raise InteropError(f"{path}: not a llama2.c model: {name} = {size}; expected 1 to {MAX_SIZE:,}")
+    layers = sizes["n_layers"]
+    if layers * 4 * sizes["dim"] > len(data):  # before that many layers are built
+        raise InteropError(f"{path}: truncated or damaged: {layers} layers do not fit into {len(data):,} bytes")
     model = {**FIXED, "head.tied": tied, **{SIZES[name]: size for name, size in sizes.items()}}
     return validate(Decoder, nested(model), f"{path}: not a llama2.c model"), version, start
 
 
 def _rules(model: Decoder) -> list[Rule]:
-    block = "decoder.blocks.{layer}"
-    pairs = adjacent_pairs(model.d_head)
+    ours, pairs = "decoder.blocks.{layer}", adjacent_pairs(model.d_head)
     return [
         tensor("embedding.weight", "tok_embeddings"),
         tensor("output.weight", "output"),
         tensor("decoder.norm.weight", "norm"),
-        tensor(f"{block}.attention_skip.norm.weight", "attention_norm.{layer}"),
-        tensor(f"{block}.attention.qkv.weight", *ATTENTION[:3], layouts=(pairs, pairs, SAME)),
-        tensor(f"{block}.attention.out.weight", "wo.{layer}"),
-        tensor(f"{block}.feedforward_skip.norm.weight", "ffn_norm.{layer}"),
-        tensor(f"{block}.feedforward.gate_up.weight", "w1.{layer}", "w3.{layer}"),
-        tensor(f"{block}.feedforward.down.weight", "w2.{layer}"),
+        tensor(f"{ours}.attention_skip.norm.weight", "attention_norm.{layer}"),
+        tensor(f"{ours}.attention.qkv.weight", *ATTENTION[:3], layout=(pairs, pairs, SAME)),
+        tensor(f"{ours}.attention.out.weight", "wo.{layer}"),
+        tensor(f"{ours}.feedforward_skip.norm.weight", "ffn_norm.{layer}"),
+        tensor(f"{ours}.feedforward.gate_up.weight", "w1.{layer}", "w3.{layer}"),
+        tensor(f"{ours}.feedforward.down.weight", "w2.{layer}"),
     ]
 
 
@@ -140,19 +133,15 @@ def _vocabulary_of(path: Path, vocab_size: int) -> Path:
     names = (f"tok{vocab_size}.bin", "tokenizer.bin")
     found = next((path.with_name(name) for name in names if path.with_name(name).is_file()), None)
     if found is None:
-        raise InteropError(
-            f"{path}: its vocabulary is missing; put {names[0]} or {names[1]} beside it, or name it with --tokenizer"
-        )
+        put = f"put {' or '.join(names)} beside it, or name it with --tokenizer"
+        raise InteropError(f"{path}: its vocabulary is missing; {put}")
     return found
 
 
 def read_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     """The SentencePiece vocabulary of `vocab_size` tokens in a llama2.c tokenizer file, or a tokenizer.json of it."""
     if path.is_dir() or path.suffix == ".json":
-        tokenizer = Tokenizer.load(path)
-        if tokenizer.vocab_size != vocab_size:
-            raise InteropError(f"{path}: {tokenizer.vocab_size} tokens, but the model's vocab_size is {vocab_size}")
-        return tokenizer
+        return named_tokenizer(path, vocab_size, (vocab_size,))
     tokens, scores = _tokens(path, mapped(path), vocab_size)
     texts = [id > 2 and not BYTE_TOKEN.fullmatch(token) for id, token in enumerate(tokens)]
     special = {UNK: True, BOS: True, EOS: True}
@@ -172,7 +161,7 @@ def _tokens(path: Path, data: memoryview, vocab_size: int) -> tuple[list[str], l
         if cursor.left < 8:
             raise InteropError(f"{path}: {id} tokens where the model has {vocab_size}: truncated, or another model's")
         score, length = cursor.number("f", "a score"), cursor.number("i", "a length")
-        if not 0 <= length <= min(LONGEST, cursor.left) or score != score:
+        if not 0 <= length <= min(MAX_TOKEN_BYTES, cursor.left) or score != score:
             raise InteropError(f"{path}: not a llama2.c vocabulary: token {id} of {length} bytes")
         raws.append(bytes(cursor.take(length, "a token")))
         scores.append(score)
@@ -201,8 +190,7 @@ def _spelled(path: Path, raws: Sequence[bytes]) -> list[str]:
         except UnicodeDecodeError:
             raise InteropError(f"{path}: not a llama2.c vocabulary: token {id}, {raw!r:.60}, is not UTF-8") from None
         if token in tokens:
-            raise InteropError(
-                f"{path}: tokens {tokens[token]} and {id} are both {token!r:.60}; each needs a text of its own"
-            )
+            both = f"tokens {tokens[token]} and {id} are both {token!r:.60}"
+            raise InteropError(f"{path}: {both}; each needs a text of its own")
         tokens[token] = id
     return list(tokens)

@@ -9,52 +9,36 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from weft.config import validate
 from weft.errors import InteropError
 from weft.interop import torch_file
-from weft.interop.bundle import ModelBundle
-from weft.interop.families.gpt2 import rules
-from weft.interop.settings import Flat, Settings, nested
-from weft.interop.table import Special, Table, follows, number, whole
-from weft.interop.weight_map import SAME, conversions, to_ours
+from weft.interop.bundle import ModelBundle, named_tokenizer
+from weft.interop.families.gpt2 import names
+from weft.interop.hf.weights import check_floats
+from weft.interop.settings import Settings, nested
+from weft.interop.table import Special, Table, all_biases, follows, four_times, keys
+from weft.interop.weight_map import SAME, conversions, module, to_ours
 from weft.models.config import Decoder
-from weft.text.tokenizer import Tokenizer
+from weft.tensors import Stored
 
 COMPILED = "_orig_mod."
 TABLE, OUTPUT = "transformer.wte.weight", "lm_head.weight"
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-GPT2_SIZES = (50257, 50304)  # the second is the first, padded to a multiple of 64
+GPT2_SIZES = (50257, 50304)  # of a vocabulary; the second is the first, padded to a multiple of 64
 PLAIN = (int, float, str, type(None))  # what a setting may be; of other things the type is shown
-
-
-def _read_bias(settings: Settings, model: Flat) -> Flat:
-    bias = settings.flag("bias", True)
-    return {"attention.bias": "all" if bias else "none", "feedforward.bias": bias, "norm.bias": bias}
-
-
+FIXED = {"feedforward.kind": "plain", "norm.kind": "layer"}
 SETTINGS = Table(
     rows=(
-        whole("vocab_size", "vocab_size"),
-        whole("context", "block_size"),
-        whole("layers", "n_layer"),
-        whole("d_model", "n_embd"),
-        whole("attention.heads", "n_head"),
-        number("dropout", "dropout", 0.0),
+        *keys(vocab_size="vocab_size", context="block_size", layers="n_layer", d_model="n_embd", heads="n_head"),
+        *keys(dropout=("dropout", 0.0)),
         follows("attention.dropout", "dropout"),
-        Special(_read_bias),
-        Special(lambda settings, model: {"feedforward.d_ff": 4 * model["d_model"]}),
+        all_biases("bias", True, "norm.bias"),
+        Special(lambda settings, model: {"feedforward.d_ff": four_times(model)}),
     ),
-    fixed={
-        "feedforward.kind": "plain",
-        "feedforward.activation": "gelu",
-        "norm.kind": "layer",
-        "position.kind": "learned",
-    },
+    fixed={**FIXED, "feedforward.activation": "gelu", "position.kind": "learned"},
 )
-RULES = rules(SAME)  # GPT-2's names, with plain linear layers
+RULES = (*names(SAME), *module("output", "lm_head"))  # GPT-2's names, with plain linear layers
 
 
 def recognises(path: Path) -> bool:
@@ -67,21 +51,22 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     stored = _open(path)
     model = _settings(stored.get("model_args"), path)
     state = stored.get("model")
-    if not isinstance(state, Mapping) or not all(_is_named(*each) for each in state.items()):
+    if not isinstance(state, dict) or not all(_is_named(*each) for each in state.items()):
         raise InteropError(f"{path}: not a nanoGPT checkpoint: 'model' is not a table of tensors")
     if model.layers > len(state):  # before that many layers are built
         raise InteropError(f"{path}: model_args.n_layer = {model.layers}: the file holds {len(state)} tensors in all")
     tensors = _tensors(state, path)
     if OUTPUT in tensors and TABLE in tensors:
-        if torch.equal(tensors[OUTPUT], tensors[TABLE]):
-            del tensors[OUTPUT]  # one table under two names
+        if tensors[OUTPUT].equals(tensors[TABLE]):
+            del tensors[OUTPUT]
         else:
             model = model.replace(head={"kind": "lm", "tied": False})
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    sizes = GPT2_SIZES if model.vocab_size == GPT2_SIZES[1] else (model.vocab_size,)
+    found = {name: stored.shape for name, stored in tensors.items()}
     return ModelBundle(
         model=model,
-        weights=to_ours(conversions(RULES, model), found, lambda name: tensors[name].clone(), str(path)),
-        tokenizer=None if tokenizer is None else _tokenizer(tokenizer, model.vocab_size),
+        weights=to_ours(conversions(RULES, model), found, lambda name: tensors[name].read(), str(path)),
+        tokenizer=None if tokenizer is None else named_tokenizer(tokenizer, model.vocab_size, sizes),
         origin=f"{path.name} (nanoGPT)",
     )
 
@@ -90,29 +75,24 @@ def _is_named(name: Any, tensor: Any) -> bool:
     return isinstance(name, str) and name.isprintable() and isinstance(tensor, Tensor | torch_file.Other)
 
 
-def _tensors(state: Mapping[str, Tensor | torch_file.Other], path: Path) -> dict[str, Tensor]:
+def _tensors(state: Mapping[str, Any], path: Path) -> dict[str, Stored]:
     """The weights by their plain names: dense tensors whose numbers are all in the file."""
-    found: dict[str, tuple[str, Tensor]] = {}
-    for name, tensor in state.items():
-        if name.endswith((".attn.bias", ".attn.masked_bias")):  # the causal mask of older versions
-            continue
-        plain = name.removeprefix(COMPILED)
-        if plain in found:
-            raise InteropError(f"{path}: '{found[plain][0]}' and '{name}' are names of the same tensor")
-        if not isinstance(tensor, Tensor) or tensor.dtype not in FLOATS:
-            holds = tensor.name if isinstance(tensor, torch_file.Other) else str(tensor.dtype)
-            reason = f"is a tensor of {holds.replace(' ', '.').removeprefix('torch.')}"
-            raise InteropError(f"{path}: '{name}' {reason}; weights are dense tensors of F16, BF16, F32 or F64")
-        found[plain] = name, tensor
-    table, output = (found[name][1] if name in found else None for name in (TABLE, OUTPUT))
-    shared = table is not None and output is not None and output.dtype == table.dtype and output.is_set_to(table)
-    # the one table that may go by two names
-    torch_file.check_claims(path, {name: each for key, (name, each) in found.items() if key != OUTPUT or not shared})
-    return {plain: tensor for plain, (_, tensor) in found.items()}
+    masks = (".attn.bias", ".attn.masked_bias")  # the causal mask of older versions
+    kept: dict[str, Any] = {name: tensor for name, tensor in state.items() if not name.endswith(masks)}
+    plain: dict[str, str] = {}
+    for name in kept:
+        if (first := plain.setdefault(name.removeprefix(COMPILED), name)) != name:
+            raise InteropError(f"{path}: '{first}' and '{name}' are names of the same tensor")
+    table: Any = kept.get(plain.get(TABLE, TABLE))
+    output: Any = kept.get(plain.get(OUTPUT, OUTPUT))
+    dense = isinstance(table, Tensor) and isinstance(output, Tensor)
+    if dense and output.dtype == table.dtype and output.is_set_to(table):
+        del kept[plain.pop(OUTPUT)]  # the one table that may go by two names
+    stored = torch_file.listing(path, kept, names=1)
+    return {known: check_floats(stored[name]) for known, name in plain.items()}
 
 
 def _open(path: Path) -> Mapping[str, Any]:
-    """The checkpoint's table."""
     if not path.is_file():
         raise InteropError(f"{path}: no such file")
     stored = torch_file.read(path)
@@ -126,12 +106,4 @@ def _settings(given: Any, path: Path) -> Decoder:
         raise InteropError(f"{path}: not a nanoGPT checkpoint: it has no 'model_args'")
     plain = {key: value if isinstance(value, PLAIN) else type(value).__name__ for key, value in given.items()}
     settings = Settings({f"model_args.{key}": value for key, value in plain.items()}, str(path), "model_args.")
-    return validate(Decoder, nested(SETTINGS.read(settings, {})), str(path))
-
-
-def _tokenizer(path: Path, vocab_size: int) -> Tokenizer:
-    tokenizer = Tokenizer.load(path)
-    padded = vocab_size == GPT2_SIZES[1] and tokenizer.vocab_size == GPT2_SIZES[0]
-    if tokenizer.vocab_size != vocab_size and not padded:
-        raise InteropError(f"{path}: {tokenizer.vocab_size} tokens, but the model's vocab_size is {vocab_size}")
-    return tokenizer
+    return validate(Decoder, nested(SETTINGS.settings(settings, {})), str(path))

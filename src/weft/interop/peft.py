@@ -6,11 +6,9 @@ stands beside one of three is 0 beside the others; and what stands beside three 
 three times. Where these A have become different, they are written as one of three times the rank.
 """
 
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
@@ -19,18 +17,21 @@ from torch import Tensor
 
 from weft.config import Tree, validate
 from weft.errors import InteropError
-from weft.interop import hf, safetensors, weight_files
-from weft.interop.bundle import LazyWeights, ModelBundle
-from weft.interop.hf_tokenizer import json_bytes
+from weft.interop.bundle import ModelBundle
+from weft.interop.hf import hf, weights
+from weft.interop.hf.tokenizer import json_bytes
 from weft.interop.license import in_folder
-from weft.interop.settings import Settings
-from weft.interop.weight_map import Conversions, Part, conversions, to_theirs
+from weft.interop.settings import Settings, Transformer
+from weft.interop.weight_map import Conversions, Part, conversions, their_shapes, to_ours, to_theirs
 from weft.models.build import build
 from weft.models.config import EncoderDecoder
 from weft.nn.config import LoRA
 from weft.nn.init import empty_weights
 from weft.nn.linear import Linear
 from weft.nn.lora import block_linears
+from weft.safetensors_header import parse_header
+from weft.tensors import FLOATS, NAMES, LazyWeights, write_as
+from weft.tensors import write as write_tensors
 from weft.untrusted import read_bytes, read_object
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
@@ -65,10 +66,14 @@ def recognises(path: Path) -> bool:
 
 def base_of(folder: Path) -> str:
     """The name that an adapter, if it is one that weft can use, gives to the model that it was trained for."""
+    name = _config(folder).get("base_model_name_or_path")
+    return name if isinstance(name, str) and name else "a model that it does not name"
+
+
+def _config(folder: Path) -> Settings:
     settings = Settings(read_object(folder / CONFIG), str(folder / CONFIG))
     settings.only(**ONLY)
-    name = settings.get("base_model_name_or_path")
-    return name if isinstance(name, str) and name else "a model that it does not name"
+    return settings
 
 
 # ---- reading
@@ -76,16 +81,8 @@ def base_of(folder: Path) -> str:
 
 def read(folder: Path, base: ModelBundle) -> Adapter:
     """The adapter in a folder, for the model `base`."""
-    where = str(folder / CONFIG)
-    settings = Settings(read_object(folder / CONFIG), where)
-    settings.only(**ONLY)
-    if (folder / WEIGHTS).is_file():
-        tensors = safetensors.listing(folder / WEIGHTS)
-    elif (folder / PICKLED).is_file():
-        tensors = weight_files.listing(folder / PICKLED)
-    else:
-        raise InteropError(f"{folder}: it has neither {WEIGHTS} nor {PICKLED}")
-    read = safetensors.reader(tensors)
+    settings = _config(folder)
+    tensors = weights.listing(folder, WEIGHTS, PICKLED)
     table = _table(base)
     places = {part.name: (name, part) for name, parts in table.items() for part in parts}
     pairs: dict[str, dict[str, Tensor]] = {}
@@ -95,36 +92,36 @@ def read(folder: Path, base: ModelBundle) -> Adapter:
         found = LOW_RANK.fullmatch(known)
         target = f"{found[1]}.weight" if found else known
         fits = target in places and (found is not None or places[target][0].startswith("output."))
-        if not fits or stored.dtype not in safetensors.FLOATS:
+        if not fits or stored.dtype not in FLOATS:
             raise InteropError(f"{stored.file}: '{name}' {list(stored.shape)} has no place beside the base's matrices")
         if found:
-            pairs.setdefault(target, {})[found[2]] = read(name)
+            pairs.setdefault(target, {})[found[2]] = stored.read()
         else:
-            others[known] = read(name)
+            others[known] = stored.read()
     lora = _settings(settings, pairs, others)
-    weights: dict[str, Tensor] = {}
+    ours: dict[str, Tensor] = {}
     linears = _linears(base)
     for name in dict.fromkeys(places[target][0] for target in pairs):
         own = {part: pairs[part.name] for part in table[name] if part.name in pairs}
         if name.removesuffix(".weight") not in linears:
             raise InteropError(f"{folder / WEIGHTS}: '{next(iter(own)).name}': adapters stand beside layers in blocks")
-        weights |= _ours(name.removesuffix(".weight"), linears[name.removesuffix(".weight")], own, lora, settings)
-    patterns = _patterns([name.removesuffix(".a") for name in weights if name.endswith(".a")], linears)
+        ours |= _ours(name.removesuffix(".weight"), linears[name.removesuffix(".weight")], own, lora, settings)
+    adapted = [name.removesuffix(".a") for name in ours if name.endswith(".a")]
+    patterns = tuple(_shortened(adapted, linears, lambda name: re.sub(r"^.*\.blocks\.\d+\.", "*.", name)))
     if not patterns:
         raise InteropError(f"{folder / WEIGHTS}: it holds no adapter")
     if others:
-        weights |= _head(table, base, others)
-    files = {CONFIG: read_bytes(folder / CONFIG)}
-    notes: Tree = {"peft": {"config": dict(settings.tree), "headers": safetensors.headers(tensors)}}
-    notes["license"] = in_folder(folder)
-    return Adapter(lora.replace(targets=patterns), weights, files, notes)
+        ours |= _head(table, base, others, str(folder / WEIGHTS))
+    kept = {"config": dict(settings.tree), "headers": weights.headers(tensors)}
+    notes: Tree = {"peft": kept, "license": in_folder(folder)}
+    return Adapter(lora.replace(targets=patterns), ours, {CONFIG: read_bytes(folder / CONFIG)}, notes)
 
 
 def _settings(settings: Settings, pairs: Mapping[str, Mapping[str, Tensor]], others: Mapping[str, Tensor]) -> LoRA:
     for target, pair in pairs.items():
         if len(pair) != 2 or pair["A"].dim() != 2 or pair["B"].dim() != 2 or pair["A"].shape[0] != pair["B"].shape[1]:
             shapes = {kind: list(tensor.shape) for kind, tensor in pair.items()}
-            raise InteropError(f"{settings.where}: beside '{target}' stand {shapes}; expected an A and a B of one rank")
+            raise InteropError(f"{settings.place}: beside '{target}' stand {shapes}; expected an A and a B of one rank")
     rank = max((len(pair["A"]) for pair in pairs.values()), default=1)
     tree = {
         "rank": rank,
@@ -132,7 +129,7 @@ def _settings(settings: Settings, pairs: Mapping[str, Mapping[str, Tensor]], oth
         "dropout": settings.number("lora_dropout", 0.0),
         "head": bool(others),
     }
-    return validate(LoRA, tree, settings.where)
+    return validate(LoRA, tree, settings.place)
 
 
 def _scale(settings: Settings, module: str = "", rank: int | None = None) -> float:
@@ -147,7 +144,7 @@ def _scale(settings: Settings, module: str = "", rank: int | None = None) -> flo
         if not re.fullmatch(r"[\w.]+", name):
             raise settings.refusal("alpha_pattern", "weft reads the names of modules there, not expressions")
         if module == name or module.endswith(f".{name}"):
-            alpha = Settings({name: value}, f"{settings.where}: alpha_pattern").number(name)
+            alpha = Settings({name: value}, f"{settings.place}: alpha_pattern").number(name)
     return alpha / (rank**0.5 if settings.flag("use_rslora", False) else rank)
 
 
@@ -162,13 +159,13 @@ def _ours(
         for part, pair in own.items():
             if not part.start <= start < part.stop:
                 continue
-            rank = len(pair["A"])
-            up = _rows_to_ours(part, pair["B"]) if len(pair["B"]) == part.stop - part.start else None
-            if up is None or pair["A"].shape[1] != wide:
+            rank, up = len(pair["A"]), pair["B"]
+            if len(up) != part.stop - part.start or pair["A"].shape[1] != wide:
                 shapes = [list(pair[kind].shape) for kind in "AB"]
-                raise InteropError(f"{settings.where}: beside '{part.name}' {list(part.shape)} stand {shapes}")
+                raise InteropError(f"{settings.place}: beside '{part.name}' {list(part.shape)} stand {shapes}")
             module = part.name.removesuffix(".weight")
             factor = _scale(settings, module, rank) / (lora.alpha / lora.rank)
+            up = part.layout.to_ours(up) if _by_rows(part) else up
             rows = up[start - part.start : start - part.start + height]
             a[number * lora.rank : number * lora.rank + rank] = pair["A"]
             b[start : start + height, :rank] = rows if abs(factor - 1) < 1e-9 else rows * factor
@@ -176,41 +173,30 @@ def _ours(
     return {f"{name}.a": a, f"{name}.b": b}
 
 
-def _rows_to_ours(part: Part, rows: Tensor) -> Tensor:
-    return part.layout.to_ours(rows) if _by_rows(part) else rows
-
-
 def _by_rows(part: Part) -> bool:
     """Whether the layout moves rows; one that is stored transposed has its adapter as any other."""
     return part.layout.shape((part.stop - part.start, 3)) == (part.stop - part.start, 3)
 
 
-def _patterns(names: list[str], linears: Iterable[str]) -> tuple[str, ...]:
-    """What `targets` says: patterns of all layers with a name, or each name where only some have an adapter."""
-    chosen: list[str] = []
-    for name in names:
-        pattern = re.sub(r"^.*\.blocks\.\d+\.", "*.", name)
-        every = all(other in names for other in linears if fnmatchcase(other, pattern))
-        chosen.append(pattern if every else name)
-    return tuple(dict.fromkeys(chosen))
+def _shortened(names: list[str], every: Iterable[str], short: Callable[[str], str]) -> list[str]:
+    """The names in their short form where that means no others of `every`; else as they are."""
+    others = {short(name) for name in every if name not in names}
+    return list(dict.fromkeys(name if short(name) in others else short(name) for name in names))
 
 
-def _head(table: Conversions, base: ModelBundle, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _head(table: Conversions, base: ModelBundle, saved: Mapping[str, Tensor], place: str) -> dict[str, Tensor]:
     """The head that was trained along; what of it was not saved is the base's."""
     own = to_theirs(table, base.weights)
-    made: dict[str, Tensor] = {}
-    for name, parts in table.items():
-        if name.startswith("output."):
-            found = [saved[part.name] if part.name in saved else own[part.name]() for part in parts]
-            for part, tensor in zip(parts, found, strict=True):
-                if tuple(tensor.shape) != part.shape:
-                    raise InteropError(f"'{part.name}' is {list(tensor.shape)}; the base has {list(part.shape)}")
-            made[name] = torch.cat([part.layout.to_ours(tensor) for part, tensor in zip(parts, found, strict=True)])
-    return made
+    head = {name: parts for name, parts in table.items() if name.startswith("output.")}
+    shapes = their_shapes(head) | {name: tuple(tensor.shape) for name, tensor in saved.items()}
+    made = to_ours(head, shapes, lambda name: saved[name] if name in saved else own[name](), place)
+    return {name: read() for name, read in made.items()}
 
 
 def _table(base: ModelBundle) -> Conversions:
-    return conversions(hf.choose(base).rules(base.model), base.model)
+    family = hf.choose(base)
+    assert isinstance(base.model, Transformer)
+    return conversions(family.rules(base.model), base.model)
 
 
 def _linears(base: ModelBundle) -> dict[str, Linear]:
@@ -235,7 +221,7 @@ def write(folder: Path, base: ModelBundle, adapter: Adapter, base_name: str) -> 
             layer = name.removesuffix(".a")
             low_rank |= _theirs(table[f"{layer}.weight"], linears[layer].heights, tensor, adapter.weights[f"{layer}.b"])
         elif name.startswith("output."):
-            head |= {part.name: part.layout.to_theirs(tensor[part.start : part.stop]) for part in table[name]}
+            head |= {part.name: part.of(tensor) for part in table[name]}
     heads = _modules(head)
     tensors = {f"{PREFIX}{name}": tensor for name, tensor in head.items()}
     for name, (a, b) in low_rank.items():
@@ -243,13 +229,14 @@ def write(folder: Path, base: ModelBundle, adapter: Adapter, base_name: str) -> 
     lazy: LazyWeights = {name: partial(Tensor.contiguous, tensor) for name, tensor in tensors.items()}
     kept = adapter.notes.get("peft", {})
     ranks = {name: len(a) for name, (a, _) in low_rank.items()}
+    count = sum(tensor.numel() for tensor in tensors.values())
     if kept.get("headers") and _same(kept, tensors, ranks, scale):
-        safetensors.write_as(folder / WEIGHTS, next(iter(kept["headers"].values())), lazy)
+        write_as(folder / WEIGHTS, next(iter(kept["headers"].values())), lazy)
         (folder / CONFIG).write_bytes(adapter.files[CONFIG])
-        return sum(tensor.numel() for tensor in tensors.values())
-    safetensors.write(folder / WEIGHTS, lazy)
-    most = max(ranks.values(), key=lambda rank: list(ranks.values()).count(rank))
-    other = {name: rank for name, rank in ranks.items() if rank != most}
+        return count
+    write_tensors(folder / WEIGHTS, lazy)
+    usual = max(ranks.values(), key=lambda rank: list(ranks.values()).count(rank))
+    other = {name: rank for name, rank in ranks.items() if rank != usual}
     names = [part.name.removesuffix(".weight") for parts in table.values() for part in parts]
     transposed = any(not _by_rows(part) for parts in table.values() for part in parts if part.name[:-7] in low_rank)
     kind = base.model.head.kind  # type: ignore[union-attr]
@@ -259,10 +246,10 @@ def write(folder: Path, base: ModelBundle, adapter: Adapter, base_name: str) -> 
         "task_type": task,
         "base_model_name_or_path": base_name,
         "inference_mode": True,
-        "r": most,
-        "lora_alpha": scale * most,
+        "r": usual,
+        "lora_alpha": scale * usual,
         "lora_dropout": adapter.settings.dropout,
-        "target_modules": _target_modules(list(low_rank), names),
+        "target_modules": _shortened(list(low_rank), names, lambda name: name.rpartition(".")[2]),
         "rank_pattern": other,
         "alpha_pattern": {name: scale * rank for name, rank in other.items()},
         "modules_to_save": heads or None,
@@ -272,7 +259,7 @@ def write(folder: Path, base: ModelBundle, adapter: Adapter, base_name: str) -> 
         "use_dora": False,
     }
     (folder / CONFIG).write_bytes(json_bytes(tree))
-    return sum(tensor.numel() for tensor in tensors.values())
+    return count
 
 
 def _theirs(parts: Iterable[Part], heights: list[int], a: Tensor, b: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -296,9 +283,9 @@ def _theirs(parts: Iterable[Part], heights: list[int], a: Tensor, b: Tensor) -> 
 
 def _same(kept: Tree, tensors: Mapping[str, Tensor], ranks: Mapping[str, int], scale: float) -> bool:
     """Whether the tensors are those of the file that was read, and its settings say the same of them."""
-    header = json.loads(next(iter(kept["headers"].values())))
-    stored = {name: (each["dtype"], *each["shape"]) for name, each in header.items() if name != "__metadata__"}
-    same = stored == {name: (safetensors.NAMES[each.dtype], *each.shape) for name, each in tensors.items()}
+    places = parse_header(next(iter(kept["headers"].values())).encode()).tensors
+    stored = {name: (place.dtype, place.shape) for name, place in places.items()}
+    same = stored == {name: (NAMES[each.dtype], tuple(each.shape)) for name, each in tensors.items()}
     scales = [_scale(Settings(kept["config"], CONFIG), name, rank) for name, rank in ranks.items()]
     return same and all(abs(each - scale) < 1e-9 * scale for each in scales)
 
@@ -308,16 +295,6 @@ def _modules(head: Iterable[str]) -> list[str]:
     found = list(dict.fromkeys(name.rpartition(".")[0] for name in head))
     for name in found:
         if not name or any(other.startswith(f"{name}.") for other in found):
-            where = name or "the model"
-            raise InteropError(f"the head trained a vector of '{where}', where PEFT keeps whole modules; use --to hf")
+            module = name or "the model"
+            raise InteropError(f"the head trained a vector of '{module}', where PEFT keeps whole modules; use --to hf")
     return found
-
-
-def _target_modules(adapted: list[str], names: list[str]) -> list[str]:
-    """The last words of the modules' names, where these mean no others; else the names."""
-    chosen: list[str] = []
-    for name in adapted:
-        last = name.rpartition(".")[2]
-        alone = all(other in adapted for other in names if other.rpartition(".")[2] == last)
-        chosen.append(last if alone else name)
-    return list(dict.fromkeys(chosen))

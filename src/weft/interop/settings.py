@@ -6,7 +6,7 @@ model is written in it (`table.py`) and read again.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from reprlib import Repr
 from typing import Any
 
@@ -17,20 +17,13 @@ from weft.models.config import Decoder, Encoder, EncoderDecoder
 from weft.nn.config import Activation
 
 ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu",
-    "gelu_new": "gelu-tanh",
-    "gelu_fast": "gelu-tanh",
-    "gelu_pytorch_tanh": "gelu-tanh",
-    "relu": "relu",
-    "sigmoid": "sigmoid",
-    "silu": "silu",
-    "swish": "silu",
-    "tanh": "tanh",
-}
+    "gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_fast": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu",
+    "sigmoid": "sigmoid", "silu": "silu", "swish": "silu", "tanh": "tanh",
+}  # fmt: skip
 # the first name of each is the one that is written
 THEIR_ACTIVATIONS: dict[Activation, str] = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 
-LARGEST = 2**28  # of any dimension: a single row of that many fp32 numbers is a gigabyte
+MAX_SIZE = 2**28  # of any dimension: a single row of that many fp32 numbers is a gigabyte
 
 Transformer = Decoder | Encoder | EncoderDecoder
 Flat = dict[str, Any]
@@ -50,11 +43,11 @@ def shown(value: Any) -> str:
 class Settings:
     """The settings of a file, asked key by key; a value of the wrong type is refused with its key.
 
-    `prefix` precedes every key in the file. `asked` collects the keys that were asked for.
+    `place` names the file in errors, `prefix` precedes every key in it, and `asked` collects the keys asked for.
     """
 
-    def __init__(self, tree: Mapping[str, Any], where: str, prefix: str = ""):
-        self.tree, self.where, self.prefix = tree, where, prefix
+    def __init__(self, tree: Mapping[str, Any], place: str, prefix: str = ""):
+        self.tree, self.place, self.prefix = tree, place, prefix
         self.asked: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -68,8 +61,8 @@ class Settings:
         value = self._required(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.refusal(key, "expected a whole number above 0")
-        if value > LARGEST:
-            raise self.refusal(key, f"expected {LARGEST:,} at most")
+        if value > MAX_SIZE:
+            raise self.refusal(key, f"expected {MAX_SIZE:,} at most")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -85,12 +78,26 @@ class Settings:
             raise self.refusal(key, "expected a finite number")
         return number
 
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A number above 0."""
+        number = self.number(key, default)
+        if number <= 0:
+            raise self.refusal(key, "expected a number above 0")
+        return number
+
     def flag(self, key: str, default: bool | None = None) -> bool:
         """true or false."""
         value = self._required(key, default)
         if not isinstance(value, bool):
             raise self.refusal(key, "expected true or false")
         return value
+
+    def text(self, key: str, default: str) -> str:
+        """A text; `default` where it is absent or empty."""
+        value = self.get(key, default)
+        if not isinstance(value, str):
+            raise self.refusal(key, "expected a text")
+        return value or default
 
     def activation(self, key: str, default: str | None = None) -> Activation:
         """The name of an activation function."""
@@ -109,12 +116,12 @@ class Settings:
         """The error about a key."""
         key = self.prefix + key
         value = shown(self.tree[key]) if key in self.tree else "missing"
-        return InteropError(f"{self.where}: {key} = {value}: {reason}")
+        return InteropError(f"{self.place}: {key} = {value}: {reason}")
 
     def _required(self, key: str, default: Any) -> Any:
         value = self.get(key, default)
         if value is None:
-            raise InteropError(f"{self.where}: {self.prefix}{key} is missing")
+            raise InteropError(f"{self.place}: {self.prefix}{key} is missing")
         return value
 
 
@@ -126,11 +133,11 @@ def flat(model: Transformer) -> Flat:
     tree = model.model_dump(mode="json")
     tree["attention"] |= {"kv_heads": model.attention.groups, "d_head": model.d_head}
     tree["attention"]["scale"] = model.attention.scale or model.d_head**-0.5
-    deepest = model.layers
+    depth = model.layers
     if isinstance(model, EncoderDecoder):
         tree["encoder_layers"] = model.encoder_layers or model.layers
-        deepest = max(deepest, tree["encoder_layers"])
-    kinds = [kind.model_dump(mode="json") for kind in model.layer_kinds(deepest)]
+        depth = max(depth, tree["encoder_layers"])
+    kinds = [kind.model_dump(mode="json") for kind in model.layer_kinds(depth)]
     if all(kind == kinds[0] for kind in kinds):
         tree["attention"]["window"], tree["position"] = kinds[0]["window"], kinds[0]["position"]
     own = [{**kind, "position": None if kind["position"] == tree["position"] else kind["position"]} for kind in kinds]
@@ -196,16 +203,18 @@ def _computes(model: Transformer) -> Flat:
     }
 
 
-def first_that_holds(model: Transformer, candidates: Mapping[str, Callable[[], Transformer]], what: str) -> str:
+def first_that_holds(
+    model: Transformer, names: Iterable[str], read_again: Callable[[str], Transformer], what: str
+) -> str:
     """The first candidate that a model comes back from unchanged, by its name.
 
-    Each function writes the model as its candidate would and reads it again. Where none holds the model, the error
-    says what the nearest one lacks; `what` is the candidates' common name.
+    `read_again` writes the model as a candidate would and reads it again. Where none holds the model, the error says
+    what the nearest one lacks; `what` is the candidates' common name.
     """
     nearest: tuple[int, str] | None = None
-    for name, read_again in candidates.items():
+    for name in names:
         try:
-            different = differences(model, read_again())
+            different = differences(model, read_again(name))
         except WeftError as error:
             reasons = [str(error)]
         else:

@@ -2,54 +2,60 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from weft.config import Tree
 from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
 
-
-class Row(Protocol):
-    """One or more settings of a model, and the other program's keys for them."""
-
-    def read(self, settings: Settings, model: Flat) -> Flat:
-        """Settings of the model, given those that earlier rows have read."""
-
-    def write(self, model: Flat) -> Tree:
-        """Keys and their values."""
+Kind = Literal["whole", "number", "positive", "flag", "activation"]
+# the settings that most tables have, by a short word: the setting, and what its key holds
+WORDS: dict[str, tuple[str, Kind]] = {
+    "vocab_size": ("vocab_size", "whole"), "context": ("context", "whole"), "segments": ("segments", "whole"),
+    "layers": ("layers", "whole"), "encoder_layers": ("encoder_layers", "whole"), "d_model": ("d_model", "whole"),
+    "heads": ("attention.heads", "whole"), "kv_heads": ("attention.kv_heads", "whole"),
+    "d_head": ("attention.d_head", "whole"), "d_ff": ("feedforward.d_ff", "whole"),
+    "activation": ("feedforward.activation", "activation"), "eps": ("norm.eps", "number"),
+    "dropout": ("dropout", "number"), "attention_dropout": ("attention.dropout", "number"),
+    "feedforward_dropout": ("feedforward.dropout", "number"), "std": ("init.std", "number"),
+    "base": ("position.base", "number"), "buckets": ("position.buckets", "whole"),
+    "max_distance": ("position.max_distance", "whole"), "tied": ("head.tied", "flag"),
+    "embedding_scale": ("embedding_scale", "flag"), "norm_bias": ("norm.bias", "flag"),
+    "feedforward_bias": ("feedforward.bias", "flag"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Key:
-    """A setting that has a key of its own; a setting that the model does not have is not written."""
+    """A setting that has a key of its own; a setting that the model does not have is not written.
+
+    `default` is what the other program takes where the key is absent, or a function of the settings read so far; None
+    means that it is required. Where there may be `none`, null says so, and does not stand for the default.
+    `to_ours` and `to_theirs` convert a value, given the model's other settings.
+    """
 
     ours: str
     theirs: str
-    default: Any = None  # what the other program takes, or a function of the settings read so far; None: required
+    default: Any = None
+    kind: Kind = field(kw_only=True)
+    none: bool = False
     written: bool = True
-    kind: Literal["whole", "number", "flag", "activation"] = field(kw_only=True)
+    to_ours: Callable[[Any, Flat], Any] = lambda value, model: value
+    to_theirs: Callable[[Any, Flat], Any] = lambda value, model: value
 
     def read(self, settings: Settings, model: Flat) -> Flat:
+        """Settings of the model, given those that earlier rows have read."""
         default = self.default(model) if callable(self.default) else self.default
-        return {self.ours: getattr(settings, self.kind)(self.theirs, default)}
+        if self.none and settings.tree.get(settings.prefix + self.theirs, default) is None:
+            settings.asked.add(settings.prefix + self.theirs)
+            return {self.ours: None}
+        return {self.ours: self.to_ours(getattr(settings, self.kind)(self.theirs, default), model)}
 
     def write(self, model: Flat) -> Tree:
+        """Keys and their values."""
         if not self.written or self.ours not in model:
             return {}
-        value = model[self.ours]
+        value = self.to_theirs(model[self.ours], model)
         return {self.theirs: THEIR_ACTIVATIONS[value] if self.kind == "activation" else value}
-
-
-# rows of a table by what they hold: a whole number above 0, a number, true or false, the name of an activation
-whole = partial(Key, kind="whole")
-number = partial(Key, kind="number")
-flag = partial(Key, kind="flag")
-activation = partial(Key, kind="activation")
-
-
-def even_heads(model: Flat) -> int:
-    """The default of d_head: the heads share d_model evenly."""
-    return max(1, model["d_model"] // model["attention.heads"])
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,58 @@ class Special:
 
     read: Callable[[Settings, Flat], Flat] = lambda settings, model: {}
     write: Callable[[Flat], Tree] = lambda model: {}
+
+
+Row = Key | Special  # one or more settings of a model, and the other program's keys for them
+
+
+def keys(**theirs: str | tuple[str, Any]) -> tuple[Key, ...]:
+    """Rows by WORDS: their key, or their key with its default. How weights were drawn at first is not written."""
+    rows = []
+    for word, given in theirs.items():
+        (ours, kind), (name, default) = WORDS[word], (given, None) if isinstance(given, str) else given
+        rows.append(Key(ours, name, default, kind=kind, written=word != "std"))
+    return tuple(rows)
+
+
+def without(rows: tuple[Key, ...], ours: str) -> tuple[Key, ...]:
+    """The rows less that of one setting."""
+    return tuple(row for row in rows if row.ours != ours)
+
+
+def four_times(model: Flat) -> int:
+    """The usual default of d_ff."""
+    return int(4 * model["d_model"])
+
+
+def even_heads(model: Flat) -> int:
+    """The default of d_head: the heads share d_model evenly."""
+    return max(1, model["d_model"] // model["attention.heads"])
+
+
+def round_factor(factor: float, close: float) -> float:
+    """A factor that was computed from a whole one, as that."""
+    return round(factor) if abs(factor - round(factor)) < close else factor
+
+
+def switch(theirs: str, default: bool, on: Flat, off: Flat) -> Special:
+    """A key, true or false, that decides settings; the first of `on` tells which it was."""
+    first, value = next(iter(on.items()))
+    return Special(
+        lambda settings, model: on if settings.flag(theirs, default) else off,
+        lambda model: {theirs: model.get(first) == value},
+    )
+
+
+def biases(theirs: str, default: bool, kind: str = "all") -> Special:
+    """A key that gives attention all its biases, or those of `kind`."""
+    return switch(theirs, default, {"attention.bias": kind}, {"attention.bias": "none"})
+
+
+def all_biases(theirs: str, default: bool = True, *more: str) -> Special:
+    """A key that gives attention and feed-forward all their biases, and turns on `more` settings with them."""
+    on, off = (dict.fromkeys(("feedforward.bias", *more), each) for each in (True, False))
+    return switch(theirs, default, {"attention.bias": "all", **on}, {"attention.bias": "none", **off})
 
 
 def same(theirs: str, ours: str) -> Special:
@@ -70,17 +128,19 @@ def same(theirs: str, ours: str) -> Special:
     return Special(read, lambda model: {theirs: model[ours]})
 
 
-def embedding_width(theirs: str, default: int | None = None) -> Special:
+def embedding_width(theirs: str, default: int | None = None) -> Key:
     """The width of the embeddings; a projection stands between them and the layers only where their widths differ.
 
     Where it is absent, it is `default`, or the layers' own.
     """
-
-    def read(settings: Settings, model: Flat) -> Flat:
-        width = settings.whole(theirs, default or model["d_model"])
-        return {"d_embedding": None if width == model["d_model"] else width}
-
-    return Special(read, lambda model: {theirs: model.get("d_embedding") or model["d_model"]})
+    return Key(
+        "d_embedding",
+        theirs,
+        lambda model: default or model["d_model"],
+        kind="whole",
+        to_ours=lambda width, model: None if width == model["d_model"] else width,
+        to_theirs=lambda width, model: width or model["d_model"],
+    )
 
 
 def follows(ours: str, other: str) -> Special:
@@ -106,18 +166,18 @@ class Table:
     only: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
-    def read(self, settings: Settings, known: Mapping[str, Any]) -> Flat:
+    def settings(self, given: Settings, known: Mapping[str, Any]) -> Flat:
         """The model's settings; `known` are those that do not come from the keys."""
-        absent = {key: value for key, value in self.defaults.items() if settings.get(key) is None}
-        asked = Settings({**settings.tree, **absent}, settings.where, settings.prefix)
-        asked.asked = settings.asked
+        absent = {key: value for key, value in self.defaults.items() if given.get(key) is None}
+        asked = Settings({**given.tree, **absent}, given.place, given.prefix)
+        asked.asked = given.asked
         asked.only(**self.only)
         model = {**self.fixed, **known}
         for row in self.rows:
             model |= row.read(asked, model)
         return model
 
-    def write(self, model: Flat) -> Tree:
+    def keys(self, model: Flat) -> Tree:
         """The keys, as near as this kind can come to the model."""
         tree: Tree = {}
         for row in self.rows:

@@ -1,4 +1,5 @@
-"""Hugging Face's tokenizer.json of a BPE, from the lists that other formats keep: tokens, merges, scores.
+"""Hugging Face's tokenizer.json: made for a BPE from the lists that other formats keep (tokens, merges, scores), and
+changed where a model reads something around a text.
 
 Two kinds: byte-level (GPT-2) and SentencePiece's, whose merges follow from scores and which spells in bytes what no
 token holds. The result is text; what is wrong in it is found when it is loaded.
@@ -7,18 +8,17 @@ token holds. The result is text; what is wrong in it is found when it is loaded.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from weft.config import Tree
 from weft.text.bounds import check_letters
+from weft.text.tokenizer import Tokenizer
 
 SPACE = "▁"
-LONGEST = 256  # characters of a token whose merges are looked for; a hostile file of longer ones would cost minutes
-
-Json = dict[str, Any]
+MAX_TOKEN_CHARACTERS = 256  # whose merges are looked for; a hostile file of longer tokens would cost minutes
 
 # what is done to a text for SentencePiece's pieces, as `text/sentencepiece.py` has it
-SPACES: Json = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-SPACE_FIRST: Json = {"type": "Replace", "pattern": {"Regex": r"\A(?=[\s\S])"}, "content": " "}
+SPACES: Tree = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+SPACE_FIRST: Tree = {"type": "Replace", "pattern": {"Regex": r"\A(?=[\s\S])"}, "content": " "}
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class BPEVocabulary:
     end: str | None = None
 
 
-def byte_level(vocabulary: BPEVocabulary, pre_tokenizer: Json, whole_words: bool = False) -> str:
+def byte_level(vocabulary: BPEVocabulary, pre_tokenizer: Tree, whole_words: bool = False) -> str:
     """tokenizer.json of a byte-level BPE; with `whole_words` a word in the vocabulary is not merged from its parts."""
     decoder = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     return _tokenizer_json(vocabulary, {"ignore_merges": whole_words}, pre_tokenizer, decoder)
@@ -46,7 +46,7 @@ def sentencepiece(vocabulary: BPEVocabulary, unk: str | None, space_first: bool 
     """tokenizer.json of a SentencePiece BPE with byte fallback; `space_first` puts a space before a text, also before
     one that begins with a space (as the library's Metaspace does not)."""
     normalizer = {"type": "Sequence", "normalizers": [SPACE_FIRST, SPACES] if space_first else [SPACES]}
-    steps: list[Json] = [
+    steps: list[Tree] = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
@@ -58,39 +58,47 @@ def sentencepiece(vocabulary: BPEVocabulary, unk: str | None, space_first: bool 
 
 
 def _tokenizer_json(
-    vocabulary: BPEVocabulary, model: Json, pre_tokenizer: Json | None, decoder: Json, normalizer: Json | None = None
+    vocabulary: BPEVocabulary, model: Tree, pre_tokenizer: Tree | None, decoder: Tree, normalizer: Tree | None = None
 ) -> str:
     ids = {token: id for id, token in enumerate(vocabulary.tokens)}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     special = sorted(vocabulary.special.items(), key=lambda item: ids[item[0]])
+    before, after = ([token] if token else [] for token in (vocabulary.begin, vocabulary.end))
     tree = {
         "added_tokens": [{"id": ids[token], "content": token, **plain, "special": hidden} for token, hidden in special],
         "normalizer": normalizer,
         "pre_tokenizer": pre_tokenizer,
-        "post_processor": _post_processor(vocabulary, ids),
+        "post_processor": _around(before, after, ids, joined=False) if before or after else None,
         "decoder": decoder,
         "model": {"type": "BPE", **model, "vocab": ids, "merges": [list(merge) for merge in vocabulary.merges]},
     }
     return json.dumps(tree, ensure_ascii=False)
 
 
-def _post_processor(vocabulary: BPEVocabulary, ids: Mapping[str, int]) -> Json | None:
-    around = [token for token in (vocabulary.begin, vocabulary.end) if token is not None]
-    if not around:
-        return None
+def framed(tokenizer: Tokenizer, before: Sequence[str], after: Sequence[str]) -> Tokenizer:
+    """The tokenizer with these tokens around every text, in its own file too."""
+    tree = json.loads(tokenizer.to_json())
+    ids = {token: tokenizer.id(token) for token in (*before, *after)}
+    tree["post_processor"] = _around(before, after, ids, joined=True)
+    return Tokenizer.from_json(json.dumps(tree, ensure_ascii=False), tokenizer.roles, tokenizer.chat_template)
 
-    def framed(sequence: str) -> list[Json]:
-        before, after = (
-            [{"SpecialToken": {"id": token, "type_id": 0}}] if token else []
-            for token in (vocabulary.begin, vocabulary.end)
-        )
-        return [*before, {"Sequence": {"id": sequence, "type_id": 0}}, *after]
 
+def _around(before: Sequence[str], after: Sequence[str], ids: Mapping[str, int], joined: bool) -> Tree:
+    """The step that puts tokens around a text. Of two texts that are `joined`, the second goes on where the first ends,
+    in a segment of its own; others are framed each for itself."""
+
+    def sequence(name: str, segment: int) -> list[Tree]:
+        sides = ([{"SpecialToken": {"id": token, "type_id": segment}} for token in side] for side in (before, after))
+        begin, end = sides
+        return [*begin, {"Sequence": {"id": name, "type_id": segment}}, *end]
+
+    second = sequence("B", 1)[len(before) :] if joined else sequence("B", 0)
+    tokens = dict.fromkeys((*before, *after))
     return {
         "type": "TemplateProcessing",
-        "single": framed("A"),
-        "pair": [*framed("A"), *framed("B")],
-        "special_tokens": {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in around},
+        "single": sequence("A", 0),
+        "pair": [*sequence("A", 0), *second],
+        "special_tokens": {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in tokens},
     }
 
 
@@ -105,7 +113,7 @@ def merges_by_score(tokens: Sequence[str], scores: Sequence[float], texts: Seque
     for token, id in ids.items():
         halves = [
             (token[:at], token[at:])
-            for at in range(1, len(token) if len(token) <= LONGEST else 1)
+            for at in range(1, len(token) if len(token) <= MAX_TOKEN_CHARACTERS else 1)
             if token[:at] in ids and token[at:] in ids
         ]
         for left, right in sorted(halves, key=lambda pair: (ids[pair[0]], ids[pair[1]])):

@@ -21,29 +21,25 @@ import torch
 from torch import Tensor
 
 from weft.errors import InteropError
+from weft.tensors import NAMES, Stored
 from weft.untrusted import bound, mapped, refuse_beyond
 
-LARGEST = 1 << 21  # bytes of the pickle; that of GPT-2 XL with its optimizer has a tenth
+MAX_PICKLE_BYTES = 1 << 21  # the pickle of GPT-2 XL with its optimizer has a tenth
+MAX_DIMENSIONS = 64
+NAMES_OF_ONE = 4  # that a tensor may have in a file: T5's one table has four
 OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files begin that torch wrote before version 1.6
-LOCAL_HEADER = 30  # bytes before the name of a zip entry
-DIMENSIONS = 64
+LOCAL_HEADER_BYTES = 30  # before the name of a zip entry
 
 STORAGES = {
-    "FloatStorage": torch.float32,
-    "DoubleStorage": torch.float64,
-    "HalfStorage": torch.float16,
-    "BFloat16Storage": torch.bfloat16,
-    "LongStorage": torch.int64,
-    "IntStorage": torch.int32,
-    "ShortStorage": torch.int16,
-    "CharStorage": torch.int8,
-    "ByteStorage": torch.uint8,
-    "BoolStorage": torch.bool,
-    "ComplexFloatStorage": torch.complex64,
-    "ComplexDoubleStorage": torch.complex128,
-}
-TABLES = {"collections OrderedDict"}
-TENSORS = {"torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"}
+    "FloatStorage": torch.float32, "DoubleStorage": torch.float64, "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
+    "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
+    "ComplexFloatStorage": torch.complex64, "ComplexDoubleStorage": torch.complex128,
+}  # fmt: skip
+TABLE = "collections OrderedDict"
+TENSOR, PARAMETER = "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"
+PLAIN = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+VALUES = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINSTRING"}
 
 
 @dataclass(frozen=True)
@@ -84,11 +80,26 @@ def read(path: Path) -> Any:
         raise InteropError(f"{path}: not a file of torch.save, or truncated") from None
 
 
-def check_claims(path: Path, tensors: Mapping[str, Tensor], names: int = 1) -> None:
-    """Refuse tensors that take more numbers than the file holds: one number for millions costs nothing there.
+def listing(file: Path, table: Any = None, names: int = NAMES_OF_ONE) -> dict[str, Stored]:
+    """Every tensor of a file, or of a table in it; their numbers stay on the disk until they are used.
 
-    Each tensor needs numbers of its own; `names` is how many names the whole of one may have.
+    Each is dense and has numbers of its own; `names` is how many names the whole of one may have.
     """
+    table = read(file) if table is None else table
+    if not isinstance(table, dict) or not table:
+        raise InteropError(f"{file}: it holds no table of tensors")
+    for name, value in table.items():
+        if not isinstance(name, str) or not name.isprintable():
+            raise InteropError(f"{file}: {name!r:.60} is not the name of a tensor")
+        if not isinstance(value, Tensor) or value.dtype not in NAMES:
+            what = getattr(value, "name", None) or str(getattr(value, "dtype", type(value).__name__))
+            raise InteropError(f"{file}: '{name}' is {what.replace(' ', '.')}; expected a dense tensor of numbers")
+    _check_claims(file, table, names)
+    return {name: Stored(file, name, tuple(t.shape), NAMES[t.dtype], t) for name, t in sorted(table.items())}
+
+
+def _check_claims(path: Path, tensors: Mapping[str, Tensor], names: int) -> None:
+    """Refuse tensors that take more numbers than the file holds: one number for millions costs nothing there."""
     claimed: Counter[int] = Counter()  # bytes of each storage that tensors have used
     named: Counter[tuple[Any, ...]] = Counter()
     for name, tensor in tensors.items():
@@ -117,7 +128,7 @@ def _zipped(path: Path, data: memoryview) -> Any:
     folder = name.removesuffix("data.pkl")
     if f"{folder}byteorder" in entries and bytes(_entry(entries[f"{folder}byteorder"], data)) != b"little":
         raise InteropError("its numbers are big-endian; save it again on another machine")
-    refuse_beyond(entries[name].file_size, LARGEST, f"its {name} has {entries[name].file_size:,} bytes")
+    refuse_beyond(entries[name].file_size, MAX_PICKLE_BYTES, f"its {name} has {entries[name].file_size:,} bytes")
     storages: dict[str, Tensor] = {}
 
     def storage(wanted: _Storage) -> Tensor:
@@ -126,14 +137,14 @@ def _zipped(path: Path, data: memoryview) -> Any:
             storages[wanted.key] = _array(numbers, wanted)
         return storages[wanted.key]
 
-    return _Program(_entry(entries[name], data), storage).run()[0]
+    return _run(_entry(entries[name], data), storage)[0]
 
 
 def _entry(entry: zipfile.ZipInfo, data: memoryview) -> memoryview:
     """The bytes of an entry, which are in the file as they are."""
     start = entry.header_offset
     mark, name, extra = struct.unpack_from("<4s22xHH", data, start)
-    start += LOCAL_HEADER + name + extra
+    start += LOCAL_HEADER_BYTES + name + extra
     if mark != b"PK\3\4" or entry.file_size != entry.compress_size or entry.file_size > len(data) - start:
         raise ValueError
     return data[start : start + entry.file_size]
@@ -152,119 +163,109 @@ def _old(data: memoryview) -> Any:
     """The numbers come after the objects: a first reading says which there are, a second one uses them."""
     sizes: dict[str, _Storage] = {}
 
-    def note(wanted: _Storage) -> Tensor:
+    def note(wanted: _Storage) -> None:
         sizes[wanted.key] = wanted
-        return torch.empty(0, dtype=wanted.dtype).expand(0)
 
-    place = 0
-    for _ in range(3):
-        place += _Program(data[place:], note).run()[1]
-    objects = place
-    place += _Program(data[place:], note, dry=True).run()[1]
-    keys, length = _Program(data[place:], note).run()
+    place = objects = 0
+    for _ in range(4):
+        objects = place
+        place += _run(data[place:], note)[1]
+    keys, length = _run(data[place:], note)
     place += length
     storages: dict[str, Tensor] = {}
     for key in keys:
-        count = struct.unpack_from("<q", data, place)[0]
-        wanted = sizes[key]
+        count, wanted = struct.unpack_from("<q", data, place)[0], sizes[key]
         if count != wanted.count:
             raise ValueError
         storages[key] = _array(data[place + 8 :], wanted)
         place += 8 + count * wanted.dtype.itemsize
-    return _Program(data[objects:], lambda wanted: storages[wanted.key]).run()[0]
+    return _run(data[objects:], lambda wanted: storages[wanted.key])[0]
 
 
-class _Program:
-    """A pickle, followed operation by operation."""
+def _run(code: memoryview, storage: Callable[[_Storage], Tensor | None]) -> tuple[Any, int]:
+    """Follow a pickle operation by operation: what it makes, and its length.
 
-    def __init__(self, code: memoryview, storage: Callable[[_Storage], Tensor], dry: bool = False) -> None:
-        self.code, self.storage, self.dry = code, storage, dry
+    `storage` gives the numbers of a tensor, or None where they are not read yet.
+    """
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[Any, Any] = {}
 
-    def run(self) -> tuple[Any, int]:
-        """What the program makes, and its length."""
-        stack: list[Any] = []
-        marks: list[int] = []
-        memo: dict[Any, Any] = {}
-        stream = BytesIO(bytes(self.code[: bound(LARGEST)]))
+    def marked() -> list[Any]:
+        place = marks.pop()
+        values = stack[place:]
+        del stack[place:]
+        return values
 
-        def marked() -> list[Any]:
-            place = marks.pop()
-            values = stack[place:]
-            del stack[place:]
-            return values
+    for operation, argument, place in pickletools.genops(BytesIO(bytes(code[: bound(MAX_PICKLE_BYTES)]))):
+        match operation.name:
+            case "PROTO":
+                pass
+            case "STOP":
+                return stack.pop(), (place or 0) + 1
+            case "MARK":
+                marks.append(len(stack))
+            case name if name in PLAIN:
+                stack.append(PLAIN[name])
+            case name if name in VALUES:
+                stack.append(argument)
+            case "EMPTY_DICT":
+                stack.append({})
+            case "EMPTY_LIST":
+                stack.append([])
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                count = int(operation.name[-1])
+                stack[-count:] = [tuple(stack[-count:])] if len(stack) >= count else _fail()
+            case "TUPLE":
+                values = marked()
+                stack.append(tuple(values))
+            case "BINPUT" | "LONG_BINPUT":
+                memo[argument] = stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                stack.append(memo[argument])
+            case "APPEND" | "APPENDS":
+                values = marked() if operation.name == "APPENDS" else [stack.pop()]
+                _of(stack[-1], list).extend(values)
+            case "SETITEM" | "SETITEMS":
+                values = marked() if operation.name == "SETITEMS" else [stack.pop(), stack.pop()][::-1]
+                for key, value in zip(values[::2], values[1::2], strict=True):
+                    # keys are plain: to hash one made of others may take for ever
+                    _of(stack[-1], dict)[_of(key, str | int)] = value
+            case "GLOBAL":
+                stack.append(_global(argument))
+            case "BINPERSID":
+                stack.append(_persistent(stack.pop()))
+            case "REDUCE":
+                arguments, function = _of(stack.pop(), tuple), stack.pop()
+                stack.append(_called(function, arguments, storage))
+            case "BUILD":  # attributes of a table, which say nothing
+                stack.pop()
+                _of(stack[-1], dict)
+            case _:
+                raise RefusedError
+    raise ValueError
 
-        for operation, argument, place in pickletools.genops(stream):
-            match operation.name:
-                case "PROTO":
-                    pass
-                case "STOP":
-                    return stack.pop(), (place or 0) + 1
-                case "MARK":
-                    marks.append(len(stack))
-                case "NONE":
-                    stack.append(None)
-                case "NEWTRUE" | "NEWFALSE":
-                    stack.append(operation.name == "NEWTRUE")
-                case "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINFLOAT" | "BINUNICODE" | "SHORT_BINSTRING":
-                    stack.append(argument)
-                case "EMPTY_DICT":
-                    stack.append({})
-                case "EMPTY_LIST":
-                    stack.append([])
-                case "EMPTY_TUPLE":
-                    stack.append(())
-                case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                    count = int(operation.name[-1])
-                    stack[-count:] = [tuple(stack[-count:])] if len(stack) >= count else _fail()
-                case "TUPLE":
-                    values = marked()
-                    stack.append(tuple(values))
-                case "BINPUT" | "LONG_BINPUT":
-                    memo[argument] = stack[-1]
-                case "BINGET" | "LONG_BINGET":
-                    stack.append(memo[argument])
-                case "APPEND":
-                    value = stack.pop()
-                    _of(stack[-1], list).append(value)
-                case "APPENDS":
-                    values = marked()
-                    _of(stack[-1], list).extend(values)
-                case "SETITEM":
-                    values = [stack.pop(), stack.pop()][::-1]
-                    _set(stack[-1], values)
-                case "SETITEMS":
-                    values = marked()
-                    _set(stack[-1], values)
-                case "GLOBAL":
-                    stack.append(_global(argument))
-                case "BINPERSID":
-                    stack.append(_persistent(stack.pop()))
-                case "REDUCE":
-                    arguments, function = _of(stack.pop(), tuple), stack.pop()
-                    stack.append(self._call(function, arguments))
-                case "BUILD":  # attributes of a table, which say nothing
-                    stack.pop()
-                    _of(stack[-1], dict)
-                case _:
-                    raise RefusedError
+
+def _called(function: Any, arguments: tuple[Any, ...], storage: Callable[[_Storage], Tensor | None]) -> Any:
+    """What a call makes; nothing is called but what makes a tensor."""
+    if not isinstance(function, Other):
+        raise RefusedError
+    if function.name == TABLE and not arguments:
+        return {}
+    if function.name == PARAMETER:
+        return _of(arguments[0], Tensor | Other)
+    if function.name != TENSOR:
+        return Other(function.name)
+    wanted, offset, shape, strides = arguments[:4]
+    if isinstance(wanted, Other):
+        return wanted
+    numbers = storage(_of(wanted, _Storage))
+    if numbers is None:
+        return Other("unread")
+    sizes = (offset, *_of(shape, tuple), *_of(strides, tuple))
+    if len(shape) != len(strides) or len(shape) > MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in sizes):
         raise ValueError
-
-    def _call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
-        if not isinstance(function, Other):
-            raise RefusedError
-        if function.name in TABLES and not arguments:
-            return {}
-        if function.name == "torch._utils _rebuild_parameter":
-            return _of(arguments[0], Tensor | Other)
-        if function.name != "torch._utils _rebuild_tensor_v2":
-            return Other(function.name)
-        storage, offset, shape, strides = arguments[:4]
-        if isinstance(storage, Other):
-            return storage
-        if self.dry:
-            self.storage(_of(storage, _Storage))
-            return Other("unread")
-        return _tensor(self.storage(_of(storage, _Storage)), offset, shape, strides)
+    return torch.as_strided(numbers, shape, strides, offset)  # which checks that all of it is there
 
 
 def _fail() -> Any:
@@ -276,18 +277,12 @@ def _of(value: Any, kind: Any) -> Any:
     return value if isinstance(value, kind) else _fail()
 
 
-def _set(table: Any, values: list[Any]) -> None:
-    """Put keys and values into a table. Keys are plain: to hash one made of others may take for ever."""
-    for key, value in zip(values[::2], values[1::2], strict=True):
-        _of(table, dict)[_of(key, str | int)] = value
-
-
 def _global(argument: Any) -> Other | torch.dtype:
     """What a name of Python's stands for. Nothing is imported."""
     module, name = str(argument).split(" ")
     if module == "torch" and name in STORAGES:
         return STORAGES[name]
-    if f"{module} {name}" in TABLES | TENSORS or module.split(".")[0] == "torch":
+    if argument == TABLE or module.split(".")[0] == "torch":
         return Other(f"{module} {name}")
     raise RefusedError
 
@@ -298,10 +293,3 @@ def _persistent(given: Any) -> _Storage | Other:
     if kind != "storage" or not isinstance(key, str) or type(count) is not int or count < 0:
         raise ValueError
     return _Storage(dtype, key, count) if isinstance(dtype, torch.dtype) else _of(dtype, Other)
-
-
-def _tensor(storage: Tensor, offset: Any, shape: Any, strides: Any) -> Tensor:
-    sizes = (offset, *_of(shape, tuple), *_of(strides, tuple))
-    if len(shape) != len(strides) or len(shape) > DIMENSIONS or any(type(n) is not int or n < 0 for n in sizes):
-        raise ValueError
-    return torch.as_strided(storage, shape, strides, offset)  # which checks that all of it is there

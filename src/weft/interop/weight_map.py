@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from weft.errors import InteropError
-from weft.interop.bundle import LazyWeights
 from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder, Model
 from weft.nn.init import empty_weights
+from weft.tensors import LazyWeights
 
 Shape = tuple[int, ...]
 
@@ -37,18 +37,22 @@ class Layout:
         return tuple(self.to_theirs(torch.empty(ours, device="meta")).shape)
 
 
-def _unchanged(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 def _transposed(tensor: Tensor) -> Tensor:
     return tensor.mT.contiguous() if tensor.dim() == 2 else tensor
 
 
-SAME = Layout(_unchanged, _unchanged)
+SAME = Layout(lambda theirs: theirs, lambda ours: ours)
 TRANSPOSED = Layout(_transposed, _transposed)  # matrices as (in, out) instead of (out, in)
 ONE_ROW = Layout(lambda theirs: theirs[0], lambda ours: ours[None])  # a vector as a matrix of one row
 A_ROW = Layout(lambda theirs: theirs[None], lambda ours: ours[0])  # a row of a matrix as a vector
+
+
+def reordered(order: Callable[[Tensor], Tensor]) -> Layout:
+    """Rows in another order: `order` gives the numbers of our rows as they follow each other there."""
+    return Layout(
+        lambda theirs: theirs[order(torch.arange(len(theirs))).argsort()],
+        lambda ours: ours[order(torch.arange(len(ours)))],
+    )
 
 
 def adjacent_pairs(d_head: int) -> Layout:
@@ -56,14 +60,7 @@ def adjacent_pairs(d_head: int) -> Layout:
 
     Row 2i of a head is there what row i is here, and row 2i + 1 what row d_head/2 + i is (Su et al. 2021, §3.4.2).
     """
-
-    def to_ours(theirs: Tensor) -> Tensor:
-        return theirs.unflatten(0, (-1, d_head // 2, 2)).transpose(1, 2).reshape(theirs.shape)
-
-    def to_theirs(ours: Tensor) -> Tensor:
-        return ours.unflatten(0, (-1, 2, d_head // 2)).transpose(1, 2).reshape(ours.shape)
-
-    return Layout(to_ours, to_theirs)
+    return reordered(lambda rows: rows.view(-1, 2, d_head // 2).mT.flatten())
 
 
 def grouped(groups: int, d_head: int) -> Layout:
@@ -72,17 +69,11 @@ def grouped(groups: int, d_head: int) -> Layout:
     Here all queries come first, then all keys, then all values. With as many groups as heads, each head has its three.
     """
 
-    def to_ours(theirs: Tensor) -> Tensor:
-        parts = theirs.unflatten(0, (groups, -1, d_head))
-        return torch.cat([part.flatten(0, 2) for part in (parts[:, :-2], parts[:, -2:-1], parts[:, -1:])])
+    def order(rows: Tensor) -> Tensor:
+        queries, keys, values = rows.view(-1, d_head).split([len(rows) // d_head - 2 * groups, groups, groups])
+        return torch.cat([queries.unflatten(0, (groups, -1)), keys[:, None], values[:, None]], dim=1).flatten()
 
-    def to_theirs(ours: Tensor) -> Tensor:
-        keys = groups * d_head
-        queries, *others = ours.split([ours.shape[0] - 2 * keys, keys, keys])
-        parts = [part.unflatten(0, (groups, -1, d_head)) for part in (queries, *others)]
-        return torch.cat(parts, dim=1).flatten(0, 2)
-
-    return Layout(to_ours, to_theirs)
+    return reordered(order)
 
 
 # ---- rules
@@ -97,20 +88,49 @@ class Rule:
     layouts: tuple[Layout, ...]
 
 
-def tensor(ours: str, *theirs: str, layout: Layout = SAME, layouts: tuple[Layout, ...] = ()) -> Rule:
-    """The rule for one tensor, whose parts all have one `layout`, or each its own of `layouts`."""
-    layouts = layouts or (layout,) * len(theirs)
+Rules = tuple[Rule, ...]
+Layouts = Layout | tuple[Layout, ...]  # that of all parts, or each part's own
+Names = str | tuple[str, ...] | None  # of a module, of its parts, or of none
+# the modules of a block by a short word
+PARTS = {
+    "norm": "attention_skip.norm", "norm_out": "attention_skip.norm_out", "qkv": "attention.qkv",
+    "q_norm": "attention.q_norm", "k_norm": "attention.k_norm", "out": "attention.out",
+    "cross_norm": "cross_skip.norm", "cross_q": "cross.q", "cross_kv": "cross.kv", "cross_out": "cross.out",
+    "ff_norm": "feedforward_skip.norm", "ff_norm_out": "feedforward_skip.norm_out", "up": "feedforward.up",
+    "gate_up": "feedforward.gate_up", "down": "feedforward.down",
+}  # fmt: skip
+
+
+def tensor(ours: str, *theirs: str, layout: Layouts = SAME) -> Rule:
+    """The rule for one tensor, whose parts all have one layout, or each its own."""
+    layouts = layout if isinstance(layout, tuple) else (layout,) * len(theirs)
     assert len(layouts) == len(theirs) > 0, ours
     return Rule(ours, theirs, layouts)
 
 
-def module(ours: str, *theirs: str, layout: Layout = SAME, layouts: tuple[Layout, ...] = ()) -> tuple[Rule, Rule]:
+def module(ours: str, *theirs: str, layout: Layouts = SAME) -> Rules:
     """The rules for a module's weight and bias."""
-    weight, bias = (
-        tensor(f"{ours}.{kind}", *(f"{name}.{kind}" for name in theirs), layout=layout, layouts=layouts)
-        for kind in ("weight", "bias")
+    return tuple(
+        tensor(f"{ours}.{kind}", *(f"{name}.{kind}" for name in theirs), layout=layout) for kind in ("weight", "bias")
     )
-    return weight, bias
+
+
+def block(stack: str, theirs: str, layouts: Mapping[str, Layouts] | None = None, /, **names: Names) -> Rules:
+    """The rules for the modules of a stack's blocks, whose names begin with `theirs` there.
+
+    `names` gives, by the words of PARTS, what follows; `*` stands for the letters of queries, keys and values. Other
+    layouts than the same are in `layouts`.
+    """
+    rules: list[Rule] = []
+    for part, name in names.items():
+        if isinstance(name, str):
+            letters = part.rpartition("_")[2] if "*" in name else " "
+            name = tuple(name.replace("*", letter) for letter in letters)
+        if name is not None:
+            layout = (layouts or {}).get(part, SAME)
+            ours = f"{stack}.blocks.{{layer}}.{PARTS[part]}"
+            rules += module(ours, *(f"{theirs}.{each}" for each in name), layout=layout)
+    return tuple(rules)
 
 
 # ---- a table, for one model
@@ -125,6 +145,10 @@ class Part:
     start: int
     stop: int
     layout: Layout
+
+    def of(self, ours: Tensor) -> Tensor:
+        """Their tensor, from ours."""
+        return self.layout.to_theirs(ours[self.start : self.stop])
 
 
 Conversions = Mapping[str, tuple[Part, ...]]  # our tensor → the parts that it consists of
@@ -181,10 +205,10 @@ def their_shapes(table: Conversions) -> dict[str, Shape]:
 # ---- reading and writing by a table
 
 
-def to_ours(table: Conversions, found: Mapping[str, Shape], read: Callable[[str], Tensor], where: str) -> LazyWeights:
+def to_ours(table: Conversions, found: Mapping[str, Shape], read: Callable[[str], Tensor], place: str) -> LazyWeights:
     """Our weights, each read from theirs when it is asked for.
 
-    `found` holds the names and shapes of everything that `where` stores; `read` gets one tensor. What is missing, left
+    `found` holds the names and shapes of everything that `place` stores; `read` gets one tensor. What is missing, left
     over or of another shape is an error that names it.
     """
     wanted = their_shapes(table)
@@ -194,10 +218,10 @@ def to_ours(table: Conversions, found: Mapping[str, Shape], read: Callable[[str]
     ):
         if names:
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise InteropError(f"{where}: '{names[0]}' {list(shapes[names[0]])} {fault}{more}")
+            raise InteropError(f"{place}: '{names[0]}' {list(shapes[names[0]])} {fault}{more}")
     for name, shape in wanted.items():
         if tuple(found[name]) != shape:
-            raise InteropError(f"{where}: '{name}' is {list(found[name])}; the settings ask for {list(shape)}")
+            raise InteropError(f"{place}: '{name}' is {list(found[name])}; the settings ask for {list(shape)}")
     return {name: partial(_ours, parts, read) for name, parts in table.items()}
 
 
@@ -208,8 +232,8 @@ def _ours(parts: Iterable[Part], read: Callable[[str], Tensor]) -> Tensor:
 
 def to_theirs(table: Conversions, weights: LazyWeights) -> LazyWeights:
     """Their weights, each made from ours when it is asked for."""
-    return {part.name: partial(_theirs, part, weights[name]) for name, parts in table.items() for part in parts}
 
+    def made(part: Part, name: str) -> Tensor:
+        return part.of(weights[name]())
 
-def _theirs(part: Part, ours: Callable[[], Tensor]) -> Tensor:
-    return part.layout.to_theirs(ours()[part.start : part.stop])
+    return {part.name: partial(made, part, name) for name, parts in table.items() for part in parts}

@@ -13,7 +13,7 @@ worked out anew each time, so that a process may be killed anywhere in between: 
 
 An interruption leaves no trace: what it saved is where the run continues, and goes once the next `step-…` stands. It
 is in no average, no rollback leads to it, and it takes no other's place.
-Loading runs no code: safetensors and JSON only (`runs/tensors.py`).
+Loading runs no code: safetensors and JSON only (`tensors.py`).
 """
 
 import json
@@ -25,10 +25,9 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn, optim
 
-from weft import files
+from weft import files, tensors
 from weft.errors import DamageError, RunError
 from weft.models.renamed import current_name
-from weft.runs import tensors
 from weft.runs.folder import CHECKPOINT, writing
 from weft.runs.snapshot import (
     Snapshot,

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from weft import tensors
 from weft.config import Tree
 from weft.costs.count import count
 from weft.errors import InteropError, RunError, WeftError
 from weft.files import write_text
-from weft.interop import safetensors
-from weft.interop.bundle import LazyWeights, ModelBundle, counted, lazily
+from weft.interop.bundle import ModelBundle, counted
 from weft.interop.generation import DRAWING, generation_settings, search_settings, without_a_rule
-from weft.interop.hf import GENERATION
+from weft.interop.hf.hf import GENERATION
 from weft.interop.weight_map import shapes
 from weft.models.config import EncoderDecoder, Model
 from weft.models.renamed import current_name
@@ -27,6 +27,7 @@ from weft.recipe.config import Recipe
 from weft.runs.checkpoint import checkpoint_name, link, seal
 from weft.runs.folder import RunFolder, open_run
 from weft.runs.noted import note_files
+from weft.tensors import LazyWeights
 from weft.text.tokenizer import FILE, Tokenizer
 from weft.untrusted import read_object
 
@@ -39,7 +40,7 @@ def write_run(run: RunFolder, bundle: ModelBundle, recipe: Recipe) -> None:
     checkpoint = run.checkpoints / checkpoint_name(0)
     (checkpoint / "state").mkdir(parents=True)
     with bar("importing", len(bundle.weights)) as advance:
-        safetensors.write(checkpoint / safetensors.SINGLE, counted(bundle.weights, advance))
+        tensors.write(checkpoint / "model.safetensors", counted(bundle.weights, advance))
     write_text(checkpoint / "state/state.json", json.dumps({"step": 0, "notes": {}}, indent=1))
     seal(checkpoint, 0, {})
     for name in ("latest", "best"):
@@ -63,7 +64,7 @@ def _write_origin(folder: Path, bundle: ModelBundle, fingerprint: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
     if bundle.unused:
-        safetensors.write(folder / "unused.safetensors", bundle.unused)
+        tensors.write(folder / "unused.safetensors", bundle.unused)
 
 
 def read_run(run: RunFolder, weights: LazyWeights) -> ModelBundle:
@@ -140,7 +141,7 @@ def generation(run: RunFolder, vocab_size: int) -> Generation:
 
 def checkpoint_weights(path: Path, model: Model) -> LazyWeights:
     """A checkpoint's weights, each read when it is asked for."""
-    stored = _stored(path / safetensors.SINGLE)
+    stored = _stored(path / "model.safetensors")
     tied = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["tied"]
     weights = {**stored, **{name: stored[original] for name, original in tied.items()}}
     weights = {current_name(name): read for name, read in weights.items()}
@@ -151,5 +152,4 @@ def checkpoint_weights(path: Path, model: Model) -> LazyWeights:
 
 
 def _stored(file: Path) -> dict[str, Callable[[], Tensor]]:
-    tensors = safetensors.listing(file)
-    return dict(lazily(safetensors.reader(tensors), tensors))
+    return {name: stored.read for name, stored in tensors.listing(file).items()}

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
+from weft import tensors
 from weft.errors import RunError
 from weft.models.renamed import current_name
 from weft.parallel.apply import Split
 from weft.parallel.pieces import Geometry, Piece
 from weft.parallel.ranks import Ranks
-from weft.runs import checkpoint, tensors
+from weft.runs import checkpoint
 from weft.runs.snapshot import random_state, restore_random_state
 from weft.safetensors_header import Place, read_header
 

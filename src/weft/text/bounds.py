@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from tokenizers import Regex, normalizers
 
 from weft.errors import TokenizerError
-from weft.untrusted import LARGEST, parse_json, refuse_beyond
+from weft.untrusted import MAX_WHOLE_BYTES, parse_json, refuse_beyond
 
 MAX_STEPS = 512  # of preparing a text, or of putting it together again
 MAX_GROWTH = 64  # times as many bytes that a text may become; Unicode's own compositions make up to 11 of one
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 def check(text: str) -> None:
     """Refuse a tokenizer.json that asks for too much. What is of a wrong type is left for the library to refuse."""
-    _refuse(len(text), LARGEST, f"{len(text):,} characters")
+    _refuse(len(text), MAX_WHOLE_BYTES, f"{len(text):,} characters")
     tree = parse_json(text, "not a tokenizer", TokenizerError)
     if not isinstance(tree, dict):
         raise TokenizerError("not a tokenizer: expected a JSON object")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from weft import tensors
 from weft.errors import ConfigError
 from weft.layout import Layout
 from weft.models.base import LanguageModel
@@ -19,7 +20,7 @@ from weft.parallel.apply import lay_out
 from weft.parallel.ranks import Ranks
 from weft.parallel.tensor import keep_local
 from weft.recipe.config import Recipe
-from weft.runs import checkpoint, tensors, together
+from weft.runs import checkpoint, together
 from weft.runs.folder import RunFolder
 from weft.training.weights import written_in
 

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from weft import files
+from weft import files, tensors
 from weft.data import store
 from weft.decode.fast.packed import Bits
 from weft.decode.fast.quantize import fill, quantize
@@ -26,7 +26,7 @@ from weft.models.build import build
 from weft.models.transformer import Transformer
 from weft.nn.init import empty_weights
 from weft.recipe.config import Recipe
-from weft.runs import checkpoint, tensors
+from weft.runs import checkpoint
 from weft.runs.folder import RunFolder
 from weft.training.weights import check_base, fill_model, written_in
 

@@ -24,8 +24,8 @@ MODEL_FILES = {
     ctranslate2.CONFIG,
     *(f"{side}_vocabulary.{end}" for side in ("shared", "source", "target") for end in ("json", "txt")),
 }
-LARGEST = 1 << 33  # bytes of all unpacked files
-GROWTH = 32  # times the archive's bytes that they may become: weights are hard to compress
+MAX_UNPACKED_BYTES = 1 << 33  # of all files
+MAX_GROWTH = 32  # times the archive's bytes that they may become: weights are hard to compress
 WRONG = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 
 
@@ -63,11 +63,10 @@ def _read_folder(folder: Path, path: Path, tokenizer: Path | None) -> ModelBundl
 
 
 def _unpack(path: Path, archive: zipfile.ZipFile, place: Path) -> None:
-    """Write the files that are needed."""
     wanted = _wanted(path, archive)
     size = sum(entry.file_size for entry in wanted.values())
-    most = min(LARGEST, GROWTH * path.stat().st_size)
-    refuse_beyond(size, most, f"{path}: its files would be {size:,} bytes")
+    bound = min(MAX_UNPACKED_BYTES, MAX_GROWTH * path.stat().st_size)
+    refuse_beyond(size, bound, f"{path}: its files would be {size:,} bytes")
     (place / FOLDER).mkdir()
     for name, entry in wanted.items():
         with archive.open(entry) as packed, open(place / name, "wb") as file:

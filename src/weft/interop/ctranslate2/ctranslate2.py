@@ -1,14 +1,13 @@
 """CTranslate2 folders: translation models of Marian (OPUS-MT), OpenNMT and others, quantized or not.
 
-A folder holds model.bin (`ctranslate2_file.py`), config.json and the vocabularies; the SentencePiece models that
+A folder holds model.bin (`file.py`), config.json and the vocabularies; the SentencePiece models that
 tokenize text are often put beside them. int8 and int16 weights are dequantized to fp32.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +17,13 @@ from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle, named_tokenizer
 from weft.interop.ctranslate2.file import ModelFile, open_file
 from weft.interop.ctranslate2.tokenizer import marian_files, read_tokenizers, read_vocabularies
-from weft.interop.weight_map import Rule, Shape, conversions, tensor, to_ours
+from weft.interop.settings import Settings, nested
+from weft.interop.weight_map import Rule, Shape, block, conversions, module, tensor, to_ours
 from weft.models.config import EncoderDecoder
 from weft.nn.config import Activation
 from weft.nn.position import sinusoids
 from weft.nn.position_config import Learned, Sinusoidal, T5Bias
-from weft.untrusted import read_object
+from weft.untrusted import optional_object
 
 MODEL, CONFIG = "model.bin", "config.json"
 # the kinds that translate, and their heads where the file does not say how many; the first versions gave no kind
@@ -44,30 +44,11 @@ OFF = ("alibi", "alibi_use_positive_positions", "scale_alibi", "final_logit_soft
 # every setting that is understood, or does not change the model's output
 SETTINGS = {
     *OFF,
-    "activation",
-    "alignment_heads",
-    "alignment_layer",
-    "bos_token",
-    "embeddings_merge",
-    "eos_token",
-    "head_dim",
-    "layernorm_embedding",
-    "multi_query_attention",
-    "multiply_by_sqrt_depth",
-    "num_heads",
-    "num_heads_kv",
-    "pre_norm",
-    "queries_scale",
-    "relative_attention_max_distance",
-    "scale_embeddings",
-    "scale_outputs",
-    "start_from_zero_embedding",
-    "unk_token",
-    "user_decoder_start_tokens",
-    "with_relative_position",
-    "with_source_bos",
-    "with_source_eos",
-    "with_target_bos",
+    *("activation", "alignment_heads", "alignment_layer", "bos_token", "embeddings_merge", "eos_token", "head_dim"),
+    *("layernorm_embedding", "multi_query_attention", "multiply_by_sqrt_depth", "num_heads", "num_heads_kv"),
+    *("pre_norm", "queries_scale", "relative_attention_max_distance", "scale_embeddings", "scale_outputs"),
+    *("start_from_zero_embedding", "unk_token", "user_decoder_start_tokens", "with_relative_position"),
+    *("with_source_bos", "with_source_eos", "with_target_bos"),
 }
 # the tensors with a row a token of the target, to which Marian's start adds one
 EXTENDED = {TARGET, "decoder/projection/weight", "decoder/projection/bias"}
@@ -85,8 +66,7 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     """The encoder–decoder of a folder, or of its model.bin; `tokenizer` is used for the target if it is given."""
     folder = path if path.is_dir() else path.parent
     stored = _open(folder / MODEL)
-    config = read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-    config |= _older_config(stored.file)
+    config = Settings(optional_object(folder / CONFIG) | _older_config(stored.file), str(folder / CONFIG))
     vocabularies = read_vocabularies(folder)
     model = validate(EncoderDecoder, _settings(stored, config), f"{folder / MODEL}: settings that do not fit")
     for side, table in (("target", TARGET), ("source", stored.source_table)):
@@ -128,9 +108,9 @@ def _open(path: Path) -> _Stored:
     file = open_file(path)
     if file.kind not in HEADS:
         known = ", ".join(filter(None, HEADS))
-        raise InteropError(f"{path}: a model of kind '{file.kind}'; weft reads {known}, which translate")
+        raise file.refusal(f"a model of kind '{file.kind}'; weft reads {known}, which translate")
     if "encoder/embeddings_1/weight" in file:
-        raise InteropError(f"{path}: several source embeddings (word features) are not supported")
+        raise file.refusal("several source embeddings (word features) are not supported")
     source = next((name for name in SOURCES if name in file), SOURCES[-1])
     shared, tied = (file[name] is file[TARGET] for name in (source, "decoder/projection/weight"))
     return _Stored(file, source, shared, tied, bool(file.number("decoder/start_from_zero_embedding")))
@@ -157,9 +137,7 @@ def _both_sides(file: ModelFile, setting: str, default: float) -> float:
     """A setting that weft has once for both sides; older files give one to both, too."""
     one, other = (file.number(f"{side}/{setting}", setting, default=default) for side in SIDES)
     if one != other:
-        raise InteropError(
-            f"{file.path}: {setting} is {one:g} in the encoder and {other:g} in the decoder; weft has one for both"
-        )
+        raise file.refusal(f"{setting} is {one:g} in the encoder and {other:g} in the decoder; weft has one for both")
     return one
 
 
@@ -169,53 +147,50 @@ def _layers(file: ModelFile, side: str) -> int:
     return next(number for number in count(1) if name.format(number) not in file)
 
 
-def _settings(stored: _Stored, config: Mapping[str, Any]) -> Tree:
-    file, where = stored.file, stored.file.path
+def _settings(stored: _Stored, config: Settings) -> Tree:
+    file = stored.file
     rows, d_model = file.matrix(TARGET)
     heads = int(_both_sides(file, "num_heads", HEADS[file.kind]))
     d_head = file.matrix(f"{OWN}/linear_1/weight")[1] // max(heads, 1)
     if heads < 1 or d_head < 1:
-        raise InteropError(f"{where}: num_heads = {heads}: expected a whole number above 0")
-    groups = int(file.number(f"{OWN}/num_heads_kv", "num_heads_kv", default=heads))
+        raise file.refusal(f"num_heads = {heads}: expected a whole number above 0")
     for switch in OFF:
         if file.number(f"decoder/{switch}", switch):
-            raise InteropError(f"{where}: decoder/{switch} is on; weft has no such part in an encoder–decoder")
+            raise file.refusal(f"decoder/{switch} is on; weft has no such part in an encoder–decoder")
     qkv, out = (f"{OWN}/linear_{part}/bias" in file for part in (0, 1))
     scale = file.number("decoder/scale_outputs", "scale_outputs")
     position, context = _position(file, d_model)
-    return {
-        "vocab_size": rows + stored.zero_start,
-        "source_vocab_size": None if stored.shared else file.matrix(stored.source_table)[0],
-        "context": context,
-        "layers": _layers(file, "decoder"),
-        "encoder_layers": _layers(file, "encoder"),
-        "d_model": d_model,
-        "attention": {
-            "heads": heads,
-            "kv_heads": None if groups == heads else groups,
-            "d_head": None if d_head * heads == d_model else d_head,
-            "bias": "all" if qkv and out else "qkv" if qkv else "none",
-            "scale": file.number(f"{OWN}/queries_scale") if f"{OWN}/queries_scale" in file else None,
-        },
-        "feedforward": _feedforward(file),
-        "norm": _norm(file, config),
-        "placement": "pre" if _both_sides(file, "pre_norm", 1) else "post",
-        "position": position,
-        "embedding_scale": _embedding_scale(stored, d_model),
-        "embedding_norm": "decoder/layernorm_embedding/gamma" in file,
-        "head": {
-            "tied": stored.tied,
-            "bias": stored.zero_start or "decoder/projection/bias" in file,
-            "scale": scale if scale > 0 else None,
-        },
-    }
+    return nested(
+        {
+            "vocab_size": rows + stored.zero_start,
+            "source_vocab_size": None if stored.shared else file.matrix(stored.source_table)[0],
+            "context": context,
+            "layers": _layers(file, "decoder"),
+            "encoder_layers": _layers(file, "encoder"),
+            "d_model": d_model,
+            "attention.heads": heads,
+            "attention.kv_heads": int(file.number(f"{OWN}/num_heads_kv", "num_heads_kv", default=heads)),
+            "attention.d_head": d_head,
+            "attention.bias": "all" if qkv and out else "qkv" if qkv else "none",
+            "attention.scale": file.number(f"{OWN}/queries_scale") if f"{OWN}/queries_scale" in file else None,
+            "feedforward": _feedforward(file),
+            "norm": _norm(file, config),
+            "placement": "pre" if _both_sides(file, "pre_norm", 1) else "post",
+            "position": position,
+            "embedding_scale": _embedding_scale(stored, d_model),
+            "embedding_norm": "decoder/layernorm_embedding/gamma" in file,
+            "head.tied": stored.tied,
+            "head.bias": stored.zero_start or "decoder/projection/bias" in file,
+            "head.scale": scale if scale > 0 else None,
+        }
+    )
 
 
 def _feedforward(file: ModelFile) -> Tree:
     number = int(_both_sides(file, "activation", 0))
     activation = ACTIVATIONS[number] if 0 <= number < len(ACTIVATIONS) else None
     if activation is None:
-        raise InteropError(f"{file.path}: activation number {number} is not one that weft has")
+        raise file.refusal(f"activation number {number} is not one that weft has")
     first = "decoder/layer_0/ffn/linear_0"
     return {
         "kind": "gated" if f"{first}_noact/weight" in file else "plain",
@@ -225,12 +200,11 @@ def _feedforward(file: ModelFile) -> Tree:
     }
 
 
-def _norm(file: ModelFile, config: Mapping[str, Any]) -> Tree:
+def _norm(file: ModelFile, config: Settings) -> Tree:
     rms = f"{OWN}/layer_norm/beta" not in file
     eps = config.get("layer_norm_epsilon") or (1e-6 if rms else 1e-5)
     if not isinstance(eps, int | float) or not 0 < eps < 1:
-        where = file.path.parent / CONFIG
-        raise InteropError(f"{where}: layer_norm_epsilon = {eps!r:.60}: expected a number between 0 and 1")
+        raise config.refusal("layer_norm_epsilon", "expected a number between 0 and 1")
     return {"kind": "rms" if rms else "layer", "eps": eps}
 
 
@@ -242,9 +216,7 @@ def _embedding_scale(stored: _Stored, d_model: int) -> bool:
     if name is None or file[name].dtype == "int8":
         return name is None or file.number(name) != 0
     if scale != 1 and abs(scale - d_model**0.5) > 1e-2 * d_model**0.5:
-        raise InteropError(
-            f"{file.path}: embeddings are multiplied by {scale:g}; weft multiplies by √{d_model} or not at all"
-        )
+        raise file.refusal(f"embeddings are multiplied by {scale:g}; weft multiplies by √{d_model} or not at all")
     return scale != 1
 
 
@@ -260,7 +232,7 @@ def _position(file: ModelFile, d_model: int) -> tuple[Tree, int]:
         return {"kind": "learned"}, UNLIMITED
     sizes = [file.matrix(table) for table in POSITIONS]
     if sizes[0] != sizes[1] or sizes[0][1] != d_model:
-        raise InteropError(f"{file.path}: position encodings of {sizes[0]} and {sizes[1]}; d_model is {d_model}")
+        raise file.refusal(f"position encodings of {sizes[0]} and {sizes[1]}; d_model is {d_model}")
     context = sizes[0][0]
     for layout in ("interleaved", "halves", "tensor2tensor") if d_model % 2 == 0 else ():
         waves = sinusoids(torch.arange(context), d_model, layout)
@@ -273,48 +245,34 @@ def _position(file: ModelFile, d_model: int) -> tuple[Tree, int]:
 
 
 def _rules(model: EncoderDecoder, stored: _Stored) -> list[Rule]:
-    """weft's names against CTranslate2's."""
     biased = isinstance(model.position, T5Bias)
     position = "layer_0/self_attention/relative_attention_bias" if biased else "position_encodings/encodings"
     rules = [
         tensor("embedding.weight", TARGET),
         tensor("source_embedding.weight", stored.source_table),
-        tensor("output.weight", "decoder/projection/weight"),
-        tensor("output.bias", "decoder/projection/bias"),
+        *module("output", "decoder/projection"),
     ]
     for side in SIDES:
-        block, layer = f"{side}.blocks.{{layer}}", f"{side}/layer_{{layer}}"
+        layer, own = f"{side}/layer_{{layer}}", f"{side}.blocks.{{layer}}.attention.relative"
         rules += [
-            *_linear_rules(f"{block}.attention.qkv", f"{layer}/self_attention/linear_0"),
-            *_linear_rules(f"{block}.attention.out", f"{layer}/self_attention/linear_1"),
-            *_norm_rules(f"{block}.attention_skip.norm", f"{layer}/self_attention/layer_norm"),
-            *_norm_rules(f"{block}.feedforward_skip.norm", f"{layer}/ffn/layer_norm"),
-            *_linear_rules(f"{block}.feedforward.up", f"{layer}/ffn/linear_0"),
-            *_linear_rules(f"{block}.feedforward.gate_up", f"{layer}/ffn/linear_0", f"{layer}/ffn/linear_0_noact"),
-            *_linear_rules(f"{block}.feedforward.down", f"{layer}/ffn/linear_1"),
-            *_norm_rules(f"{side}.norm", f"{side}/layer_norm"),
-            *_norm_rules(f"{side}.embedding_norm", f"{side}/layernorm_embedding"),
-            tensor(f"{block}.attention.relative_keys", f"{layer}/self_attention/relative_position_keys"),
-            tensor(f"{block}.attention.relative_values", f"{layer}/self_attention/relative_position_values"),
+            *block(side, f"{layer}.self_attention", qkv="linear_0", out="linear_1", norm="layer_norm"),
+            *block(side, f"{layer}.attention", cross_q="linear_0", cross_kv="linear_1", cross_out="linear_2"),
+            *block(side, f"{layer}.attention", cross_norm="layer_norm"),
+            *block(side, f"{layer}.ffn", gate_up=("linear_0", "linear_0_noact"), up="linear_0", down="linear_1"),
+            *block(side, f"{layer}.ffn", ff_norm="layer_norm"),
+            *module(f"{side}.norm", f"{side}/layer_norm"),
+            *module(f"{side}.embedding_norm", f"{side}/layernorm_embedding"),
+            tensor(f"{own}_keys", f"{layer}/self_attention/relative_position_keys"),
+            tensor(f"{own}_values", f"{layer}/self_attention/relative_position_values"),
             tensor(f"{side}.position.weight", f"{side}/{position}"),
         ]
-    block, layer = "decoder.blocks.{layer}", "decoder/layer_{layer}/attention"
-    rules += [
-        *_linear_rules(f"{block}.cross.q", f"{layer}/linear_0"),
-        *_linear_rules(f"{block}.cross.kv", f"{layer}/linear_1"),
-        *_linear_rules(f"{block}.cross.out", f"{layer}/linear_2"),
-        *_norm_rules(f"{block}.cross_skip.norm", f"{layer}/layer_norm"),
-    ]
-    return rules
+    return [replace(rule, theirs=tuple(map(_spelled, rule.theirs))) for rule in rules]
 
 
-def _linear_rules(ours: str, *theirs: str) -> tuple[Rule, Rule]:
-    weight, bias = (tensor(f"{ours}.{kind}", *(f"{name}/{kind}" for name in theirs)) for kind in ("weight", "bias"))
-    return weight, bias
-
-
-def _norm_rules(ours: str, theirs: str) -> tuple[Rule, Rule]:
-    return tensor(f"{ours}.weight", f"{theirs}/gamma"), tensor(f"{ours}.bias", f"{theirs}/beta")
+def _spelled(name: str) -> str:
+    """A name with slashes; the parts of a norm have other names than those of a layer."""
+    name = name.replace(".", "/")
+    return name.replace("/weight", "/gamma").replace("/bias", "/beta") if "norm" in name else name
 
 
 def _found(stored: _Stored, model: EncoderDecoder) -> dict[str, Shape]:
@@ -343,9 +301,9 @@ def _found(stored: _Stored, model: EncoderDecoder) -> dict[str, Shape]:
 
 def _check_setting(file: ModelFile, name: str, last: str, scale: float | None) -> None:
     if last not in SETTINGS:
-        raise InteropError(f"{file.path}: '{name}' is a setting that weft does not know")
+        raise file.refusal(f"'{name}' is a setting that weft does not know")
     if last == "queries_scale" and file.number(name) != scale:
-        raise InteropError(f"{file.path}: '{name}' differs from the other layers' {scale}; weft has one for all")
+        raise file.refusal(f"'{name}' differs from the other layers' {scale}; weft has one for all")
 
 
 def _reader(stored: _Stored) -> Callable[[str], Tensor]:

@@ -22,19 +22,13 @@ VERSIONS = range(1, 7)
 TYPES = ("float32", "int8", "int16", "int32", "float16", "bfloat16")
 NUMPY = {"float32": "<f4", "int8": "<i1", "int16": "<i2", "int32": "<i4", "float16": "<f2", "bfloat16": "<i2"}
 BY_SIZE = {1: "int8", 2: "int16", 4: "float32"}  # before version 4 a file gave only the size of an element
-MOST_DIMENSIONS = 8
+MAX_DIMENSIONS = 8
 INT16_SCALE = 1000.0  # of weights in int16 without a scale beside them, as older files have them
 # OpenNMT-tf's words, each replaced once and in this order; attention is called by what it attends to
-OLD_WORDS = (
-    ("transformer/", ""),
-    (":0", ""),
-    ("w_embs", "embeddings/weight"),
-    ("kernel", "weight"),
-    ("LayerNorm", "layer_norm"),
-    ("dense", "projection"),
-    ("conv1d_", "linear_"),
-    ("conv1d", "linear_0"),
-)
+OLD_WORDS = {
+    "transformer/": "", ":0": "", "w_embs": "embeddings/weight", "kernel": "weight", "LayerNorm": "layer_norm",
+    "dense": "projection", "conv1d_": "linear_", "conv1d": "linear_0",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,12 +50,16 @@ class ModelFile:
     kind: str
     variables: Mapping[str, Variable]
 
+    def refusal(self, reason: str) -> InteropError:
+        """The error about the file."""
+        return InteropError(f"{self.path}: {reason}")
+
     def __contains__(self, name: str) -> bool:
         return name in self.variables
 
     def __getitem__(self, name: str) -> Variable:
         if name not in self:
-            raise InteropError(f"{self.path}: '{name}' is missing")
+            raise self.refusal(f"'{name}' is missing")
         return self.variables[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -72,7 +70,7 @@ class ModelFile:
         """The shape of a variable that must be a matrix."""
         shape = self.shape(name)
         if len(shape) != 2 or 0 in shape:
-            raise InteropError(f"{self.path}: '{name}' {list(shape)} should be a matrix")
+            raise self.refusal(f"'{name}' {list(shape)} should be a matrix")
         return shape[0], shape[1]
 
     def number(self, *names: str, default: float = 0.0) -> float:
@@ -81,7 +79,7 @@ class ModelFile:
         if name is None:
             return default
         if prod(self.shape(name)) != 1:
-            raise InteropError(f"{self.path}: '{name}' {list(self.shape(name))} should be a single number")
+            raise self.refusal(f"'{name}' {list(self.shape(name))} should be a single number")
         return float(self.tensor(name).flatten()[0])
 
     def text(self, name: str) -> str:
@@ -89,7 +87,7 @@ class ModelFile:
         try:
             return bytes(self[name].data).rstrip(b"\0").decode("utf-8")
         except UnicodeDecodeError:
-            raise InteropError(f"{self.path}: '{name}' is not UTF-8 text") from None
+            raise self.refusal(f"'{name}' is not UTF-8 text") from None
 
     def tensor(self, name: str) -> Tensor:
         """A variable; integers with a scale are divided by it, row by row for int8 (int16: all by one)."""
@@ -101,12 +99,10 @@ class ModelFile:
         if scale_name not in self and not quantized:
             return values
         if scale_name not in self and found.dtype == "int8":
-            raise InteropError(f"{self.path}: '{name}' holds int8, and '{scale_name}', which it needs, is missing")
+            raise self.refusal(f"'{name}' holds int8, and '{scale_name}', which it needs, is missing")
         scale = self.tensor(scale_name).float() if scale_name in self else torch.tensor(INT16_SCALE)
         if scale.shape not in ((), (1,), values.shape[:1]) or bool((scale == 0).any()):
-            raise InteropError(
-                f"{self.path}: '{scale_name}' {list(scale.shape)} does not fit '{name}' {list(values.shape)}"
-            )
+            raise self.refusal(f"'{scale_name}' {list(scale.shape)} does not fit '{name}' {list(values.shape)}")
         return values.float() / (scale[:, None] if scale.shape == values.shape[:1] and values.dim() == 2 else scale)
 
 
@@ -148,7 +144,7 @@ def _string(cursor: Cursor) -> str:
 
 def _present_name(name: str) -> str:
     """The name that a variable of the first revision has today."""
-    for old, new in OLD_WORDS:
+    for old, new in OLD_WORDS.items():
         name = name.replace(old, new, 1)
     if "encoder" in name:
         return name.replace("multi_head", "self_attention", 1)
@@ -157,8 +153,8 @@ def _present_name(name: str) -> str:
 
 def _variable(cursor: Cursor, name: str, version: int) -> Variable:
     dimensions = cursor.number("B", f"'{name}'")
-    if dimensions > MOST_DIMENSIONS:
-        raise cursor.refusal(f"'{name}' has {dimensions} dimensions; expected {MOST_DIMENSIONS} at most")
+    if dimensions > MAX_DIMENSIONS:
+        raise cursor.refusal(f"'{name}' has {dimensions} dimensions; expected {MAX_DIMENSIONS} at most")
     shape = tuple(cursor.number("I", f"'{name}'") for _ in range(dimensions))
     kind, count = cursor.number("B", f"'{name}'"), cursor.number("I", f"'{name}'")
     known = dict(enumerate(TYPES)) if version >= 4 else BY_SIZE

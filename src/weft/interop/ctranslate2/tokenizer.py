@@ -3,13 +3,13 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer as WordTokenizer
 from tokenizers import models, pre_tokenizers
 
 from weft.errors import InteropError, TokenizerError
-from weft.interop.framing import framed
+from weft.interop.settings import Settings
+from weft.interop.tokenizer_json import framed
 from weft.text import sentencepiece
 from weft.text.bounds import careful
 from weft.text.config import Role
@@ -42,7 +42,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def read_tokenizers(
-    folder: Path, config: Mapping[str, Any], vocabularies: Mapping[str, list[str]], zero_start: bool
+    folder: Path, config: Settings, vocabularies: Mapping[str, list[str]], zero_start: bool
 ) -> tuple[Tokenizer, Tokenizer | None]:
     """The tokenizer of the target, and the source's where it is another.
 
@@ -54,13 +54,13 @@ def read_tokenizers(
     if zero_start:
         target = [*target, start]
         source = target if shared else source
-    named = {key: _named(folder, config, key) for key in ("unk_token", "eos_token", "bos_token", "decoder_start_token")}
-    opens, begin = named["bos_token"] or "<s>", start if zero_start else named["decoder_start_token"]
-    unk, eos = named["unk_token"] or "<unk>", named["eos_token"] or "</s>"
-    roles: dict[Role, str] = {"unk": unk, "eos": eos, "pad": START, "bos": begin or opens}
+    opens = config.text("bos_token", "<s>")
+    begin = start if zero_start else config.text("decoder_start_token", opens)
+    unk, eos = config.text("unk_token", "<unk>"), config.text("eos_token", "</s>")
+    roles: dict[Role, str] = {"unk": unk, "eos": eos, "pad": START, "bos": begin}
     # what transformers' converter makes of Marian's models leaves eos to their tokenizer, which adds it
-    ends = zero_start or _flag(folder, config, "add_source_eos")
-    before, after = [opens] * _flag(folder, config, "add_source_bos"), [eos] * ends
+    ends = zero_start or config.flag("add_source_eos", False)
+    before, after = [opens] * config.flag("add_source_bos", False), [eos] * ends
     needed = (("target", target, (roles["bos"], eos)), ("source", source, (*before, *after)))
     for side, tokens, its in needed:
         missing = next((token for token in its if token not in tokens), None)
@@ -89,20 +89,6 @@ def marian_files(folder: Path, vocabularies: Mapping[str, list[str]]) -> dict[st
     made = {"vocab.json": vocabulary, "tokenizer_config.json": settings}
     read = {name: read_bytes(file) for name, file in files.items() if file is not None}
     return read | {name: json.dumps(tree, ensure_ascii=False).encode() for name, tree in made.items()}
-
-
-def _flag(folder: Path, config: Mapping[str, Any], key: str) -> bool:
-    on = config.get(key, False)
-    if not isinstance(on, bool):
-        raise InteropError(f"{folder / 'config.json'}: {key} = {on!r:.60}: expected true or false")
-    return on
-
-
-def _named(folder: Path, config: Mapping[str, Any], key: str) -> str | None:
-    token = config.get(key)
-    if token is not None and not isinstance(token, str):
-        raise InteropError(f"{folder / 'config.json'}: {key} = {token!r:.60}: expected a token, as text")
-    return token
 
 
 def _sentencepiece_file(folder: Path, side: str) -> Path | None:

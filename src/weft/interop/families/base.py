@@ -1,63 +1,97 @@
-"""What a family of Hugging Face models is: its names for weights, and its settings in both directions."""
+"""What a family of Hugging Face models is: its settings in both directions, and its names for weights."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from weft.config import Tree, validate
 from weft.errors import InteropError
-from weft.interop.bundle import LazyWeights
 from weft.interop.settings import Flat, Settings, Transformer, flat, nested
 from weft.interop.table import Table
-from weft.interop.weight_map import Rule
+from weft.interop.weight_map import Rules
+from weft.models.config import Decoder
+from weft.tensors import LazyWeights
 
-# the blocks of the Transformer of 2017: biases, a plain feed-forward, LayerNorm after each sublayer
-POST_NORM = {
-    "attention.bias": "all",
-    "feedforward.kind": "plain",
-    "norm.kind": "layer",
-    "placement": "post",
-    "init.kind": "normal",
-    "init.depth_scaled": False,
-}
+# the blocks of GPT, of LLaMA, and of the Transformer of 2017: LayerNorm after each sublayer
+PLAIN = {"feedforward.kind": "plain", "norm.kind": "layer", "init.kind": "normal"}
+GATED = {"feedforward.kind": "gated", "norm.kind": "rms", "position.kind": "rotary", "init.kind": "normal"}
+POST_NORM = {**PLAIN, "attention.bias": "all", "placement": "post", "init.depth_scaled": False}
+
+Called = tuple[str, str, str]  # in config.json, in messages, and at the beginning of the names of classes
+# how transformers ends the name of the class of a model with each head
+CLASSES = {
+    "lm": "ForCausalLM", "mlm+nsp": "ForPreTraining", "replaced": "ForPreTraining", "mlm": "ForMaskedLM",
+    "nsp": "ForNextSentencePrediction", "sequence": "ForSequenceClassification", "token": "ForTokenClassification",
+    "span": "ForQuestionAnswering", "embedding": "Model",
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Family:
-    """One `model_type` of config.json.
+@dataclass(frozen=True, kw_only=True)
+class Family(Table):
+    """One `model_type` of config.json, and the table of its settings.
 
-    `architectures` maps each class of transformers that weft can read to the kind of head it has; the last one is the
-    base model. Names of tensors are those of the whole model; a file with only the base model leaves `prefix` out.
+    Names of tensors are those of the whole model; a file with only the base model leaves `prefix` out.
     """
 
-    kind: str
-    title: str
-    model: type[Transformer]
-    architectures: Mapping[str, str]
-    settings: Table
-    rules: Callable[[Any], tuple[Rule, ...]]
-    prefix: str = ""
+    called: Called
+    model: type[Transformer] = Decoder
+    body: Rules | Callable[[Any], Rules]  # the names of weights below the head, or those of a model
+    heads: Mapping[str, Rules]  # the names of weights of each kind of head that weft can read
+    classes: Mapping[str, str] = field(default_factory=dict)  # of heads whose class has another name than by CLASSES
+    base: str | None = "lm"  # the head that the base model is given; None where it is not read
+    prefix: str = "model."
     # settings that config.json does not give, from the names of the stored tensors
     by_weights: Mapping[str, Callable[[Collection[str]], bool]] = field(default_factory=dict)
-    copies: Callable[[Any], Mapping[str, str]] = lambda model: {}  # tensors that repeat another one
+    copied: Mapping[str, str] = field(default_factory=dict)  # tensors that repeat another one, besides the output table
     unused: tuple[str, ...] = ()  # patterns of tensors that weft has no use for
     fillers: Callable[[Any], LazyWeights] = lambda model: {}  # tensors that transformers warns about if missing
     # an old ending of a name, or a beginning that ends in a dot → the present one
     renames: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def kind(self) -> str:
+        """Its model_type."""
+        return self.called[0]
+
+    @property
+    def title(self) -> str:
+        """Its name in messages."""
+        return self.called[1]
+
+    @cached_property
+    def architectures(self) -> dict[str, str]:
+        """The classes of transformers that weft can read, each with its kind of head; the last is the base model."""
+        name = self.called[2]
+        named = {self.classes.get(head, name + CLASSES[head]): head for head in self.heads}
+        return named if self.base is None else {**named, f"{name}Model": self.base}
+
     def read(self, settings: Settings, architecture: str, known: Mapping[str, Any]) -> Transformer:
         """The model of a config.json; `known` are settings that the weights or other files give."""
-        model = self.settings.read(settings, {"head.kind": self.architectures[architecture], **known})
-        return validate(self.model, nested(model), settings.where)
+        model = self.settings(settings, {"head.kind": self.architectures[architecture], **known})
+        return validate(self.model, nested(model), settings.place)
 
     def write(self, model: Transformer) -> Tree:
         """The config.json of a model, as near as the family can come."""
         named = [name for name, head in self.architectures.items() if head == model.head.kind]
         if not named:
             raise InteropError(f"model.head.kind = '{model.head.kind}', which {self.title} does not have")
-        return {"model_type": self.kind, "architectures": named[:1], **self.settings.write(flat(model))}
+        return {"model_type": self.kind, "architectures": named[:1], **self.keys(flat(model))}
 
     def known(self, model: Transformer) -> Flat:
         """The settings of a model that would be read from its weights and other files, not from config.json."""
         pooling = ("head.pooling", "head.normalise") if model.head.kind == "embedding" else ()
         return {key: value for key, value in flat(model).items() if key in (*self.by_weights, *pooling)}
+
+    def rules(self, model: Transformer) -> Rules:
+        """The names of a model's weights."""
+        return (*self._body(model), *self.heads.get(model.head.kind, ()))
+
+    def copies(self, model: Transformer) -> dict[str, str]:
+        """Tensors that may be stored though they repeat another one: those of an output table that is tied."""
+        words = self.heads.get("lm") or self.heads["mlm"]
+        names = {rule.ours: rule.theirs[0] for rule in (*self._body(model), *words)}
+        return {names["output.weight"]: names["embedding.weight"], **self.copied}
+
+    def _body(self, model: Transformer) -> Rules:
+        return self.body(model) if callable(self.body) else self.body

@@ -2,41 +2,13 @@
 round, by vectors of distances that all layers share."""
 
 from weft.config import Tree
-from weft.interop.families.bert import (
-    BODY,
-    FIXED,
-    NO_DECODER,
-    OTHERS,
-    Heads,
-    body,
-    family,
-    head,
-    pooled,
-    words_head,
-)
+from weft.interop.families.bert import BERT_WORDS, BODY, FIXED, OTHERS, embeddings, family, layers
+from weft.interop.families.heads import encoder_head, pooled, words_head
 from weft.interop.settings import Flat, Settings
-from weft.interop.table import Special, Table, constant, even_heads
+from weft.interop.table import Special, constant, even_heads, without
 from weft.interop.weight_map import module, tensor
 
-_WORDS = tuple(f"cls.predictions.{part}" for part in ("transform.dense", "transform.LayerNorm", "decoder", "bias"))
-_SELF = "deberta.encoder.layer.{layer}.attention.self"
-NAMES = (
-    *(rule for rule in body("deberta") if ".qkv." not in rule.ours and ".position." not in rule.ours),
-    *module("encoder.blocks.{layer}.attention.qkv", *(f"{_SELF}.{part}_proj" for part in ("query", "key", "value"))),
-    tensor("encoder.position.weight", "deberta.encoder.rel_embeddings.weight"),
-    *module("encoder.position.norm", "deberta.encoder.LayerNorm"),
-)
-HEADS: Heads = {
-    "mlm": words_head("output", *_WORDS),
-    "sequence": pooled("output", "pooler.dense", "classifier"),
-    **OTHERS,
-}
 BOTH = ("c2p", "p2c")
-
-
-def _dropout(settings: Settings, kind: str) -> float:
-    usual = settings.number("hidden_dropout_prob", 0.1)
-    return 0.0 if kind == "span" else settings.number("cls_dropout", usual) if kind == "sequence" else usual
 
 
 def _read_distances(settings: Settings, model: Flat) -> Flat:
@@ -50,16 +22,16 @@ def _read_distances(settings: Settings, model: Flat) -> Flat:
     buckets = settings.get("position_buckets", -1)
     if not isinstance(buckets, int) or buckets < 4:
         raise settings.refusal("position_buckets", "weft counts distances in buckets, 4 or more on either side")
-    longest = settings.get("max_relative_positions", -1)
-    if not isinstance(longest, int) or isinstance(longest, bool) or longest < 1:
-        longest = model["context"]
+    farthest = settings.get("max_relative_positions", -1)
+    if not isinstance(farthest, int) or isinstance(farthest, bool) or farthest < 1:
+        farthest = model["context"]
     normed = settings.get("norm_rel_ebd", "none")
     if not isinstance(normed, str):
         raise settings.refusal("norm_rel_ebd", "expected 'layer_norm' or 'none'")
     return {
         "attention.scale": (3 * even_heads(model)) ** -0.5,
         "position.buckets": settings.whole("position_buckets"),
-        "position.max_distance": longest,
+        "position.max_distance": farthest,
         "position.norm_eps": model["norm.eps"] if "layer_norm" in normed.lower() else None,
     }
 
@@ -77,45 +49,48 @@ def _write_distances(model: Flat) -> Tree:
     }
 
 
-def _read_segments(settings: Settings, model: Flat) -> Flat:
-    segments = settings.get("type_vocab_size", 0)
-    return {"segments": 0 if segments == 0 else settings.whole("type_vocab_size")}
-
-
+DROPOUTS = {"sequence": ("cls_dropout", "hidden_dropout_prob"), "token": ("hidden_dropout_prob",)}
+SEGMENTS = Special(
+    lambda settings, model: {
+        "segments": 0 if settings.get("type_vocab_size", 0) == 0 else settings.whole("type_vocab_size")
+    },
+    lambda model: {"type_vocab_size": model.get("segments", 0)},
+)
+ONLY = {
+    "is_decoder": False, "add_cross_attention": False, "share_att_key": True, "position_biased_input": False,
+    "conv_kernel_size": 0, "pooler_hidden_act": "gelu", "legacy": True,
+}  # fmt: skip
+DEFAULTS = {
+    "hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 24, "intermediate_size": 6144,
+    "layer_norm_eps": 1e-7,
+    # what transformers takes, and weft does not have
+    "share_att_key": False, "position_biased_input": True,
+}  # fmt: skip
 DEBERTA_V2 = family(
-    "deberta-v2",
-    "DeBERTa v2",
-    Table(
-        rows=(
-            *(row for row in BODY if getattr(row, "ours", "") != "segments"),
-            Special(_read_segments, lambda model: {"type_vocab_size": model.get("segments", 0)}),
-            Special(_read_distances, _write_distances),
-            constant("pooler_hidden_act", "gelu"),
-            head("gelu", _dropout),
-        ),
-        fixed={**FIXED, "position.kind": "disentangled"},
-        only={
-            **{key: value for key, value in NO_DECODER.items() if key != "position_embedding_type"},
-            "share_att_key": True,
-            "position_biased_input": False,
-            "conv_kernel_size": 0,
-            "pooler_hidden_act": "gelu",
-            "legacy": True,
-        },
-        defaults={
-            "hidden_size": 1536,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 24,
-            "intermediate_size": 6144,
-            "layer_norm_eps": 1e-7,
-            # what transformers takes, and weft does not have
-            "share_att_key": False,
-            "position_biased_input": True,
-        },
+    ("deberta-v2", "DeBERTa v2", "DebertaV2"),
+    (
+        *without(BODY, "segments"),
+        SEGMENTS,
+        Special(_read_distances, _write_distances),
+        constant("pooler_hidden_act", "gelu"),
+        encoder_head("gelu", DROPOUTS),
     ),
-    NAMES,
-    HEADS,
-    name="DebertaV2",
-    base="deberta",
+    fixed={**FIXED, "position.kind": "disentangled"},
+    only=ONLY,
+    defaults=DEFAULTS,
+    body=(
+        *(rule for rule in embeddings("deberta.embeddings") if ".position." not in rule.ours),
+        tensor("encoder.position.weight", "deberta.encoder.rel_embeddings.weight"),
+        *module("encoder.position.norm", "deberta.encoder.LayerNorm"),
+        *layers(
+            "deberta.encoder.layer.{layer}", tuple(f"attention.self.{part}_proj" for part in ("query", "key", "value"))
+        ),
+    ),
+    heads={
+        "mlm": words_head("output", *BERT_WORDS),
+        "sequence": pooled("output", "pooler.dense", "classifier"),
+        **OTHERS,
+    },
+    root="deberta",
     unused=(r"(cls|lm_predictions|mask_predictions|pooler)\..*", r"deberta\.embeddings\.position_embeddings\..*"),
 )

@@ -4,22 +4,14 @@ Gemma 2 caps scores and logits, has norms on both sides of each sublayer, and a 
 window in five of six layers, which rotate by a base of their own, and norms of queries and keys.
 """
 
-from weft.config import Tree
-from weft.interop.families.decoder_heads import head
-from weft.interop.families.layers import depth, layer_types, window, with_windows, write_windows
-from weft.interop.families.llama import ATTENTION_BIAS, BLOCK, LAYER, NO_ANSWERS, RULES, SHARED, TIED, family
-from weft.interop.families.rotary import two_bases
-from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
-from weft.interop.table import Special, follows
-from weft.interop.weight_map import module
+from functools import partial
 
-SANDWICH_RULES = (
-    *(rule for rule in RULES if "_skip.norm" not in rule.ours),
-    *module(f"{BLOCK}.attention_skip.norm", f"{LAYER}.input_layernorm"),
-    *module(f"{BLOCK}.attention_skip.norm_out", f"{LAYER}.post_attention_layernorm"),
-    *module(f"{BLOCK}.feedforward_skip.norm", f"{LAYER}.pre_feedforward_layernorm"),
-    *module(f"{BLOCK}.feedforward_skip.norm_out", f"{LAYER}.post_feedforward_layernorm"),
-)
+from weft.config import Tree
+from weft.interop.families import positions
+from weft.interop.families.heads import UNTIED, decoder_head
+from weft.interop.families.llama import ATTENTION_BIAS, HEAD, QK_EPS, SHARED, family, names
+from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
+from weft.interop.table import Key, Special, round_factor
 
 
 def _read_activation(settings: Settings, model: Flat) -> Flat:
@@ -27,7 +19,7 @@ def _read_activation(settings: Settings, model: Flat) -> Flat:
     given = settings.get("hidden_activation") or settings.get("hidden_act")
     if given in (None, "gelu"):
         return {"feedforward.activation": "gelu-tanh"}
-    return {"feedforward.activation": Settings({"hidden_act": given}, settings.where).activation("hidden_act")}
+    return {"feedforward.activation": Settings({"hidden_act": given}, settings.place).activation("hidden_act")}
 
 
 def _write_activation(model: Flat) -> Tree:
@@ -36,108 +28,66 @@ def _write_activation(model: Flat) -> Tree:
     return {"hidden_act": name, "hidden_activation": name}
 
 
-def _cap(settings: Settings, key: str, default: float | None) -> float | None:
-    """A bound on scores or logits, where null is none."""
-    if settings.tree.get(key, default) is None:
-        return None
-    bound = settings.number(key, default)
-    if bound <= 0:
-        raise settings.refusal(key, "expected a number above 0")
-    return bound
-
-
-def _caps(scores: float | None, logits: float | None) -> Special:
-    """What bounds them where nothing is given."""
-
-    def read(settings: Settings, model: Flat) -> Flat:
-        found: Flat = {"attention.softcap": _cap(settings, "attn_logit_softcapping", scores)}
-        if model["head.kind"] == "lm":
-            found["head.softcap"] = _cap(settings, "final_logit_softcapping", logits)
-        return found
-
-    def write(model: Flat) -> Tree:
-        bound = model.get("head.softcap")
-        return {"attn_logit_softcapping": model["attention.softcap"], "final_logit_softcapping": bound}
-
-    return Special(read, write)
-
-
-def _read_scale(settings: Settings, model: Flat) -> Flat:
-    scalar = settings.number("query_pre_attn_scalar", 256)
-    if scalar <= 0:
-        raise settings.refusal("query_pre_attn_scalar", "expected a number above 0")
-    return {"attention.scale": scalar**-0.5}
-
-
-def _write_scale(model: Flat) -> Tree:
-    scalar = model["attention.scale"] ** -2
-    return {"query_pre_attn_scalar": round(scalar) if abs(scalar - round(scalar)) < 1e-6 else scalar}
-
-
 def _read_every_other(settings: Settings, model: Flat) -> Flat:
-    windowed = layer_types(settings, model, [layer % 2 == 0 for layer in range(depth(model))])
-    return with_windows(windowed, window(settings, 4096))
+    windowed = positions.layer_types(settings, model, [layer % 2 == 0 for layer in range(positions.depth(model))])
+    return positions.with_windows(windowed, positions.window(settings, 4096))
 
 
 def _read_kinds(settings: Settings, model: Flat) -> tuple[list[bool], int | None]:
     """Layers with a window, five of six where nothing else is given, and its size."""
-    step = settings.whole("sliding_window_pattern", 6)
-    usual = [(layer + 1) % step != 0 for layer in range(depth(model))]
-    return layer_types(settings, model, usual), window(settings, 4096)
+    usual = positions.all_but_every(settings.whole("sliding_window_pattern", 6), model)
+    return positions.layer_types(settings, model, usual), positions.window(settings, 4096)
 
 
+EVERY_OTHER = Special(_read_every_other, positions.write_windows)
+BASES = positions.two_bases(("rope_theta", 1e6), ("rope_local_base_freq", 1e4), _read_kinds, positions.write_windows)
 ACTIVATION = Special(_read_activation, _write_activation)
-SCALE = Special(_read_scale, _write_scale)
+SCALE = Key(
+    "attention.scale",
+    "query_pre_attn_scalar",
+    256,
+    kind="positive",
+    to_ours=lambda scalar, model: scalar**-0.5,
+    to_theirs=lambda scale, model: round_factor(scale**-2, 1e-6),
+)
+SCORES, LOGITS = (
+    partial(Key, ours, theirs, kind="positive", none=True)
+    for ours, theirs in (("attention.softcap", "attn_logit_softcapping"), ("head.softcap", "final_logit_softcapping"))
+)
 GAIN = {"norm.offset": 1.0, "embedding_scale": True}
 SANDWICH = {**GAIN, "placement": "sandwich"}
+SANDWICH_NAMES = names(
+    norm_out="post_attention_layernorm",
+    ff_norm="pre_feedforward_layernorm",
+    ff_norm_out="post_feedforward_layernorm",
+)
 ONE_WAY = {"use_bidirectional_attention": False}
 USUAL = {"max_position_embeddings": 8192, "head_dim": 256, "tie_word_embeddings": True}
 
 GEMMA = family(
-    "gemma",
-    "Gemma",
-    (*SHARED, head(TIED), ACTIVATION, ATTENTION_BIAS),
+    ("gemma", "Gemma", "Gemma"),
+    (*SHARED, HEAD, ACTIVATION, ATTENTION_BIAS),
     fixed=GAIN,
-    without=NO_ANSWERS,
+    without=("span",),
     only=ONE_WAY,
     defaults=USUAL,
 )
 GEMMA2 = family(
-    "gemma2",
-    "Gemma 2",
-    (
-        *SHARED,
-        head(TIED),
-        ACTIVATION,
-        ATTENTION_BIAS,
-        SCALE,
-        _caps(50.0, 30.0),
-        Special(_read_every_other, write_windows),
-    ),
-    SANDWICH_RULES,
+    ("gemma2", "Gemma 2", "Gemma2"),
+    (*SHARED, decoder_head(UNTIED, LOGITS(30.0)), ACTIVATION, ATTENTION_BIAS, SCALE, SCORES(50.0), EVERY_OTHER),
+    body=SANDWICH_NAMES,
     fixed=SANDWICH,
-    without=NO_ANSWERS,
+    without=("span",),
     only=ONE_WAY,
     defaults=USUAL,
 )
 GEMMA3 = family(
-    "gemma3_text",
-    "Gemma 3",
-    (
-        *SHARED[:-1],
-        head(TIED),
-        ACTIVATION,
-        ATTENTION_BIAS,
-        SCALE,
-        _caps(None, None),
-        two_bases(("rope_theta", 1e6), ("rope_local_base_freq", 1e4), _read_kinds, write_windows),
-        follows("attention.qk_norm.eps", "norm.eps"),
-    ),
-    SANDWICH_RULES,
-    name="Gemma3Text",
-    words="Gemma3ForCausalLM",
+    ("gemma3_text", "Gemma 3", "Gemma3Text"),
+    (*SHARED[:-1], decoder_head(UNTIED, LOGITS()), ACTIVATION, ATTENTION_BIAS, SCALE, SCORES(), BASES, QK_EPS),
+    body=SANDWICH_NAMES,
+    classes={"lm": "Gemma3ForCausalLM"},
     fixed={**SANDWICH, "attention.qk_norm.kind": "rms", "attention.qk_norm.offset": 1.0},
-    without=("ForTokenClassification", *NO_ANSWERS),
+    without=("token", "span"),
     only=ONE_WAY,
     defaults={**USUAL, "max_position_embeddings": 131072},
 )

@@ -1,155 +1,70 @@
-"""GPT-2 (Radford et al. 2019): learned positions, pre-norm, matrices stored as (in, out).
+"""GPT-2 (Radford et al. 2019): learned positions, pre-norm, matrices stored as (in, out); and what is built like it.
 
 GPT-Neo (Black et al. 2021) has a window in every other layer; GPT-J (Wang and Komatsuzaki 2021) rotates a part of each
-head, and has attention and feed-forward side by side.
+head, and has attention and feed-forward side by side. OPT (Zhang et al. 2022) counts its positions from 2 on; one of
+them, with 350M parameters, has norms after the sublayers and embeddings half as wide as its layers.
 """
 
-from typing import Any
-
 from weft.config import Tree
-from weft.interop.families.base import Family
-from weft.interop.families.decoder_heads import architectures, fixed_head, head, head_rules
-from weft.interop.families.layers import windows_of, with_windows
+from weft.interop.families.base import PLAIN, Family
+from weft.interop.families.heads import HEAD_BIAS, TIED, UNTIED, decoder_head, on_decoder
+from weft.interop.families.positions import MAX_LAYERS, rotated_part, windows_of, with_windows
 from weft.interop.settings import Flat, Settings
-from weft.interop.table import Row, Special, Table, activation, flag, number, whole
-from weft.interop.weight_map import TRANSPOSED, Layout, Rule, module, tensor
-from weft.models.config import Decoder
+from weft.interop.table import Special, all_biases, embedding_width, four_times, keys, switch
+from weft.interop.weight_map import TRANSPOSED, Layout, Rules, block, module, tensor
 
-BLOCK, LAYER = "decoder.blocks.{layer}", "transformer.h.{layer}"
-
-
-def rules(matrices: Layout) -> tuple[Rule, ...]:
-    """The names of GPT-2's weights, whose matrices have this layout."""
-    return (
-        tensor("embedding.weight", "transformer.wte.weight"),
-        tensor("decoder.position.weight", "transformer.wpe.weight"),
-        *module(f"{BLOCK}.attention_skip.norm", f"{LAYER}.ln_1"),
-        *module(f"{BLOCK}.attention.qkv", f"{LAYER}.attn.c_attn", layout=matrices),
-        *module(f"{BLOCK}.attention.out", f"{LAYER}.attn.c_proj", layout=matrices),
-        *module(f"{BLOCK}.feedforward_skip.norm", f"{LAYER}.ln_2"),
-        *module(f"{BLOCK}.feedforward.up", f"{LAYER}.mlp.c_fc", layout=matrices),
-        *module(f"{BLOCK}.feedforward.down", f"{LAYER}.mlp.c_proj", layout=matrices),
-        *module("decoder.norm", "transformer.ln_f"),
-        tensor("output.weight", "lm_head.weight"),
-    )
-
-
-RULES = rules(TRANSPOSED)
-SIZES: tuple[Row, ...] = (
-    whole("vocab_size", "vocab_size", 50257),
-    whole("context", "n_positions", 1024),
-    whole("d_model", "n_embd", 768),
-    whole("layers", "n_layer", 12),
-    whole("attention.heads", "n_head", 12),
-    whole("feedforward.d_ff", "n_inner", lambda model: 4 * model["d_model"]),
-    activation("feedforward.activation", "activation_function", "gelu_new"),
-    number("norm.eps", "layer_norm_epsilon", 1e-5),
-    number("attention.dropout", "attn_pdrop", 0.1),
-    Special(write=lambda model: {"embd_pdrop": model["dropout"]}),
-    number("dropout", "resid_pdrop", 0.1),
-    number("init.std", "initializer_range", 0.02, written=False),
-)
-NO_DROPOUT = {"attn_pdrop": 0.0, "resid_pdrop": 0.0}
+LEARNED = {**PLAIN, "position.kind": "learned"}
+LAYER, OPT_LAYER = "transformer.h.{layer}", "model.decoder.layers.{layer}"
+ENDS = (tensor("embedding.weight", "transformer.wte.weight"), *module("decoder.norm", "transformer.ln_f"))
+POSITIONS = (tensor("decoder.position.weight", "transformer.wpe.weight"),)
 MASKS = (r"transformer\.h\.\d+\.attn\.(masked_)?bias",)
 
 
-def _family(kind: str, title: str, name: str, settings: Table, rules: tuple[Rule, ...], **more: Any) -> Family:
-    """A relative of GPT-2's: `without` are heads that it does not have, `words` its class that predicts words."""
-    return Family(
-        kind=kind,
-        title=title,
-        model=Decoder,
-        architectures=architectures(name, more.pop("words", None), more.pop("without", ())),
-        settings=settings,
-        rules=head_rules(rules),
-        prefix="transformer.",
-        copies=lambda model: {"lm_head.weight": "transformer.wte.weight"},
-        **more,
-    )
+def names(matrices: Layout) -> Rules:
+    """The names of GPT-2's weights below the head, whose matrices have this layout."""
+    parts = {"qkv": "attn.c_attn", "out": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"}
+    layouts = dict.fromkeys(parts, matrices)
+    return (*ENDS, *POSITIONS, *block("decoder", LAYER, layouts, norm="ln_1", ff_norm="ln_2", **parts))
 
 
-SETTINGS = Table(
-    rows=(
-        *SIZES,
-        head(flag("head.tied", "tie_word_embeddings", True)),
-    ),
-    fixed={
-        "attention.bias": "all",
-        "feedforward.kind": "plain",
-        "norm.kind": "layer",
-        "position.kind": "learned",
-        "init.kind": "normal",
-    },
+SIZES = keys(
+    vocab_size=("vocab_size", 50257), context=("n_positions", 1024), d_model=("n_embd", 768), layers=("n_layer", 12),
+    heads=("n_head", 12), d_ff=("n_inner", four_times), activation=("activation_function", "gelu_new"),
+    eps=("layer_norm_epsilon", 1e-5), attention_dropout=("attn_pdrop", 0.1), dropout=("resid_pdrop", 0.1),
+    std=("initializer_range", 0.02),
+)  # fmt: skip
+EMBEDDING_DROPOUT = Special(write=lambda model: {"embd_pdrop": model["dropout"]})
+GPT2 = Family(
+    called=("gpt2", "GPT-2", "GPT2"),
+    rows=(*SIZES, EMBEDDING_DROPOUT, decoder_head(TIED)),
+    fixed={**LEARNED, "attention.bias": "all"},
     only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    body=names(TRANSPOSED),
+    heads=on_decoder(),
+    classes={"lm": "GPT2LMHeadModel"},
+    prefix="transformer.",
+    unused=MASKS,
 )
 
-GPT2 = _family("gpt2", "GPT-2", "GPT2", SETTINGS, RULES, words="GPT2LMHeadModel", unused=MASKS)
-
-
-# ---- GPT-J
-
-GPTJ_RULES = (
-    tensor("embedding.weight", "transformer.wte.weight"),
-    *module(f"{BLOCK}.attention_skip.norm", f"{LAYER}.ln_1"),
-    *module(f"{BLOCK}.attention.qkv", *(f"{LAYER}.attn.{part}_proj" for part in "qkv")),
-    *module(f"{BLOCK}.attention.out", f"{LAYER}.attn.out_proj"),
-    *module(f"{BLOCK}.feedforward.up", f"{LAYER}.mlp.fc_in"),
-    *module(f"{BLOCK}.feedforward.down", f"{LAYER}.mlp.fc_out"),
-    *module("decoder.norm", "transformer.ln_f"),
-    *module("output", "lm_head"),
-)
-
-
-def _read_rotated(settings: Settings, model: Flat) -> Flat:
-    """How many coordinates of each head are rotated."""
-    d_head = max(1, model["d_model"] // model["attention.heads"])
-    return {"position.fraction": settings.whole("rotary_dim", 64) / d_head}
-
-
-def _write_rotated(model: Flat) -> Tree:
-    return {"rotary_dim": round(model.get("position.fraction", 1.0) * model["attention.d_head"])}
-
-
-GPTJ = _family(
-    "gptj",
-    "GPT-J",
-    "GPTJ",
-    Table(
-        rows=(
-            *SIZES,
-            head(flag("head.tied", "tie_word_embeddings", False), fixed_head("head.bias", True)),
-            Special(_read_rotated, _write_rotated),
-        ),
-        fixed={
-            "sublayers": "parallel",
-            "feedforward.kind": "plain",
-            "norm.kind": "layer",
-            "position.kind": "rotary",
-            "position.pairs": "adjacent",
-            "init.kind": "normal",
-        },
-        defaults={"vocab_size": 50400, "n_positions": 2048, "n_embd": 4096, "n_layer": 28, "n_head": 16, **NO_DROPOUT},
+GPTJ_DEFAULTS = {
+    "vocab_size": 50400, "n_positions": 2048, "n_embd": 4096, "n_layer": 28, "n_head": 16,
+    "attn_pdrop": 0.0, "resid_pdrop": 0.0,
+}  # fmt: skip
+GPTJ = Family(
+    called=("gptj", "GPT-J", "GPTJ"),
+    rows=(*SIZES, EMBEDDING_DROPOUT, decoder_head(UNTIED, HEAD_BIAS), rotated_part("rotary_dim", 64)),
+    fixed={**PLAIN, "sublayers": "parallel", "position.kind": "rotary", "position.pairs": "adjacent"},
+    defaults=GPTJ_DEFAULTS,
+    body=(
+        *ENDS,
+        *block("decoder", LAYER, norm="ln_1", qkv="attn.*_proj", out="attn.out_proj"),
+        *block("decoder", LAYER, up="mlp.fc_in", down="mlp.fc_out"),
     ),
-    GPTJ_RULES,
-    without=("ForTokenClassification",),
+    heads=on_decoder(without=("token",)),
+    prefix="transformer.",
     unused=(*MASKS, r"transformer\.h\.\d+\.attn\.embed_positions"),
 )
 
-
-# ---- GPT-Neo
-
-NEO_RULES = (
-    tensor("embedding.weight", "transformer.wte.weight"),
-    tensor("decoder.position.weight", "transformer.wpe.weight"),
-    *module(f"{BLOCK}.attention_skip.norm", f"{LAYER}.ln_1"),
-    *module(f"{BLOCK}.attention.qkv", *(f"{LAYER}.attn.attention.{part}_proj" for part in "qkv")),
-    *module(f"{BLOCK}.attention.out", f"{LAYER}.attn.attention.out_proj"),
-    *module(f"{BLOCK}.feedforward_skip.norm", f"{LAYER}.ln_2"),
-    *module(f"{BLOCK}.feedforward.up", f"{LAYER}.mlp.c_fc"),
-    *module(f"{BLOCK}.feedforward.down", f"{LAYER}.mlp.c_proj"),
-    *module("decoder.norm", "transformer.ln_f"),
-    tensor("output.weight", "lm_head.weight"),
-)
 KINDS = ("global", "local")
 
 
@@ -159,7 +74,7 @@ def _read_kinds(settings: Settings, model: Flat) -> Flat:
     named: list[str] = []
     try:
         for some, times in given:
-            if len(some) * times > 2**10 or any(kind not in KINDS for kind in some):
+            if len(some) * times > MAX_LAYERS or any(kind not in KINDS for kind in some):
                 raise ValueError
             named += list(some) * times
     except (TypeError, ValueError):
@@ -175,35 +90,62 @@ def _write_kinds(model: Flat) -> Tree:
     return {"attention_types": [[kinds, 1]], "window_size": next((size for size in sizes if size), 256)}
 
 
-GPT_NEO = _family(
-    "gpt_neo",
-    "GPT-Neo",
-    "GPTNeo",
-    Table(
-        rows=(
-            whole("vocab_size", "vocab_size", 50257),
-            whole("context", "max_position_embeddings", 2048),
-            whole("d_model", "hidden_size", 2048),
-            whole("layers", "num_layers", 24),
-            whole("attention.heads", "num_heads", 16),
-            whole("feedforward.d_ff", "intermediate_size", lambda model: 4 * model["d_model"]),
-            activation("feedforward.activation", "activation_function", "gelu_new"),
-            number("norm.eps", "layer_norm_epsilon", 1e-5),
-            number("attention.dropout", "attention_dropout", 0.0),
-            number("dropout", "resid_dropout", 0.0),
-            number("init.std", "initializer_range", 0.02, written=False),
-            head(flag("head.tied", "tie_word_embeddings", True)),
-            Special(_read_kinds, _write_kinds),
-        ),
-        fixed={
-            "attention.bias": "out",
-            "attention.scale": 1.0,
-            "feedforward.kind": "plain",
-            "norm.kind": "layer",
-            "position.kind": "learned",
-            "init.kind": "normal",
-        },
+NEO_SIZES = keys(
+    vocab_size=("vocab_size", 50257), context=("max_position_embeddings", 2048), d_model=("hidden_size", 2048),
+    layers=("num_layers", 24), heads=("num_heads", 16), d_ff=("intermediate_size", four_times),
+    activation=("activation_function", "gelu_new"), eps=("layer_norm_epsilon", 1e-5),
+    attention_dropout=("attention_dropout", 0.0), dropout=("resid_dropout", 0.0), std=("initializer_range", 0.02),
+)  # fmt: skip
+GPT_NEO = Family(
+    called=("gpt_neo", "GPT-Neo", "GPTNeo"),
+    rows=(*NEO_SIZES, decoder_head(TIED), Special(_read_kinds, _write_kinds)),
+    fixed={**LEARNED, "attention.bias": "out", "attention.scale": 1.0},
+    body=(
+        *ENDS,
+        *POSITIONS,
+        *block("decoder", LAYER, norm="ln_1", qkv="attn.attention.*_proj", out="attn.attention.out_proj"),
+        *block("decoder", LAYER, ff_norm="ln_2", up="mlp.c_fc", down="mlp.c_proj"),
     ),
-    NEO_RULES,
+    heads=on_decoder(),
+    prefix="transformer.",
     unused=(r"transformer\.h\.\d+\.attn\.attention\.(masked_)?bias",),
+)
+
+
+def _check_width(settings: Settings, model: Flat) -> Flat:
+    settings.only(_remove_final_layer_norm=False)
+    if model["d_embedding"] is not None and model["head.kind"] != "lm":
+        raise settings.refusal("word_embed_proj_dim", "weft reads such a model with the head that predicts words alone")
+    return {}
+
+
+OPT_SIZES = keys(
+    vocab_size=("vocab_size", 50272), context=("max_position_embeddings", 2048), d_model=("hidden_size", 768),
+    layers=("num_hidden_layers", 12), heads=("num_attention_heads", 12), d_ff=("ffn_dim", 3072),
+    activation=("activation_function", "relu"), attention_dropout=("attention_dropout", 0.0), dropout=("dropout", 0.1),
+    std=("init_std", 0.02),
+)  # fmt: skip
+OPT = Family(
+    called=("opt", "OPT", "OPT"),
+    rows=(
+        *OPT_SIZES,
+        embedding_width("word_embed_proj_dim"),
+        Special(_check_width),
+        switch("do_layer_norm_before", True, {"placement": "pre"}, {"placement": "post"}),
+        switch("layer_norm_elementwise_affine", True, *({"norm.gain": on, "norm.bias": on} for on in (True, False))),
+        all_biases("enable_bias"),
+        decoder_head(TIED),
+    ),
+    fixed={**LEARNED, "norm.eps": 1e-5, "position.offset": 2},
+    body=(
+        tensor("embedding.weight", "model.decoder.embed_tokens.weight"),
+        tensor("decoder.position.weight", "model.decoder.embed_positions.weight"),
+        *block("decoder", OPT_LAYER, norm="self_attn_layer_norm", qkv="self_attn.*_proj", out="self_attn.out_proj"),
+        *block("decoder", OPT_LAYER, ff_norm="final_layer_norm", up="fc1", down="fc2"),
+        *module("decoder.norm", "model.decoder.final_layer_norm"),
+        tensor("decoder.projection.weight", "model.decoder.project_in.weight"),
+        tensor("output.dense.weight", "model.decoder.project_out.weight"),
+    ),
+    heads=on_decoder(without=("token",)),
+    renames={"decoder.": "model.decoder."},  # of the first files
 )

@@ -1,112 +1,171 @@
-"""Decoders that rotate a part of each head and have LayerNorm, with attention and feed-forward side by side or not.
+"""Decoders with LayerNorm that know distances rather than positions, with attention and feed-forward side by side or
+not.
 
-GPT-NeoX and Pythia (Black et al. 2022; Biderman et al. 2023), Phi 1 and 2 (Li et al. 2023), StableLM (2023), and
-StarCoder2 (Lozhkov et al. 2024), which rotates whole heads.
+GPT-NeoX and Pythia (Black et al. 2022; Biderman et al. 2023), Phi 1 and 2 (Li et al. 2023) and StableLM (2023) rotate a
+part of each head, StarCoder2 (Lozhkov et al. 2024) whole heads. Falcon (Almazrouei et al. 2023) began with one head of
+keys and values and one norm for both sublayers; its newer ones have groups, and a norm for each; two small ones have
+ALiBi, whose penalties are rounded and divided by √d_head with the scores. BLOOM (BigScience 2022) has ALiBi and a norm
+of the embeddings.
 """
 
+from typing import Any
+
 from weft.config import Tree
-from weft.interop.families.base import Family
-from weft.interop.families.decoder_heads import architectures, fixed_head, head, head_rules
-from weft.interop.families.llama import RULES as LLAMA_RULES
-from weft.interop.families.llama import SIZES, TIED, one_window
-from weft.interop.families.rotary import rotary
+from weft.interop.families.base import PLAIN, Called, Family
+from weft.interop.families.heads import HEAD_BIAS, TIED, UNTIED, decoder_head, on_decoder
+from weft.interop.families.llama import SIZES, names
+from weft.interop.families.positions import one_window, rotary
 from weft.interop.settings import Flat, Settings
-from weft.interop.table import Special, Table, activation, flag, number
-from weft.interop.weight_map import A_ROW, SAME, Rule, grouped, module, tensor
+from weft.interop.table import Row, Special, all_biases, biases, even_heads, four_times, keys, switch, without
+from weft.interop.weight_map import A_ROW, SAME, Rule, Rules, block, grouped, module, tensor
 from weft.models.config import Decoder
 
-BLOCK, LAYER = "decoder.blocks.{layer}", "gpt_neox.layers.{layer}"
-FIXED = {"feedforward.kind": "plain", "norm.kind": "layer", "position.kind": "rotary", "init.kind": "normal"}
-EPS = number("norm.eps", "layer_norm_eps", 1e-5)
-
-
-def _neox_rules(model: Decoder) -> tuple[Rule, ...]:
-    return (
-        tensor("embedding.weight", "gpt_neox.embed_in.weight"),
-        *module(f"{BLOCK}.attention_skip.norm", f"{LAYER}.input_layernorm"),
-        *module(
-            f"{BLOCK}.attention.qkv",
-            f"{LAYER}.attention.query_key_value",
-            layout=grouped(model.attention.groups, model.d_head),
-        ),
-        *module(f"{BLOCK}.attention.out", f"{LAYER}.attention.dense"),
-        *module(f"{BLOCK}.feedforward_skip.norm", f"{LAYER}.post_attention_layernorm"),
-        *module(f"{BLOCK}.feedforward.up", f"{LAYER}.mlp.dense_h_to_4h"),
-        *module(f"{BLOCK}.feedforward.down", f"{LAYER}.mlp.dense_4h_to_h"),
-        *module("decoder.norm", "gpt_neox.final_layer_norm"),
-        tensor("output.weight", "embed_out.weight"),
-    )
+ROTATED = {**PLAIN, "position.kind": "rotary"}
+EPS = ("layer_norm_eps", 1e-5)
 
 
 def parallel(ours: str, default: bool) -> Special:
     """use_parallel_residual: sublayers side by side, in the way called `ours`, or one after the other."""
-    return Special(
-        lambda settings, model: {
-            "sublayers": ours if settings.flag("use_parallel_residual", default) else "sequential"
-        },
-        lambda model: {"use_parallel_residual": model["sublayers"] == ours},
-    )
+    return switch("use_parallel_residual", default, {"sublayers": ours}, {"sublayers": "sequential"})
 
 
-def all_bias(key: str, default: bool, kind: str = "all") -> Special:
-    """A key that gives attention all its biases, or those of `kind`."""
-    return Special(
-        lambda settings, model: {"attention.bias": kind if settings.flag(key, default) else "none"},
-        lambda model: {key: model["attention.bias"] == kind},
+# ---- whose queries, keys and values lie together by groups
+
+
+def _grouped(base: str, layer: str, attention: str, model: Decoder, **parts: str) -> Rules:
+    """Names of a stack whose matrix of queries, keys and values is ordered by groups."""
+    layouts = {"qkv": grouped(model.attention.groups, model.d_head)}
+    joined = {"qkv": f"{attention}.query_key_value", "out": f"{attention}.dense"}
+    plain = {"up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h"}
+    return block("decoder", f"{base}.{layer}.{{layer}}", layouts, **joined, **plain, **parts)
+
+
+def _neox_names(model: Decoder) -> Rules:
+    return (
+        tensor("embedding.weight", "gpt_neox.embed_in.weight"),
+        *_grouped("gpt_neox", "layers", "attention", model, norm="input_layernorm", ff_norm="post_attention_layernorm"),
+        *module("decoder.norm", "gpt_neox.final_layer_norm"),
     )
 
 
 GPT_NEOX = Family(
-    kind="gpt_neox",
-    title="GPT-NeoX",
-    model=Decoder,
-    architectures=architectures("GPTNeoX"),
-    settings=Table(
-        rows=(
-            *(row for row in SIZES if getattr(row, "theirs", "") != "num_key_value_heads"),
-            EPS,
-            activation("feedforward.activation", "hidden_act", "gelu"),
-            number("dropout", "hidden_dropout", 0.0),
-            rotary(fraction=0.25, keys=("rotary_emb_base", "rotary_pct")),
-            parallel("parallel-two-norms", True),
-            all_bias("attention_bias", True),
-            head(TIED),
-        ),
-        fixed=FIXED,
+    called=("gpt_neox", "GPT-NeoX", "GPTNeoX"),
+    rows=(
+        *without(SIZES, "attention.kv_heads"),
+        *keys(eps=EPS, activation=("hidden_act", "gelu"), dropout=("hidden_dropout", 0.0)),
+        rotary(fraction=0.25, keys=("rotary_emb_base", "rotary_pct")),
+        parallel("parallel-two-norms", True),
+        biases("attention_bias", True),
+        decoder_head(UNTIED),
     ),
-    rules=lambda model: head_rules(_neox_rules(model))(model),
+    fixed=ROTATED,
+    body=_neox_names,
+    heads=on_decoder("embed_out"),
     prefix="gpt_neox.",
-    copies=lambda model: {"embed_out.weight": "gpt_neox.embed_in.weight"},
     unused=(r"gpt_neox\.layers\.\d+\.attention\.(masked_bias|bias|rotary_emb\..*)",),
+)
+
+
+def _falcon_names(model: Decoder) -> Rules:
+    two = model.sublayers == "parallel-two-norms"
+    norm, ff_norm = ("ln_attn", "ln_mlp") if two else ("input_layernorm", "post_attention_layernorm")
+    return (
+        tensor("embedding.weight", "transformer.word_embeddings.weight"),
+        *module("decoder.embedding_norm", "transformer.word_embeddings_layernorm"),
+        *_grouped("transformer", "h", "self_attention", model, norm=norm, ff_norm=ff_norm),
+        *module("decoder.norm", "transformer.ln_f"),
+    )
+
+
+def _read_heads(settings: Settings, model: Flat) -> Flat:
+    """Which heads of queries share keys and values, and how the sublayers stand."""
+    heads = model["attention.heads"]
+    newer, side_by_side = settings.flag("new_decoder_architecture", False), settings.flag("parallel_attn", True)
+    if newer and not side_by_side:
+        raise settings.refusal("parallel_attn", "weft has only True beside new_decoder_architecture")
+    groups = settings.whole("num_kv_heads", heads) if newer else 1 if settings.flag("multi_query", True) else heads
+    norms = settings.whole("num_ln_in_parallel_attn", 2 if newer else 1)
+    kind = ("parallel-two-norms" if newer and norms == 2 else "parallel") if side_by_side else "sequential"
+    return {"attention.kv_heads": groups, "sublayers": kind}
+
+
+def _write_heads(model: Flat) -> Tree:
+    heads, groups, kind = model["attention.heads"], model["attention.kv_heads"], model["sublayers"]
+    return {
+        "new_decoder_architecture": kind == "parallel-two-norms" or groups not in (1, heads),
+        "num_kv_heads": groups,
+        "multi_query": groups == 1,
+        "parallel_attn": kind != "sequential",
+        "num_ln_in_parallel_attn": 2 if kind == "parallel-two-norms" else 1,
+    }
+
+
+ROTARY = rotary()
+
+
+def _read_positions(settings: Settings, model: Flat) -> Flat:
+    if not settings.flag("alibi", False):
+        return {"position.kind": "rotary", **ROTARY.read(settings, model)}
+    return {"position.kind": "alibi", "position.factor": even_heads(model) ** -0.5, "position.rounded": True}
+
+
+def _write_positions(model: Flat) -> Tree:
+    return {"alibi": model["position.kind"] == "alibi", **ROTARY.write(model)}
+
+
+def _falcon(called: Called, rows: tuple[Row, ...], **table: Any) -> Family:
+    return Family(
+        rows=(*rows, *keys(std=("initializer_range", 0.02)), decoder_head(TIED)),
+        called=called,
+        body=_falcon_names,
+        heads=on_decoder(),
+        prefix="transformer.",
+        unused=(r"transformer\.h\.\d+\.self_attention\.rotary_emb\..*",),
+        **table,
+    )
+
+
+FALCON_SIZES = keys(
+    vocab_size=("vocab_size", 65024), context=("max_position_embeddings", 2048), d_model=("hidden_size", 4544),
+    layers=("num_hidden_layers", 32), heads=("num_attention_heads", 71), d_ff=("ffn_hidden_size", four_times),
+    activation=("activation", "gelu"), eps=("layer_norm_epsilon", 1e-5),
+    attention_dropout=("attention_dropout", 0.0), dropout=("hidden_dropout", 0.0),
+)  # fmt: skip
+BLOOM_SIZES = keys(
+    vocab_size=("vocab_size", 250880), context=("seq_length", 2048), d_model=("hidden_size", 64), layers=("n_layer", 2),
+    heads=("n_head", 8), eps=("layer_norm_epsilon", 1e-5), attention_dropout=("attention_dropout", 0.0),
+    dropout=("hidden_dropout", 0.0),
+)  # fmt: skip
+FALCON = _falcon(
+    ("falcon", "Falcon", "Falcon"),
+    (
+        *FALCON_SIZES,
+        Special(_read_heads, _write_heads),
+        all_biases("bias", False),
+        Special(_read_positions, _write_positions),
+    ),
+    fixed=PLAIN,
+)
+BLOOM = _falcon(
+    ("bloom", "BLOOM", "Bloom"),
+    (*BLOOM_SIZES, Special(read=lambda settings, model: {"feedforward.d_ff": four_times(model)})),
+    fixed={**PLAIN, "feedforward.activation": "gelu-tanh", "attention.bias": "all"}
+    | {"position.kind": "alibi", "embedding_norm": True},
+    only={"apply_residual_connection_post_layernorm": False},
 )
 
 
 # ---- names as LLaMA's
 
 
-def _named(**names: str) -> tuple[Rule, ...]:
-    """LLaMA's names with other words for some parts."""
-
-    def renamed(name: str) -> str:
-        for old, new in names.items():
-            name = name.replace(f".{old}.", f".{new}.")
-        return name
-
-    return tuple(
-        Rule(rule.ours, tuple(renamed(name) for name in rule.theirs), rule.layouts)
-        for rule in LLAMA_RULES
-        if not rule.ours.startswith("output.")
-    )
-
-
-def _norms(model: Decoder) -> tuple[Rule, ...]:
+def _norms(model: Decoder) -> Rules:
     """The norms of queries and keys: one for all heads, or one for each, without biases."""
     each = model.attention.qk_norm_over == "each-head"
     found: list[Rule] = []
     for part, heads in (("q", model.attention.heads), ("k", model.attention.groups)):
         name = f"model.layers.{{layer}}.self_attn.{part}_layernorm"
-        names = [f"{name}.norms.{head}" for head in range(heads)] if each else [name]
-        found += module(f"{BLOCK}.attention.{part}_norm", *names, layout=A_ROW if each else SAME)
+        theirs = [f"{name}.norms.{head}" for head in range(heads)] if each else [name]
+        found += module(f"decoder.blocks.{{layer}}.attention.{part}_norm", *theirs, layout=A_ROW if each else SAME)
     return tuple(found)
 
 
@@ -122,102 +181,56 @@ def qk_norm(over: str, bias: bool) -> Special:
     return Special(read, lambda model: {"qk_layernorm": "attention.qk_norm.kind" in model})
 
 
-def _family(kind: str, title: str, name: str, rules: tuple[Rule, ...], table: Table) -> Family:
-    words = (*(rule for rule in rules if "_norm." not in rule.ours), *module("output", "lm_head"))
-
-    def made(model: Decoder) -> tuple[Rule, ...]:
-        return head_rules((*words, *_norms(model)), tags="score")(model)
-
+def _family(called: Called, rows: tuple[Row, ...], parts: Tree, **table: Any) -> Family:
+    """A family with LLaMA's names but for some `parts`, and with norms of queries and keys of their own."""
+    below = names(**{"q_norm": None, "k_norm": None, **parts})
     return Family(
-        kind=kind,
-        title=title,
-        model=Decoder,
-        architectures=architectures(name, without=("ForQuestionAnswering",)),
-        settings=table,
-        rules=made,
-        prefix="model.",
-        copies=lambda model: {"lm_head.weight": "model.embed_tokens.weight"},
+        rows=(*SIZES, *rows),
+        called=called,
+        body=lambda model: (*below, *_norms(model)),
+        heads=on_decoder(tags="score", without=("span",)),
         unused=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\..*",),
+        **table,
     )
 
 
-def _plain(up: str, down: str) -> tuple[Rule, ...]:
-    """The names of a plain feed-forward."""
-    layer, ours = "model.layers.{layer}.mlp", f"{BLOCK}.feedforward"
-    return (*module(f"{ours}.up", f"{layer}.{up}"), *module(f"{ours}.down", f"{layer}.{down}"))
-
-
-def _without_feedforward(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    return tuple(rule for rule in rules if ".feedforward." not in rule.ours)
-
-
 PHI = _family(
-    "phi",
-    "Phi",
-    "Phi",
-    (*_without_feedforward(_named(o_proj="dense", norm="final_layernorm")), *_plain("fc1", "fc2")),
-    Table(
-        rows=(
-            *SIZES,
-            EPS,
-            activation("feedforward.activation", "hidden_act", "gelu_new"),
-            number("dropout", "resid_pdrop", 0.0),
-            rotary(fraction=0.5),
-            qk_norm("head", bias=True),
-            head(TIED, fixed_head("head.bias", True)),
-        ),
-        fixed={**FIXED, "sublayers": "parallel", "attention.bias": "all"},
+    ("phi", "Phi", "Phi"),
+    (
+        *keys(eps=EPS, activation=("hidden_act", "gelu_new"), dropout=("resid_pdrop", 0.0)),
+        rotary(fraction=0.5),
+        qk_norm("head", bias=True),
+        decoder_head(UNTIED, HEAD_BIAS),
     ),
+    parts={
+        "final_norm": "final_layernorm",
+        "out": "self_attn.dense",
+        "gate_up": None,
+        "up": "mlp.fc1",
+        "down": "mlp.fc2",
+    },
+    fixed={**ROTATED, "sublayers": "parallel", "attention.bias": "all"},
 )
 STABLELM = _family(
-    "stablelm",
-    "StableLM",
-    "StableLm",
-    _named(),
-    Table(
-        rows=(
-            *SIZES,
-            EPS,
-            activation("feedforward.activation", "hidden_act", "silu"),
-            number("dropout", "hidden_dropout", 0.0),
-            rotary(fraction=0.25),
-            parallel("parallel", False),
-            all_bias("use_qkv_bias", False, "qkv"),
-            qk_norm("each-head", bias=False),
-            head(TIED),
-        ),
-        fixed={**FIXED, "feedforward.kind": "gated"},
-        defaults={"max_position_embeddings": 4096},
+    ("stablelm", "StableLM", "StableLm"),
+    (
+        *keys(eps=EPS, activation=("hidden_act", "silu"), dropout=("hidden_dropout", 0.0)),
+        rotary(fraction=0.25),
+        *(parallel("parallel", False), biases("use_qkv_bias", False, "qkv"), qk_norm("each-head", bias=False)),
+        decoder_head(UNTIED),
     ),
+    parts={},
+    fixed={**ROTATED, "feedforward.kind": "gated"},
+    defaults={"max_position_embeddings": 4096},
 )
-
-
-def _read_bias(settings: Settings, model: Flat) -> Flat:
-    there = settings.flag("use_bias", True)
-    return {"attention.bias": "all" if there else "none", "feedforward.bias": there}
-
-
-def _write_bias(model: Flat) -> Tree:
-    return {"use_bias": model["attention.bias"] == "all"}
-
-
 STARCODER2 = _family(
-    "starcoder2",
-    "StarCoder2",
-    "Starcoder2",
-    (*_without_feedforward(_named()), *_plain("c_fc", "c_proj")),
-    Table(
-        rows=(
-            *SIZES,
-            number("norm.eps", "norm_epsilon", 1e-5),
-            activation("feedforward.activation", "hidden_act", "gelu_pytorch_tanh"),
-            number("dropout", "residual_dropout", 0.0),
-            rotary(),
-            one_window(),
-            Special(_read_bias, _write_bias),
-            head(flag("head.tied", "tie_word_embeddings", True)),
-        ),
-        fixed=FIXED,
-        defaults={"max_position_embeddings": 4096, "initializer_range": 0.018042},
+    ("starcoder2", "StarCoder2", "Starcoder2"),
+    (
+        *keys(eps=("norm_epsilon", 1e-5), activation=("hidden_act", "gelu_pytorch_tanh")),
+        *keys(dropout=("residual_dropout", 0.0)),
+        *(rotary(), one_window(), all_biases("use_bias"), decoder_head(TIED)),
     ),
+    parts={"gate_up": None, "up": "mlp.c_fc", "down": "mlp.c_proj"},
+    fixed=ROTATED,
+    defaults={"max_position_embeddings": 4096, "initializer_range": 0.018042},
 )

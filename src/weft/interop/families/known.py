@@ -1,23 +1,23 @@
-"""Every family of Hugging Face models that weft reads and writes: a new one is a file, its import and its name here."""
+"""Every family of Hugging Face models that weft reads and writes: a new one is a file, its import and its name here.
+
+What no family describes is told which one comes nearest, and what that lacks.
+"""
+
+from contextlib import suppress
 
 from weft.config import Tree
-from weft.errors import InteropError
-from weft.interop.families.albert import ALBERT
+from weft.errors import InteropError, WeftError
 from weft.interop.families.base import Family
-from weft.interop.families.bert import BERT, CAMEMBERT, DISTILBERT, ROBERTA, XLM_ROBERTA
+from weft.interop.families.bert import ALBERT, BERT, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, ROBERTA, XLM_ROBERTA
 from weft.interop.families.deberta import DEBERTA_V2
-from weft.interop.families.electra import ELECTRA
-from weft.interop.families.falcon import BLOOM, FALCON
 from weft.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
-from weft.interop.families.gpt2 import GPT2, GPT_NEO, GPTJ
-from weft.interop.families.gpt_neox import GPT_NEOX, PHI, STABLELM, STARCODER2
+from weft.interop.families.gpt2 import GPT2, GPT_NEO, GPTJ, OPT
+from weft.interop.families.gpt_neox import BLOOM, FALCON, GPT_NEOX, PHI, STABLELM, STARCODER2
 from weft.interop.families.llama import GRANITE, LLAMA, MISTRAL, OLMO, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3
 from weft.interop.families.modernbert import MODERNBERT
-from weft.interop.families.mpnet import MPNET
-from weft.interop.families.nearest import unknown
-from weft.interop.families.opt import OPT
 from weft.interop.families.seq2seq import BART, M2M100, MARIAN, MBART, MT5, PEGASUS, T5
-from weft.interop.settings import shown
+from weft.interop.settings import Flat, Settings, Transformer, shown
+from weft.models.config import Decoder, Encoder, EncoderDecoder
 
 # where several can hold a model that weft has trained, the first one is written
 DECODERS = (
@@ -28,22 +28,79 @@ ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ELECTRA, ALBERT, 
 PAIRS = (MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5)
 FAMILIES: dict[str, Family] = {family.kind: family for family in (*DECODERS, *ENCODERS, *PAIRS)}
 
+# what every config.json may have, whatever the model is
+COMMON = {
+    *("architectures", "auto_map", "dtype", "id2label", "label2id", "model_type", "problem_type", "torch_dtype"),
+    *("tie_word_embeddings", "transformers_version", "use_cache", "_name_or_path", "initializer_range", "torchscript"),
+    *("is_decoder", "is_encoder_decoder", "add_cross_attention", "chunk_size_feed_forward"),
+}
+MAX_NAMED = 4  # keys that a line has room for
 
-def family_of(tree: Tree, where: str) -> tuple[Family, str]:
+
+def family_of(tree: Tree, place: str) -> tuple[Family, str]:
     """The family of a config.json, and which of its architectures the folder holds."""
     kind, named = tree.get("model_type"), tree.get("architectures")
     architecture = named[0] if isinstance(named, list) and named else None
     if not isinstance(architecture, str | None):
-        raise InteropError(f"{where}: architectures = {shown(named)}: expected the name of one")
+        raise InteropError(f"{place}: architectures = {shown(named)}: expected the name of one")
     by_name = {name: family for family in FAMILIES.values() for name in family.architectures}
     if kind is None and architecture in by_name:
         kind = by_name[architecture].kind
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise InteropError(f"{where}: model_type = {shown(kind)}: {unknown(tree, FAMILIES.values())}")
+        raise InteropError(f"{place}: model_type = {shown(kind)}: {_unknown(tree)}")
     family = FAMILIES[kind]
     if architecture is None:
         architecture = list(family.architectures)[-1]  # the base model
     if architecture not in family.architectures:
         known = ", ".join(family.architectures)
-        raise InteropError(f"{where}: architectures = {shown([architecture])}: of {family.title} weft reads {known}")
+        raise InteropError(f"{place}: architectures = {shown([architecture])}: of {family.title} weft reads {known}")
     return family, architecture
+
+
+def _unknown(tree: Tree) -> str:
+    """Why a config.json can't be read, from the word that follows its model_type on."""
+    inside = tree.get("text_config")
+    if isinstance(inside, dict):
+        within = shown(inside.get("model_type"))
+        return f"a model of more than text, and weft reads text alone (here model_type = {within})"
+    given = {key for key, value in tree.items() if value is not None and not _common(key)}
+    alike = [family for family in FAMILIES.values() if issubclass(family.model, _stacks(tree))]
+    known = {family.kind: (family.title, given & _keys(family, tree)) for family in alike}
+    kind, (title, shared) = max(known.items(), key=lambda one: len(one[1][1]))
+    experts = [key for key in sorted(given) if "expert" in key and isinstance(tree[key], int)]
+    if experts:
+        count = min(experts, key=lambda key: not key.endswith("experts"))  # how many there are, where that is given
+        count += f" = {shown(tree[count])}"
+        return f"a mixture of experts ({count}), and weft has one feed-forward for all tokens"
+    if len(shared) < 3:
+        return f"not a family that weft reads, nor like one; it reads {', '.join(FAMILIES)}"
+    others = sorted(given - shared)
+    lacks = ", ".join(others[:MAX_NAMED]) + (f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else "")
+    unlike = f", which has no {lacks}" if others else ", whose settings have the same names"
+    return f"not a family that weft reads; the nearest is {title} ('{kind}'){unlike}"
+
+
+def _stacks(tree: Tree) -> type[Transformer] | tuple[type[Transformer], ...]:
+    """The kinds of models that a config.json may be of, by the class that it names."""
+    named = tree.get("architectures")
+    name = str(named[0]) if isinstance(named, list) and named else ""
+    if tree.get("is_encoder_decoder") is True or name.endswith("ForConditionalGeneration"):
+        return EncoderDecoder
+    if name.endswith(("ForCausalLM", "LMHeadModel")):
+        return Decoder
+    return Encoder if name.endswith("ForMaskedLM") else (Decoder, Encoder, EncoderDecoder)
+
+
+def _common(key: str) -> bool:
+    return key in COMMON or any(part in key for part in ("token", "dropout", "pdrop"))
+
+
+def _keys(family: Family, tree: Tree) -> set[str]:
+    """The keys that a family has, whether or not it has the values that are there."""
+    settings = Settings(tree, "")
+    model: Flat = {**family.fixed, "head.kind": next(iter(family.heads))}
+    for row in family.rows:
+        # a row may need what another would have read, had its value been one of the family's
+        with suppress(WeftError, KeyError):
+            model |= row.read(settings, model)
+    return settings.asked | set(family.only)

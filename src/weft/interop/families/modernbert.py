@@ -5,43 +5,15 @@ first attention too, and every head begins with a dense layer and a norm.
 """
 
 from weft.config import Tree
-from weft.interop.families.bert import Heads, family
-from weft.interop.families.labels import count_labels, write_labels
-from weft.interop.families.layers import depth, layer_types, write_windows
+from weft.interop.families.base import GATED
+from weft.interop.families.bert import family
+from weft.interop.families.heads import count_labels, write_labels
 from weft.interop.families.llama import ATTENTION_BIAS, FEEDFORWARD_BIAS
-from weft.interop.families.rotary import two_bases
+from weft.interop.families.positions import depth, layer_types, two_bases, write_windows
 from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
-from weft.interop.table import Special, Table, activation, flag, number, whole
-from weft.interop.weight_map import module, tensor
+from weft.interop.table import Special, keys
+from weft.interop.weight_map import block, module, tensor
 
-BLOCK, LAYER = "encoder.blocks.{layer}", "model.layers.{layer}"
-NAMES = (
-    tensor("embedding.weight", "model.embeddings.tok_embeddings.weight"),
-    *module("encoder.embedding_norm", "model.embeddings.norm"),
-    *module(f"{BLOCK}.attention_skip.norm", f"{LAYER}.attn_norm"),
-    *module(f"{BLOCK}.attention.qkv", f"{LAYER}.attn.Wqkv"),
-    *module(f"{BLOCK}.attention.out", f"{LAYER}.attn.Wo"),
-    *module(f"{BLOCK}.feedforward_skip.norm", f"{LAYER}.mlp_norm"),
-    *module(f"{BLOCK}.feedforward.gate_up", f"{LAYER}.mlp.Wi"),
-    *module(f"{BLOCK}.feedforward.down", f"{LAYER}.mlp.Wo"),
-    *module("encoder.norm", "model.final_norm"),
-)
-LABELS = (
-    *module("output.transform.dense", "head.dense"),
-    *module("output.transform.norm", "head.norm"),
-    *module("output.out", "classifier"),
-)
-HEADS: Heads = {
-    "mlm": (
-        *module("output.dense", "head.dense"),
-        *module("output.norm", "head.norm"),
-        *module("output", "decoder"),
-    ),
-    "sequence": LABELS,
-    "token": LABELS,
-    "span": LABELS,
-    "embedding": (),
-}
 POOLING = {"cls": "first", "mean": "mean"}
 
 
@@ -96,42 +68,39 @@ def _write_kinds(model: Flat) -> Tree:
     return {**tree, "local_attention": 2 * ((tree["local_attention"] or 65) - 1)}
 
 
+SIZES = keys(
+    vocab_size=("vocab_size", 50368), context=("max_position_embeddings", 8192), d_model=("hidden_size", 768),
+    d_ff=("intermediate_size", 1152), layers=("num_hidden_layers", 22), heads=("num_attention_heads", 12),
+    activation=("hidden_activation", "gelu"), eps=("norm_eps", 1e-5), norm_bias=("norm_bias", False),
+    attention_dropout=("attention_dropout", 0.0), feedforward_dropout=("mlp_dropout", 0.0),
+    dropout=("embedding_dropout", 0.0), std=("initializer_range", 0.02),
+)  # fmt: skip
+LABELS = (
+    *module("output.transform.dense", "head.dense"),
+    *module("output.transform.norm", "head.norm"),
+    *module("output.out", "classifier"),
+)
+WORDS = (*module("output.dense", "head.dense"), *module("output.norm", "head.norm"), *module("output", "decoder"))
+LAYER = "model.layers.{layer}"
 MODERNBERT = family(
-    "modernbert",
-    "ModernBERT",
-    Table(
-        rows=(
-            whole("vocab_size", "vocab_size", 50368),
-            whole("context", "max_position_embeddings", 8192),
-            whole("d_model", "hidden_size", 768),
-            whole("feedforward.d_ff", "intermediate_size", 1152),
-            whole("layers", "num_hidden_layers", 22),
-            whole("attention.heads", "num_attention_heads", 12),
-            activation("feedforward.activation", "hidden_activation", "gelu"),
-            number("norm.eps", "norm_eps", 1e-5),
-            flag("norm.bias", "norm_bias", False),
-            ATTENTION_BIAS,
-            FEEDFORWARD_BIAS,
-            number("attention.dropout", "attention_dropout", 0.0),
-            number("feedforward.dropout", "mlp_dropout", 0.0),
-            number("dropout", "embedding_dropout", 0.0),
-            two_bases(("global_rope_theta", 160000.0), ("local_rope_theta", 10000.0), _kinds, _write_kinds),
-            number("init.std", "initializer_range", 0.02, written=False),
-            Special(_read_head, _write_head),
-        ),
-        fixed={
-            "feedforward.kind": "gated",
-            "norm.kind": "layer",
-            "position.kind": "rotary",
-            "embedding_norm": True,
-            "first_norm": False,
-            "init.kind": "normal",
-        },
-        only={"rope_scaling": None},
+    ("modernbert", "ModernBERT", "ModernBert"),
+    (
+        *SIZES,
+        ATTENTION_BIAS,
+        FEEDFORWARD_BIAS,
+        two_bases(("global_rope_theta", 160000.0), ("local_rope_theta", 10000.0), _kinds, _write_kinds),
+        Special(_read_head, _write_head),
     ),
-    NAMES,
-    HEADS,
-    name="ModernBert",
-    base="model",
+    fixed={**GATED, "norm.kind": "layer", "embedding_norm": True, "first_norm": False},
+    only={"rope_scaling": None},
+    body=(
+        tensor("embedding.weight", "model.embeddings.tok_embeddings.weight"),
+        *module("encoder.embedding_norm", "model.embeddings.norm"),
+        *block("encoder", LAYER, norm="attn_norm", qkv="attn.Wqkv", out="attn.Wo"),
+        *block("encoder", LAYER, ff_norm="mlp_norm", gate_up="mlp.Wi", down="mlp.Wo"),
+        *module("encoder.norm", "model.final_norm"),
+    ),
+    heads={"mlm": WORDS, "sequence": LABELS, "token": LABELS, "span": LABELS, "embedding": ()},
+    root="model",
     unused=(r"(head|decoder|classifier)\..*",),
 )

@@ -4,53 +4,54 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from weft.config import Tree
+from weft.interop.families.llama import granite_factors
+from weft.interop.families.positions import all_but_every, depth, kinds_of, rotated_part, with_windows
 from weft.interop.settings import Flat, Settings, repeated
-from weft.interop.table import Row, Special, Table, even_heads, follows, number, same, whole
+from weft.interop.table import Key, Row, Special, Table, even_heads, follows, four_times, keys, same, switch
 
 # what frequencies are divided by: LLaMA 3.1's scaling of positions, and both lists of LongRoPE
 FREQUENCIES, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
-DEEPEST = 2**10  # layers that are told apart
 WINDOW, STEP = "attention.sliding_window", "attention.sliding_window_pattern"
+SCALINGS = "position.scaling."
+
+
+# ---- rows
 
 
 def _read_scaling(settings: Settings, model: Flat) -> Flat:
     """How positions were scaled for longer texts; LLaMA 3.1's way is a tensor, not a key."""
     kind = settings.get("rope.scaling.type", "none")
     settings.whole("rope.scaling.original_context_length", 8192)
-    if "position.scaling.kind" in model:
+    if f"{SCALINGS}kind" in model:
         return {}
     if kind not in ("none", "linear"):
         raise settings.refusal("rope.scaling.type", f"weft has none, linear, and LLaMA 3.1's '{FREQUENCIES}'")
     if kind == "none":
         return {}
-    return {"position.scaling.kind": "linear", "position.scaling.factor": settings.number("rope.scaling.factor")}
+    return {f"{SCALINGS}kind": "linear", f"{SCALINGS}factor": settings.number("rope.scaling.factor")}
 
 
 def _write_scaling(model: Flat) -> Tree:
-    kind = model.get("position.scaling.kind")
+    kind = model.get(f"{SCALINGS}kind")
     if kind == "linear":
-        return {"rope.scaling.type": "linear", "rope.scaling.factor": model["position.scaling.factor"]}
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": model[f"{SCALINGS}factor"]}
     if kind not in ("llama3", "longrope"):
         return {}
-    tree = {"rope.scaling.original_context_length": model["position.scaling.original_context"]}
+    tree = {"rope.scaling.original_context_length": model[f"{SCALINGS}original_context"]}
     if kind == "longrope":
-        tree["rope.scaling.attn_factor"] = model["position.scaling.attention_factor"]
+        tree["rope.scaling.attn_factor"] = model[f"{SCALINGS}attention_factor"]
     return tree
 
 
 def _read_window(settings: Settings, model: Flat) -> Flat:
     """A window is read and not written: llama.cpp gives it to some layers only, as the architecture says."""
-    windowed = settings.get(WINDOW, 0) != 0
-    return {"attention.window": settings.whole(WINDOW)} if windowed else {}
+    return {"attention.window": settings.whole(WINDOW)} if settings.get(WINDOW, 0) != 0 else {}
 
 
 SIZES: tuple[Row, ...] = (
     Special(write=lambda model: {"vocab_size": model["vocab_size"]}),
-    whole("context", "context_length"),
-    whole("d_model", "embedding_length"),
-    whole("layers", "block_count"),
-    whole("feedforward.d_ff", "feed_forward_length", lambda model: 4 * model["d_model"]),
-    whole("attention.heads", "attention.head_count"),
+    *keys(context="context_length", d_model="embedding_length", layers="block_count"),
+    *keys(d_ff=("feed_forward_length", four_times), heads="attention.head_count"),
 )
 
 
@@ -58,9 +59,9 @@ def _rotated(*width: Row) -> tuple[Row, ...]:
     """The rows of an architecture with rotary positions, `width` those of attention.d_head."""
     return (
         *SIZES,
-        whole("attention.kv_heads", "attention.head_count_kv", lambda model: model["attention.heads"]),
+        *keys(kv_heads=("attention.head_count_kv", lambda model: model["attention.heads"])),
         *width,
-        number("position.base", "rope.freq_base", 10000.0),
+        *keys(base=("rope.freq_base", 10000.0)),
         Special(_read_scaling, _write_scaling),
     )
 
@@ -71,7 +72,7 @@ def _even(theirs: str) -> Special:
 
 
 ROTATED = _rotated(
-    whole("attention.d_head", "attention.key_length", even_heads), same("attention.value_length", "attention.d_head")
+    *keys(d_head=("attention.key_length", even_heads)), same("attention.value_length", "attention.d_head")
 )
 EVEN = _rotated(
     Special(read=lambda settings, model: {"attention.d_head": even_heads(model)}),
@@ -80,81 +81,59 @@ EVEN = _rotated(
 )
 EVEN_HEADS = _even("rope.dimension_count")
 WHOLE_HEADS = same("rope.dimension_count", "attention.d_head")
-RMS, LAYER_NORM = (number("norm.eps", f"attention.layer_norm_{kind}epsilon") for kind in ("rms_", ""))
-LLAMA: tuple[Row, ...] = (*ROTATED, RMS, WHOLE_HEADS)
+RMS, LAYER_NORM = (keys(eps=f"attention.layer_norm_{kind}epsilon")[0] for kind in ("rms_", ""))
+QK_EPS = follows("attention.qk_norm.eps", "norm.eps")
 # a part of each head is rotated
-FRACTION = Special(
-    lambda settings, model: {
-        "position.fraction": settings.whole("rope.dimension_count", model["attention.d_head"])
-        / model["attention.d_head"]
-    },
-    lambda model: {"rope.dimension_count": round(model.get("position.fraction", 1.0) * model["attention.d_head"])},
-)
-PARALLEL = Special(
-    lambda settings, model: {
-        "sublayers": "parallel-two-norms" if settings.flag("use_parallel_residual", True) else "sequential"
-    },
-    lambda model: {"use_parallel_residual": model["sublayers"] == "parallel-two-norms"},
-)
+FRACTION = rotated_part("rope.dimension_count", lambda model: model["attention.d_head"])
+PARALLEL = switch("use_parallel_residual", True, {"sublayers": "parallel-two-norms"}, {"sublayers": "sequential"})
 
 
 def _read_every_other(settings: Settings, model: Flat) -> Flat:
     """Gemma 2's window is that of every other layer, from the lowest on."""
-    size = settings.whole(WINDOW, 4096)
-    return repeated([{"window": size if layer % 2 == 0 else None} for layer in range(min(model["layers"], DEEPEST))])
+    return with_windows([layer % 2 == 0 for layer in range(depth(model))], settings.whole(WINDOW, 4096))
 
 
 def _write_every_other(model: Flat) -> Tree:
-    kinds = model["pattern"] or [{"window": model["attention.window"]}]
-    return {WINDOW: kinds[0]["window"]} if kinds[0]["window"] else {}
-
-
-def _stepped(step: int, layers: int) -> list[bool]:
-    """Which layers have a window: all but every `step`-th, all where it is 0."""
-    return [step == 0 or (layer + 1) % step != 0 for layer in range(layers)]
+    size = kinds_of(model)[0]["window"]
+    return {WINDOW: size} if size else {}
 
 
 def _read_kinds(settings: Settings, model: Flat) -> Flat:
     """Gemma 3's layers: five of six have a window and a base of their own, and positions that are not scaled."""
-    layers = min(model["layers"], DEEPEST)
     if settings.get(WINDOW, 0) == 0:
         return {}
-    given, size = settings.get(STEP, 6), settings.whole(WINDOW)
+    layers, given, size = depth(model), settings.get(STEP, 6), settings.whole(WINDOW)
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
-        given = _stepped(given, layers)
+        given = all_but_every(given, model)
     if not isinstance(given, list) or len(given) < layers or any(each not in (0, 1) for each in given):
         raise settings.refusal(STEP, f"expected a whole number, or true or false for each of {model['layers']} layers")
     position = {"kind": "rotary", "base": settings.number("rope.freq_base_swa", 10000.0)}
-    alike = position["base"] == model["position.base"] and "position.scaling.kind" not in model
-    narrow, wide = {"window": size, "position": None if alike else position}, {"window": None, "position": None}
-    return repeated([narrow if windowed else wide for windowed in given[:layers]])
+    alike = position["base"] == model["position.base"] and f"{SCALINGS}kind" not in model
+    return with_windows(given[:layers], size, None if alike else position)
 
 
 def _write_kinds(model: Flat) -> Tree:
-    layers = min(model["layers"], DEEPEST)
-    pattern = model["pattern"] or [{"window": model["attention.window"], "position": None}]
-    narrow = next((kind for kind in pattern if kind["window"]), None)
+    kinds = kinds_of(model)[: depth(model)]
+    narrow = next((kind for kind in kinds if kind["window"]), None)
     if narrow is None:
         return {}
-    windowed = [bool(pattern[layer % len(pattern)]["window"]) for layer in range(layers)]
-    step = next((step for step in (6, *range(layers + 1)) if _stepped(step, layers) == windowed), 6)
+    windowed = [bool(kind["window"]) for kind in kinds]
+    step = next((step for step in (6, *range(len(kinds) + 1)) if all_but_every(step, model) == windowed), 6)
     base = (narrow["position"] or {}).get("base", model.get("position.base"))
     return {WINDOW: narrow["window"], "rope.freq_base_swa": base, **({STEP: step} if step != 6 else {})}
 
 
-def _scale(deepest: int) -> Special:
+def _scale(layers: int) -> Special:
     """The factor of scores, for which there is no key: d_model / heads is in it where there are so many layers."""
-
-    def read(settings: Settings, model: Flat) -> Flat:
-        return {"attention.scale": even_heads(model) ** -0.5} if model["layers"] == deepest else {}
-
-    return Special(read)
+    return Special(
+        lambda settings, model: {"attention.scale": even_heads(model) ** -0.5} if model["layers"] == layers else {}
+    )
 
 
 def _read_no_positions(settings: Settings, model: Flat) -> Flat:
     """SmolLM3's every fourth layer knows no positions."""
-    none, layers = {"kind": "none"}, min(model["layers"], DEEPEST)
-    return repeated([{"window": None, "position": None if rotated else none} for rotated in _stepped(4, layers)])
+    rotated = all_but_every(4, model)
+    return repeated([{"window": None, "position": None if each else {"kind": "none"}} for each in rotated])
 
 
 def _above_zero(ours: str, theirs: str) -> Special:
@@ -166,50 +145,30 @@ def _above_zero(ours: str, theirs: str) -> Special:
             raise settings.refusal(theirs, "expected a number above 0")
         return {ours: value or None}
 
-    return Special(read, lambda model: {theirs: model[ours]} if model[ours] is not None else {})
+    return Special(read, lambda model: {theirs: model[ours]} if model.get(ours) is not None else {})
 
 
-def _read_caps(settings: Settings, model: Flat) -> Flat:
-    scores, logits = settings.number("attn_logit_softcapping", 50.0), settings.number("final_logit_softcapping", 30.0)
-    return {"attention.softcap": scores, "head.softcap": logits}
-
-
-def _write_caps(model: Flat) -> Tree:
-    caps = {"attn_logit_softcapping": model["attention.softcap"], "final_logit_softcapping": model["head.softcap"]}
-    return {key: cap for key, cap in caps.items() if cap is not None}
-
-
-def _read_factors(settings: Settings, model: Flat) -> Flat:
-    """Granite's factors; logits are divided by theirs."""
-    keys = ("embedding_scale", "residual_scale", "attention.scale", "logit_scale")
-    embedded, added, scores, divisor = (settings.number(key, 1.0) for key in keys)
-    if min(embedded, added, scores, divisor) <= 0:
-        raise settings.refusal("logit_scale", "Granite's factors are all above 0")
-    scale = None if divisor == 1.0 else 1 / divisor
-    found = {"residual_scale": added, "attention.scale": scores, "head.scale": scale}
-    return {**found, "embedding_scale": False if embedded == 1.0 else embedded}
-
-
-def _write_factors(model: Flat) -> Tree:
-    embedded, divisor = model["embedding_scale"], 1 / (model["head.scale"] or 1.0)
-    return {
-        "embedding_scale": (model["d_model"] ** 0.5 if embedded else 1.0) if isinstance(embedded, bool) else embedded,
-        "residual_scale": model["residual_scale"],
-        "attention.scale": model["attention.scale"],
-        "logit_scale": float(round(divisor)) if abs(divisor - round(divisor)) < 1e-9 else divisor,
-    }
+# ---- what an architecture has
 
 
 def _llama_like(fixed: Mapping[str, Any], *more: Row) -> Table:
     """RMSNorm, rotary positions, a gated feed-forward."""
     usual = {"norm.kind": "rms", "position.kind": "rotary", "feedforward.kind": "gated"}
-    return Table((*LLAMA, *(more or (Special(_read_window),))), {**usual, **fixed}, only={"expert_count": 0})
+    rows = (*ROTATED, RMS, WHOLE_HEADS, *(more or (Special(_read_window),)))
+    return Table(rows, {**usual, **fixed}, only={"expert_count": 0})
+
+
+BIASED = {
+    "norm.kind": "layer",
+    "feedforward.kind": "plain",
+    "feedforward.activation": "gelu-tanh",
+    "attention.bias": "all",
+}
 
 
 def _plain(fixed: Mapping[str, Any], *more: Row) -> Table:
     """LayerNorm, rotary positions, a plain feed-forward, and biases everywhere."""
-    usual = {"norm.kind": "layer", "position.kind": "rotary", "feedforward.kind": "plain", "attention.bias": "all"}
-    return Table((*EVEN, LAYER_NORM, *more), {**usual, "feedforward.activation": "gelu-tanh", **fixed})
+    return Table((*EVEN, LAYER_NORM, *more), {**BIASED, "position.kind": "rotary", **fixed})
 
 
 def _bare(fixed: Mapping[str, Any], *rows: Row) -> Table:
@@ -253,112 +212,51 @@ JOINED = ("gpt2", "gptneox", "phi2", "phi3", "falcon", "bloom")
 REPEATED = ("olmo2", "gptneox", "phi2", "stablelm")
 # scalings of positions that are tensors, and the architectures in which llama.cpp looks for them
 IN_TENSORS = {"llama3": ("llama", "granite"), "longrope": ("phi3",)}
+NO_BIAS = {"attention.bias": "none"}
+GEMMA = {**NO_BIAS, "feedforward.activation": "gelu-tanh", "embedding_scale": True, "norm.offset": 1.0}
+QK_NORM = {**NO_BIAS, "attention.qk_norm.kind": "rms"}
+QK_EPS_OF_EACH = Special(
+    lambda settings, model: {"attention.qk_norm.eps": model["norm.eps"]} if "attention.qk_norm.kind" in model else {},
+    lambda model: {"use_parallel_residual": model["sublayers"] == "parallel"},
+)
 # where several can hold a model, the first one is written
 ARCHITECTURES = {
     "qwen2": _llama_like({"attention.bias": "qkv"}),
     "llama": _llama_like({}),
-    "qwen3": _llama_like(
-        {"attention.qk_norm.kind": "rms", "attention.bias": "none"},
-        follows("attention.qk_norm.eps", "norm.eps"),
-        Special(_read_window),
-    ),
-    "gemma": _llama_like(
-        {
-            "feedforward.activation": "gelu-tanh",
-            "embedding_scale": True,
-            "norm.offset": 1.0,
-            "head.tied": True,
-            "attention.bias": "none",
-        }
-    ),
+    "qwen3": _llama_like(QK_NORM, QK_EPS, Special(_read_window)),
+    "gemma": _llama_like({**GEMMA, "head.tied": True}),
     "gemma2": _llama_like(
-        {
-            "feedforward.activation": "gelu-tanh",
-            "embedding_scale": True,
-            "norm.offset": 1.0,
-            "head.tied": True,
-            "attention.bias": "none",
-            "placement": "sandwich",
-        },
+        {**GEMMA, "head.tied": True, "placement": "sandwich"},
         Special(_read_every_other, _write_every_other),
-        Special(_read_caps, _write_caps),
+        Key("attention.softcap", "attn_logit_softcapping", 50.0, kind="positive"),
+        Key("head.softcap", "final_logit_softcapping", 30.0, kind="positive"),
         _scale(46),
     ),
     "gemma3": _llama_like(
-        {
-            "feedforward.activation": "gelu-tanh",
-            "embedding_scale": True,
-            "norm.offset": 1.0,
-            "attention.qk_norm.kind": "rms",
-            "attention.qk_norm.offset": 1.0,
-            "attention.bias": "none",
-            "placement": "sandwich",
-        },
-        follows("attention.qk_norm.eps", "norm.eps"),
+        {**GEMMA, **QK_NORM, "attention.qk_norm.offset": 1.0, "placement": "sandwich"},
+        QK_EPS,
         Special(_read_kinds, _write_kinds),
         _above_zero("head.softcap", "final_logit_softcapping"),
         _scale(62),
     ),
-    "olmo2": _llama_like(
-        {
-            "attention.qk_norm.kind": "rms",
-            "attention.qk_norm_over": "heads",
-            "attention.bias": "none",
-            "placement": "res-post",
-        },
-        follows("attention.qk_norm.eps", "norm.eps"),
-    ),
-    "smollm3": _llama_like({"attention.bias": "none"}, Special(_read_no_positions)),
+    "olmo2": _llama_like({**QK_NORM, "attention.qk_norm_over": "heads", "placement": "res-post"}, QK_EPS),
+    "smollm3": _llama_like(NO_BIAS, Special(_read_no_positions)),
     "phi3": _bare({"norm.kind": "rms", "feedforward.kind": "gated"}, RMS, FRACTION, Special(_read_window)),
-    "granite": _llama_like({}, Special(_read_factors, _write_factors)),
+    "granite": _llama_like({}, *granite_factors("embedding_scale", "residual_scale", "attention.scale", "logit_scale")),
     "starcoder2": _plain({}, EVEN_HEADS),
     "gptneox": _plain({}, FRACTION, PARALLEL),
     "phi2": _plain({"sublayers": "parallel", "head.bias": True}, FRACTION),
-    "falcon": _bare(
-        {"norm.kind": "layer", "feedforward.kind": "plain", "feedforward.activation": "gelu-tanh"},
-        LAYER_NORM,
-        EVEN_HEADS,
-    ),
-    "stablelm": _bare(
-        {"norm.kind": "layer", "feedforward.kind": "gated"},
-        LAYER_NORM,
-        FRACTION,
-        Special(
-            lambda settings, model: (
-                {"attention.qk_norm.eps": model["norm.eps"]} if "attention.qk_norm.kind" in model else {}
-            ),
-            lambda model: {"use_parallel_residual": model["sublayers"] == "parallel"},
-        ),
-    ),
+    "falcon": _bare({**BIASED, "attention.bias": "none"}, LAYER_NORM, EVEN_HEADS),
+    "stablelm": _bare({"norm.kind": "layer", "feedforward.kind": "gated"}, LAYER_NORM, FRACTION, QK_EPS_OF_EACH),
     "olmo": _bare(
         {"norm.kind": "layer", "norm.gain": False, "norm.bias": False, "feedforward.kind": "gated"},
-        LAYER_NORM,
-        EVEN_HEADS,
-        _above_zero("attention.clip", "attention.clamp_kqv"),
+        *(LAYER_NORM, EVEN_HEADS, _above_zero("attention.clip", "attention.clamp_kqv")),
     ),
     "gpt2": Table(
-        rows=(
-            *SIZES,
-            same("attention.head_count_kv", "attention.heads"),
-            number("norm.eps", "attention.layer_norm_epsilon"),
-        ),
-        fixed={
-            "attention.bias": "all",
-            "feedforward.kind": "plain",
-            "feedforward.activation": "gelu-tanh",
-            "norm.kind": "layer",
-            "position.kind": "learned",
-        },
+        (*SIZES, same("attention.head_count_kv", "attention.heads"), LAYER_NORM), {**BIASED, "position.kind": "learned"}
     ),
     "bloom": Table(
-        rows=(*SIZES, same("attention.head_count_kv", "attention.heads"), LAYER_NORM),
-        fixed={
-            "attention.bias": "all",
-            "feedforward.kind": "plain",
-            "feedforward.activation": "gelu-tanh",
-            "norm.kind": "layer",
-            "embedding_norm": True,
-            "position.kind": "alibi",
-        },
+        (*SIZES, same("attention.head_count_kv", "attention.heads"), LAYER_NORM),
+        {**BIASED, "position.kind": "alibi", "embedding_norm": True},
     ),
 }

@@ -8,7 +8,7 @@ blocks; its reader takes twenty times as long and sixteen times the memory for a
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -20,12 +20,13 @@ from torch import Tensor
 
 from weft.errors import InteropError, suggestion
 from weft.files import replacing
-from weft.interop.gguf import q4_k as gguf_q4_k
+from weft.interop.gguf import q4_k
+from weft.tensors import bits
 from weft.untrusted import Cursor, mapped
 
 MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
-LONGEST_NAME = 256  # characters of a key or a tensor's name
-MOST_DIMENSIONS = 4  # of a tensor in ggml
+MAX_NAME_BYTES = 256  # of a key or a tensor
+MAX_DIMENSIONS = 4  # of a tensor in ggml
 CHUNK = 2**22  # numbers that are quantized or dequantized at a time
 
 # the types of a key's value: number → struct's letter; strings and arrays have their own form
@@ -43,24 +44,14 @@ class Encoding(NamedTuple):
     file_type: int  # `general.file_type` of a file whose numbers are mostly of this kind
 
 
-ENCODINGS = {
-    each.number: each
-    for each in (
-        Encoding(0, "F32", 1, 4, 0),
-        Encoding(1, "F16", 1, 2, 1),
-        Encoding(2, "Q4_0", 32, 18, 2),
-        Encoding(3, "Q4_1", 32, 20, 3),
-        Encoding(6, "Q5_0", 32, 22, 8),
-        Encoding(7, "Q5_1", 32, 24, 9),
-        Encoding(8, "Q8_0", 32, 34, 7),
-        Encoding(10, "Q2_K", 256, 84, 10),
-        Encoding(11, "Q3_K", 256, 110, 12),
-        Encoding(12, "Q4_K", 256, 144, 15),
-        Encoding(13, "Q5_K", 256, 176, 17),
-        Encoding(14, "Q6_K", 256, 210, 18),
-        Encoding(30, "BF16", 1, 2, 32),
-    )
-}
+_ENCODINGS = (
+    Encoding(0, "F32", 1, 4, 0), Encoding(1, "F16", 1, 2, 1), Encoding(30, "BF16", 1, 2, 32),
+    Encoding(2, "Q4_0", 32, 18, 2), Encoding(3, "Q4_1", 32, 20, 3), Encoding(6, "Q5_0", 32, 22, 8),
+    Encoding(7, "Q5_1", 32, 24, 9), Encoding(8, "Q8_0", 32, 34, 7), Encoding(10, "Q2_K", 256, 84, 10),
+    Encoding(11, "Q3_K", 256, 110, 12), Encoding(12, "Q4_K", 256, 144, 15), Encoding(13, "Q5_K", 256, 176, 17),
+    Encoding(14, "Q6_K", 256, 210, 18),
+)  # fmt: skip
+ENCODINGS = {each.number: each for each in _ENCODINGS}
 BY_NAME = {each.name: each for each in ENCODINGS.values()}
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -139,10 +130,9 @@ def _dequantize(raw: memoryview, entry: Entry) -> Tensor:
 
 
 def _quantize(tensor: Tensor, encoding: Encoding) -> Iterator[bytes]:
-    """Numbers as quantized blocks, some rows at a time."""
     for rows in tensor.flatten(0, -2).split(max(1, CHUNK // tensor.shape[-1])):
         if encoding.name == "Q4_K":
-            yield gguf_q4_k.quantize(rows.float()).numpy().tobytes()
+            yield q4_k.quantize(rows.float()).numpy().tobytes()
         else:
             yield quantization().quantize(rows.float().numpy(), encoding.number).tobytes()
 
@@ -183,7 +173,7 @@ def open_file(path: Path) -> Contents:
 def _name(cursor: Cursor, what: str) -> str:
     """The name of a key or a tensor, which is short and has no characters that would garble a message."""
     start, length = cursor.place, cursor.number("Q", what)
-    raw = bytes(cursor.take(length, what)) if length <= LONGEST_NAME else b""
+    raw = bytes(cursor.take(length, what)) if length <= MAX_NAME_BYTES else b""
     if not raw or not raw.isascii() or not raw.decode().isprintable():
         raise cursor.refusal(f"damaged: at byte {start:,} there should be the name of {what}")
     return raw.decode()
@@ -217,15 +207,14 @@ def _alignment(cursor: Cursor, keys: Mapping[str, Value]) -> int:
 
 
 def _read_table(cursor: Cursor, count: int, alignment: int) -> dict[str, Entry]:
-    """Every tensor's name, shape, encoding and place."""
     if count * 32 > cursor.left:
         raise cursor.refusal(f"truncated or damaged: {count:,} tensors do not fit into the {cursor.left:,} bytes left")
     listed: dict[str, Entry] = {}
     for _ in range(count):
         name = _name(cursor, "a tensor")
         dimensions = cursor.number("I", f"'{name}'")
-        if not 1 <= dimensions <= MOST_DIMENSIONS:
-            raise cursor.refusal(f"'{name}' has {dimensions} dimensions; expected 1 to {MOST_DIMENSIONS}")
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
+            raise cursor.refusal(f"'{name}' has {dimensions} dimensions; expected 1 to {MAX_DIMENSIONS}")
         shape = tuple(reversed([cursor.number("Q", f"'{name}'") for _ in range(dimensions)]))
         kind = cursor.number("I", f"'{name}'")
         if kind not in ENCODINGS:
@@ -250,22 +239,20 @@ def _read_table(cursor: Cursor, count: int, alignment: int) -> dict[str, Entry]:
 # ---- writing
 
 
-class Former(NamedTuple):
-    """How a tensor was stored in the file that it came from; `blocks` reads the bytes (bytes,) of a quantized one."""
-
-    encoding: Encoding
-    blocks: Callable[[], Tensor] | None
-
-
 class LazyTensor(NamedTuple):
     """A tensor to write: its shape, its encoding (None: its former one while that holds it, else its own dtype), and
-    how to read it. Blocks whose numbers are still the tensor's are written as they came."""
+    how to read it.
+
+    `former` is its encoding in the file that it came from, if it did, and `blocks` reads the bytes (bytes,) of a
+    quantized one: they are written as they came while they still give the tensor's numbers.
+    """
 
     name: str
     shape: tuple[int, ...]
     encoding: Encoding | None
     read: Callable[[], Tensor]
-    former: Former | None = None
+    former: Encoding | None = None
+    blocks: Callable[[], Tensor] | None = None
 
 
 def write_file(
@@ -283,40 +270,35 @@ def write_file(
             tensor = lazy.read().detach().cpu().contiguous()
             assert tuple(tensor.shape) == lazy.shape, lazy.name
             kept = _as_it_came(lazy, tensor)
-            encoding = kept[0] if kept else lazy.encoding or own.get(tensor.dtype, BY_NAME["F32"])
+            encoding = (lazy.former if kept else lazy.encoding) or own.get(tensor.dtype, BY_NAME["F32"])
             table[lazy.name] = Entry(lazy.shape, encoding, file.tell() - begin, 0)
             numbers[encoding] += tensor.numel()
-            file.writelines(kept[1] if kept else _bytes(lazy.name, tensor, encoding))
+            file.writelines([kept] if kept else _bytes(lazy.name, tensor, encoding))
             _pad(file)
             advance(1)
         file.seek(0)
         file.write(_header({**keys, "general.file_type": typed(numbers.most_common(1)[0][0].file_type)}, table))
 
 
-def _as_it_came(lazy: LazyTensor, tensor: Tensor) -> tuple[Encoding, Iterable[memoryview]] | None:
-    """The encoding and the bytes that a tensor came with, if they are wanted and still give its numbers."""
-    former = lazy.former
-    if former is None or lazy.encoding not in (None, former.encoding):
+def _as_it_came(lazy: LazyTensor, tensor: Tensor) -> memoryview | None:
+    """The bytes that a tensor came with, if they are wanted and still give its numbers."""
+    encoding = lazy.former
+    if encoding is None or lazy.encoding not in (None, encoding):
         return None
-    encoding, rows = former.encoding, prod(lazy.shape) // lazy.shape[-1]
-    if former.blocks is None:
-        stored = tensor.to(DTYPES[encoding.name])
-        return (encoding, [_raw(stored)]) if _same(stored, tensor) else None
-    blocks = former.blocks()
-    size = lazy.shape[-1] // encoding.block * encoding.bytes * rows
-    if blocks.dtype != torch.uint8 or blocks.shape != (size,) or lazy.shape[-1] % encoding.block:
-        return None
-    unpacked = _dequantize(_raw(blocks), Entry(lazy.shape, encoding, 0, size))
-    return (encoding, [_raw(blocks)]) if _same(unpacked, tensor) else None
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether numbers are the same in fp32, to the last bit; those that are none, too."""
-    return torch.equal(one.float().view(torch.int32), other.float().view(torch.int32))
+    if lazy.blocks is None:
+        stored = numbers = tensor.to(DTYPES[encoding.name])
+    else:
+        stored, size = lazy.blocks(), prod(lazy.shape) // encoding.block * encoding.bytes
+        if stored.dtype != torch.uint8 or stored.shape != (size,) or lazy.shape[-1] % encoding.block:
+            return None
+        numbers = _dequantize(_raw(stored), Entry(lazy.shape, encoding, 0, size))
+    # the same in fp32 to the last bit; NaN too
+    same = torch.equal(numbers.float().view(torch.int32), tensor.float().view(torch.int32))
+    return _raw(stored) if same else None
 
 
 def _raw(tensor: Tensor) -> memoryview:
-    data: memoryview = tensor.flatten().view(torch.uint8).numpy().data
+    data: memoryview = bits(tensor).numpy().data
     return data
 
 

@@ -8,22 +8,23 @@ and any other matrix as the run does, so that reading it again gives the same nu
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle, as_dtype, lazily, named_tokenizer
 from weft.interop.gguf import file as gguf_file
 from weft.interop.gguf import models as gguf_models
 from weft.interop.gguf.architectures import ARCHITECTURES, FREQUENCIES, LONG, REPEATED, SHORT
-from weft.interop.gguf.file import BY_NAME, DTYPES, Contents, Encoding, Former, LazyTensor, Value, typed
+from weft.interop.gguf.file import ARRAY, BY_NAME, DTYPES, Contents, Encoding, LazyTensor, Value, typed
 from weft.interop.gguf.models import POSITIONS, rules
 from weft.interop.gguf.tokenizer import read_tokenizer, tokenizer_keys
 from weft.interop.license import in_keys, to_keys
-from weft.interop.settings import Settings, shown
+from weft.interop.settings import Settings, flat, shown
 from weft.interop.weight_map import conversions, their_shapes, to_ours, to_theirs
 from weft.models.config import Decoder, LMHead
 from weft.nn.config import RMSNorm
@@ -35,6 +36,7 @@ TYPES = ("f32", "f16", "bf16", "q8_0", "q4_k", "q4_0")
 FOUR_BITS = {"q4_k": ("Q5_0",), "q4_0": ()}
 TABLES = ("token_embd.weight", "output.weight")
 FACTORS = (FREQUENCIES, SHORT, LONG)  # tensors that are settings
+MAX_KEPT_VALUES = 64  # of an array that is kept as a note
 KEPT = ("general.type", "general.name")  # keys that take their former values again
 # keys that describe the file itself and are always written afresh
 GENERAL = {"general.architecture", "general.alignment", "general.file_type", "general.quantization_version"}
@@ -64,26 +66,30 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         gguf_file.quantization()  # a missing package is an error now, not when the first weight is read
     settings = gguf_models.settings_of(contents, architecture)
     found = {name: entry.shape for name, entry in contents.tensors.items() if name not in FACTORS}
-    if architecture in ("gpt2", *REPEATED) and _repeated(contents, "output.weight", "token_embd.weight"):
+    tables = [contents.raw(name) for name in TABLES if name in found]
+    if architecture in ("gpt2", *REPEATED) and len(tables) == 2 and tables[0] == tables[1]:
         del found["output.weight"]
     model = gguf_models.read_settings(settings, contents, tied="output.weight" not in found)
-    keys = {key: value.value for key, value in contents.keys.items()}
     if tokenizer is None:
-        own = read_tokenizer(keys, str(path))
+        own = read_tokenizer(settings.tree, str(path))
     else:
         own = named_tokenizer(tokenizer, model.vocab_size)
         settings.asked |= {key for key in contents.keys if key.startswith("tokenizer.")}  # about another one
     _check_vocabulary(settings, contents, model.vocab_size)
     weights = to_ours(conversions(rules(architecture, model), model), found, contents.tensor, str(path))
-    encoding, dtype = _most_common(contents), _dtype(contents, model)
+    sizes: Counter[str] = Counter()
+    for entry in contents.tensors.values():
+        sizes[entry.encoding.name] += math.prod(entry.shape)
+    dtype = _dtype(contents, model)
     settings.asked |= {*GENERAL, "split.count", "tokenizer.chat_template"}
-    unknown = gguf_models.unknown_keys(settings, contents)
+    unasked = {key: value for key, value in contents.keys.items() if key not in settings.asked}
+    kept = {key: list(v) for key, v in unasked.items() if v.type != ARRAY or len(v.value) <= MAX_KEPT_VALUES}
     return ModelBundle(
         model=model,
         weights={name: as_dtype(make, dtype) for name, make in weights.items()},
         tokenizer=own,
-        origin=f"{path.name} (GGUF, {architecture}, {encoding.name})",
-        notes={"gguf": {"keys": unknown, "encodings": _encodings(contents)}, "license": in_keys(keys)},
+        origin=f"{path.name} (GGUF, {architecture}, {sizes.most_common(1)[0][0]})",
+        notes={"gguf": {"keys": kept, "encodings": _encodings(contents)}, "license": in_keys(settings.tree)},
         unused=lazily(contents.blocks, (name for name, kind in _encodings(contents).items() if kind not in DTYPES)),
     )
 
@@ -91,11 +97,6 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
 def _encodings(contents: Contents) -> dict[str, str]:
     """How tensors are stored that are not in fp32."""
     return {name: entry.encoding.name for name, entry in contents.tensors.items() if entry.encoding.name != "F32"}
-
-
-def _repeated(contents: Contents, name: str, other: str) -> bool:
-    there = contents.tensors
-    return name in there and other in there and contents.raw(name) == contents.raw(other)
 
 
 def _check_vocabulary(settings: Settings, contents: Contents, rows: int) -> None:
@@ -106,16 +107,8 @@ def _check_vocabulary(settings: Settings, contents: Contents, rows: int) -> None
         ("tokenizer.ggml.tokens", len(tokens) if isinstance(tokens, list) else rows),
     ):
         if size != rows:
-            where = f"{contents.path}: {key}"
-            raise InteropError(f"{where} has {shown(size)} entries, but 'token_embd.weight' has {rows} rows")
-
-
-def _most_common(contents: Contents) -> Encoding:
-    """The encoding of most numbers."""
-    sizes: Counter[Encoding] = Counter()
-    for entry in contents.tensors.values():
-        sizes[entry.encoding] += math.prod(entry.shape)
-    return sizes.most_common(1)[0][0]
+            has = f"{key} has {shown(size)} entries"
+            raise InteropError(f"{contents.path}: {has}, but 'token_embd.weight' has {rows} rows")
 
 
 def _dtype(contents: Contents, model: Decoder) -> torch.dtype:
@@ -169,8 +162,8 @@ def _keys(bundle: ModelBundle, architecture: str, name: str) -> dict[str, Value]
         "general.file_type": 0,
         "general.quantization_version": 2,
         **{key: name for key, name in to_keys(bundle.notes.get("license", {})).items() if key not in kept},
-        **gguf_models.model_keys(architecture, model),
     }
+    keys |= {f"{architecture}.{key}": value for key, value in ARCHITECTURES[architecture].keys(flat(model)).items()}
     if tokenizer is not None:
         pre = kept["tokenizer.ggml.pre"][1] if "tokenizer.ggml.pre" in kept else None
         keys |= tokenizer_keys(tokenizer, model.vocab_size, pre)
@@ -184,7 +177,7 @@ def _tensors(bundle: ModelBundle, architecture: str, dtype: str | None) -> list[
     parts = conversions(rules(architecture, model), model)
     weights = to_theirs(parts, bundle.weights)
     tensors = [
-        LazyTensor(name, shape, _encoding(name, shape, dtype), weights[name], _former(bundle, name))
+        LazyTensor(name, shape, _encoding(name, shape, dtype), weights[name], *_former(bundle, name))
         for name, shape in their_shapes(parts).items()
     ]
     if architecture in REPEATED and isinstance(model.head, LMHead) and model.head.tied:
@@ -195,12 +188,12 @@ def _tensors(bundle: ModelBundle, architecture: str, dtype: str | None) -> list[
     return first + tensors
 
 
-def _former(bundle: ModelBundle, name: str) -> Former | None:
-    """How a tensor was stored in the GGUF file that the model came from, if it did."""
+def _former(bundle: ModelBundle, name: str) -> tuple[Encoding | None, Callable[[], Tensor] | None]:
+    """How a tensor was stored in the GGUF file that the model came from, if it did, and its quantized blocks."""
     encoding = BY_NAME.get(bundle.notes.get("gguf", {}).get("encodings", {}).get(name))
-    if encoding is None or (encoding.block > 1 and name not in bundle.unused):
-        return None
-    return Former(encoding, bundle.unused[name] if encoding.block > 1 else None)
+    if encoding is None or encoding.block == 1:
+        return encoding, None
+    return (encoding, bundle.unused[name]) if name in bundle.unused else (None, None)
 
 
 def _encoding(name: str, shape: tuple[int, ...], dtype: str | None) -> Encoding | None:

@@ -1,38 +1,24 @@
 """Which of llama.cpp's architectures a model is, its settings from and to the keys of a GGUF file, and its tensors."""
 
-from functools import partial
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from weft.config import Tree, validate
 from weft.errors import InteropError
-from weft.interop.gguf.architectures import (
-    ADJACENT,
-    ARCHITECTURES,
-    FREQUENCIES,
-    IN_TENSORS,
-    JOINED,
-    LONG,
-    SHORT,
-    STEP,
-    names_of_first,
-    shown_by_tensors,
-)
+from weft.interop.gguf import architectures as llama_cpp
+from weft.interop.gguf.architectures import ARCHITECTURES, FREQUENCIES, LONG, SHORT
 from weft.interop.gguf.file import ARRAY, FLOAT32, Contents
 from weft.interop.settings import Flat, Settings, Transformer, first_that_holds, flat, nested
-from weft.interop.weight_map import SAME, Layout, Rule, adjacent_pairs, module, tensor
+from weft.interop.weight_map import SAME, Layout, Rules, adjacent_pairs, block, module, tensor
 from weft.models.config import Decoder, Model
 from weft.nn.config import Norm, RMSNorm
 from weft.nn.position import Rotary as RotaryModule
 from weft.nn.position_config import Rotary, Sizes
 from weft.nn.scaling import Llama3Scaling, LongRoPE
 
-KEPT = 64  # values of an array that is kept as a note
 POSITIONS = "position_embd.weight"
-BLOCK, BLK = "decoder.blocks.{layer}", "blk.{layer}"
+SCALED_BY = {FREQUENCIES: "llama3", LONG: "longrope"}  # by the tensors that are there
 
 
 # ---- reading
@@ -45,7 +31,7 @@ def settings_of(contents: Contents, architecture: str) -> Settings:
     """
     tree = {}
     for key, (type, value, of) in contents.keys.items():
-        by_layer = type == ARRAY and key.startswith(f"{architecture}.") and not key.endswith(STEP)
+        by_layer = type == ARRAY and key.startswith(f"{architecture}.") and not key.endswith(llama_cpp.STEP)
         if by_layer and len(set(value)) == 1:
             type, value = of, value[0]  # given layer by layer, and the same for all
         tree[key] = float(str(np.float32(value))) if type == FLOAT32 else value
@@ -67,30 +53,31 @@ def read_settings(settings: Settings, contents: Contents, tied: bool) -> Decoder
     known = {"vocab_size": table.shape[0], "head.kind": "lm", "head.tied": tied, "attention.bias": bias}
     known["head.bias"] = "output.bias" in tensors
     architecture = settings.prefix.removesuffix(".")
-    known |= shown_by_tensors(architecture, tensors)
-    scalings = {FREQUENCIES: ("llama3", _llama3_scaling), LONG: ("longrope", _long_scaling)}
-    scaling = next((scaling for name, scaling in scalings.items() if name in tensors), None)
+    known |= llama_cpp.shown_by_tensors(architecture, tensors)
+    scaling = next((kind for name, kind in SCALED_BY.items() if name in tensors), None)
     if scaling is not None:
-        known["position.scaling.kind"] = scaling[0]
-    model = ARCHITECTURES[architecture].read(settings, known)
+        known["position.scaling.kind"] = scaling
+    model = ARCHITECTURES[architecture].settings(settings, known)
     if scaling is not None:
-        model |= scaling[1](settings, contents, model)
-    return validate(Decoder, nested(model), settings.where)
+        read = _llama3_scaling if scaling == "llama3" else _long_scaling
+        model |= {f"position.scaling.{key}": value for key, value in read(settings, contents, model).items()}
+    return validate(Decoder, nested(model), settings.place)
 
 
-def _llama3_scaling(settings: Settings, contents: Contents, model: Flat) -> Flat:
+def _llama3_scaling(settings: Settings, contents: Contents, model: Flat) -> Tree:
     """LLaMA 3.1's scaling of positions, from the factors that each frequency is divided by."""
     found = contents.tensor(FREQUENCIES).float()
     factor = float(found.nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1.0))
     original = settings.whole("rope.scaling.original_context_length", 8192)
-    scaling = Llama3Scaling(factor=factor, original_context=original)
-    wanted = frequency_factors(Rotary(base=model["position.base"], scaling=scaling), model["attention.d_head"])
+    scaling: Tree = Llama3Scaling(factor=factor, original_context=original).model_dump()
+    position = validate(Rotary, {"base": model["position.base"], "scaling": scaling}, settings.place)
+    wanted = frequency_factors(position, model["attention.d_head"])
     if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=1e-4):
         raise InteropError(f"{contents.path}: '{FREQUENCIES}' holds another scaling of positions than LLaMA 3.1's")
-    return {f"position.scaling.{key}": value for key, value in scaling.model_dump().items()}
+    return scaling
 
 
-def _long_scaling(settings: Settings, contents: Contents, model: Flat) -> Flat:
+def _long_scaling(settings: Settings, contents: Contents, model: Flat) -> Tree:
     """LongRoPE's two lists of factors, and what goes with them."""
     if SHORT not in contents.tensors:
         raise InteropError(f"{contents.path}: it has a tensor '{LONG}', but no '{SHORT}'")
@@ -99,9 +86,11 @@ def _long_scaling(settings: Settings, contents: Contents, model: Flat) -> Flat:
         for side, name in (("short", SHORT), ("long", LONG))
     }
     original = settings.whole("rope.scaling.original_context_length", model["context"])
-    factor = settings.number("rope.scaling.attn_factor", 1.0)
-    found = {**lists, "original_context": original, "attention_factor": factor}
-    return {f"position.scaling.{key}": value for key, value in found.items()}
+    return {
+        **lists,
+        "original_context": original,
+        "attention_factor": settings.number("rope.scaling.attn_factor", 1.0),
+    }
 
 
 def factors(model: Decoder) -> dict[str, Tensor]:
@@ -122,15 +111,6 @@ def frequency_factors(position: Rotary, d_head: int) -> Tensor:
     return plain / RotaryModule(position, sizes).frequencies(1, cpu)
 
 
-def unknown_keys(settings: Settings, contents: Contents) -> dict[str, Any]:
-    """Keys that nothing asked for, as JSON values, for a file that is written later."""
-    return {
-        key: list(value)
-        for key, value in contents.keys.items()
-        if key not in settings.asked and not (value.type == ARRAY and len(value.value) > KEPT)
-    }
-
-
 # ---- writing
 
 
@@ -138,72 +118,62 @@ def architecture_of(model: Model) -> str:
     """The architecture of llama.cpp that a model is, or an error that names what none of them has."""
     if not isinstance(model, Decoder):
         raise InteropError(f"model.kind = '{model.kind}': a GGUF file can hold decoders only")
-
-    return first_that_holds(
-        model, {name: partial(_read_again, name, model) for name in ARCHITECTURES}, "GGUF architecture"
-    )
+    return first_that_holds(model, ARCHITECTURES, lambda name: _read_again(name, model), "GGUF architecture")
 
 
 def _read_again(name: str, model: Decoder) -> Transformer:
     """The model that its keys would be read as beside its tensors."""
     table, ours = ARCHITECTURES[name], flat(model)
-    tree = {f"{name}.{key}": value for key, value in table.write(ours).items()}
+    tree = {f"{name}.{key}": value for key, value in table.keys(ours).items()}
     in_tensors = {"vocab_size", "head.tied", "attention.bias"}
     if name == "qwen2":
         in_tensors.add("head.bias")
-    if name in IN_TENSORS.get(ours.get("position.scaling.kind", ""), ()):
+    if name in llama_cpp.IN_TENSORS.get(ours.get("position.scaling.kind", ""), ()):
         in_tensors |= {key for key in ours if key.startswith("position.scaling.")}
-    if name in ADJACENT:  # where it differs, rows are reordered
+    if name in llama_cpp.ADJACENT:  # where it differs, rows are reordered
         in_tensors.add("position.pairs")
     known = {"head.kind": "lm", **{key: ours[key] for key in in_tensors if key in ours}, **table.fixed}
-    known |= shown_by_tensors(name, names_of_first(ours))
-    return validate(Decoder, nested(table.read(Settings(tree, "GGUF", f"{name}."), known)))
+    known |= llama_cpp.shown_by_tensors(name, llama_cpp.names_of_first(ours))
+    return validate(Decoder, nested(table.settings(Settings(tree, "GGUF", f"{name}."), known)))
 
 
-def model_keys(architecture: str, model: Decoder) -> Tree:
-    """The keys of a model's settings."""
-    tree = ARCHITECTURES[architecture].write(flat(model))
-    return {f"{architecture}.{key}": value for key, value in tree.items()}
-
-
-def rules(architecture: str, model: Decoder) -> list[Rule]:
+def rules(architecture: str, model: Decoder) -> Rules:
     """Where each of weft's tensors is in a file."""
     gain, own = _gain(model.norm), _gain(model.attention.qk_norm)
-    reorder = architecture in ADJACENT and isinstance(model.position, Rotary) and model.position.pairs == "halves"
-    pairs = adjacent_pairs(model.d_head) if reorder else SAME
-    joined = [f"{BLK}.attn_qkv"] if architecture in JOINED else [f"{BLK}.attn_{part}" for part in "qkv"]
-    gated = [f"{BLK}.ffn_up"] if architecture == "phi3" else [f"{BLK}.ffn_gate", f"{BLK}.ffn_up"]
-    norms = ("attn_norm", "ffn_norm")
+    halves = isinstance(model.position, Rotary) and model.position.pairs == "halves"
+    pairs = adjacent_pairs(model.d_head) if halves and architecture in llama_cpp.ADJACENT else SAME
+    joined = architecture in llama_cpp.JOINED
+    layouts = {"qkv": SAME if joined else (pairs, pairs, SAME), "q_norm": own, "k_norm": own}
+    layouts |= dict.fromkeys(("norm", "norm_out", "ff_norm", "ff_norm_out"), gain)
+    norm, ff_norm = "attn_norm", "ffn_norm"
     if architecture == "falcon" and model.sublayers == "parallel-two-norms":
-        norms = ("attn_norm_2", "attn_norm")  # the second was added for attention
-    return [
+        norm, ff_norm = "attn_norm_2", "attn_norm"  # the second was added for attention
+    return (
         tensor("embedding.weight", "token_embd.weight"),
         tensor("decoder.position.weight", POSITIONS),
         *module("decoder.embedding_norm", "token_embd_norm", layout=gain),
         *module("output", "output"),
         *module("decoder.norm", "output_norm", layout=gain),
-        *module(f"{BLOCK}.attention_skip.norm", f"{BLK}.{norms[0]}", layout=gain),
-        *module(f"{BLOCK}.attention.qkv", *joined, layouts=(pairs, pairs, SAME)[: len(joined)]),
-        *(
-            tensor(f"{BLOCK}.attention.{part}_norm.weight", f"{BLK}.attn_{part}_norm.weight", layout=own)
-            for part in "qk"
+        *block(
+            "decoder",
+            "blk.{layer}",
+            layouts,
+            norm=norm,
+            qkv="attn_qkv" if joined else "attn_*",
+            q_norm="attn_q_norm",
+            k_norm="attn_k_norm",
+            out="attn_output",
+            ff_norm=ff_norm,
+            norm_out="post_attention_norm",
+            ff_norm_out="post_ffw_norm",
+            up="ffn_up",
+            gate_up="ffn_up" if architecture == "phi3" else ("ffn_gate", "ffn_up"),
+            down="ffn_down",
         ),
-        *module(f"{BLOCK}.attention.out", f"{BLK}.attn_output"),
-        *module(f"{BLOCK}.feedforward_skip.norm", f"{BLK}.{norms[1]}", layout=gain),
-        *module(f"{BLOCK}.attention_skip.norm_out", f"{BLK}.post_attention_norm", layout=gain),
-        *module(f"{BLOCK}.feedforward_skip.norm_out", f"{BLK}.post_ffw_norm", layout=gain),
-        *module(f"{BLOCK}.feedforward.up", f"{BLK}.ffn_up"),
-        *module(f"{BLOCK}.feedforward.gate_up", *gated),
-        *module(f"{BLOCK}.feedforward.down", f"{BLK}.ffn_down"),
-    ]
+    )
 
 
 def _gain(norm: Norm | None) -> Layout:
     """How a norm's gain is stored: whole, where here it may be `offset` plus a vector."""
     offset = norm.offset if isinstance(norm, RMSNorm) else 0.0
-    return _shifted(offset) if offset else SAME
-
-
-def _shifted(offset: float) -> Layout:
-    """A gain that is stored whole, where here it is `offset` plus a vector."""
-    return Layout(lambda theirs: theirs.float() - offset, lambda ours: ours.float() + offset)
+    return Layout(lambda theirs: theirs.float() - offset, lambda ours: ours.float() + offset) if offset else SAME

@@ -9,18 +9,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from weft.config import Tree
 from weft.errors import InteropError, TokenizerError, suggestion
-from weft.interop.tokenizer_json import (
-    SPACE,
-    SPACE_FIRST,
-    SPACES,
-    BPEVocabulary,
-    Json,
-    byte_level,
-    merges_by_score,
-    sentencepiece,
-)
+from weft.interop import tokenizer_json
+from weft.interop.tokenizer_json import SPACE, SPACE_FIRST, SPACES, BPEVocabulary, merges_by_score
 from weft.text.config import Role
+from weft.text.tiktoken import PATTERNS
 from weft.text.token_bytes import BYTE_TOKEN, byte_tokens
 from weft.text.tokenizer import Tokenizer
 from weft.text.training import look_alikes
@@ -28,82 +22,68 @@ from weft.text.training import look_alikes
 UNNAMED = "the tokenizer normalizes or splits text in a way that GGUF has no name for"
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # `tokenizer.ggml.token_type`
 
-IDS: dict[Role, str] = {
-    "bos": "bos_token_id",
-    "eos": "eos_token_id",
-    "unk": "unknown_token_id",
-    "pad": "padding_token_id",
-    "cls": "cls_token_id",
-    "sep": "seperator_token_id",  # spelled so there
-    "mask": "mask_token_id",
-}
+IDS: dict[Role, str] = {  # the sixth is spelled so there
+    "bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id",
+    "cls": "cls_token_id", "sep": "seperator_token_id", "mask": "mask_token_id",
+}  # fmt: skip
 
 
 # ---- pre-tokenizers, by llama.cpp's names
 
 
-def _byte_level(use_regex: bool) -> Json:
+def _byte_level(use_regex: bool) -> Tree:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
 
 
-def _split(pattern: str) -> Json:
+def _split(pattern: str) -> Tree:
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     return {"type": "Sequence", "pretokenizers": [split, _byte_level(False)]}
 
 
-def _words(digits: str) -> str:
-    """The pattern of GPT-4's family: words with one symbol before them, `digits`, symbols, line ends, spaces."""
-    contractions = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-    rest = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    return rf"{contractions}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{rest}"
-
-
 GPT2 = _byte_level(True)
-LLAMA3 = _split(_words(r"\p{N}{1,3}"))
-QWEN2 = _split(_words(r"\p{N}"))
+LLAMA3, QWEN2 = _split(PATTERNS["cl100k"]), _split(PATTERNS["qwen2"])
 DIGITS = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, GPT2]}
 
-NAMES = (  # the first name of each is the one that is written
-    (("gpt-2", "default", "phi-2", "mpt", "olmo", "roberta-bpe"), GPT2),
-    (("smollm", "starcoder", "refact", "codeshell"), DIGITS),
-    (("llama-bpe", "llama3", "llama-v3", "falcon3"), LLAMA3),
-    (("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
-)
-PRE_TOKENIZERS: dict[str, Json] = {name: pre_tokenizer for names, pre_tokenizer in NAMES for name in names}
+PRE_TOKENIZERS: dict[str, Tree] = {  # the first name of each is the one that is written
+    **dict.fromkeys(("gpt-2", "default", "phi-2", "mpt", "olmo", "roberta-bpe"), GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), DIGITS),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
+}
 
 
 # ---- from a file's keys
 
 
-def read_tokenizer(keys: Mapping[str, Any], where: str) -> Tokenizer | None:
+def read_tokenizer(keys: Mapping[str, Any], place: str) -> Tokenizer | None:
     """The tokenizer that a file's keys describe; None where they describe none."""
     kind = keys.get("tokenizer.ggml.model")
     if kind in (None, "none", "no_vocab"):
         return None
     read = {"gpt2": _read_byte_level, "llama": _read_sentencepiece}.get(str(kind))
     if read is None:
-        raise InteropError(f"{where}: tokenizer.ggml.model = {kind!r:.60}: {suggestion(str(kind), ['gpt2', 'llama'])}")
+        raise InteropError(f"{place}: tokenizer.ggml.model = {kind!r:.60}: {suggestion(str(kind), ['gpt2', 'llama'])}")
     ggml = {key.removeprefix("tokenizer.ggml."): value for key, value in keys.items()}
     template = keys.get("tokenizer.chat_template")
     try:
         text, roles = read(ggml)
         return Tokenizer.from_json(text, roles, template if isinstance(template, str) else None)
     except (InteropError, TokenizerError) as error:
-        raise InteropError(f"{where}: the tokenizer: {error}") from None
+        raise InteropError(f"{place}: the tokenizer: {error}") from None
 
 
 def _read_byte_level(ggml: Mapping[str, Any]) -> tuple[str, dict[Role, str]]:
     name = str(ggml.get("pre", "default"))
     if name not in PRE_TOKENIZERS:
-        raise InteropError(
-            f"tokenizer.ggml.pre = {name!r:.60}: {suggestion(name, PRE_TOKENIZERS, len(PRE_TOKENIZERS))}"
-        )
+        known = suggestion(name, PRE_TOKENIZERS, len(PRE_TOKENIZERS))
+        raise InteropError(f"tokenizer.ggml.pre = {name!r:.60}: {known}")
     tokens, types = _tokens(ggml)
     roles = _roles(ggml, tokens)
     roles.pop("unk", None)  # bytes spell everything, so no token is unknown, whatever the file says
     special = {tokens[id]: type == CONTROL for id, type in enumerate(types) if type in (CONTROL, USER)}
     vocabulary = BPEVocabulary(tokens, _merges(ggml), special, *_ends(ggml, roles, False))
-    return byte_level(vocabulary, PRE_TOKENIZERS[name], whole_words=PRE_TOKENIZERS[name] == LLAMA3), roles
+    pre_tokenizer = PRE_TOKENIZERS[name]
+    return tokenizer_json.byte_level(vocabulary, pre_tokenizer, whole_words=pre_tokenizer == LLAMA3), roles
 
 
 def _read_sentencepiece(ggml: Mapping[str, Any]) -> tuple[str, dict[Role, str]]:
@@ -121,7 +101,7 @@ def _read_sentencepiece(ggml: Mapping[str, Any]) -> tuple[str, dict[Role, str]]:
             raise InteropError("tokenizer.ggml.scores: expected a number for every token")
         merges = merges_by_score(tokens, scores, [type in (NORMAL, USER, UNUSED) for type in types])
     vocabulary = BPEVocabulary(tokens, merges, special, *_ends(ggml, roles, True))
-    return sentencepiece(vocabulary, roles.get("unk"), bool(ggml.get("add_space_prefix", True))), roles
+    return tokenizer_json.sentencepiece(vocabulary, roles.get("unk"), bool(ggml.get("add_space_prefix", True))), roles
 
 
 def _tokens(ggml: Mapping[str, Any]) -> tuple[list[str], list[int]]:
@@ -194,13 +174,8 @@ def tokenizer_keys(tokenizer: Tokenizer, vocab_size: int, pre: str | None = None
         tokens[each["id"]], types[each["id"]] = each["content"], CONTROL if each["special"] else USER
     keys: dict[str, Any]
     if "ByteLevel" in json.dumps(parsed["decoder"]):
-        keys = {
-            "model": "gpt2",
-            "pre": _pre_tokenizer_name(parsed, tokenizer, pre),
-            "tokens": tokens,
-            "token_type": types,
-            "merges": [" ".join(merge) for merge in merges],
-        }
+        keys = {"model": "gpt2", "pre": _pre_tokenizer_name(parsed, tokenizer, pre), "tokens": tokens}
+        keys |= {"token_type": types, "merges": [" ".join(merge) for merge in merges]}
     else:
         keys = _sentencepiece_keys(parsed, tokenizer, merges, tokens, types) | {"pre": pre or "default"}
     keys |= {name: tokenizer.need(role) for role, name in IDS.items() if role in tokenizer.roles}
@@ -211,8 +186,7 @@ def tokenizer_keys(tokenizer: Tokenizer, vocab_size: int, pre: str | None = None
     return keys if tokenizer.chat_template is None else keys | {"tokenizer.chat_template": tokenizer.chat_template}
 
 
-def _pre_tokenizer_name(parsed: Json, tokenizer: Tokenizer, pre: str | None) -> str:
-    """llama.cpp's name of a pre-tokenizer."""
+def _pre_tokenizer_name(parsed: Tree, tokenizer: Tokenizer, pre: str | None) -> str:
     normalizer, found = parsed["normalizer"], _without_guard(parsed["pre_tokenizer"], tokenizer)
     if not parsed["model"]["merges"] and normalizer is None and found == _byte_level(False):
         return "gpt-2"  # single bytes: where text is split makes no difference
@@ -223,7 +197,7 @@ def _pre_tokenizer_name(parsed: Json, tokenizer: Tokenizer, pre: str | None) -> 
     return pre if pre in named and normalizer is None else named[0]
 
 
-def _without_guard(pre_tokenizer: Json | None, tokenizer: Tokenizer) -> Json | None:
+def _without_guard(pre_tokenizer: Tree | None, tokenizer: Tokenizer) -> Tree | None:
     """A pre-tokenizer without the step that weft puts before it to keep look-alikes of special tokens apart."""
     steps = pre_tokenizer["pretokenizers"] if pre_tokenizer and pre_tokenizer["type"] == "Sequence" else []
     if len(steps) != 2 or steps[0]["type"] != "Split":
@@ -236,7 +210,7 @@ def _without_guard(pre_tokenizer: Json | None, tokenizer: Tokenizer) -> Json | N
 
 
 def _sentencepiece_keys(
-    parsed: Json, tokenizer: Tokenizer, merges: list[Any], tokens: list[str], types: list[int]
+    parsed: Tree, tokenizer: Tokenizer, merges: list[Any], tokens: list[str], types: list[int]
 ) -> dict[str, Any]:
     model = parsed["model"]
     if not model["byte_fallback"] or not all(token in model["vocab"] for token in byte_tokens()):
@@ -251,20 +225,15 @@ def _sentencepiece_keys(
     for rank, (left, right) in enumerate(merges):
         ranks.setdefault(left + right, rank)
     scores = [-float(ranks.get(token, len(merges))) for token in tokens]
-    keys = {
-        "model": "llama",
-        "tokens": tokens,
-        "scores": scores,
-        "token_type": types,
-        "add_space_prefix": space_first,
-    }
+    keys: dict[str, Any] = {"model": "llama", "tokens": tokens, "scores": scores, "token_type": types}
+    keys["add_space_prefix"] = space_first
     if merges_by_score(tokens, scores, [type in (NORMAL, USER, UNUSED) for type in types]) != merges:
         # the scores alone do not give the merges, so they are written too, for programs that read them
         keys["merges"] = [" ".join(merge) for merge in merges]
     return keys
 
 
-def _spaces(parsed: Json, merges: Sequence[tuple[str, ...]]) -> tuple[bool, bool]:
+def _spaces(parsed: Tree, merges: Sequence[tuple[str, ...]]) -> tuple[bool, bool]:
     """Whether a space is put before a text, and whether spaces are in the vocabulary as themselves."""
     split, normalizer, vocab = parsed["pre_tokenizer"], parsed["normalizer"], parsed["model"]["vocab"]
     if normalizer is None and split is None and " " in vocab and SPACE not in vocab:

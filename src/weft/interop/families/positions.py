@@ -1,49 +1,106 @@
-"""Rotary positions in config.json, as all families of transformers write them: in the older spelling (rope_theta,
-rope_scaling) or the newer one (rope_parameters)."""
+"""Positions in config.json, and layers that differ: which have a window, and which know no positions.
+
+Rotary positions are read as all families of transformers write them: in the older spelling (rope_theta, rope_scaling)
+or the newer one (rope_parameters).
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from weft.config import Tree
-from weft.interop.families.layers import FULL, WINDOWED, kinds_of
 from weft.interop.settings import Flat, Settings, repeated
-from weft.interop.table import Special
+from weft.interop.table import Key, Special, even_heads
+
+WINDOWED, FULL = "sliding_attention", "full_attention"
+MAX_LAYERS = 2**10  # that are told apart, more than any model has: a list of them is made before anything is checked
+
+
+# ---- layers that differ
+
+
+def depth(model: Flat) -> int:
+    """How many layers a list has to describe."""
+    return min(int(model["layers"]), MAX_LAYERS)
+
+
+def all_but_every(step: int, model: Flat) -> list[bool]:
+    """Which layers are not a `step`-th one; all where that is 0."""
+    return [step == 0 or (layer + 1) % step != 0 for layer in range(depth(model))]
+
+
+def layer_types(settings: Settings, model: Flat, usual: Sequence[bool]) -> list[bool]:
+    """Which layers have a window: by layer_types where it is given, else the family's `usual`."""
+    given = settings.get("layer_types")
+    if given is None:
+        return list(usual)
+    known = isinstance(given, list) and all(isinstance(kind, str) and kind in (WINDOWED, FULL) for kind in given)
+    if not known or len(given) != model["layers"]:
+        raise settings.refusal("layer_types", f"expected '{WINDOWED}' or '{FULL}' for each of {model['layers']} layers")
+    return [kind == WINDOWED for kind in given]
+
+
+def one_window(default: int | None = None) -> Key:
+    """A window that all layers have."""
+    return Key("attention.window", "sliding_window", default, kind="whole", none=True)
+
+
+def window(settings: Settings, default: int | None) -> int | None:
+    """The window of some layers; `default` where the key is absent."""
+    found: int | None = one_window(default).read(settings, {})["attention.window"]
+    return found
+
+
+def with_windows(windowed: Sequence[bool], size: int | None, position: dict[str, Any] | None = None) -> Flat:
+    """A window in some layers, which may have a position of their own."""
+    narrow, wide = {"window": size, "position": position}, {"window": None, "position": None}
+    return repeated([narrow if there else wide for there in windowed])
+
+
+def kinds_of(model: Flat) -> list[dict[str, Any]]:
+    """What each layer has of its own."""
+    kinds = model["pattern"] or [{"window": model["attention.window"], "position": None}]
+    return [kinds[layer % len(kinds)] for layer in range(model["layers"])]
+
+
+def windows_of(model: Flat) -> list[int | None]:
+    """The window of each layer."""
+    return [kind["window"] for kind in kinds_of(model)]
+
+
+def write_windows(model: Flat, key: str = "sliding_window") -> Tree:
+    """The window and the layers that have it. Of several sizes one is written; what is read then differs, and shows."""
+    sizes = windows_of(model)
+    return {key: next((size for size in sizes if size), None), "layer_types": [WINDOWED if s else FULL for s in sizes]}
+
+
+# ---- rotary positions
 
 # their kind of scaling → ours
 KINDS = {
-    "linear": "linear",
-    "dynamic": "dynamic-ntk",
-    "llama3": "llama3",
-    "yarn": "yarn",
-    "longrope": "longrope",
+    "linear": "linear", "dynamic": "dynamic-ntk", "llama3": "llama3", "yarn": "yarn", "longrope": "longrope",
     "su": "longrope",
-}
-# the settings of each of ours, under their names
-NAMES: dict[str, dict[str, str]] = {
-    "linear": {"factor": "factor"},
-    "dynamic-ntk": {"factor": "factor"},
-    "llama3": {
-        "factor": "factor",
-        "low": "low_freq_factor",
-        "high": "high_freq_factor",
-        "original_context": "original_max_position_embeddings",
-    },
-    "yarn": {
-        "factor": "factor",
-        "original_context": "original_max_position_embeddings",
-        "fast": "beta_fast",
-        "slow": "beta_slow",
-        "whole_pairs": "truncate",
-        "attention_factor": "attention_factor",
-    },
-    "longrope": {
-        "short": "short_factor",
-        "long": "long_factor",
-        "original_context": "original_max_position_embeddings",
-        "attention_factor": "attention_factor",
-    },
-}
+}  # fmt: skip
+# what is said of a scaling, under their names
+NAMES = {
+    "factor": "factor", "low": "low_freq_factor", "high": "high_freq_factor", "short": "short_factor",
+    "long": "long_factor", "original_context": "original_max_position_embeddings", "fast": "beta_fast",
+    "slow": "beta_slow", "whole_pairs": "truncate", "attention_factor": "attention_factor",
+}  # fmt: skip
+
+
+def rotated_part(theirs: str, default: Any) -> Key:
+    """How many coordinates of each head are rotated."""
+
+    def width(model: Flat) -> int:
+        return int(model.get("attention.d_head") or even_heads(model))
+
+    return Key(
+        *("position.fraction", theirs, default),
+        kind="whole",
+        to_ours=lambda rotated, model: rotated / width(model),
+        to_theirs=lambda fraction, model: round(fraction * width(model)),
+    )
 
 
 def table_of(settings: Settings) -> tuple[dict[str, Any], str]:
@@ -61,30 +118,24 @@ def read_scaling(rope: Settings, model: Flat, original: int | None) -> dict[str,
     if kind == "default":
         return None
     if not isinstance(kind, str) or kind not in KINDS:
-        raise rope.refusal("rope_type", f"weft scales rotary positions by {', '.join(dict.fromkeys(KINDS))}")
+        raise rope.refusal("rope_type", f"weft scales rotary positions by {', '.join(KINDS)}")
     context = rope.whole("original_max_position_embeddings", original or model["context"])
     match KINDS[kind]:
         case "llama3":
-            numbers = {name: rope.number(theirs) for name, theirs in list(NAMES["llama3"].items())[:3]}
-            return {"kind": "llama3", **numbers, "original_context": rope.whole("original_max_position_embeddings")}
+            numbers = {name: rope.number(NAMES[name]) for name in ("factor", "low", "high")}
+            return {"kind": "llama3", **numbers, "original_context": rope.whole(NAMES["original_context"])}
         case "yarn":
             factor = rope.number("factor", model["context"] / context)
-            return {
-                "kind": "yarn",
-                "factor": factor,
-                "original_context": context,
-                "fast": rope.number("beta_fast", 32.0),
-                "slow": rope.number("beta_slow", 1.0),
-                "whole_pairs": rope.flag("truncate", True),
-                "attention_factor": _yarn_factor(rope, factor),
-            }
+            ramp = {"fast": rope.number("beta_fast", 32.0), "slow": rope.number("beta_slow", 1.0)}
+            own = {"whole_pairs": rope.flag("truncate", True), "attention_factor": _yarn_factor(rope, factor)}
+            return {"kind": "yarn", "factor": factor, "original_context": context, **ramp, **own}
         case "longrope":
             found: dict[str, Any] = {"kind": "longrope", "original_context": context}
             for name in ("short", "long"):
-                values = rope.get(NAMES["longrope"][name])
+                values = rope.get(NAMES[name])
                 fits = isinstance(values, list) and all(type(value) in (int, float) for value in values)
                 if not fits or not all(0 < value < math.inf for value in values):
-                    raise rope.refusal(NAMES["longrope"][name], "expected a list of numbers above 0")
+                    raise rope.refusal(NAMES[name], "expected a list of numbers above 0")
                 found[name] = values
             stretch = rope.number("factor", model["context"] / context)
             usual = math.sqrt(1 + math.log(stretch) / math.log(context)) if stretch > 1 and context > 1 else 1.0
@@ -103,21 +154,14 @@ def _yarn_factor(rope: Settings, factor: float) -> float | None:
     return (0.1 * sharper * math.log(factor) + 1) / (0.1 * all_sharper * math.log(factor) + 1)
 
 
-def write_scaling(scaling: dict[str, Any] | None) -> Tree | None:
-    """The table of one of our scalings."""
-    if scaling is None:
+def write_scaling(model: Flat) -> Tree | None:
+    """The table of a model's scaling; None where positions are not scaled."""
+    ours = model.get("position.scaling.kind")
+    if ours is None:
         return None
-    ours = scaling["kind"]
     theirs = next(name for name, kind in KINDS.items() if kind == ours)
-    given = {key: scaling[name] for name, key in NAMES[ours].items() if scaling.get(name) is not None}
-    return {"rope_type": theirs, **given}
-
-
-def scaling_of(model: Flat) -> dict[str, Any] | None:
-    """A model's scaling as a table."""
-    inside = "position.scaling."
-    found = {key.removeprefix(inside): value for key, value in model.items() if key.startswith(inside)}
-    return found or None
+    given = {key: model.get(f"position.scaling.{name}") for name, key in NAMES.items()}
+    return {"rope_type": theirs, **{key: value for key, value in given.items() if value is not None}}
 
 
 def rotary(base: float = 10000.0, fraction: float | None = None, keys: tuple[str, str] | None = None) -> Special:
@@ -129,7 +173,7 @@ def rotary(base: float = 10000.0, fraction: float | None = None, keys: tuple[str
         given, key = table_of(settings)
         if any(isinstance(value, dict) for value in given.values()):
             raise settings.refusal(key, "weft has one kind of rotary positions for all layers of this family")
-        rope = Settings(given, f"{settings.where}: {key}")
+        rope = Settings(given, f"{settings.place}: {key}")
         found: Flat = {"position.base": rope.number("rope_theta", settings.number(theta, base))}
         if fraction is None:
             settings.only(partial_rotary_factor=1.0)
@@ -143,20 +187,13 @@ def rotary(base: float = 10000.0, fraction: float | None = None, keys: tuple[str
     def write(model: Flat) -> Tree:
         if model["position.kind"] != "rotary":
             return {}
-        tree: Tree = {theta: model["position.base"], "rope_scaling": write_scaling(scaling_of(model))}
+        tree: Tree = {theta: model["position.base"], "rope_scaling": write_scaling(model)}
         return tree if fraction is None else {**tree, part: model["position.fraction"]}
 
     return Special(read, write)
 
 
 # ---- layers with a window and layers without, each with a base of their own
-
-
-def _base(rope: Settings, default: float) -> float:
-    base = rope.number("rope_theta", default)
-    if base <= 0:
-        raise rope.refusal("rope_theta", "expected a number above 0")
-    return base
 
 
 def two_bases(
@@ -180,20 +217,22 @@ def two_bases(
         for side, table in sides.items():
             if not isinstance(table, dict):
                 raise settings.refusal(key, f"expected a table of settings under {side}")
-            ropes[side] = Settings(table, f"{settings.where}: {key}")
+            ropes[side] = Settings(table, f"{settings.place}: {key}")
             ropes[side].only(partial_rotary_factor=1.0)
-        base, own = (_base(ropes[side], settings.number(*keys)) for side, keys in ((FULL, full), (WINDOWED, local)))
+        base, own = (
+            ropes[side].positive("rope_theta", settings.number(*keys))
+            for side, keys in ((FULL, full), (WINDOWED, local))
+        )
         scaling = read_scaling(ropes[FULL], model, None)
         position = {"kind": "rotary", "base": own, "scaling": read_scaling(ropes[WINDOWED], model, None)}
         windowed, size = read_kinds(settings, model)
         alike = position == {"kind": "rotary", "base": base, "scaling": scaling}
-        narrow, wide = {"window": size, "position": None if alike else position}, {"window": None, "position": None}
-        found = {"position.base": base, **repeated([narrow if there else wide for there in windowed])}
+        found = {"position.base": base, **with_windows(windowed, size, None if alike else position)}
         return found | {f"position.scaling.{name}": value for name, value in (scaling or {}).items()}
 
     def write(model: Flat) -> Tree:
         position = next((kind["position"] for kind in kinds_of(model) if kind["window"]), None) or {}
-        tree = {full[0]: model.get("position.base"), "rope_scaling": write_scaling(scaling_of(model))}
+        tree = {full[0]: model.get("position.base"), "rope_scaling": write_scaling(model)}
         return {**tree, local[0]: position.get("base", model.get("position.base")), **write_kinds(model)}
 
     return Special(read, write)

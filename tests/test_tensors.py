@@ -7,9 +7,8 @@ import torch
 from tests.devices import DEVICES
 from torch import Tensor
 
-from weft import files
+from weft import files, tensors
 from weft.errors import DamageError, RunError
-from weft.runs import tensors
 from weft.safetensors_header import read_header
 
 

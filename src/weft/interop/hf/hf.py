@@ -1,0 +1,231 @@
+"""Hugging Face model folders in and out: config.json, safetensors, tokenizer, and what belongs to them.
+
+What was read can be written back as it was: tensors under their own names with their own bits, and every setting,
+also those that weft does not have. Nothing in a folder is executed: of `pytorch_model.bin`, a pickle, tensors are taken
+and nothing else, and an export writes safetensors.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.config import Tree
+from weft.errors import InteropError
+from weft.interop.bundle import ModelBundle, as_dtype, counted, fitting, named_tokenizer
+from weft.interop.families.base import Family
+from weft.interop.families.heads import named_labels
+from weft.interop.families.known import FAMILIES, family_of
+from weft.interop.hf import weights
+from weft.interop.hf.tokenizer import TOKENIZER_FILES, json_bytes, read_languages, read_tokenizer, tokenizer_files
+from weft.interop.license import in_folder
+from weft.interop.settings import Flat, Settings, Transformer, differences, first_that_holds
+from weft.models.config import EmbeddingHead, Encoder, EncoderDecoder
+from weft.progress import bar
+from weft.untrusted import optional_object, read_bytes, read_object, read_text
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+MODULES, POOLED, SENTENCES = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
+# small files that belong to a model and are written again as they were
+KEPT = (CONFIG, GENERATION, weights.INDEX, MODULES, POOLED, SENTENCES, "config_sentence_transformers.json")
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
+TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+POOLING = {"cls_token": "first", "mean_tokens": "mean", "lasttoken": "last"}  # sentence-transformers' word → ours
+
+
+def recognises(path: Path) -> bool:
+    """Whether a path is a folder with a config.json."""
+    return (path / CONFIG).is_file()
+
+
+def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
+    """The model in a folder, with the tokenizer at another path if one is given."""
+    tree = read_object(folder / CONFIG)
+    settings = Settings(tree, str(folder / CONFIG))
+    family, architecture = family_of(tree, settings.place)
+    found = weights.listing(folder)
+    known = {
+        key: there(found) for key, there in family.by_weights.items()
+    }  # which stands elsewhere than in config.json
+    if family.architectures[architecture] == "embedding":
+        known |= _pooling(folder)
+    model = family.read(settings, architecture, known)
+    _check_problem(settings, model)
+    depth = max(model.layers // model.sharing, getattr(model, "encoder_layers", None) or 0)
+    if depth > len(found):  # before that many layers are built
+        raise InteropError(f"{settings.place}: {depth} layers, but the files hold {len(found)} tensors in all")
+    matched = weights.match(family, model, found)
+    model = matched.model
+    ours, unused, notes = weights.read(family, matched, str(folder))
+    used = {**tree, **_generation(folder)}  # transformers reads ids for generation in that file first
+    if tokenizer is None:
+        own, source = read_tokenizer(folder, used, model)
+        for each, size in ((own, model.vocab_size), (source, getattr(model, "source_vocab_size", None))):
+            if each is not None:
+                fitting(each, size or model.vocab_size, str(folder))
+    else:
+        own, source = named_tokenizer(tokenizer, model.vocab_size), None
+    kept = KEPT if tokenizer is not None else (*KEPT, *TOKENIZER_FILES)
+    return ModelBundle(
+        model=model,
+        weights=ours,
+        tokenizer=own,
+        origin=f"{folder} ({family.title}, Hugging Face)",
+        notes={"family": family.kind, "config": tree, "place": _name(folder), "license": in_folder(folder), **notes},
+        unused=unused,
+        files={name: read_bytes(folder / name) for name in kept if (folder / name).is_file()},
+        labels=_labels(tree, model),
+        source_tokenizer=source,
+        languages=read_languages(folder, used, own) if isinstance(model, EncoderDecoder) and own is not None else None,
+    )
+
+
+def _generation(folder: Path) -> Tree:
+    """The ids in generation_config.json. What is wrong with that file is said when it is used."""
+    try:
+        tree = optional_object(folder / GENERATION)
+    except InteropError:
+        return {}
+    return {key: tree[key] for key in ("decoder_start_token_id", "forced_bos_token_id") if tree.get(key) is not None}
+
+
+def _name(folder: Path) -> str:
+    """What the model is called: its name on the hub, where it came from there, else its folder."""
+    found = re.search(r"models--([^/]+)--([^/]+)/snapshots/", f"{folder.as_posix()}/")
+    return f"{found[1]}/{found[2]}" if found else str(folder)
+
+
+def _pooling(folder: Path) -> Flat:
+    """How a sentence encoder makes one vector of many, by the files of sentence-transformers where they are."""
+    if not (folder / POOLED).is_file():
+        return {}
+    tree = read_object(folder / POOLED)
+    modes = [key.removeprefix("pooling_mode_") for key, on in tree.items() if key.startswith("pooling_mode_") and on]
+    if len(modes) != 1 or modes[0] not in POOLING:
+        given = " and ".join(modes) or "nothing"
+        raise InteropError(f"{folder / POOLED}: pooling by {given}; weft has mean, first (cls) and last")
+    modules = read_text(folder / MODULES) if (folder / MODULES).is_file() else ""
+    return {"head.pooling": POOLING[modes[0]], "head.normalise": "Normalize" in modules}
+
+
+def _check_problem(settings: Settings, model: Transformer) -> None:
+    """Refuse outputs that are neither one of several labels nor a single number."""
+    kind, labels = settings.get("problem_type"), getattr(model.head, "labels", None)
+    if labels is None or kind is None:
+        return
+    if kind == "multi_label_classification" or (kind == "regression") != (labels == 1):
+        raise settings.refusal("problem_type", f"with {labels} labels; weft gives a text one label, or one number")
+
+
+def _labels(tree: Tree, model: Transformer) -> tuple[str, ...] | None:
+    count, named = getattr(model.head, "labels", None), tree.get("id2label")
+    if count is None:
+        return None
+    usual = tuple(f"LABEL_{number}" for number in range(count))  # which transformers does not write down
+    if not isinstance(named, dict):
+        return usual
+    names = tuple(str(named.get(str(number), name)) for number, name in enumerate(usual))
+    return names if len(set(names)) == count else usual
+
+
+# ---- writing
+
+
+def write(bundle: ModelBundle, folder: Path, dtype: str | None = None) -> Family:
+    """Fill an empty folder with a model, as `transformers` reads it. The family that it was written as.
+
+    What was read from such a folder, and still is the same model, gets back its names, dtypes and files; `dtype`, one
+    of TYPES, converts all weights.
+    """
+    family, tree, kept = _settings_out(bundle)
+    theirs = weights.theirs(bundle, family, kept)
+    if dtype is not None:
+        theirs = {name: as_dtype(make, TYPES[dtype]) for name, make in theirs.items()}
+        tree = {key: value for key, value in tree.items() if key != "torch_dtype"} | {"dtype": _word(TYPES[dtype])}
+    headers: Mapping[str, str] = kept.get("headers", {}) if dtype is None else {}
+    with bar("writing", len(theirs)) as advance:
+        weights.write(folder, counted(theirs, advance), headers, bundle.origin)
+    for name, data in _small_files(bundle, tree, bool(kept), bool(headers)).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return family
+
+
+def _small_files(bundle: ModelBundle, tree: Tree, same: bool, sharded: bool) -> dict[str, bytes]:
+    """All that is not weights, by name; the list of shards only where there are the same ones again."""
+    files = {name: data for name, data in bundle.files.items() if same and name in KEPT}
+    if not sharded:
+        files.pop(weights.INDEX, None)
+    if CONFIG not in files or json.loads(files[CONFIG]) != tree:
+        files[CONFIG] = json_bytes(tree)
+    if GENERATION not in files and not isinstance(bundle.model, Encoder):
+        own = bundle.notes.get("generation") or {"_from_model_config": True}
+        files[GENERATION] = json_bytes(own | {key: tree[key] for key in TOKENS if key in tree})
+    if not same and isinstance(bundle.model, Encoder) and isinstance(bundle.model.head, EmbeddingHead):
+        trees = _sentence_transformers(bundle.model, bundle.model.head)
+        files |= {name: json_bytes(tree) for name, tree in trees.items()}
+    return files | (tokenizer_files(bundle) if bundle.tokenizer is not None else {})
+
+
+def _sentence_transformers(model: Encoder, head: EmbeddingHead) -> dict[str, Any]:
+    pooling = {f"pooling_mode_{theirs}": head.pooling == ours for theirs, ours in POOLING.items()}
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")] + [("2_Normalize", "Normalize")] * head.normalise
+    return {
+        MODULES: [
+            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for number, (path, kind) in enumerate(modules)
+        ],
+        POOLED: {"word_embedding_dimension": model.d_model, **pooling},
+        SENTENCES: {"max_seq_length": model.context, "do_lower_case": False},
+    }
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _settings_out(bundle: ModelBundle) -> tuple[Family, Tree, Tree]:
+    """The family that can hold the model, its config.json, and the notes of what was read, if it still is the same."""
+    family = choose(bundle)
+    original: Tree = bundle.notes.get("config", {}) if bundle.notes.get("family") == family.kind else {}
+    assert isinstance(bundle.model, Transformer)
+    if original and not differences(bundle.model, _read_again(family, original, bundle.model)):
+        return family, original, bundle.notes
+    config: Tree = {**original, **family.write(bundle.model)}
+    config["dtype"] = _word(next(iter(bundle.weights.values()))().dtype)
+    if bundle.labels is not None:
+        config |= named_labels(bundle.labels)
+    tokenizer = bundle.tokenizer
+    ids = {role: None if tokenizer is None else getattr(tokenizer, f"{role}_id") for role in ("bos", "eos", "pad")}
+    for role, id in ids.items():
+        config.setdefault(f"{role}_token_id", id)
+    if isinstance(bundle.model, EncoderDecoder):  # what it generates begins with bos in weft
+        config.setdefault("decoder_start_token_id", next((id for id in ids.values() if id is not None), 0))
+        config.setdefault("forced_eos_token_id", None)
+    return family, config, {}
+
+
+def choose(bundle: ModelBundle) -> Family:
+    """The first family that can express all of the model's settings: the one it came from, then any other."""
+    model = bundle.model
+    if not isinstance(model, Transformer):
+        raise InteropError(
+            f"model.kind = '{model.kind}': Hugging Face has no family for it; only Transformers can be exported"
+        )
+    families = [family for family in FAMILIES.values() if isinstance(model, family.model)]
+    families.sort(key=lambda family: family.kind != bundle.notes.get("family"))
+    titled = {family.title: family for family in families}
+
+    def read_again(title: str) -> Transformer:
+        return _read_again(titled[title], titled[title].write(model), model)
+
+    return titled[first_that_holds(model, titled, read_again, "Hugging Face family")]
+
+
+def _read_again(family: Family, tree: Tree, model: Transformer) -> Transformer:
+    """The model that a config.json would be read as beside the weights of `model`."""
+    _, architecture = family_of(tree, CONFIG)
+    return family.read(Settings(tree, CONFIG), architecture, family.known(model))

@@ -1,0 +1,211 @@
+"""The weights of a Hugging Face folder, read and written under the names that its family has for them.
+
+They are safetensors where there are some, else files of torch.save. These are pickles, programs that may run code when
+Python reads them; here they make tensors and plain values, and nothing else (`torch_file.py`).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import reduce
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft import tensors as tensor_files
+from weft.config import Tree
+from weft.errors import InteropError
+from weft.interop import torch_file
+from weft.interop.bundle import ModelBundle, as_dtype
+from weft.interop.families.base import Family
+from weft.interop.settings import Transformer
+from weft.interop.weight_map import Conversions, conversions, their_shapes, to_ours, to_theirs
+from weft.safetensors_header import read_header
+from weft.tensors import DTYPES, FLOATS, LazyWeights, Stored
+from weft.untrusted import read_object
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+
+
+# ---- files
+
+
+def listing(folder: Path, single: str = SINGLE, pickled: str = PICKLED) -> dict[str, Stored]:
+    """Every tensor of a folder's model: of its one file, or of the shards that its index names."""
+    for name, read in ((single, tensor_files.listing), (pickled, torch_file.listing)):
+        if (folder / name).is_file():
+            return read(folder / name)
+        if (folder / f"{name}.index.json").is_file():
+            return _sharded(folder / f"{name}.index.json", read)
+    raise InteropError(f"{folder}: it has none of {single}, {pickled} and their .index.json")
+
+
+def _sharded(index: Path, read: Callable[[Path], dict[str, Stored]]) -> dict[str, Stored]:
+    """Every tensor of the shards, each exactly where the index says."""
+    folder, ending = index.parent, Path(index.name.removesuffix(".index.json")).suffix
+    placed = read_object(index).get("weight_map")
+    if not isinstance(placed, dict) or not placed:
+        raise InteropError(f"{index}: 'weight_map' does not say which tensor is in which file")
+    found: dict[str, Stored] = {}
+    for name in sorted({str(name) for name in placed.values()}):
+        if not is_shard(name, ending):
+            raise InteropError(f"{index}: '{name}' is not the name of a {ending} file beside it")
+        if not (folder / name).is_file():
+            raise InteropError(f"{folder / name}: missing, though {index.name} names it")
+        for tensor, stored in read(folder / name).items():
+            if tensor in found:
+                raise InteropError(f"{folder / name}: '{tensor}' is in {found[tensor].file.name} too")
+            found[tensor] = stored
+    files = {tensor: stored.file.name for tensor, stored in found.items()}
+    for tensor in {**placed, **files}:
+        if tensor not in placed:
+            raise InteropError(f"{found[tensor].file}: '{tensor}' is not in {index.name}")
+        if placed[tensor] != files.get(tensor):
+            raise InteropError(f"{index}: '{tensor}' is not in {placed[tensor]}, where it should be")
+    return found
+
+
+def is_shard(name: str, ending: str = ".safetensors") -> bool:
+    """Whether a name is that of a file beside its index; any other path could lead outside the model."""
+    return re.fullmatch(r"[\w][\w.-]*", name) is not None and name.endswith(ending)
+
+
+def headers(tensors: Mapping[str, Stored]) -> dict[str, str]:
+    """The header of each safetensors file that tensors are in, byte for byte, by the file's name: with it the file can
+    be reproduced."""
+    files = {tensor.file for tensor in tensors.values() if tensor.pages is None}
+    return {file.name: read_header(file).text for file in sorted(files)}
+
+
+# ---- reading
+
+
+class Matched(NamedTuple):
+    """A model, its conversions, and the stored tensors by the names that the family has for them today."""
+
+    model: Transformer
+    table: Conversions
+    tensors: dict[str, Stored]
+
+
+def match(family: Family, model: Transformer, found: Mapping[str, Stored]) -> Matched:
+    """A model and the tensors that a folder holds of it.
+
+    An output table that should be the embeddings', but is stored and differs, makes the model an untied one.
+    """
+    table = conversions(family.rules(model), model)
+    wanted = set(their_shapes(table))
+    tensors = _by_present_names(family, model, wanted, found)
+    for copy, original in family.copies(model).items():
+        if copy not in tensors or original not in tensors or copy in wanted:
+            continue
+        if not tensors[copy].equals(tensors[original]):
+            untied: Transformer = model.replace(head=model.head.model_copy(update={"tied": False}).model_dump())
+            table = conversions(family.rules(untied), untied)
+            if copy not in their_shapes(table):
+                names = tensors[copy].name, tensors[original].name
+                raise InteropError(f"'{names[0]}' differs from '{names[1]}', which it should repeat")
+            return Matched(untied, table, tensors)
+    return Matched(model, table, tensors)
+
+
+def _by_present_names(
+    family: Family, model: Transformer, wanted: set[str], found: Mapping[str, Stored]
+) -> dict[str, Stored]:
+    """The tensors by their present names: old endings replaced, the whole model's prefix in front."""
+    copies = family.copies(model)
+    present = {name: _present(family, name, {*wanted, *copies}) for name in found}
+    here = set(present.values())
+    for name, known in present.items():  # a tied table may be stored only under another of its names
+        original = copies.get(known)
+        if original in wanted and original not in here and known not in wanted:
+            present[name] = original
+            here.add(original)
+    tensors: dict[str, Stored] = {}
+    for name, known in present.items():
+        if known in tensors:
+            folder = found[name].file.parent
+            raise InteropError(f"{folder}: '{tensors[known].name}' and '{name}' are names of the same tensor")
+        tensors[known] = found[name]
+    return tensors
+
+
+def _present(family: Family, name: str, known: set[str]) -> str:
+    for old, new in family.renames.items():
+        if old.endswith("."):  # a beginning
+            name = new + name.removeprefix(old) if name.startswith(old) else name
+        else:
+            name = name.removesuffix(old) + new if name.endswith(old) else name
+    return next((each for each in (name, family.prefix + name) if each in known or _is_unused(family, each)), name)
+
+
+def _is_unused(family: Family, name: str) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in family.unused)
+
+
+def read(family: Family, matched: Matched, place: str) -> tuple[LazyWeights, LazyWeights, Tree]:
+    """Our weights, what weft has no place for, and the notes by which an export reproduces names and dtypes."""
+    model, table, tensors = matched
+    wanted, copies = their_shapes(table), family.copies(model)
+    used = {name: check_floats(stored) for name, stored in tensors.items() if name in wanted}
+    others = [name for name in tensors if name not in wanted and name not in copies]
+    unused = [name for name in others if _is_unused(family, name)]
+    shapes = {name: tensors[name].shape for name in (*used, *others) if name not in unused}
+    weights = to_ours(table, shapes, lambda name: tensors[name].read(), place)
+    types = {name: stored.dtype for name, stored in used.items()}
+    notes: Tree = {
+        "dtypes": _widened(table, types),
+        "names": {name: stored.name for name, stored in tensors.items() if name != stored.name},
+        "copies": {name: original for name, original in copies.items() if name in tensors and name not in wanted},
+        "headers": headers(tensors),
+    }
+    return weights, {name: tensors[name].read for name in unused}, notes
+
+
+def check_floats(stored: Stored) -> Stored:
+    """Refuse a tensor that can't be a weight."""
+    if stored.dtype not in FLOATS:
+        raise InteropError(f"{stored.file}: '{stored.name}' holds {stored.dtype}; weights are {', '.join(FLOATS)}")
+    return stored
+
+
+def _widened(table: Conversions, types: Mapping[str, str]) -> dict[str, str]:
+    """The own dtypes of tensors that become wider when they are joined with others."""
+    narrow: dict[str, str] = {}
+    for parts in table.values():
+        joined = reduce(torch.promote_types, (DTYPES[types[part.name]] for part in parts))
+        narrow |= {part.name: types[part.name] for part in parts if DTYPES[types[part.name]] != joined}
+    return narrow
+
+
+# ---- writing
+
+
+def theirs(bundle: ModelBundle, family: Family, kept: Tree) -> dict[str, Callable[[], Tensor]]:
+    """The family's tensors; by the notes `kept`, with the names, dtypes, copies and extra tensors they came with."""
+    assert isinstance(bundle.model, Transformer)
+    weights = dict(to_theirs(conversions(family.rules(bundle.model), bundle.model), bundle.weights))
+    weights |= {name: as_dtype(weights[name], DTYPES[kind]) for name, kind in kept.get("dtypes", {}).items()}
+    weights |= {copy: weights[original] for copy, original in kept.get("copies", {}).items()}
+    if kept:
+        weights |= bundle.unused
+    for name, make in family.fillers(bundle.model).items():
+        weights.setdefault(name, _alike(make, next(iter(weights.values()))))
+    names = kept.get("names", {})
+    return {names.get(name, name): make for name, make in weights.items()}
+
+
+def _alike(make: Callable[[], Tensor], other: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    return lambda: make().to(other().dtype)
+
+
+def write(folder: Path, weights: LazyWeights, headers: Mapping[str, str], origin: str) -> None:
+    """One file, or the files that the weights came from, each by its header."""
+    for file, header in headers.items():
+        if not is_shard(file):
+            raise InteropError(f"{origin}: '{file}' is not the name of a .safetensors file")
+        tensor_files.write_as(folder / file, header, weights)
+    if not headers:
+        tensor_files.write(folder / SINGLE, weights)
