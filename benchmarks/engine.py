@@ -27,14 +27,12 @@ import torch
 
 import engine_load
 from weft.costs.memory import cache_bytes
-from weft.decode.capacity import device_of
 from weft.decode.completion import Completion, gather
 from weft.decode.config import Sampling
-from weft.decode.engine.blocks import BlockManager
 from weft.decode.engine.engine import Engine, Limits
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
-from weft.models.base import LanguageModel
+from weft.models.base import LanguageModel, device_of
 from weft.models.build import build
 from weft.models.presets import llama
 from weft.text.config import Byte, Word
@@ -141,7 +139,7 @@ def throughput(model: LanguageModel, tokenizer: Tokenizer, given: argparse.Names
         clock = Clock()
         alone = [lockstep(model, tokenizer, [wish])[0] for wish in wishes[: requests // 2]]
         before = clock.read()
-        engine = Engine(model, tokenizer, Limits(rows=given.rows, block_size=BLOCK))
+        engine = Engine(model, tokenizer, Limits(engine_load.blocks_for(model, BLOCK), BLOCK, given.rows))
         if device_of(model).type == "cuda":  # kernels are compiled and graphs captured once, for other texts
             for prompt, each in _wishes(requests, 1):
                 engine.submit(prompt, each)
@@ -186,7 +184,7 @@ def against_batches(model: LanguageModel, tokenizer: Tokenizer, given: argparse.
 
         batched = batches(wishes[:middle])
         before = clock.read()
-        engine = Engine(model, tokenizer, Limits(rows=given.batch, block_size=BLOCK))
+        engine = Engine(model, tokenizer, Limits(engine_load.blocks_for(model, BLOCK), BLOCK, given.batch))
         asked = [engine.submit(prompt, each) for prompt, each in wishes]
         engine.run()
         together = clock.read()
@@ -211,7 +209,6 @@ def long_text(model: LanguageModel, tokenizer: Tokenizer, context: int, tokens: 
     prompt = [rng.randrange(256) for _ in range(context)]
     engine = Engine(model, tokenizer, Limits(-(-(context + tokens) // BLOCK) + 1, BLOCK, rows=1))
     manager = engine.manager
-    assert isinstance(manager, BlockManager)
     request = engine.submit(prompt, Sampling(max_tokens=tokens, temperature=0.0, banned=(tokenizer.eos_id or 0,)))
     began = time.perf_counter()
     while not request.written:
@@ -219,7 +216,7 @@ def long_text(model: LanguageModel, tokenizer: Tokenizer, context: int, tokens: 
     read = time.perf_counter() - began
     times: list[float] = []
     held = 0
-    while not request.ended.is_set():
+    while not request.ended:
         held = len(manager.pool.uses) - manager.pool.free_blocks
         began = time.perf_counter()
         engine.step()

@@ -28,8 +28,20 @@ from weft.text.tokenizer import Tokenizer
 
 CHECKED = 16  # texts that are read again, whole
 OWN = 16  # tokens at least of a prompt that no other shares
+MEMORY_SHARE = 0.85  # of a GPU's free memory, for blocks; the rest is for what a step computes
 Wishes = list[tuple[list[int], Sampling]]
 Lockstep = Callable[[Transformer, Tokenizer, Wishes], list[Completion]]
+
+
+def blocks_for(model: Transformer, block_size: int) -> int:
+    """Blocks that a GPU has memory for; on a CPU, 2048."""
+    table, config = model.embedding.weight, model.config
+    if not table.is_cuda:
+        return 2048
+    free, _ = torch.cuda.mem_get_info(table.device)
+    free += torch.cuda.memory_reserved(table.device) - torch.cuda.memory_allocated(table.device)
+    size = 2 * config.layers * config.attention.groups * config.d_head * block_size * table.element_size()
+    return max(1, min(1 << 15, int(MEMORY_SHARE * free) // size))
 
 
 def wishes(given: argparse.Namespace, vocab_size: int, seed: int) -> Wishes:
@@ -62,9 +74,8 @@ def load(model: Transformer, tokenizer: Tokenizer, given: argparse.Namespace, lo
     if given.clear:
         clear(model)
     began = time.perf_counter()
-    engine = Engine(model, tokenizer, Limits(block_size=given.block_size, rows=given.rows))
+    engine = Engine(model, tokenizer, Limits(blocks_for(model, given.block_size), given.block_size, given.rows))
     manager = engine.manager
-    assert isinstance(manager, BlockManager)
     print(f"{len(manager.pool.uses):,} blocks of {given.block_size} tokens")
     gpu, words = device_of(model).type == "cuda", engine.vocab_size
     if gpu:
@@ -163,7 +174,7 @@ def _round(engine: Engine, some: Wishes, traced: bool) -> list[Request]:
     )
     if trace is not None:
         manager, model = engine.manager, engine.model
-        assert isinstance(manager, BlockManager) and isinstance(model, Transformer) and model.decoder is not None
+        assert model.decoder is not None
         weights = sum(parameter.numel() for parameter in model.decoder.parameters())
         store = manager.store.data
         trace.report(weights, store[:, 0].numel() * store.element_size() // manager.pool.block_size, seconds)

@@ -7,7 +7,7 @@ from weft.decode.constrain import Constraint
 from weft.decode.detokenize import Detokenizer
 from weft.decode.prompt import Prompt
 
-Finish = Literal["eos", "stop", "length", "cancelled"]
+Finish = Literal["eos", "stop", "length"]
 
 
 class Ending:
@@ -15,8 +15,7 @@ class Ending:
 
     "eos": the model ended the text itself. "stop": a stop string is complete, one of the prompt's or the rules'
     `stop_ids` came, or the constraint is met and allows nothing more. "length": `limit` tokens are written, which is
-    `max_tokens`, the prompt's `most`, or what the model's window leaves. (A text that nobody wants any longer is
-    "cancelled", which only the engine can see.)
+    `max_tokens`, the prompt's `most`, or what the model's window leaves.
     """
 
     def __init__(self, prompt: Prompt, rules: Rules, window: int | None):

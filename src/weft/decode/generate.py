@@ -63,7 +63,7 @@ def _until_full(model: LanguageModel, texts: list[Text], source: Source | None) 
     most = max(text.settings.max_tokens - text.written for text in texts)
     ids = [text.ids for text in texts]
     stepper, logits = read_prompts(model, ids, max_length(ids, most, model), source)
-    if stepper.runs_ahead and not any(text.changes_logits or text.settings.logprobs is not None for text in texts):
+    if stepper.runs_ahead and not any(text.needs_host for text in texts):
         return (yield from run_ahead(stepper, texts, logits, size))
     while True:
         logits = logits[:, :size]

@@ -71,7 +71,7 @@ def _by_engine(
     model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, seeds: Sequence[int], rows: int
 ) -> Iterator[Completion]:
     tokenizer = prompts[0].tokenizer
-    assert tokenizer is not None
+    assert isinstance(model, Transformer) and tokenizer is not None
     # before any of them is written, and with their numbers
     check_prompts(model, prompts, [settings.slide] * len(prompts))
     ids = [prompt.ids for prompt in prompts]
@@ -81,6 +81,6 @@ def _by_engine(
     engine = Engine(model, tokenizer, Limits(blocks, BLOCK_SIZE, rows))
     requests = [engine.submit(prompt, settings, seed=seed) for prompt, seed in zip(prompts, seeds, strict=True)]
     for request in requests:
-        while not request.ended.is_set():
+        while not request.ended:
             engine.step()
         yield request.completion()

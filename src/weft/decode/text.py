@@ -51,6 +51,8 @@ class Text:
         self.ids, self._stays = prompt.last(self.window)
         self.slid = len(self.ids) < len(prompt.ids)
         self.changes_logits = settings.changes_logits or self.ending.constraint is not None
+        # whether its next token can be chosen, or reported, only by what the host knows of it
+        self.needs_host = self.changes_logits or settings.logprobs is not None
         self.past: Past | None = None  # kept where the settings penalise
         self.rng = torch.Generator().manual_seed(seed)
         self._uniforms: list[float] = []

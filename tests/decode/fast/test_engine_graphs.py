@@ -114,7 +114,8 @@ def test_the_engine_on_a_gpu_writes_what_each_text_alone_gets(kind: str) -> None
     tokenizer = build_tokenizer(Byte(), [])
     model = on_gpu(kind, tokenizer.vocab_size)
     engine = Engine(model, tokenizer, Limits(blocks=256, block_size=4, rows=8, prefill=16))
-    graphs = engine.manager.graphs  # type: ignore[union-attr]
+    graphs = engine.manager.graphs
+    assert graphs is not None
     prompts = [list(range(1, 2 + 5 * row)) for row in range(12)]
     prompts += [[*range(1, 30), row] for row in range(6)]  # these begin alike
     settings = [
@@ -204,5 +205,4 @@ def test_a_full_batch_on_a_gpu_with_a_shared_prefix() -> None:
     engine.run()
     assert engine.counts.shared >= 299 * 64
     assert all(shortfall(model, *each) < 0.5 for each in zip(prompts, [one.ids for one in requests], strict=True))
-    manager = engine.manager
-    assert manager.pool.free_blocks == 1500  # type: ignore[union-attr]
+    assert engine.manager.pool.free_blocks == 1500

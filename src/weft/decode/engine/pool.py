@@ -55,12 +55,12 @@ class BlockPool:
         """Blocks that so many tokens take."""
         return -(-tokens // self.block_size)
 
-    def keys(self, tokens: Sequence[int], salt: bytes, known: list[Key]) -> list[Key]:
-        """The keys of all full blocks of a text; `known` are the first of them. Texts of another salt share nothing."""
+    def keys(self, tokens: Sequence[int], known: list[Key]) -> list[Key]:
+        """The keys of all full blocks of a text; `known` are the first of them."""
         size = self.block_size
         for start in range(len(known) * size, len(tokens) - size + 1, size):
             content = array("q", tokens[start : start + size]).tobytes()
-            known.append(blake2b((known[-1] if known else salt) + content, digest_size=16).digest())
+            known.append(blake2b((known[-1] if known else b"") + content, digest_size=16).digest())
         return known
 
     def shared(self, keys: Sequence[Key]) -> int:
@@ -123,13 +123,13 @@ class BlockPool:
         table.blocks += [self._take() for _ in range(missing)]
         return copies
 
-    def commit(self, table: BlockTable, tokens: Sequence[int], read: int, salt: bytes = b"") -> None:
+    def commit(self, table: BlockTable, tokens: Sequence[int], read: int) -> None:
         """The first `read` of a text's tokens are in its blocks now; those that are full become known."""
         full, before = read // self.block_size, table.read // self.block_size
         table.read = read
         if full == before:
             return
-        self.keys(tokens[: full * self.block_size], salt, table.keys)
+        self.keys(tokens[: full * self.block_size], table.keys)
         for place in range(before, full):
             key, block = table.keys[place], table.blocks[place]
             if key not in self.known and block not in self.key_of:
