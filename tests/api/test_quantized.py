@@ -14,9 +14,8 @@ from torch.nn import functional as F
 import weft
 from weft.api import auto
 from weft.cli.main import run as command
-from weft.decode.fast.packed import Packed
 from weft.decode.fast.quantize import fill, quantize
-from weft.decode.fast.rounding import quantize_around_zero, quantize_groups, quantize_rows
+from weft.decode.fast.rounding import Packed, quantize_around_zero, quantize_groups, quantize_rows
 from weft.models.build import build
 from weft.models.presets import gpt, llama, vaswani
 from weft.nn.init import empty_weights

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from weft.costs.count import count
 from weft.decode.fast import native
-from weft.decode.fast.packed import Bits
 from weft.decode.fast.quantize import check_bits
+from weft.decode.fast.rounding import Bits
 from weft.decode.fast.stepper import Stepper
 from weft.decode.prompt import context_window
 from weft.errors import ConfigError, ModelError, RunError

@@ -87,14 +87,12 @@ def _decoding() -> Row:
     import torch
 
     from weft.decode.fast import native
-    from weft.decode.fast.packed import layout
-    from weft.decode.fast.products import KERNELS, SAMPLE, fastest, seconds
+    from weft.decode.fast.products import KERNELS, SAMPLE, Case, fastest, seconds
+    from weft.decode.fast.rounding import layout
 
-    compiled = native.library() is not None
-    shapes = {bits: (*SAMPLE, layout(bits, SAMPLE[1])[1]) for bits in KERNELS}
-    kernels = {
-        bits: fastest(bits, shape, torch.device("cpu"), torch.float32).__name__ for bits, shape in shapes.items()
-    }
+    compiled, cpu = native.library() is not None, torch.device("cpu")
+    cases = {bits: Case(*SAMPLE, layout(bits, SAMPLE[1])[1], cpu) for bits in KERNELS}
+    kernels = {bits: fastest(bits, case, torch.float32).name for bits, case in cases.items()}
     times = {bits: seconds(bits)[name] for bits, name in kernels.items()}
     how = "by weft's own kernels" if compiled else "by torch's kernels: no C compiler was found"
     shown = ", ".join(f"{bits} {time * 1e6:.0f} µs" for bits, time in times.items())

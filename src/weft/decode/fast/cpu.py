@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.decode.fast.onednn import packed_product
-from weft.decode.fast.products import Dynamic4
+from weft.decode.fast.products import KleidiAI4
 from weft.decode.fast.quantize import QuantizedLinear
 from weft.models.config import Decoder, EncoderDecoder, LMHead
 from weft.models.heads import WordHead
@@ -269,7 +269,7 @@ def _direct(part: nn.Module) -> tuple[Product, Tensor | None]:
     if not isinstance(part, QuantizedLinear) or part.bias is not None:
         return part, None
     product = part.product
-    if not isinstance(product, Dynamic4):
+    if not isinstance(product, KleidiAI4):
         return product.forward, None
     packed, group, K, N = product.packed, product.group, product.K, product.N
     times = torch.ops.aten._dyn_quant_matmul_4bit.default

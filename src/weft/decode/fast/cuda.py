@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from weft.decode.fast.products import Fused4, Plain8
+from weft.decode.fast.products import Plain8, Triton4
 from weft.decode.fast.quantize import QuantizedHead, QuantizedLinear
 from weft.models import heads
 from weft.models.transformer import Transformer, TransformerState
@@ -199,6 +199,6 @@ def _matrix(part: nn.Module) -> tuple[Tensor, Tensor | None] | None:
 
 def _numbers(part: nn.Module) -> tuple[Tensor, Tensor] | None:
     """The 8- or 4-bit weights of a layer and their scales, where it has such, and no bias."""
-    if isinstance(part, QuantizedLinear) and isinstance(part.product, Plain8 | Fused4) and part.bias is None:
+    if isinstance(part, QuantizedLinear) and isinstance(part.product, Plain8 | Triton4) and part.bias is None:
         return part.product.numbers, part.product.scales
     return None
