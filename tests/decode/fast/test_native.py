@@ -150,7 +150,7 @@ def test_rows_of_a_gated_layer_that_fill_no_band() -> None:
 
 
 def test_the_number_of_threads_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_step, "ENOUGH", 1)  # small as the model is
+    monkeypatch.setattr(native_step, "BYTES_A_THREAD", 1)  # small as the model is
     model = built(CONFIGS["tied"])
     quantize(model, "int4")
     kept = torch.get_num_threads()

@@ -15,26 +15,17 @@ from torch.nn import functional as F
 from weft.decode.fast.onednn import packed_product
 from weft.decode.fast.products import KleidiAI4
 from weft.decode.fast.quantize import QuantizedLinear
-from weft.models.config import Decoder, EncoderDecoder, LMHead
+from weft.decode.fast.settings import ADDED, BIASED
 from weft.models.heads import WordHead
 from weft.models.transformer import SourceCache, Transformer, TransformerState
-from weft.nn.config import Attention
 from weft.nn.feedforward import Gated
 from weft.nn.linear import Linear
 from weft.nn.norm import RMSNorm
-from weft.nn.position_config import ALiBi, Learned, NoPosition, PositionConfig, Rotary, Sinusoidal, T5Bias
 
 Product = Callable[[Tensor], Tensor]  # x (batch, K) → x Wᵀ + b (batch, N)
 Sum = Callable[[Tensor, Tensor], Tensor]  # residual (batch, N), x (batch, K) → residual + x Wᵀ + b
 
-ADDED: tuple[type[PositionConfig], ...] = (Sinusoidal, Learned)  # to the embeddings
-BIASED: tuple[type[PositionConfig], ...] = (T5Bias, ALiBi)  # the scores, by the distance alone
-LARGE = 1 << 17  # numbers of a matrix that is worth a copy
-# the settings that a step reads, or has from the model's own parts; all others are at their defaults (`reads`)
-READ = (
-    *("vocab_size", "context", "layers", "d_model", "feedforward", "norm", "placement", "head", "init", "dropout"),
-    *("embedding_scale", "embedding_norm", "encoder_layers", "source_vocab_size"),
-)
+MIN_PACKED_WEIGHTS = 1 << 17  # numbers of a matrix that is worth a copy
 
 
 class CPUFastPath:
@@ -164,26 +155,6 @@ def _source_mask(state: TransformerState) -> Tensor | None:
     return torch.zeros(state.source_mask.shape).masked_fill_(~state.source_mask, -torch.inf)[:, None, None]
 
 
-def reads(settings: Any) -> bool:
-    """Whether the step is written for a model with these settings: a decoder whose positions do the same in every step,
-    with or without a source."""
-    if not isinstance(settings, Decoder | EncoderDecoder) or not isinstance(settings.head, LMHead):
-        return False
-    position = settings.position
-    if isinstance(position, Rotary):
-        if position.changes_after(settings.context) is not None:
-            return False
-        position = Rotary(base=position.base, scaling=position.scaling)  # all of each head, in halves
-    elif type(position) not in (NoPosition, *ADDED, *BIASED):
-        return False
-    if settings.placement not in ("pre", "post", "none"):
-        return False
-    attention = ("heads", "kv_heads", "d_head", "bias", "qk_norm", "window", "scale", "dropout")
-    plain = {name: getattr(settings, name) for name in READ if name in type(settings).model_fields}
-    plain["attention"] = Attention(**{name: getattr(settings.attention, name) for name in attention})
-    return settings == type(settings)(**plain, position=position)
-
-
 class _Layer:
     """A block's parts, bound once; the views of keys and values, whenever these have moved."""
 
@@ -235,7 +206,7 @@ def _sublayer(skip: Any, into: nn.Module, out: nn.Module, pack: bool) -> Callabl
 
 
 def _product(part: nn.Module, pack: bool) -> Product:
-    if type(part) is Linear and pack and part.weight.numel() >= LARGE:
+    if type(part) is Linear and pack and part.weight.numel() >= MIN_PACKED_WEIGHTS:
         return packed_product(part, part.weight, part.bias)
     if type(part) is Linear:
         weight, bias = part.weight.t(), part.bias
@@ -248,7 +219,7 @@ def _product(part: nn.Module, pack: bool) -> Product:
 
 
 def _sum(part: nn.Module, pack: bool) -> Sum:
-    if type(part) is Linear and pack and part.weight.numel() >= LARGE:
+    if type(part) is Linear and pack and part.weight.numel() >= MIN_PACKED_WEIGHTS:
         product = packed_product(part, part.weight, part.bias)
         return lambda residual, x: product(x).add_(residual)
     if type(part) is Linear:

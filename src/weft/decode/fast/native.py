@@ -33,7 +33,7 @@ ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu-tanh": 3}
 OPENMP = re.compile(r"/lib(gomp|omp|iomp5)[^/]*\.so[^/]*$")
 BLOCK = 32  # numbers with one scale, as c/bands.h has it
 BAND = 16  # rows that lie interleaved there
-D_HEAD = 512  # the widest head that c/step.c has room for
+MAX_D_HEAD = 512  # that c/step.c has memory for
 
 
 class Matrix(Structure):

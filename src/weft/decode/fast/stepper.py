@@ -10,26 +10,23 @@ paths read whole matrices. All ways give the same logits but for rounding.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.decode.capacity import grow, start
 from weft.decode.engine.paging import BlockStore
-from weft.decode.fast.cpu import CPUFastPath, reads
+from weft.decode.fast.cpu import CPUFastPath
 from weft.decode.fast.cuda import CUDAFastPath
 from weft.decode.fast.cuda_graphs import DeviceSampler, GraphStep
 from weft.decode.fast.engine_graphs import PagedGraphs
 from weft.decode.fast.native_step import NativeStep, native_step_fits
 from weft.decode.fast.onednn import packing_pays
 from weft.decode.fast.products import has_kernels
+from weft.decode.fast.settings import cpu_step_reads, llama_like
 from weft.models.base import LanguageModel, Source, State
-from weft.models.config import Decoder, LMHead
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.cache import KeyValueCache
-from weft.nn.config import Attention, Gated, RMSNorm
-from weft.nn.position_config import Rotary
 
 Step = Callable[[Tensor], Tensor]  # the next tokens (batch,) → logits (batch, V)
 
@@ -135,7 +132,7 @@ def native_path_fits(model: LanguageModel, state: State) -> bool:
 
 def cpu_fast_path_fits(model: LanguageModel, state: State) -> bool:
     """A common decoder, alone or with a source, in float32, with rows of equal length."""
-    return _in_float32(model, state) and reads(model.config)
+    return _in_float32(model, state) and cpu_step_reads(model.config)
 
 
 def _in_float32(model: LanguageModel, state: State) -> bool:
@@ -182,36 +179,3 @@ def _stretches(model: Transformer, longest: int) -> bool:
     context = model.config.context
     lengths = [kind.position.changes_after(context) for kind in model.config.kinds() if kind.position is not None]
     return any(length is not None and longest > length for length in lengths)
-
-
-def llama_like(config: Any) -> bool:
-    """Whether a config is LLaMA's with other sizes: every setting that the fast paths don't know is at its default."""
-    if not isinstance(config, Decoder) or not isinstance(config.head, LMHead):
-        return False
-    position, feedforward, norm = config.position, config.feedforward, config.norm
-    if not (isinstance(position, Rotary) and isinstance(feedforward, Gated) and isinstance(norm, RMSNorm)):
-        return False
-    if position.fraction != 1.0 or position.changes_after(config.context) is not None:
-        return False
-    attention = config.attention
-    same = Decoder(
-        vocab_size=config.vocab_size,
-        context=config.context,
-        layers=config.layers,
-        d_model=config.d_model,
-        attention=Attention(
-            heads=attention.heads,
-            kv_heads=attention.kv_heads,
-            d_head=attention.d_head,
-            scale=attention.scale,
-            dropout=attention.dropout,
-        ),
-        feedforward=Gated(d_ff=feedforward.d_ff, dropout=feedforward.dropout),
-        norm=RMSNorm(eps=norm.eps),
-        position=Rotary(base=position.base, scaling=position.scaling),
-        head=config.head.replace(softcap=None),
-        dropout=config.dropout,
-        embedding_scale=config.embedding_scale,
-        init=config.init,
-    )
-    return config == same
