@@ -20,7 +20,7 @@ from weft.decode.engine.blocks import BlockManager
 from weft.decode.engine.engine import Engine, Limits
 from weft.decode.engine.paging import BlockStore
 from weft.decode.engine.requests import Request
-from weft.decode.fast.paged import CROWD, Chunk
+from weft.decode.fast.cuda import CROWD, Chunk
 from weft.decode.fast.stepper import paged_graphs
 from weft.models.base import device_of
 from weft.models.transformer import Transformer

@@ -12,8 +12,8 @@ from tests.decode.small import VOCAB, decoder
 from weft.decode.config import Sampling
 from weft.decode.engine.engine import Engine, Limits
 from weft.decode.engine.paging import BlockStore
+from weft.decode.fast.cuda import Chunk
 from weft.decode.fast.engine_graphs import PagedGraphs
-from weft.decode.fast.paged import Chunk
 from weft.decode.fast.stepper import cuda_fast_path, paged_graphs
 from weft.decode.generate import generate
 from weft.models.build import build

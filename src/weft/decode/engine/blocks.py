@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.decode.engine.paging import BlockStore, PagedCache
 from weft.decode.engine.pool import BlockPool, BlockTable, Key
 from weft.decode.engine.requests import Request, Work
-from weft.decode.fast.paged import Chunk
+from weft.decode.fast.cuda import Chunk
 from weft.decode.fast.stepper import paged_graphs
 from weft.decode.sampling import on_device
 from weft.models.transformer import Transformer, TransformerState

@@ -5,7 +5,7 @@ The keys of a row are split over many programs, the last of which puts their par
 attends to all of it. The cache lies in one piece, or in the blocks of a pool (`engine/paging.py`), where the chunks of
 prompts are read as well (`attend_chunks.py`).
 
-Only `fast/cuda.py` and `attend_chunks.py` import this file, and only where there is a GPU.
+Only `cuda.py` and `attend_chunks.py` import this file, and only where there is a GPU.
 """
 
 import torch
@@ -71,32 +71,12 @@ def put(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _attend_kernel(  # type: ignore[no-untyped-def]
-    qkv_ptr,
-    cos_ptr,
-    sin_ptr,
-    keys_ptr,
-    values_ptr,
-    lengths_ptr,
-    out_ptr,
-    partial_ptr,
-    peaks_ptr,
-    totals_ptr,
-    counter_ptr,
-    tables_ptr,
-    slots_ptr,
-    table_stride,
-    row_stride,
-    head_stride,
-    scale,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
-    PAGE: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    qkv_ptr, cos_ptr, sin_ptr, keys_ptr, values_ptr, lengths_ptr, out_ptr,
+    partial_ptr, peaks_ptr, totals_ptr, counter_ptr,
+    tables_ptr, slots_ptr, table_stride, row_stride, head_stride, scale,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     HALF: tl.constexpr = D // 2
     SHARED: tl.constexpr = HEADS // KV_HEADS
     WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
@@ -192,20 +172,9 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _rotate_kernel(  # type: ignore[no-untyped-def]
-    qkv_ptr,
-    cos_ptr,
-    sin_ptr,
-    keys_ptr,
-    values_ptr,
-    time,
-    row_stride,
-    head_stride,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    ROTATED: tl.constexpr,
-    STORED: tl.constexpr,
-):
+    qkv_ptr, cos_ptr, sin_ptr, keys_ptr, values_ptr, time, row_stride, head_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, ROTATED: tl.constexpr, STORED: tl.constexpr,
+):  # fmt: skip
     WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
     token = tl.program_id(0)
     place = token % time

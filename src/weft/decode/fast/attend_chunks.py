@@ -4,7 +4,7 @@ The tokens of all chunks lie one behind the other. A chunk's keys and values are
 its queries, a tile of them at a time, attend to all keys of the text up to their own, those of earlier chunks and of
 shared prefixes too (Dao 2023, "FlashAttention-2"; Kwon et al. 2023).
 
-Only `fast/paged.py` imports this file, and only where there is a GPU.
+Only `cuda.py` imports this file, and only where there is a GPU.
 """
 
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -19,24 +19,11 @@ WIDE = 64  # keys at a time
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _store_kernel(  # type: ignore[no-untyped-def]
-    qkv_ptr,
-    cos_ptr,
-    sin_ptr,
-    keys_ptr,
-    values_ptr,
-    places_ptr,
-    slots_ptr,
-    tables_ptr,
-    table_stride,
-    block_stride,
-    head_stride,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    ROTATED: tl.constexpr,
-    STORED: tl.constexpr,
-    PAGE: tl.constexpr,
-):
+    qkv_ptr, cos_ptr, sin_ptr, keys_ptr, values_ptr, places_ptr,
+    slots_ptr, tables_ptr, table_stride, block_stride, head_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    ROTATED: tl.constexpr, STORED: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
     WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
     token = tl.program_id(0)
     place = tl.load(places_ptr + token).to(tl.int32)
@@ -74,23 +61,10 @@ def _seen_from(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _attend_chunks_kernel(  # type: ignore[no-untyped-def]
-    qkv_ptr,
-    keys_ptr,
-    values_ptr,
-    out_ptr,
-    tiles_ptr,
-    tables_ptr,
-    table_stride,
-    block_stride,
-    head_stride,
-    scale,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    HIGH: tl.constexpr,
-    WIDE: tl.constexpr,
-    PAGE: tl.constexpr,
-):
+    qkv_ptr, keys_ptr, values_ptr, out_ptr, tiles_ptr, tables_ptr, table_stride, block_stride, head_stride, scale,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
     WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
     tile = tiles_ptr + tl.program_id(1) * 4
     head = tl.program_id(0)

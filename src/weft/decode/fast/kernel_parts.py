@@ -12,17 +12,9 @@ def loaded(at, mask, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def put_row(  # type: ignore[no-untyped-def]
-    y,
-    up,
-    mean_square,
-    residual_ptr,
-    y_ptr,
-    rows,
-    eps,
-    NORM: tl.constexpr,
-    GATED: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-):
+    y, up, mean_square, residual_ptr, y_ptr, rows, eps,
+    NORM: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
     """Store a product with one vector after all that stands behind it; `up` is the gate's other half, if GATED."""
     if NORM:  # gain · x / RMS(x): the root is one number for the whole row, so it can come last
         root = tl.rsqrt(mean_square + eps)

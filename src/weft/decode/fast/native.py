@@ -36,38 +36,29 @@ BAND = 16  # rows that lie interleaved there
 MAX_D_HEAD = 512  # that c/step.c has memory for
 
 
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
 class Matrix(Structure):
     """c/products.h's Matrix."""
 
-    _fields_ = [
-        ("kind", c_int32),
-        ("rows", c_int32),
-        ("columns", c_int32),
-        ("weights", c_void_p),
-        ("scales", c_void_p),
-        ("centres", c_void_p),
-        ("bias", c_void_p),
-    ]
+    _fields_ = _fields(c_int32, "kind rows columns") + _fields(c_void_p, "weights scales centres bias")
 
 
 class Norm(Structure):
     """c/step.c's Norm."""
 
-    _fields_ = [("gain", c_void_p), ("bias", c_void_p), ("eps", c_float), ("offset", c_float), ("centred", c_int32)]
+    _fields_ = _fields(c_void_p, "gain bias") + _fields(c_float, "eps offset") + _fields(c_int32, "centred")
 
 
 class Layer(Structure):
     """c/step.c's Layer."""
 
     _fields_ = [
-        ("attention_norm", Norm),
-        ("feedforward_norm", Norm),
-        ("qkv", Matrix),
-        ("out", Matrix),
-        ("up", Matrix),
-        ("down", Matrix),
-        ("keys", c_void_p),
-        ("values", c_void_p),
+        *_fields(Norm, "attention_norm feedforward_norm"),
+        *_fields(Matrix, "qkv out up down"),
+        *_fields(c_void_p, "keys values"),
     ]
 
 
@@ -75,12 +66,9 @@ class Model(Structure):
     """c/step.c's Model."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("layers", "d_model", "heads", "kv_heads", "d_head", "d_ff", "gated")),
-        ("activation", c_int32),
-        ("capacity", c_int32),
+        *_fields(c_int32, "layers d_model heads kv_heads d_head d_ff gated activation capacity"),
         ("scale", c_float),
-        ("cos", c_void_p),
-        ("sin", c_void_p),
+        *_fields(c_void_p, "cos sin"),
         ("layer", POINTER(Layer)),
         ("norm", Norm),
         ("head", Matrix),

@@ -175,9 +175,9 @@ class Triton4(Product):
         self.keep(numbers=weight.numbers, scales=both.view(torch.int32).squeeze(-1))
 
     def forward(self, x: Tensor) -> Tensor:
-        from weft.decode.fast import kernels4
+        from weft.decode.fast import kernels
 
-        return kernels4.product(x.contiguous(), self.numbers, self.scales)
+        return kernels.product(x.contiguous(), self.numbers, self.scales)
 
 
 class Native(Product):
