@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from weft.decode.capacity import FIRST
 from weft.decode.completion import Completion, gather
 from weft.decode.config import Sampling
 from weft.decode.engine.engine import Engine, Limits
+from weft.decode.fast.stepper import FIRST_CAPACITY
 from weft.decode.generate import generate, max_length
 from weft.decode.prompt import Prompt, check_prompts
 from weft.models.base import LanguageModel, Source
@@ -76,7 +76,7 @@ def _by_engine(
     check_prompts(model, prompts, [settings.slide] * len(prompts))
     ids = [prompt.ids for prompt in prompts]
     longest = max_length(ids, settings.max_tokens, model)
-    usual = max_length(ids, min(settings.max_tokens, FIRST), model)
+    usual = max_length(ids, min(settings.max_tokens, FIRST_CAPACITY), model)
     blocks = max(-(-longest // BLOCK_SIZE), min(rows, len(prompts)) * -(-usual // BLOCK_SIZE))
     engine = Engine(model, tokenizer, Limits(blocks, BLOCK_SIZE, rows))
     requests = [engine.submit(prompt, settings, seed=seed) for prompt, seed in zip(prompts, seeds, strict=True)]
