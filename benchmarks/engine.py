@@ -27,11 +27,11 @@ import torch
 
 import engine_load
 from weft.costs.memory import cache_bytes
-from weft.decode.completion import Completion, gather
 from weft.decode.config import Sampling
 from weft.decode.engine.engine import Engine, Limits
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
+from weft.decode.text import Completion, gather
 from weft.models.base import LanguageModel, device_of
 from weft.models.build import build
 from weft.models.presets import llama
@@ -139,14 +139,14 @@ def throughput(model: LanguageModel, tokenizer: Tokenizer, given: argparse.Names
         clock = Clock()
         alone = [lockstep(model, tokenizer, [wish])[0] for wish in wishes[: requests // 2]]
         before = clock.read()
-        engine = Engine(model, tokenizer, Limits(engine_load.blocks_for(model, BLOCK), BLOCK, given.rows))
+        engine = Engine(model, tokenizer.vocab_size, Limits(engine_load.blocks_for(model, BLOCK), BLOCK, given.rows))
         if device_of(model).type == "cuda":  # kernels are compiled and graphs captured once, for other texts
             for prompt, each in _wishes(requests, 1):
-                engine.submit(prompt, each)
+                engine_load.submit(engine, tokenizer, prompt, each)
             engine.run()
             print(f"first use of the engine: {clock.read()[0]:.1f} s")
         read = engine.counts.prompt
-        asked = [engine.submit(prompt, each) for prompt, each in wishes]
+        asked = [engine_load.submit(engine, tokenizer, prompt, each) for prompt, each in wishes]
         engine.run()
         together = clock.read()
         alone += [lockstep(model, tokenizer, [wish])[0] for wish in wishes[requests // 2 :]]
@@ -184,8 +184,8 @@ def against_batches(model: LanguageModel, tokenizer: Tokenizer, given: argparse.
 
         batched = batches(wishes[:middle])
         before = clock.read()
-        engine = Engine(model, tokenizer, Limits(engine_load.blocks_for(model, BLOCK), BLOCK, given.batch))
-        asked = [engine.submit(prompt, each) for prompt, each in wishes]
+        engine = Engine(model, tokenizer.vocab_size, Limits(engine_load.blocks_for(model, BLOCK), BLOCK, given.batch))
+        asked = [engine_load.submit(engine, tokenizer, prompt, each) for prompt, each in wishes]
         engine.run()
         together = clock.read()
         batched += batches(wishes[middle:])
@@ -207,9 +207,10 @@ def long_text(model: LanguageModel, tokenizer: Tokenizer, context: int, tokens: 
     """A text that begins with `context` tokens: seconds to read, milliseconds a token, and bytes of the cache."""
     rng = random.Random(context)
     prompt = [rng.randrange(256) for _ in range(context)]
-    engine = Engine(model, tokenizer, Limits(-(-(context + tokens) // BLOCK) + 1, BLOCK, rows=1))
+    engine = Engine(model, tokenizer.vocab_size, Limits(-(-(context + tokens) // BLOCK) + 1, BLOCK, rows=1))
     manager = engine.manager
-    request = engine.submit(prompt, Sampling(max_tokens=tokens, temperature=0.0, banned=(tokenizer.eos_id or 0,)))
+    settings = Sampling(max_tokens=tokens, temperature=0.0, banned=(tokenizer.eos_id or 0,))
+    request = engine_load.submit(engine, tokenizer, prompt, settings)
     began = time.perf_counter()
     while not request.written:
         engine.step()

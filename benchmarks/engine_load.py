@@ -14,7 +14,6 @@ import torch
 from torch.cuda.green_contexts import GreenContext
 
 from engine_trace import Trace, kernels_of
-from weft.decode.completion import Completion
 from weft.decode.config import Sampling
 from weft.decode.engine.blocks import BlockManager
 from weft.decode.engine.engine import Engine, Limits
@@ -22,6 +21,8 @@ from weft.decode.engine.paging import BlockStore
 from weft.decode.engine.requests import Request
 from weft.decode.fast.cuda import CROWD, Chunk
 from weft.decode.fast.stepper import paged_graphs
+from weft.decode.prompt import Prompt
+from weft.decode.text import Completion
 from weft.models.base import device_of
 from weft.models.transformer import Transformer
 from weft.text.tokenizer import Tokenizer
@@ -31,6 +32,11 @@ OWN = 16  # tokens at least of a prompt that no other shares
 MEMORY_SHARE = 0.85  # of a GPU's free memory, for blocks; the rest is for what a step computes
 Wishes = list[tuple[list[int], Sampling]]
 Lockstep = Callable[[Transformer, Tokenizer, Wishes], list[Completion]]
+
+
+def submit(engine: Engine, tokenizer: Tokenizer, prompt: str | list[int], settings: Sampling) -> Request:
+    """Ask for a text."""
+    return engine.submit(Prompt.of(tokenizer, prompt), settings, settings.seed)
 
 
 def blocks_for(model: Transformer, block_size: int) -> int:
@@ -74,12 +80,14 @@ def load(model: Transformer, tokenizer: Tokenizer, given: argparse.Namespace, lo
     if given.clear:
         clear(model)
     began = time.perf_counter()
-    engine = Engine(model, tokenizer, Limits(blocks_for(model, given.block_size), given.block_size, given.rows))
+    engine = Engine(
+        model, tokenizer.vocab_size, Limits(blocks_for(model, given.block_size), given.block_size, given.rows)
+    )
     manager = engine.manager
     print(f"{len(manager.pool.uses):,} blocks of {given.block_size} tokens")
     gpu, words = device_of(model).type == "cuda", engine.vocab_size
     if gpu:
-        _timed(engine, wishes(given, words, 1), None)
+        _timed(engine, tokenizer, wishes(given, words, 1), None)
         print(f"first use of the engine: {time.perf_counter() - began:.1f} s")
     seed = 1
     for prefill in given.prefill or [engine.scheduler.prefill]:
@@ -90,10 +98,10 @@ def load(model: Transformer, tokenizer: Tokenizer, given: argparse.Namespace, lo
                 manager.graphs.beside = stream
             for _ in range(given.rounds):
                 seed += 1
-                asked = _round(engine, wishes(given, words, seed), traced=False)
-            _round(engine, wishes(given, words, 1000 + seed), traced=True)
+                asked = _round(engine, tokenizer, wishes(given, words, seed), traced=False)
+            _round(engine, tokenizer, wishes(given, words, 1000 + seed), traced=True)
     if given.profile and gpu:
-        _profile(engine, wishes(given, words, 5000))
+        _profile(engine, tokenizer, wishes(given, words, 5000))
     again(model, asked)
     texts = [request.completion() for request in asked]
     some = wishes(given, words, seed)
@@ -134,10 +142,12 @@ def _ways(manager: BlockManager, given: argparse.Namespace) -> Iterator[tuple[st
     yield "beside the steps", torch.cuda.Stream()
 
 
-def _timed(engine: Engine, some: Wishes, trace: Trace | None) -> tuple[list[Request], float, list[float]]:
+def _timed(
+    engine: Engine, tokenizer: Tokenizer, some: Wishes, trace: Trace | None
+) -> tuple[list[Request], float, list[float]]:
     """All requests at once: them, the seconds they take, and those until each one's first token."""
     began = time.perf_counter()
-    asked = [engine.submit(*wish) for wish in some]
+    asked = [submit(engine, tokenizer, *wish) for wish in some]
     silent, first = list(asked), []
     more = True
     while more:
@@ -152,11 +162,11 @@ def _timed(engine: Engine, some: Wishes, trace: Trace | None) -> tuple[list[Requ
     return asked, time.perf_counter() - began, first
 
 
-def _round(engine: Engine, some: Wishes, traced: bool) -> list[Request]:
+def _round(engine: Engine, tokenizer: Tokenizer, some: Wishes, traced: bool) -> list[Request]:
     counts = engine.counts
     before = counts.steps, counts.prompt, counts.shared, counts.preempted
     trace = Trace(engine) if traced else None
-    asked, seconds, first = _timed(engine, some, trace)
+    asked, seconds, first = _timed(engine, tokenizer, some, trace)
     if trace is not None:
         trace.end()
     steps, prompt, shared, preempted = (
@@ -181,10 +191,10 @@ def _round(engine: Engine, some: Wishes, traced: bool) -> list[Request]:
     return asked
 
 
-def _profile(engine: Engine, some: Wishes) -> None:
+def _profile(engine: Engine, tokenizer: Tokenizer, some: Wishes) -> None:
     """The kernels of steps with chunks of prompts, and of steps without."""
     for wish in some:
-        engine.submit(*wish)
+        submit(engine, tokenizer, *wish)
 
     def steps(count: int) -> Callable[[], None]:
         return lambda: [engine.step() for _ in range(count)] and None

@@ -93,7 +93,7 @@ def test_a_stop_string_is_not_in_the_log_probabilities_either(trained: Path, cap
 
 def test_what_a_model_excludes_is_null_in_json() -> None:
     from weft.decode.bulk import as_json
-    from weft.decode.completion import Completion, TokenLogprob
+    from weft.decode.text import Completion, TokenLogprob
 
     scored = (TokenLogprob(1, "a", -math.inf, (("b", -0.5), ("c", -math.inf))),)
     values = as_json(Completion("a", 1, "length", scored))

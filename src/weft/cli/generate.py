@@ -18,9 +18,9 @@ from weft.files import check_place
 
 if TYPE_CHECKING:
     from weft.api.run import Run
-    from weft.decode.completion import Completion
     from weft.decode.config import Beam, Sampling
     from weft.decode.constrain import Grammar
+    from weft.decode.text import Completion
 
 MAX_LOOKUP = 1000  # tokens that --lookup may ask for
 choice = partial(typer.Option, rich_help_panel="How tokens are chosen")

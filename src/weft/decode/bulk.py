@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from weft.decode.beam import search_texts
-from weft.decode.completion import Completion
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar
 from weft.decode.many import completions
 from weft.decode.prompt import Prompt
+from weft.decode.text import Completion
 from weft.errors import DataError
 from weft.files import sync
 from weft.models.base import LanguageModel

@@ -15,7 +15,6 @@ from weft.decode.config import Sampling
 from weft.decode.fast.stepper import Stepper
 from weft.decode.generate import max_length
 from weft.decode.prompt import Prompt, check_prompts, choices, context_window, slid
-from weft.decode.rules import check_rules
 from weft.decode.sampling import check_logits, choose, draw, filtered, greedy
 from weft.decode.text import Chunk, Text, adjusted, reports
 from weft.errors import ModelError
@@ -127,8 +126,7 @@ def speculate(
 ) -> Iterator[Chunk]:
     """Continue one prompt as `generate` does, with guesses; the chunks come in bursts."""
     prompt = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
-    check_prompts(model, [prompt], [settings.slide])
-    check_rules([settings], choices(model, prompt.vocab_size))
+    check_prompts(model, [prompt], [settings])
     return _bursts(model, guesser, Text(prompt, settings, context_window(model), settings.seed))
 
 

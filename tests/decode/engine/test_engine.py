@@ -10,16 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from tests.decode.small import complete
+from tests.decode.small import Asking, complete
 
-from weft.decode.completion import Completion
 from weft.decode.config import Sampling
 from weft.decode.constrain import regex
 from weft.decode.engine.blocks import bands
-from weft.decode.engine.engine import Engine, Limits
+from weft.decode.engine.engine import Limits
 from weft.decode.engine.requests import Request
 from weft.decode.prompt import Prompt
-from weft.errors import ModelError, TokenizerError
+from weft.decode.text import Completion
+from weft.errors import ModelError
 from weft.models.build import build as build_model
 from weft.models.presets import gpt, llama, preset, vaswani
 from weft.models.transformer import Transformer
@@ -77,11 +77,11 @@ def alone(model: Transformer, wish: Wish) -> Completion:
     return WRITTEN[name]
 
 
-def ask(engine: Engine, some: Sequence[Wish]) -> list[Request]:
-    return [engine.submit(*wish) for wish in some]
+def ask(engine: Asking, some: Sequence[Wish]) -> list[Request]:
+    return [engine.ask(*wish) for wish in some]
 
 
-def check_empty(engine: Engine) -> None:
+def check_empty(engine: Asking) -> None:
     """Nothing is running, and nothing is held for anybody."""
     assert engine.idle
     manager = engine.manager
@@ -99,7 +99,7 @@ def check_empty(engine: Engine) -> None:
 def test_two_hundred_at_once_are_as_alone(name: str) -> None:
     model = MODELS[name]
     some = wishes(200, seed=1)
-    engine = Engine(model, BYTES, Limits(rows=16, prefill=64, block_size=4))
+    engine = Asking(model, BYTES, Limits(rows=16, prefill=64, block_size=4))
     requests = ask(engine, some)
     engine.run()
     assert [request.completion() for request in requests] == [alone(model, wish) for wish in some]
@@ -110,7 +110,7 @@ def test_two_hundred_at_once_are_as_alone(name: str) -> None:
 
 def test_texts_that_come_while_others_are_written() -> None:
     model, some = MODELS["llama"], wishes(30, seed=2)
-    engine = Engine(model, BYTES, Limits(rows=5, prefill=16, block_size=4))
+    engine = Asking(model, BYTES, Limits(rows=5, prefill=16, block_size=4))
     rng = random.Random(3)
     requests: list[Request] = []
     while len(requests) < len(some) or not engine.idle:
@@ -124,7 +124,7 @@ def test_texts_that_come_while_others_are_written() -> None:
 @examples(max_examples=12, deadline=None)
 def test_a_prompt_in_chunks_is_the_prompt(prefill: int, block_size: int, rows: int) -> None:
     model, some = MODELS["llama"], wishes(8, seed=4)
-    engine = Engine(model, BYTES, Limits(rows=rows, prefill=prefill, block_size=block_size))
+    engine = Asking(model, BYTES, Limits(rows=rows, prefill=prefill, block_size=block_size))
     requests = ask(engine, some)
     engine.run()
     assert [request.completion() for request in requests] == [alone(model, wish) for wish in some]
@@ -133,8 +133,8 @@ def test_a_prompt_in_chunks_is_the_prompt(prefill: int, block_size: int, rows: i
 
 def test_log_probabilities_come_along() -> None:
     model, settings = MODELS["gpt2"], Sampling(max_tokens=5, temperature=0.0, logprobs=2)
-    engine = Engine(model, BYTES)
-    asked = [engine.submit("abc", settings), engine.submit("d", Sampling(max_tokens=3))]
+    engine = Asking(model, BYTES)
+    asked = [engine.ask("abc", settings), engine.ask("d", Sampling(max_tokens=3))]
     engine.run()
     mine, other = asked[0].completion(), complete(model, BYTES, ["abc"], settings)[0]
     assert [s.id for s in mine.scored] == [s.id for s in other.scored]
@@ -144,10 +144,10 @@ def test_log_probabilities_come_along() -> None:
 
 def test_a_pattern_holds_one_text_and_not_its_neighbours() -> None:
     pattern = regex(BYTES, "(yes|no)!")
-    engine = Engine(MODELS["llama"], BYTES)
+    engine = Asking(MODELS["llama"], BYTES)
     settings = Sampling(max_tokens=8, seed=1)
-    held = engine.submit(Prompt.of(BYTES, "is it? ", pattern), settings)
-    free = engine.submit("is it? ", settings)
+    held = engine.ask(Prompt.of(BYTES, "is it? ", pattern), settings)
+    free = engine.ask("is it? ", settings)
     engine.run()
     assert held.completion().text in ("yes!", "no!")
     assert held.finish == "stop"
@@ -156,11 +156,11 @@ def test_a_pattern_holds_one_text_and_not_its_neighbours() -> None:
 
 def test_ids_that_end_a_text() -> None:
     model, settings = MODELS["llama"], Sampling(max_tokens=9, temperature=0.0)
-    engine = Engine(model, BYTES)
-    whole = engine.submit([97, 98], settings)
+    engine = Asking(model, BYTES)
+    whole = engine.ask([97, 98], settings)
     engine.run()
     third = whole.ids[4]
-    ended = engine.submit(replace(Prompt.of(BYTES, [97, 98]), stop_ids=frozenset({third})), settings)
+    ended = engine.ask(replace(Prompt.of(BYTES, [97, 98]), stop_ids=frozenset({third})), settings)
     engine.run()
     assert ended.ids == whole.ids[: whole.ids.index(third, 2) + 1]
     assert ended.finish == "stop"
@@ -173,7 +173,7 @@ def test_texts_that_begin_alike_are_read_once() -> None:
     model = MODELS["llama"]
     opening = "you are a helpful machine. "  # 27 tokens: 6 blocks of 4
     some: list[Wish] = [(opening + tail, Sampling(max_tokens=6, temperature=0.0)) for tail in ("a", "bc", "d", "e")]
-    engine = Engine(model, BYTES, Limits(block_size=4))
+    engine = Asking(model, BYTES, Limits(block_size=4))
     requests = ask(engine, some)
     engine.run()
     assert [request.completion() for request in requests] == [alone(model, wish) for wish in some]
@@ -190,7 +190,7 @@ def test_texts_that_begin_alike_are_read_once() -> None:
 def test_a_whole_prompt_that_is_known_is_copied_before_it_is_written_into() -> None:
     model, settings = MODELS["llama"], Sampling(max_tokens=6, temperature=0.0)
     wish: Wish = ("abcdabcd", settings)
-    engine = Engine(model, BYTES, Limits(block_size=4))
+    engine = Asking(model, BYTES, Limits(block_size=4))
     first = ask(engine, [wish])[0]
     while first.written < 3:
         engine.step()
@@ -203,11 +203,11 @@ def test_a_whole_prompt_that_is_known_is_copied_before_it_is_written_into() -> N
 
 def test_the_answer_is_shared_with_the_next_question() -> None:
     model, settings = MODELS["llama"], Sampling(max_tokens=12, temperature=0.0)
-    engine = Engine(model, BYTES, Limits(block_size=4))
-    first = engine.submit([97, 98, 99, 100], settings)
+    engine = Asking(model, BYTES, Limits(block_size=4))
+    first = engine.ask([97, 98, 99, 100], settings)
     engine.run()
     longer = [*first.ids, 97, 98]
-    second = engine.submit(longer, settings)
+    second = engine.ask(longer, settings)
     engine.run()
     assert engine.counts.shared == (len(first.ids) - 1) // 4 * 4
     assert second.completion() == complete(model, BYTES, [longer], settings)[0]
@@ -220,7 +220,7 @@ def test_where_free_blocks_run_out_the_youngest_is_preempted(blocks: int) -> Non
         ("".join(rng.choices("abcdef", k=10)), Sampling(max_tokens=30, seed=n, banned=(BYTES.eos_id or 0,)))
         for n in range(6)
     ]
-    engine = Engine(model, BYTES, Limits(blocks=blocks, block_size=4, rows=6))
+    engine = Asking(model, BYTES, Limits(blocks=blocks, block_size=4, rows=6))
     requests = ask(engine, some)
     engine.run()
     assert engine.counts.preempted > 0
@@ -230,11 +230,11 @@ def test_where_free_blocks_run_out_the_youngest_is_preempted(blocks: int) -> Non
 
 def test_a_long_prompt_holds_nobody_up() -> None:
     model = MODELS["llama"]
-    engine = Engine(model, BYTES, Limits(prefill=8, block_size=4))
-    writing = engine.submit("ab", Sampling(max_tokens=60, banned=(BYTES.eos_id or 0,)))
+    engine = Asking(model, BYTES, Limits(prefill=8, block_size=4))
+    writing = engine.ask("ab", Sampling(max_tokens=60, banned=(BYTES.eos_id or 0,)))
     engine.step()
-    long = engine.submit("x" * 64, Sampling(max_tokens=1))
-    short = engine.submit("yes", Sampling(max_tokens=1))
+    long = engine.ask("x" * 64, Sampling(max_tokens=1))
+    short = engine.ask("yes", Sampling(max_tokens=1))
     before = writing.written
     while not short.ended:
         engine.step()
@@ -252,9 +252,9 @@ def test_a_long_prompt_holds_nobody_up() -> None:
 
 def test_one_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model = MODELS["llama"]
-    engine = Engine(model, BYTES)
+    engine = Asking(model, BYTES)
     settings = Sampling(max_tokens=3, temperature=0.0, logprobs=1)
-    asked = [engine.submit(prompt, settings) for prompt in ("ab", "y", "def")]
+    asked = [engine.ask(prompt, settings) for prompt in ("ab", "y", "def")]
     head = model.head
 
     def damaged(features: torch.Tensor) -> torch.Tensor:
@@ -274,34 +274,24 @@ def test_one_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     check_empty(engine)
 
 
-def test_what_can_never_be_written_is_refused_at_once() -> None:
-    engine = Engine(MODELS["gpt2"], BYTES, Limits(blocks=4, block_size=4))
-    with pytest.raises(ModelError, match="49 tokens long, but the model reads at most 48"):
-        engine.submit("x" * 49, Sampling(slide=False))
-    with pytest.raises(ModelError, match="make 17 tokens, but the cache's capacity is 16"):
-        engine.submit("abcdefghij", Sampling(max_tokens=8))
-    with pytest.raises(TokenizerError, match="id 999 is not in the vocabulary"):
-        engine.submit([999])
-    with pytest.raises(ModelError, match="id 999, outside"):
-        engine.submit(Prompt([999]))
-    with pytest.raises(ModelError, match="banned: token 5000"):
-        engine.submit("a", Sampling(banned=(5000,)))
-    with pytest.raises(ModelError, match="rows = 0"):
-        Engine(MODELS["gpt2"], BYTES, Limits(rows=0))
+def test_what_continues_no_text_is_refused() -> None:
     with pytest.raises(ModelError, match="cannot generate"):
-        Engine(build_model(preset("bert-tiny").replace(layers=1, vocab_size=VOCAB)).eval(), BYTES)
+        Asking(build_model(preset("bert-tiny").replace(layers=1, vocab_size=VOCAB)).eval(), BYTES)
     with pytest.raises(ModelError, match="source"):
-        Engine(build_model(vaswani(1, 16, 2, 32, dropout=0.0, vocab_size=VOCAB)).eval(), BYTES)
-    assert engine.idle
-    fits = engine.submit("abcdefghij", Sampling(max_tokens=7, temperature=0.0))
+        Asking(build_model(vaswani(1, 16, 2, 32, dropout=0.0, vocab_size=VOCAB)).eval(), BYTES)
+
+
+def test_a_text_may_take_all_blocks() -> None:
+    engine = Asking(MODELS["gpt2"], BYTES, Limits(blocks=4, block_size=4))
+    fits = engine.ask("abcdefghij", Sampling(max_tokens=7, temperature=0.0))
     engine.run()
     assert fits.completion() == complete(MODELS["gpt2"], BYTES, ["abcdefghij"], fits.settings)[0]
 
 
 def test_the_window_ends_a_text() -> None:
-    engine = Engine(MODELS["gpt2"], BYTES, Limits(block_size=5))
+    engine = Asking(MODELS["gpt2"], BYTES, Limits(block_size=5))
     settings = Sampling(max_tokens=50, temperature=0.0, banned=(BYTES.eos_id or 0,), slide=False)
-    request = engine.submit("x" * 45, settings)
+    request = engine.ask("x" * 45, settings)
     engine.run()
     assert request.completion() == complete(MODELS["gpt2"], BYTES, ["x" * 45], settings)[0]
     assert request.finish == "length"

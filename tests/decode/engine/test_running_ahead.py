@@ -17,10 +17,11 @@ from tests.decode.engine.test_engine import (
     check_empty,
     wishes,
 )
+from tests.decode.small import Asking
 
 from weft.decode.config import Sampling
 from weft.decode.constrain import regex
-from weft.decode.engine.engine import Engine, Limits
+from weft.decode.engine.engine import Limits
 from weft.decode.fast.engine_graphs import PagedGraphs
 from weft.decode.prompt import Prompt
 from weft.errors import ModelError
@@ -28,9 +29,9 @@ from weft.errors import ModelError
 FREE = {"banned": (), "logit_bias": {}, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
 
 
-def ahead(name: str, limits: Limits) -> Engine:
+def ahead(name: str, limits: Limits) -> Asking:
     """An engine as there is one on a GPU, whose steps are not captured here."""
-    engine = Engine(MODELS[name], BYTES, limits)
+    engine = Asking(MODELS[name], BYTES, limits)
     manager = engine.manager
     manager.graphs = PagedGraphs(manager.model, manager.store, limits.rows, kernels=False)
     return engine
@@ -111,11 +112,11 @@ def test_blocks_of_a_text_that_has_ended_go_to_others() -> None:
 def test_a_grammar_and_log_probabilities_among_texts_that_run_ahead() -> None:
     engine = ahead("llama", Limits(rows=4, block_size=4))
     settings = Sampling(max_tokens=8, seed=1)
-    first = engine.submit("ab", settings)
+    first = engine.ask("ab", settings)
     engine.step()
     engine.step()
-    held = engine.submit(Prompt.of(BYTES, "is it? ", regex(BYTES, "(yes|no)!")), settings)
-    told = engine.submit("is it? ", settings.replace(logprobs=2))
+    held = engine.ask(Prompt.of(BYTES, "is it? ", regex(BYTES, "(yes|no)!")), settings)
+    told = engine.ask("is it? ", settings.replace(logprobs=2))
     engine.run()
     assert held.completion().text in ("yes!", "no!")
     assert len(told.completion().scored) == told.written
@@ -126,7 +127,7 @@ def test_a_grammar_and_log_probabilities_among_texts_that_run_ahead() -> None:
 def test_logits_that_are_not_finite_end_their_own_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ahead("llama", Limits(rows=4, block_size=4))
     settings = Sampling(max_tokens=6, temperature=0.0)
-    requests = [engine.submit(prompt, settings) for prompt in ("ab", "cd", "ef")]
+    requests = [engine.ask(prompt, settings) for prompt in ("ab", "cd", "ef")]
     head, calls = engine.model.head, iter(range(100))
 
     def damaged(features: torch.Tensor) -> torch.Tensor:
@@ -151,8 +152,8 @@ def test_logits_that_are_not_finite_end_their_own_text_alone(monkeypatch: pytest
 
 def test_an_error_on_the_way_ends_all_that_are_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ahead("llama", Limits(rows=4, block_size=4))
-    short = engine.submit("ab", Sampling(max_tokens=2, temperature=0.0))
-    long = engine.submit("cd", Sampling(max_tokens=9, temperature=0.0))
+    short = engine.ask("ab", Sampling(max_tokens=2, temperature=0.0))
+    long = engine.ask("cd", Sampling(max_tokens=9, temperature=0.0))
     engine.step()
     engine.step()  # the last token of the short one is on its way
     assert short.ahead == 1 and not short.ended

@@ -1,7 +1,7 @@
 """Many texts at once, with one model.
 
-    engine = Engine(model, tokenizer)
-    requests = [engine.submit(prompt, settings) for prompt in prompts]
+    engine = Engine(model, vocab_size, Limits())
+    requests = [engine.submit(prompt, settings, seed) for prompt, seed in zip(prompts, seeds)]
     engine.run()
     texts = [request.completion().text for request in requests]
 
@@ -13,8 +13,8 @@ blocks go to others only in steps that the device does later, so nothing is writ
 Where a token can be chosen only by what the host knows, as under a grammar, such a step waits for the host.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 
 import torch
@@ -24,13 +24,11 @@ from weft.decode.config import Sampling
 from weft.decode.engine.blocks import BlockManager
 from weft.decode.engine.requests import Request, Work
 from weft.decode.engine.scheduler import Counts, Scheduler
-from weft.decode.prompt import Prompt, check_prompts, choices, context_window
-from weft.decode.rules import check_rules
+from weft.decode.prompt import Prompt, context_window
 from weft.decode.sampling import fetched, marked, on_device, picked, refusal
 from weft.decode.text import Chunk, adjusted, write
 from weft.errors import ModelError, WeftError
 from weft.models.transformer import Transformer
-from weft.text.tokenizer import Tokenizer
 
 PREFILL, PREFILL_ON_CUDA = 512, 2048  # products of fewer rows leave a large GPU idle in part
 
@@ -48,24 +46,16 @@ class Limits:
     rows: int = 256
     prefill: int | None = None
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None and value < 1:
-                raise ModelError(f"{field.name} = {value}: expected 1 or more")
-
 
 Late = tuple[list[Request], Callable[[], list[int]]]  # requests, and the function that waits for a token of each
 
 
 class Engine:
-    """Writes many texts with one decoder."""
+    """Writes many texts with one decoder, of tokens below `vocab_size`."""
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer, limits: Limits | None = None):
-        limits = limits or Limits()
-        self.model, self.tokenizer = model, tokenizer
+    def __init__(self, model: Transformer, vocab_size: int, limits: Limits):
+        self.model, self.vocab_size = model, vocab_size
         self.device, self.window = model.embedding.weight.device, context_window(model)
-        self.vocab_size = choices(model, tokenizer.vocab_size)
         self.manager = BlockManager(model, limits.blocks, limits.block_size, limits.rows)
         self.counts = Counts()
         prefill = limits.prefill or (PREFILL_ON_CUDA if self.device.type == "cuda" else PREFILL)
@@ -73,23 +63,10 @@ class Engine:
         self._numbers = count(1)  # of requests, in the order they come
         self._late: Late | None = None  # what was written in the last step, where the host hasn't seen it yet
 
-    def submit(
-        self, prompt: str | Sequence[int] | Prompt, settings: Sampling | None = None, seed: int | None = None
-    ) -> Request:
-        """Ask for a text that continues `prompt`, drawn with `seed`, by default the settings'.
-
-        What can't be written at all is refused here.
-        """
-        settings = settings or Sampling()
-        prompt = prompt if isinstance(prompt, Prompt) else Prompt.of(self.tokenizer, prompt)
-        check_prompts(self.model, [prompt], [settings.slide])
-        check_rules([settings], self.vocab_size)
-        seed = settings.seed if seed is None else seed
+    def submit(self, prompt: Prompt, settings: Sampling, seed: int) -> Request:
+        """Ask for a text that continues a prompt that was checked."""
         request = Request(next(self._numbers), prompt, settings, self.window, seed)
-        if request.longest > (capacity := self.manager.pool.capacity):
-            raise ModelError(
-                f"prompt and max_tokens make {request.longest} tokens, but the cache's capacity is {capacity}"
-            )
+        assert request.longest <= self.manager.pool.capacity, "the blocks hold any of the texts"
         self.scheduler.waiting.append(request)
         return request
 

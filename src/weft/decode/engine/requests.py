@@ -1,11 +1,10 @@
 """One text that was asked of the engine: how far it is, and what has been written of it."""
 
-from weft.decode.completion import Completion, completion_of
 from weft.decode.config import Sampling
 from weft.decode.ending import Finish
 from weft.decode.engine.pool import Key
 from weft.decode.prompt import Prompt
-from weft.decode.text import Chunk, Text
+from weft.decode.text import Chunk, Completion, Text, completion_of
 from weft.errors import WeftError
 
 
