@@ -15,7 +15,7 @@ from weft.decode.config import Sampling
 from weft.decode.fast.stepper import Stepper
 from weft.decode.generate import max_length
 from weft.decode.prompt import Prompt, check_prompts, choices, context_window, slid
-from weft.decode.sampling import check_logits, choose, draw, filtered, greedy
+from weft.decode.sampling import check_logits, draw, filtered, greedy, picked
 from weft.decode.text import Chunk, Text, adjusted, reports
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, device_of
@@ -166,7 +166,7 @@ def _decide(text: Text, ready: Tensor, guess: Guess, place: int) -> int:
     """
     settings = text.settings
     if guess.probabilities is None or place == len(guess.tokens) or settings.greedy:
-        return choose(ready, [settings], [0.0 if settings.greedy else text.uniform()])[0]
+        return int(picked(ready, [settings], [0.0 if settings.greedy else text.uniform()]))
     p = filtered(ready, [settings])[0].double().softmax(dim=-1)
     q, x = guess.probabilities[place].to(p), guess.tokens[place]
     accept, again = text.uniform(), text.uniform()

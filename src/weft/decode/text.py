@@ -10,7 +10,7 @@ from weft.decode.config import Sampling
 from weft.decode.ending import Ending, Finish
 from weft.decode.prompt import Prompt, slid
 from weft.decode.rules import Past, apply_rules, ban
-from weft.decode.sampling import check_logits, choose
+from weft.decode.sampling import check_logits, picked
 from weft.text.tokenizer import Tokenizer
 
 AHEAD = 64  # random numbers that a text draws at a time
@@ -139,7 +139,8 @@ Agree = Callable[[list[int]], list[int]]  # what all processes choose that write
 def write(texts: Sequence[Text], logits: Tensor, ready: Tensor, agree: Agree) -> list[Chunk]:
     """Choose a token for each text from `ready` (B, V) logits, which the model gave as `logits`, and go on with it."""
     settings = [text.settings for text in texts]
-    tokens = agree(choose(ready, settings, [0.0 if text.settings.greedy else text.uniform() for text in texts]))
+    uniforms = [0.0 if text.settings.greedy else text.uniform() for text in texts]
+    tokens = agree(picked(ready, settings, uniforms).tolist())
     given = zip(texts, tokens, reports(logits, tokens, settings), strict=True)
     return [text.push(token, report) for text, token, report in given]
 
