@@ -187,7 +187,7 @@ def test_texts_that_begin_alike_are_read_once() -> None:
     check_empty(engine)
 
 
-def test_a_whole_prompt_that_is_known_is_copied_before_it_is_written_into() -> None:
+def test_of_a_whole_prompt_that_is_known_the_last_block_is_read_again() -> None:
     model, settings = MODELS["llama"], Sampling(max_tokens=6, temperature=0.0)
     wish: Wish = ("abcdabcd", settings)
     engine = Asking(model, BYTES, Limits(block_size=4))
@@ -197,8 +197,8 @@ def test_a_whole_prompt_that_is_known_is_copied_before_it_is_written_into() -> N
     later = ask(engine, [wish, wish])  # the first is still being written
     engine.run()
     assert [request.completion() for request in (first, *later)] == [alone(model, wish)] * 3
-    assert engine.counts.shared == 2 * 7
-    assert engine.counts.prompt == 8 + 2
+    assert engine.counts.shared == 2 * 4
+    assert engine.counts.prompt == 8 + 2 * 4
 
 
 def test_the_answer_is_shared_with_the_next_question() -> None:

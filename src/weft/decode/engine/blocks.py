@@ -46,31 +46,23 @@ class BlockManager:
 
     def admit(self, request: Request, spare: int) -> bool:
         """Give a request blocks for its ids, if `spare` stay free; a prefix that others have read counts as read."""
-        if not self.free_rows:
-            return False
-        table = self.pool.allocate(self._keys(request), len(request.ids), spare)
+        table = self.pool.allocate(self._keys(request), len(request.ids), spare) if self.free_rows else None
         if table is None:
             return False
         self.tables[request.number] = table
         self.row[request.number] = self.free_rows.pop()
         request.read = table.read
-        copies = self.pool.extend(table, len(request.ids))
-        assert copies is not None, "the pool has counted the free blocks before"
-        self.store.copy(copies)
-        self._name(self.row[request.number], table, 0)
+        self._name(request, 0)
         return True
 
     def extend(self, request: Request, tokens: int) -> bool:
         """Blocks for so many of its tokens, if there are any; False where the pool has too few."""
         table = self.tables[request.number]
         had = len(table.blocks)
-        if tokens <= had * self.pool.block_size:  # its own, from the first that will be written into: `admit` saw to it
-            return True
-        copies = self.pool.extend(table, tokens)
-        if copies is None:
+        if not self.pool.extend(table, tokens):
             return False
-        assert not copies
-        self._name(self.row[request.number], table, had)
+        if len(table.blocks) > had:
+            self._name(request, had)
         return True
 
     def read(self, work: Work) -> Tensor:
@@ -117,13 +109,14 @@ class BlockManager:
         request.read = 0
 
     def _keys(self, request: Request) -> list[Key]:
-        return self.pool.keys(request.ids, request.keys)
+        return self.pool.keys(request.ids, len(request.ids) - 1, request.keys)
 
-    def _name(self, row: int, table: BlockTable, first: int) -> None:
-        """A table's blocks from the first on are new."""
-        self.numbers[row, first : len(table.blocks)] = table.blocks[first:]
+    def _name(self, request: Request, first: int) -> None:
+        """A request's blocks from the first on are new."""
+        row, new = self.row[request.number], self.tables[request.number].blocks[first:]
+        self.numbers[row, first : first + len(new)] = new
         if self.graphs is not None:
-            self._changes.update(((row, first + at), block) for at, block in enumerate(table.blocks[first:]))
+            self._changes.update(((row, first + at), block) for at, block in enumerate(new))
 
     def _replayed(self, work: Work) -> Tensor:
         """By the graphs: single tokens, then chunks."""

@@ -5,13 +5,11 @@ name the same blocks. Which block belongs to which text is decided in `pool.py`;
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from weft.decode.sampling import on_device
 from weft.models.transformer import Transformer
 
 
@@ -40,12 +38,6 @@ class BlockStore:
         if self._gathered.numel() < size:
             self._gathered = self.data.new_empty(size + size // 4)
         return self._gathered[:size]
-
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Block b becomes a copy of block a in every layer, for each (a, b): one that is about to be written into."""
-        if pairs:
-            sources, targets = on_device(torch.tensor(pairs), self.data.device).unbind(1)
-            self.data.index_copy_(1, targets, self.data.index_select(1, sources))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
