@@ -296,7 +296,7 @@ def test_auto_measures_once_and_then_knows(
 def test_without_held_out_text_python_documentation_is_read(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(auto, "FEWEST", 200)
+    monkeypatch.setattr(auto, "MIN_TOKENS", 200)
     monkeypatch.setattr(auto, "WORK", 0)
     monkeypatch.setattr(auto, "corpus", lambda name: weft.text.builtin.Corpus(["The interpreter.\n" * 30], ""))
     assert command(["export", str(run.path), "--to", "weft", str(tmp_path / "alone")]) == 0
