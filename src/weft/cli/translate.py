@@ -18,8 +18,7 @@ def translate(
     run: options.Run,
     file: Annotated[str, typer.Argument(metavar="FILE", help="Lines of text; standard input if not given.")] = "-",
     beam: Annotated[
-        int | None,
-        typer.Option(min=1, help="The width of beam search; 1 is greedy (default: the checkpoint's, or 5)."),
+        int | None, typer.Option(min=1, help="The width of beam search; 1 is greedy (default: the checkpoint's, or 5).")
     ] = None,
     length_penalty: Annotated[
         float | None,
@@ -45,8 +44,7 @@ def translate(
         ),
     ] = None,
     reads: Annotated[
-        str | None,
-        typer.Option("--from", metavar="CODE", help="The lines' language, for a multilingual model: en_XX."),
+        str | None, typer.Option("--from", metavar="CODE", help="The lines' language, for a multilingual model: en_XX.")
     ] = None,
     writes: Annotated[
         str | None, typer.Option("--to", metavar="CODE", help="The language to write, for a multilingual model.")

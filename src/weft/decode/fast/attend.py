@@ -195,14 +195,7 @@ class Attention:
     """
 
     def __init__(
-        self,
-        batch: int,
-        heads: int,
-        kv_heads: int,
-        d_head: int,
-        device: torch.device,
-        programs: int,
-        block: int,
+        self, batch: int, heads: int, kv_heads: int, d_head: int, device: torch.device, programs: int, block: int
     ):
         self.heads, self.kv_heads, self.d_head = heads, kv_heads, d_head
         self.block, self.warps, self.stages = block, 4, 3

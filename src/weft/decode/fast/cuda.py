@@ -87,12 +87,7 @@ class FusedLayers:
         return x if factor is None else x * factor
 
     def _times(
-        self,
-        part: nn.Module,
-        x: Tensor,
-        norm: Any = None,
-        residual: Tensor | None = None,
-        gated: bool = False,
+        self, part: nn.Module, x: Tensor, norm: Any = None, residual: Tensor | None = None, gated: bool = False
     ) -> Tensor:
         """A linear layer with what stands around it: one kernel for one row, the library's product for more."""
         found = _matrix(part) if x.shape[0] == 1 else None
