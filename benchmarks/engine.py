@@ -143,11 +143,11 @@ def throughput(model: LanguageModel, tokenizer: Tokenizer, given: argparse.Names
         if device_of(model).type == "cuda":  # kernels are compiled and graphs captured once, for other texts
             for prompt, each in _wishes(requests, 1):
                 engine_load.submit(engine, tokenizer, prompt, each)
-            engine.run()
+            engine_load.run(engine)
             print(f"first use of the engine: {clock.read()[0]:.1f} s")
         read = engine.counts.prompt
         asked = [engine_load.submit(engine, tokenizer, prompt, each) for prompt, each in wishes]
-        engine.run()
+        engine_load.run(engine)
         together = clock.read()
         alone += [lockstep(model, tokenizer, [wish])[0] for wish in wishes[requests // 2 :]]
         after = clock.read()
@@ -186,7 +186,7 @@ def against_batches(model: LanguageModel, tokenizer: Tokenizer, given: argparse.
         before = clock.read()
         engine = Engine(model, tokenizer.vocab_size, Limits(engine_load.blocks_for(model, BLOCK), BLOCK, given.batch))
         asked = [engine_load.submit(engine, tokenizer, prompt, each) for prompt, each in wishes]
-        engine.run()
+        engine_load.run(engine)
         together = clock.read()
         batched += batches(wishes[middle:])
         after = clock.read()

@@ -34,6 +34,12 @@ Wishes = list[tuple[list[int], Sampling]]
 Lockstep = Callable[[Transformer, Tokenizer, Wishes], list[Completion]]
 
 
+def run(engine: Engine) -> None:
+    """Step until nothing is left to do."""
+    while engine.step():
+        pass
+
+
 def submit(engine: Engine, tokenizer: Tokenizer, prompt: str | list[int], settings: Sampling) -> Request:
     """Ask for a text."""
     return engine.submit(Prompt.of(tokenizer, prompt), settings, settings.seed)
@@ -207,7 +213,7 @@ def _profile(engine: Engine, tokenizer: Tokenizer, some: Wishes) -> None:
     steps(4)()
     print(f"  10 steps that read none, {len(engine.scheduler.running)} rows:")
     kernels_of(steps(10))
-    engine.run()
+    run(engine)
 
 
 @torch.inference_mode()

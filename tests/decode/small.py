@@ -65,3 +65,7 @@ class Asking(Engine):
     def ask(self, text: str | Sequence[int] | Prompt, settings: Sampling, seed: int | None = None) -> Request:
         prompt = text if isinstance(text, Prompt) else Prompt.of(self.tokenizer, text)
         return self.submit(prompt, settings, settings.seed if seed is None else seed)
+
+    def run(self) -> None:
+        while self.step():
+            pass

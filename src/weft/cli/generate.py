@@ -15,6 +15,7 @@ from weft.cli.together import load_together, refuse_together, together
 from weft.cli.writing import DEFAULT_MAX_TOKENS, Remarks, check_writes, greedy_temperature, log_defaults
 from weft.errors import ConfigError, WeftError
 from weft.files import check_place
+from weft.untrusted import parse_json
 
 if TYPE_CHECKING:
     from weft.api.run import Run
@@ -258,13 +259,11 @@ def _pattern(run: "Run", regex: str | None, schema: Path | None, grammar: Path |
         return None
     try:
         text = file.read_text(encoding="utf-8-sig")
-        return run.grammar(text) if schema is None else run.schema(json.loads(text))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{file}: not valid JSON: {error}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not valid UTF-8: {error.reason} at byte {error.start}") from None
-    except RecursionError:
-        raise ConfigError(f"{file}: JSON that is nested too deeply to be read") from None
+    tree = None if schema is None else parse_json(text, str(file), ConfigError)
+    try:
+        return run.grammar(text) if schema is None else run.schema(tree)
     except WeftError as error:
         raise ConfigError(f"{file}: {error}") from None
 

@@ -20,6 +20,7 @@ from weft.files import sync
 from weft.models.base import LanguageModel
 from weft.progress import bar
 from weft.text.tokenizer import Tokenizer
+from weft.untrusted import parse_json
 
 STRETCH = 64  # batches of prompts that are looked at together
 
@@ -35,12 +36,7 @@ def read_prompts(read: Iterable[str], name: str) -> list[str]:
 
 
 def _prompt(line: str, where: str) -> str:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where}: not valid JSON: {error}") from None
-    except RecursionError:
-        raise DataError(f"{where}: JSON that is nested too deeply to be read") from None
+    value = parse_json(line, where, DataError)
     prompt = value.get("prompt") if isinstance(value, dict) else value
     if not isinstance(prompt, str):
         raise DataError(f'{where}: expected a string, or an object like {{"prompt": "…"}}')

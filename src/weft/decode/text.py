@@ -117,7 +117,9 @@ def _adjusted(texts: Sequence[Text], logits: Tensor) -> Tensor:
     rules, eos_id = [text.settings for text in texts], texts[0].prompt.eos_id
     past = None
     if any(rule.penalises for rule in rules):
-        past = Past.joined([_past(text, logits) for text in texts])
+        for text in texts:
+            text.past = text.past or Past([text.prompt.ids], logits.shape[-1], logits.device)
+        past = Past.joined([text.past for text in texts if text.past is not None])
     ready = apply_rules(logits, rules, past, [text.written for text in texts], eos_id)
     constraints = [text.ending.constraint for text in texts]
     if any(constraint is not None for constraint in constraints):
@@ -125,12 +127,6 @@ def _adjusted(texts: Sequence[Text], logits: Tensor) -> Tensor:
         allowed = [every if each is None else each.allowed() for each in constraints]
         ready = ban(ready, ~torch.stack(allowed).to(ready.device))
     return ready
-
-
-def _past(text: Text, logits: Tensor) -> Past:
-    if text.past is None:
-        text.past = Past([text.prompt.ids], logits.shape[-1], logits.device)
-    return text.past
 
 
 Agree = Callable[[list[int]], list[int]]  # what all processes choose that write the same texts (`LanguageModel.agree`)

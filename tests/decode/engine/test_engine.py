@@ -103,7 +103,7 @@ def test_two_hundred_at_once_are_as_alone(name: str) -> None:
     requests = ask(engine, some)
     engine.run()
     assert [request.completion() for request in requests] == [alone(model, wish) for wish in some]
-    assert {request.finish for request in requests} >= {"stop", "length"}
+    assert {request.chunks[-1].finish for request in requests} >= {"stop", "length"}
     check_empty(engine)
     assert engine.counts.steps < sum(request.written for request in requests) / 3  # many in a step
 
@@ -150,7 +150,7 @@ def test_a_pattern_holds_one_text_and_not_its_neighbours() -> None:
     free = engine.ask("is it? ", settings)
     engine.run()
     assert held.completion().text in ("yes!", "no!")
-    assert held.finish == "stop"
+    assert held.chunks[-1].finish == "stop"
     assert free.completion() == complete(MODELS["llama"], BYTES, ["is it? "], settings)[0]
 
 
@@ -163,7 +163,7 @@ def test_ids_that_end_a_text() -> None:
     ended = engine.ask(replace(Prompt.of(BYTES, [97, 98]), stop_ids=frozenset({third})), settings)
     engine.run()
     assert ended.ids == whole.ids[: whole.ids.index(third, 2) + 1]
-    assert ended.finish == "stop"
+    assert ended.chunks[-1].finish == "stop"
 
 
 # ---- blocks
@@ -294,7 +294,7 @@ def test_the_window_ends_a_text() -> None:
     request = engine.ask("x" * 45, settings)
     engine.run()
     assert request.completion() == complete(MODELS["gpt2"], BYTES, ["x" * 45], settings)[0]
-    assert request.finish == "length"
+    assert request.chunks[-1].finish == "length"
     assert request.written == 4
 
 

@@ -104,7 +104,7 @@ def test_blocks_of_a_text_that_has_ended_go_to_others() -> None:
     engine = ahead("llama", Limits(blocks=6, block_size=4, rows=2))
     requests = ask(engine, some)
     engine.run()
-    assert requests[0].finish == "stop" and requests[0].written < 8
+    assert requests[0].chunks[-1].finish == "stop" and requests[0].written < 8
     assert [request.completion() for request in requests] == [alone(MODELS["llama"], wish) for wish in some]
     check_empty(engine)
 

@@ -2,7 +2,8 @@
 
     engine = Engine(model, vocab_size, Limits())
     requests = [engine.submit(prompt, settings, seed) for prompt, seed in zip(prompts, seeds)]
-    engine.run()
+    while engine.step():
+        pass
     texts = [request.completion().text for request in requests]
 
 What a request gets depends on its prompt, its settings and its seed alone, whatever else is written meanwhile.
@@ -66,7 +67,7 @@ class Engine:
     def submit(self, prompt: Prompt, settings: Sampling, seed: int) -> Request:
         """Ask for a text that continues a prompt that was checked."""
         request = Request(next(self._numbers), prompt, settings, self.window, seed)
-        assert request.longest <= self.manager.pool.capacity, "the blocks hold any of the texts"
+        assert self.manager.pool.blocks_for(request.longest) <= self.manager.store.blocks, "any text fits in alone"
         self.scheduler.waiting.append(request)
         return request
 
@@ -74,11 +75,6 @@ class Engine:
     def idle(self) -> bool:
         """Whether nothing is left to do."""
         return not (self.scheduler.waiting or self.scheduler.running)
-
-    def run(self) -> None:
-        """Step until nothing is left to do."""
-        while self.step():
-            pass
 
     @torch.inference_mode()
     def step(self) -> bool:

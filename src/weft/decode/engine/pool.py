@@ -41,11 +41,6 @@ class BlockPool:
         self.pending: set[Key] = set()  # keys of blocks that some text is being read into
 
     @property
-    def capacity(self) -> int:
-        """Tokens that all blocks hold."""
-        return len(self.uses) * self.block_size
-
-    @property
     def free_blocks(self) -> int:
         """Blocks that can be had."""
         return len(self.blank) + len(self.unused)

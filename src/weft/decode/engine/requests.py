@@ -1,7 +1,6 @@
 """One text that was asked of the engine: how far it is, and what has been written of it."""
 
 from weft.decode.config import Sampling
-from weft.decode.ending import Finish
 from weft.decode.engine.pool import Key
 from weft.decode.prompt import Prompt
 from weft.decode.text import Chunk, Completion, Text, completion_of
@@ -35,11 +34,6 @@ class Request(Text):
         if not self.ahead:
             return False
         return self.ahead >= self.left or (self.window is not None and len(self.ids) + self.ahead > self.window)
-
-    @property
-    def finish(self) -> Finish | None:
-        """Why it ended; None while it is being written, and where it failed."""
-        return self.chunks[-1].finish if self.chunks else None
 
     def completion(self) -> Completion:
         """The whole text, once it has ended."""

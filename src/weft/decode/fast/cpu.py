@@ -96,7 +96,9 @@ class CPUFastPath:
         self.store, self.source = state.cache.store, state.source_cache
         if self.pack and not self.packed and len(state.lengths) > 1:
             self._pack()
-        mask = _source_mask(state)
+        mask = None  # what is added to the scores of a source's keys, (rows, 1, 1, source time), where there is padding
+        if state.source_mask is not None and not bool(state.source_mask.all()):
+            mask = torch.zeros(state.source_mask.shape).masked_fill_(~state.source_mask, -torch.inf)[:, None, None]
         for number, layer in enumerate(self.layers):
             layer.bind(self.store[number], None if self.source is None else self.source[number], mask)
         if state.max_len == self.max_len:
@@ -155,13 +157,6 @@ class CPUFastPath:
         return mixed.transpose(1, 2).reshape(B, H * D)
 
 
-def _source_mask(state: TransformerState) -> Tensor | None:
-    """What is added to the scores of a source's keys, (rows, 1, 1, source time); None where there is no padding."""
-    if state.source_mask is None or bool(state.source_mask.all()):
-        return None
-    return torch.zeros(state.source_mask.shape).masked_fill_(~state.source_mask, -torch.inf)[:, None, None]
-
-
 class _Layer:
     """A block's parts, bound once; the views of keys and values, whenever these have moved."""
 
@@ -212,8 +207,12 @@ def _sublayer(skip: Any, into: nn.Module, out: nn.Module, pack: bool) -> Callabl
     return lambda x, between: norm(last(x, between(first(x))))
 
 
+def _is_packed(part: Linear, pack: bool) -> bool:
+    return pack and part.weight.numel() >= MIN_PACKED_WEIGHTS
+
+
 def _product(part: nn.Module, pack: bool) -> Product:
-    if type(part) is Linear and pack and part.weight.numel() >= MIN_PACKED_WEIGHTS:
+    if type(part) is Linear and _is_packed(part, pack):
         return packed_product(part, part.weight, part.bias)
     if type(part) is Linear:
         weight, bias = part.weight.t(), part.bias
@@ -226,19 +225,15 @@ def _product(part: nn.Module, pack: bool) -> Product:
 
 
 def _sum(part: nn.Module, pack: bool) -> Sum:
-    if type(part) is Linear and pack and part.weight.numel() >= MIN_PACKED_WEIGHTS:
-        product = packed_product(part, part.weight, part.bias)
-        return lambda residual, x: product(x).add_(residual)
-    if type(part) is Linear:
-        weight, bias = part.weight.t(), part.bias
-        if bias is None:
-            return lambda residual, x: torch.addmm(residual, x, weight)
-        return lambda residual, x: torch.addmm(bias, x, weight).add_(residual)
+    if type(part) is Linear and part.bias is None and not _is_packed(part, pack):
+        weight = part.weight.t()
+        return lambda residual, x: torch.addmm(residual, x, weight)
     times, centres = _direct(part)
-    if centres is None:
-        return lambda residual, x: times(x).add_(residual)
-    groups = len(centres)
-    return lambda residual, x: times(x).add_(torch.addmm(residual, x.view(len(x), groups, -1).sum(-1), centres))
+    if centres is not None:
+        groups = len(centres)
+        return lambda residual, x: times(x).add_(torch.addmm(residual, x.view(len(x), groups, -1).sum(-1), centres))
+    product = _product(part, pack)
+    return lambda residual, x: product(x).add_(residual)
 
 
 def _direct(part: nn.Module) -> tuple[Product, Tensor | None]:

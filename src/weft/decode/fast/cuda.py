@@ -232,7 +232,10 @@ class PagedFastPath(FusedLayers):
         """Read chunks of several texts → features (chunks, d_model) after the last token of each."""
         lengths = [len(chunk.ids) for chunk in chunks]
         ends = list(accumulate(lengths))
-        tokens, places, slots = self._sent(_columns(chunks, lengths), torch.long).unbind(0)
+        ids = np.concatenate([np.array(chunk.ids, dtype=np.int64) for chunk in chunks])
+        each = np.concatenate([np.arange(chunk.read, chunk.read + len(chunk.ids)) for chunk in chunks])
+        columns = np.stack([ids, each, np.repeat([chunk.slot for chunk in chunks], lengths)])
+        tokens, places, slots = self._sent(columns, torch.long).unbind(0)
         tiles = self._sent(_tiles(chunks, ends, self.chunks.HIGH), torch.int32)
         last = self._sent(np.array(ends) - 1, torch.long)
         x = self._embed(tokens)
@@ -248,14 +251,6 @@ class PagedFastPath(FusedLayers):
 
     def _sent(self, numbers: npt.NDArray[np.int64], dtype: torch.dtype) -> Tensor:
         return on_device(torch.from_numpy(numbers).to(dtype), self.device)
-
-
-def _columns(chunks: list[Chunk], lengths: list[int]) -> npt.NDArray[np.int64]:
-    """(3, tokens): each token, its place in its text, and the text's slot."""
-    tokens = np.concatenate([np.array(chunk.ids, dtype=np.int64) for chunk in chunks])
-    places = np.concatenate([np.arange(chunk.read, chunk.read + len(chunk.ids)) for chunk in chunks])
-    slots = np.repeat([chunk.slot for chunk in chunks], lengths)
-    return np.stack([tokens, places, slots])
 
 
 def _tiles(chunks: list[Chunk], ends: list[int], high: int) -> npt.NDArray[np.int64]:

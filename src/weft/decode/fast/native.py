@@ -132,8 +132,10 @@ def _compiled() -> Path:
     name = f"step-{hashlib.sha256(b'%'.join([known, *sources])).hexdigest()[:16]}.so"
     folder = cache_folder()
     path = folder / name
-    if path.is_file() and _is_ours(path):
-        return path
+    if path.is_file():
+        kept = path.stat()
+        if kept.st_uid == os.getuid() and not kept.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return path
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as scratch:
         made = Path(scratch) / name
@@ -144,11 +146,6 @@ def _compiled() -> Path:
                 made.replace(path)
                 return path
     raise OSError(f"{compiler} can't compile {SOURCES}")
-
-
-def _is_ours(path: Path) -> bool:
-    found = path.stat()
-    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 # ---- what it is given

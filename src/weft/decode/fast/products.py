@@ -226,7 +226,12 @@ class Case(NamedTuple):
     @property
     def kleidiai(self) -> bool:
         """Whether Arm's kernels are: elsewhere the operation exists too, but only as a slow stand-in."""
-        return self.on_cpu and torch.backends.kleidiai.is_available() and self.K % 2 == 0
+        grouped = self.groups == 1 or (self.K // self.groups) % 32 == 0
+        return self.on_cpu and torch.backends.kleidiai.is_available() and self.K % 2 == 0 and grouped
+
+    @property
+    def triton(self) -> bool:
+        return self.device.type == "cuda" and has_kernels()
 
 
 @dataclass(frozen=True)
@@ -251,14 +256,6 @@ def _torch_4(case: Case) -> bool:
     return case.on_cpu and grouped and case.N % 16 == 0 and case.K % 32 == 0
 
 
-def _kleidiai_4(case: Case) -> bool:
-    return case.kleidiai and (case.groups == 1 or (case.K // case.groups) % 32 == 0)
-
-
-def _triton_4(case: Case) -> bool:
-    return case.device.type == "cuda" and case.groups * GROUP == case.K and has_kernels()
-
-
 KERNELS: dict[Bits, tuple[Kernel, ...]] = {
     "bf16": (Kernel("native", Native, lambda case: case.native),),
     "int8": (
@@ -268,9 +265,9 @@ KERNELS: dict[Bits, tuple[Kernel, ...]] = {
         Kernel("torch", partial(Torch8, dtype=torch.float32), _torch_8),
     ),
     "int4": (
-        Kernel("Triton", Triton4, _triton_4),
+        Kernel("Triton", Triton4, lambda case: case.triton and case.groups * GROUP == case.K),
         Kernel("native", Native, lambda case: case.native and case.groups * native.BLOCK == case.K, centres_cost=True),
-        Kernel("KleidiAI", KleidiAI4, _kleidiai_4, centres_cost=True),
+        Kernel("KleidiAI", KleidiAI4, lambda case: case.kleidiai, centres_cost=True),
         Kernel("torch, bf16", partial(Torch4, dtype=torch.bfloat16), _torch_4),
         Kernel("torch", partial(Torch4, dtype=torch.float32), _torch_4),
     ),
