@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from itertools import count
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +11,7 @@ from weft.cli import options
 from weft.cli.loading import loading
 from weft.cli.terminal import broken_between_words, echo, terminal_width, write
 from weft.cli.together import load_together, refuse_together, together
-from weft.cli.writing import DEFAULT_MAX_TOKENS, Remarks, check_writes, greedy_temperature, log_defaults
+from weft.cli.writing import DEFAULT_MAX_TOKENS, Remarks, check_writes, given_settings, log_defaults
 from weft.errors import DataError, WeftError, suggestion
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ LEAVE = ("/quit", "/exit", "/bye", "exit", "quit")  # on a terminal; in a pipe t
 
 @together
 def chat(
+    context: typer.Context,
     run: options.Run,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
     temperature: Annotated[
@@ -58,9 +59,7 @@ def chat(
         from weft.api.settings import sampling, with_defaults
         from weft.parallel.ranks import join
 
-    temperature = greedy_temperature(greedy, temperature, seed)
-    given: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
-    given |= {"seed": seed, "stop": stop, "slide": False if no_slide else None}
+    given = given_settings(context, greedy)
     refuse_together(join(), {"--quantize": quantize})
     sampling(**given)  # what can't be is refused before anything is loaded
     loaded = load_together(run, quantize=quantize)

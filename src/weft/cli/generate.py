@@ -12,7 +12,7 @@ from weft.cli import options
 from weft.cli.loading import loading
 from weft.cli.terminal import echo, write
 from weft.cli.together import load_together, refuse_together, together
-from weft.cli.writing import DEFAULT_MAX_TOKENS, Remarks, check_writes, greedy_temperature, log_defaults
+from weft.cli.writing import DEFAULT_MAX_TOKENS, Remarks, check_writes, given_settings, log_defaults
 from weft.errors import ConfigError, WeftError
 from weft.files import check_place
 from weft.untrusted import parse_json
@@ -33,6 +33,7 @@ Given = dict[str, Any]  # what options were given; None: left out
 
 @together
 def generate(
+    context: typer.Context,
     run: options.Run,
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", help="The text to continue; '-' reads it from standard input.")
@@ -44,8 +45,8 @@ def generate(
     top_k: Annotated[int | None, choice(help="Draw from the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, choice(help="Draw from the fewest tokens that reach this probability.")] = None,
     min_p: Annotated[float | None, choice(help="Drop tokens less likely than this fraction of the best.")] = None,
-    typical: Annotated[
-        float | None, choice(help="Draw from the most typical tokens that reach this probability.")
+    typical_p: Annotated[
+        float | None, choice("--typical", help="Draw from the most typical tokens that reach this probability.")
     ] = None,
     seed: Annotated[int | None, choice(help="The same seed writes the same text (default: 0).")] = None,
     beam: Annotated[int | None, choice(help="Search for the likeliest text with this many beams.")] = None,
@@ -145,23 +146,13 @@ def generate(
         if wrong:
             raise ConfigError(line)
     refuse_together(ranks, {"--quantize": quantize, "--draft": draft, "--amateur": amateur, "--out": out})
-    rules = {
-        "max_tokens": max_tokens,
-        "min_tokens": min_tokens,
-        "stop": stop,
-        "repetition_penalty": repetition_penalty,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-        "no_repeat_ngram": no_repeat_ngram,
-    }
-    drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical}
-    drawing |= {"seed": seed, "logprobs": logprobs, "slide": False if no_slide else None}
+    given = given_settings(context, greedy)
     penalties = {"power": length_penalty, "gnmt": gnmt_penalty}
 
     def settings_over(defaults: Given) -> "Sampling | Beam":
         if beam is None:
-            return _sampling(greedy, drawing, rules, penalties, defaults)
-        return _beam(beam, n, {**drawing, "greedy": greedy or None}, rules, penalties, defaults)
+            return _sampling(given, penalties, defaults)
+        return _beam(beam, n, {**given, "greedy": greedy or None}, penalties, defaults)
 
     settings_over({})  # what can't be is refused before anything is loaded
     if out is not None:
@@ -172,7 +163,7 @@ def generate(
     check_writes(loaded)
     usual = loaded.defaults if beam is None else loaded.beam_defaults
     settings = settings_over({"max_tokens": DEFAULT_MAX_TOKENS, **usual})
-    log_defaults(loaded, settings, {**drawing, **rules, "temperature": 0.0 if greedy else temperature})
+    log_defaults(loaded, settings, given)
     if amateur is not None:
         loaded = loaded.against(load(amateur), 0.5 if contrast is None else contrast)
     if ban:
@@ -206,23 +197,23 @@ def generate(
     remarks.report()
 
 
-def _sampling(greedy: bool, drawing: Given, rules: Given, penalties: Given, defaults: Given) -> "Sampling":
+def _sampling(given: Given, penalties: Given, defaults: Given) -> "Sampling":
     from weft.api.settings import sampling, with_defaults
 
     if any(penalty is not None for penalty in penalties.values()):
         raise ConfigError("--length-penalty and --gnmt-penalty belong to --beam")
-    temperature = greedy_temperature(greedy, drawing["temperature"], drawing["seed"])
-    return sampling(**with_defaults({**drawing, "temperature": temperature, **rules}, defaults))
+    return sampling(**with_defaults(given, defaults))
 
 
-def _beam(beams: int, n: int, drawing: Given, rules: Given, penalties: Given, defaults: Given) -> "Beam":
+def _beam(beams: int, n: int, given: Given, penalties: Given, defaults: Given) -> "Beam":
     from weft.api.settings import beam, with_defaults
+    from weft.decode.config import Rules
 
-    if drawing["slide"] is not None:
+    if given["slide"] is not None:
         raise ConfigError(
             "--no-slide doesn't apply to --beam: beam search always stops where the model's window is full"
         )
-    wrong = next((key for key, value in drawing.items() if value is not None), None)
+    wrong = next((key for key, value in given.items() if value is not None and key not in Rules.model_fields), None)
     if wrong is not None:
         option = "typical" if wrong == "typical_p" else wrong.replace("_", "-")
         raise ConfigError(
@@ -231,8 +222,9 @@ def _beam(beams: int, n: int, drawing: Given, rules: Given, penalties: Given, de
     chosen = [{"kind": kind, "alpha": alpha} for kind, alpha in penalties.items() if alpha is not None]
     if len(chosen) == 2:
         raise ConfigError("--length-penalty and --gnmt-penalty exclude each other")
-    given = {"beams": beams, "n": n, "length_penalty": chosen[0] if chosen else None, **rules}
-    return beam(**with_defaults(given, defaults))
+    rules = {key: value for key, value in given.items() if key in Rules.model_fields}
+    searching = {"beams": beams, "n": n, "length_penalty": chosen[0] if chosen else None}
+    return beam(**with_defaults(searching | rules, defaults))
 
 
 def _prompts(prompt: str | None, file: str | None) -> list[str]:

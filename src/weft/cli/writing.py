@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from weft.cli.terminal import echo
 from weft.errors import ConfigError
 
@@ -15,12 +17,18 @@ if TYPE_CHECKING:
 DEFAULT_MAX_TOKENS = 200
 
 
-def greedy_temperature(greedy: bool, temperature: float | None, seed: int | None) -> float | None:
-    """The temperature that was given, or 0 if --greedy was; then there is nothing to draw."""
-    for name, value in (("temperature", temperature), ("seed", seed)):
-        if greedy and value is not None:
-            raise ConfigError(f"--greedy and --{name} exclude each other: greedy decoding draws nothing")
-    return 0.0 if greedy else temperature
+def given_settings(context: typer.Context, greedy: bool) -> dict[str, Any]:
+    """The options of a command that are settings of sampling, by their names there; None where they are left out."""
+    from weft.decode.config import Sampling
+
+    given = {name: value for name, value in context.params.items() if name in Sampling.model_fields}
+    given["slide"] = False if context.params["no_slide"] else None
+    if greedy and context.params.get("beam") is None:
+        for name in ("temperature", "seed"):
+            if given[name] is not None:
+                raise ConfigError(f"--greedy and --{name} exclude each other: greedy decoding draws nothing")
+        given["temperature"] = 0.0
+    return given
 
 
 def log_defaults(run: "Run", settings: "Sampling | Beam", given: Mapping[str, Any]) -> None:
