@@ -4,7 +4,7 @@ and gate, projection and skip).
 It reads a Transformer's own weights, 8- and 4-bit ones too, and gives the logits that `model.step` gives but for
 rounding. Reading a prompt goes the same way, with torch's attention. Over the blocks of a pool it reads one token in
 many texts, and chunks of many prompts in one call: the tokens of all chunks go through the linear layers one behind the
-other, without padding, and attention takes them text by text (`attend_chunks.py`). What a text reads follows from its
+other, without padding, and attention takes them text by text (`attend.py`). What a text reads follows from its
 block table, so that it may share its first blocks.
 """
 
@@ -159,7 +159,7 @@ class CUDAFastPath(FusedLayers):
         """x (batch, time, d_model) plus what it attends to; its keys and values are put at the cache's start."""
         T, attention = x.shape[1], block.attention
         qkv = self._plain(attention.qkv, block.attention_skip.norm(x))
-        self.attend.rotate_and_store(qkv, self.angles, keys, values, self.heads, self.kv_heads)
+        self.attend.rotate_and_store(qkv, self.angles, keys, values)
         q = qkv[..., : self.heads * self.d_head].unflatten(-1, (self.heads, self.d_head)).transpose(1, 2)
         shared = self.heads != self.kv_heads
         mixed = F.scaled_dot_product_attention(
@@ -200,10 +200,8 @@ class PagedFastPath(FusedLayers):
     """The kernels of one model over the blocks of one store, whose numbers tables (slots, blocks of a text) hold."""
 
     def __init__(self, model: Transformer, store: BlockStore, tables: Tensor):
-        from weft.decode.fast import attend_chunks
-
         super().__init__(model, store.blocks * store.block_size)
-        self.store, self.tables, self.chunks = store, tables, attend_chunks
+        self.store, self.tables = store, tables
 
     def attention_of(self, batch: int) -> Any:
         """Attention of a step of so many rows."""
@@ -236,15 +234,15 @@ class PagedFastPath(FusedLayers):
         each = np.concatenate([np.arange(chunk.read, chunk.read + len(chunk.ids)) for chunk in chunks])
         columns = np.stack([ids, each, np.repeat([chunk.slot for chunk in chunks], lengths)])
         tokens, places, slots = self._sent(columns, torch.long).unbind(0)
-        tiles = self._sent(_tiles(chunks, ends, self.chunks.HIGH), torch.int32)
+        tiles = self._sent(_tiles(chunks, ends, self.attend.HIGH), torch.int32)
         last = self._sent(np.array(ends) - 1, torch.long)
         x = self._embed(tokens)
         mixed = torch.empty(len(x), self.heads * self.d_head, dtype=self.dtype, device=self.device)
         for number, block in enumerate(self.blocks):
             layer, attention = self.store.data[number], block.attention
             qkv = self._plain(attention.qkv, block.attention_skip.norm(x))
-            self.chunks.store_chunks(qkv, self.angles, layer, places, (self.tables, slots))
-            self.chunks.attend_chunks(qkv, layer, self.tables, tiles, attention.scale, mixed)
+            self.attend.rotate_and_store(qkv, self.angles, *layer.unbind(1), places, slots, self.tables)
+            self.attend.attend_chunks(qkv, layer, self.tables, tiles, attention.scale, mixed)
             del qkv
             x = self._read_feedforward(block, self._plus(attention.out, mixed, x))
         return self.normed(x.index_select(0, last))

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.decode.fast import kernels4
-from weft.decode.fast.kernel_parts import loaded, put_row, put_rows
+from weft.decode.fast.kernels4 import loaded, put_row, put_rows
 
 # Tiles of the product with one vector, as `benchmarks/gpu_decode.py --parts tune` found them on an H200: rows (of one
 # half, where it is gated), columns and bits of a matrix → rows and columns (with 4 bits, halves of groups) of a tile,
