@@ -27,14 +27,12 @@ import torch
 
 import engine_load
 from weft.costs.memory import cache_bytes
-from weft.decode.capacity import device_of
-from weft.decode.completion import Completion, gather
 from weft.decode.config import Sampling
-from weft.decode.engine.blocks import BlockManager
 from weft.decode.engine.engine import Engine, Limits
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
-from weft.models.base import LanguageModel
+from weft.decode.text import Completion, gather
+from weft.models.base import LanguageModel, device_of
 from weft.models.build import build
 from weft.models.presets import llama
 from weft.text.config import Byte, Word
@@ -141,15 +139,15 @@ def throughput(model: LanguageModel, tokenizer: Tokenizer, given: argparse.Names
         clock = Clock()
         alone = [lockstep(model, tokenizer, [wish])[0] for wish in wishes[: requests // 2]]
         before = clock.read()
-        engine = Engine(model, tokenizer, Limits(rows=given.rows, block_size=BLOCK))
+        engine = Engine(model, tokenizer.vocab_size, Limits(engine_load.blocks_for(model, BLOCK), BLOCK, given.rows))
         if device_of(model).type == "cuda":  # kernels are compiled and graphs captured once, for other texts
             for prompt, each in _wishes(requests, 1):
-                engine.submit(prompt, each)
-            engine.run()
+                engine_load.submit(engine, tokenizer, prompt, each)
+            engine_load.run(engine)
             print(f"first use of the engine: {clock.read()[0]:.1f} s")
         read = engine.counts.prompt
-        asked = [engine.submit(prompt, each) for prompt, each in wishes]
-        engine.run()
+        asked = [engine_load.submit(engine, tokenizer, prompt, each) for prompt, each in wishes]
+        engine_load.run(engine)
         together = clock.read()
         alone += [lockstep(model, tokenizer, [wish])[0] for wish in wishes[requests // 2 :]]
         after = clock.read()
@@ -186,9 +184,9 @@ def against_batches(model: LanguageModel, tokenizer: Tokenizer, given: argparse.
 
         batched = batches(wishes[:middle])
         before = clock.read()
-        engine = Engine(model, tokenizer, Limits(rows=given.batch, block_size=BLOCK))
-        asked = [engine.submit(prompt, each) for prompt, each in wishes]
-        engine.run()
+        engine = Engine(model, tokenizer.vocab_size, Limits(engine_load.blocks_for(model, BLOCK), BLOCK, given.batch))
+        asked = [engine_load.submit(engine, tokenizer, prompt, each) for prompt, each in wishes]
+        engine_load.run(engine)
         together = clock.read()
         batched += batches(wishes[middle:])
         after = clock.read()
@@ -209,17 +207,17 @@ def long_text(model: LanguageModel, tokenizer: Tokenizer, context: int, tokens: 
     """A text that begins with `context` tokens: seconds to read, milliseconds a token, and bytes of the cache."""
     rng = random.Random(context)
     prompt = [rng.randrange(256) for _ in range(context)]
-    engine = Engine(model, tokenizer, Limits(-(-(context + tokens) // BLOCK) + 1, BLOCK, rows=1))
+    engine = Engine(model, tokenizer.vocab_size, Limits(-(-(context + tokens) // BLOCK) + 1, BLOCK, rows=1))
     manager = engine.manager
-    assert isinstance(manager, BlockManager)
-    request = engine.submit(prompt, Sampling(max_tokens=tokens, temperature=0.0, banned=(tokenizer.eos_id or 0,)))
+    settings = Sampling(max_tokens=tokens, temperature=0.0, banned=(tokenizer.eos_id or 0,))
+    request = engine_load.submit(engine, tokenizer, prompt, settings)
     began = time.perf_counter()
     while not request.written:
         engine.step()
     read = time.perf_counter() - began
     times: list[float] = []
     held = 0
-    while not request.ended.is_set():
+    while not request.ended:
         held = len(manager.pool.uses) - manager.pool.free_blocks
         began = time.perf_counter()
         engine.step()

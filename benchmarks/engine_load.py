@@ -14,22 +14,46 @@ import torch
 from torch.cuda.green_contexts import GreenContext
 
 from engine_trace import Trace, kernels_of
-from weft.decode.completion import Completion
 from weft.decode.config import Sampling
 from weft.decode.engine.blocks import BlockManager
 from weft.decode.engine.engine import Engine, Limits
 from weft.decode.engine.paging import BlockStore
 from weft.decode.engine.requests import Request
-from weft.decode.fast.paged import CROWD, Chunk
+from weft.decode.fast.cuda import CROWD, Chunk
 from weft.decode.fast.stepper import paged_graphs
+from weft.decode.prompt import Prompt
+from weft.decode.text import Completion
 from weft.models.base import device_of
 from weft.models.transformer import Transformer
 from weft.text.tokenizer import Tokenizer
 
 CHECKED = 16  # texts that are read again, whole
 OWN = 16  # tokens at least of a prompt that no other shares
+MEMORY_SHARE = 0.85  # of a GPU's free memory, for blocks; the rest is for what a step computes
 Wishes = list[tuple[list[int], Sampling]]
 Lockstep = Callable[[Transformer, Tokenizer, Wishes], list[Completion]]
+
+
+def run(engine: Engine) -> None:
+    """Step until nothing is left to do."""
+    while engine.step():
+        pass
+
+
+def submit(engine: Engine, tokenizer: Tokenizer, prompt: str | list[int], settings: Sampling) -> Request:
+    """Ask for a text."""
+    return engine.submit(Prompt.of(tokenizer, prompt), settings, settings.seed)
+
+
+def blocks_for(model: Transformer, block_size: int) -> int:
+    """Blocks that a GPU has memory for; on a CPU, 2048."""
+    table, config = model.embedding.weight, model.config
+    if not table.is_cuda:
+        return 2048
+    free, _ = torch.cuda.mem_get_info(table.device)
+    free += torch.cuda.memory_reserved(table.device) - torch.cuda.memory_allocated(table.device)
+    size = 2 * config.layers * config.attention.groups * config.d_head * block_size * table.element_size()
+    return max(1, min(1 << 15, int(MEMORY_SHARE * free) // size))
 
 
 def wishes(given: argparse.Namespace, vocab_size: int, seed: int) -> Wishes:
@@ -62,13 +86,14 @@ def load(model: Transformer, tokenizer: Tokenizer, given: argparse.Namespace, lo
     if given.clear:
         clear(model)
     began = time.perf_counter()
-    engine = Engine(model, tokenizer, Limits(block_size=given.block_size, rows=given.rows))
+    engine = Engine(
+        model, tokenizer.vocab_size, Limits(blocks_for(model, given.block_size), given.block_size, given.rows)
+    )
     manager = engine.manager
-    assert isinstance(manager, BlockManager)
     print(f"{len(manager.pool.uses):,} blocks of {given.block_size} tokens")
     gpu, words = device_of(model).type == "cuda", engine.vocab_size
     if gpu:
-        _timed(engine, wishes(given, words, 1), None)
+        _timed(engine, tokenizer, wishes(given, words, 1), None)
         print(f"first use of the engine: {time.perf_counter() - began:.1f} s")
     seed = 1
     for prefill in given.prefill or [engine.scheduler.prefill]:
@@ -79,10 +104,10 @@ def load(model: Transformer, tokenizer: Tokenizer, given: argparse.Namespace, lo
                 manager.graphs.beside = stream
             for _ in range(given.rounds):
                 seed += 1
-                asked = _round(engine, wishes(given, words, seed), traced=False)
-            _round(engine, wishes(given, words, 1000 + seed), traced=True)
+                asked = _round(engine, tokenizer, wishes(given, words, seed), traced=False)
+            _round(engine, tokenizer, wishes(given, words, 1000 + seed), traced=True)
     if given.profile and gpu:
-        _profile(engine, wishes(given, words, 5000))
+        _profile(engine, tokenizer, wishes(given, words, 5000))
     again(model, asked)
     texts = [request.completion() for request in asked]
     some = wishes(given, words, seed)
@@ -123,10 +148,12 @@ def _ways(manager: BlockManager, given: argparse.Namespace) -> Iterator[tuple[st
     yield "beside the steps", torch.cuda.Stream()
 
 
-def _timed(engine: Engine, some: Wishes, trace: Trace | None) -> tuple[list[Request], float, list[float]]:
+def _timed(
+    engine: Engine, tokenizer: Tokenizer, some: Wishes, trace: Trace | None
+) -> tuple[list[Request], float, list[float]]:
     """All requests at once: them, the seconds they take, and those until each one's first token."""
     began = time.perf_counter()
-    asked = [engine.submit(*wish) for wish in some]
+    asked = [submit(engine, tokenizer, *wish) for wish in some]
     silent, first = list(asked), []
     more = True
     while more:
@@ -141,11 +168,11 @@ def _timed(engine: Engine, some: Wishes, trace: Trace | None) -> tuple[list[Requ
     return asked, time.perf_counter() - began, first
 
 
-def _round(engine: Engine, some: Wishes, traced: bool) -> list[Request]:
+def _round(engine: Engine, tokenizer: Tokenizer, some: Wishes, traced: bool) -> list[Request]:
     counts = engine.counts
     before = counts.steps, counts.prompt, counts.shared, counts.preempted
     trace = Trace(engine) if traced else None
-    asked, seconds, first = _timed(engine, some, trace)
+    asked, seconds, first = _timed(engine, tokenizer, some, trace)
     if trace is not None:
         trace.end()
     steps, prompt, shared, preempted = (
@@ -163,17 +190,17 @@ def _round(engine: Engine, some: Wishes, traced: bool) -> list[Request]:
     )
     if trace is not None:
         manager, model = engine.manager, engine.model
-        assert isinstance(manager, BlockManager) and isinstance(model, Transformer) and model.decoder is not None
+        assert model.decoder is not None
         weights = sum(parameter.numel() for parameter in model.decoder.parameters())
         store = manager.store.data
         trace.report(weights, store[:, 0].numel() * store.element_size() // manager.pool.block_size, seconds)
     return asked
 
 
-def _profile(engine: Engine, some: Wishes) -> None:
+def _profile(engine: Engine, tokenizer: Tokenizer, some: Wishes) -> None:
     """The kernels of steps with chunks of prompts, and of steps without."""
     for wish in some:
-        engine.submit(*wish)
+        submit(engine, tokenizer, *wish)
 
     def steps(count: int) -> Callable[[], None]:
         return lambda: [engine.step() for _ in range(count)] and None
@@ -186,7 +213,7 @@ def _profile(engine: Engine, some: Wishes) -> None:
     steps(4)()
     print(f"  10 steps that read none, {len(engine.scheduler.running)} rows:")
     kernels_of(steps(10))
-    engine.run()
+    run(engine)
 
 
 @torch.inference_mode()

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from weft.decode.engine import engine as steps
-from weft.decode.engine.blocks import BlockManager
 from weft.decode.engine.engine import Engine
 
 BANDS = (1, 33, 65, 129, 193, 257)  # rows of a step
@@ -25,7 +24,6 @@ class Trace:
         self.steps: list[dict[str, Any]] = []
         self._undo: list[Callable[[], None]] = []
         manager = engine.manager
-        assert isinstance(manager, BlockManager)
         self._timed(engine.scheduler, "schedule", "schedule")
         self._timed(manager, "read", "launch the model")
         self._timed(engine, "_run_ahead", "launch the choice")

@@ -149,7 +149,6 @@ OPTIONAL = {
     "wandb",
     "weft.api.explain",
     "weft.decode.fast.attend",
-    "weft.decode.fast.attend_chunks",
     "weft.nn.kernels.attention",
     "weft.nn.kernels.dropout",
     "weft.nn.kernels.feedforward",

@@ -14,9 +14,8 @@ from torch.nn import functional as F
 import weft
 from weft.api import auto
 from weft.cli.main import run as command
-from weft.decode.fast.packed import Packed
 from weft.decode.fast.quantize import fill, quantize
-from weft.decode.fast.rounding import quantize_around_zero, quantize_groups, quantize_rows
+from weft.decode.fast.rounding import Packed, quantize_around_zero, quantize_groups, quantize_rows
 from weft.models.build import build
 from weft.models.presets import gpt, llama, vaswani
 from weft.nn.init import empty_weights
@@ -297,7 +296,7 @@ def test_auto_measures_once_and_then_knows(
 def test_without_held_out_text_python_documentation_is_read(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(auto, "FEWEST", 200)
+    monkeypatch.setattr(auto, "MIN_TOKENS", 200)
     monkeypatch.setattr(auto, "WORK", 0)
     monkeypatch.setattr(auto, "corpus", lambda name: weft.text.builtin.Corpus(["The interpreter.\n" * 30], ""))
     assert command(["export", str(run.path), "--to", "weft", str(tmp_path / "alone")]) == 0

@@ -93,7 +93,7 @@ def test_a_stop_string_is_not_in_the_log_probabilities_either(trained: Path, cap
 
 def test_what_a_model_excludes_is_null_in_json() -> None:
     from weft.decode.bulk import as_json
-    from weft.decode.completion import Completion, TokenLogprob
+    from weft.decode.text import Completion, TokenLogprob
 
     scored = (TokenLogprob(1, "a", -math.inf, (("b", -0.5), ("c", -math.inf))),)
     values = as_json(Completion("a", 1, "length", scored))
@@ -136,7 +136,7 @@ def test_patterns_and_schemas_by_command(trained: Path, tmp_path: Path, capsys: 
     assert 20 <= int(written(capsys, trained, "--prompt", "The ", "--json-schema", str(schema))[4:]) < 40
     for content, line in (
         ("{", "s.json: not valid JSON"),
-        ("[" * 3000, "s.json: JSON that is nested too deeply"),
+        ("[" * 3000, "s.json: not valid JSON: nested too deeply"),
         ('{"type": "strin"}', "s.json: the schema: Invalid type: strin"),
     ):
         schema.write_text(content)
@@ -347,7 +347,7 @@ def test_what_cannot_be_done_is_one_line(trained: Path, capsys: Capture, words: 
         ("p.txt", b"a\xff", "not valid UTF-8"),
         ("p.jsonl", b'"fine"\n{"text": 1}\n', "line 2: expected a string"),
         ("p.jsonl", b"{", "line 1: not valid JSON"),
-        ("p.jsonl", b"[" * 100_000, "line 1: JSON that is nested too deeply"),
+        ("p.jsonl", b"[" * 100_000, "line 1: not valid JSON: nested too deeply"),
     ],
 )
 def test_prompts_that_cannot_be_read(

@@ -5,10 +5,12 @@ from typing import Any
 
 import torch
 
-from weft.decode.completion import Completion, gather
 from weft.decode.config import Sampling
+from weft.decode.engine.engine import Engine, Limits
+from weft.decode.engine.requests import Request
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
+from weft.decode.text import Completion, gather
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Decoder
@@ -51,3 +53,19 @@ def complete(
     grammar = more.pop("grammar", None)
     prompts = [Prompt.of(tokenizer, text, grammar) for text in texts]
     return gather(generate(model, prompts, settings, **more), prompts)
+
+
+class Asking(Engine):
+    """An engine that is asked for texts after strings, or ids, of a tokenizer."""
+
+    def __init__(self, model: Transformer, tokenizer: Tokenizer, limits: Limits = Limits()) -> None:  # noqa: B008
+        super().__init__(model, tokenizer.vocab_size, limits)
+        self.tokenizer = tokenizer
+
+    def ask(self, text: str | Sequence[int] | Prompt, settings: Sampling, seed: int | None = None) -> Request:
+        prompt = text if isinstance(text, Prompt) else Prompt.of(self.tokenizer, text)
+        return self.submit(prompt, settings, settings.seed if seed is None else seed)
+
+    def run(self) -> None:
+        while self.step():
+            pass

@@ -8,10 +8,10 @@ import torch
 from tests.decode.small import VOCAB, decoder
 
 from weft.api.settings import sampling
-from weft.decode import capacity
 from weft.decode.beam import beam_search
 from weft.decode.config import Beam, Sampling
 from weft.decode.contrastive import Contrasted
+from weft.decode.fast import stepper
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
 from weft.decode.speculative import Draft, speculate
@@ -55,9 +55,9 @@ def test_a_text_that_outgrows_its_capacity(name: str, monkeypatch: pytest.Monkey
 
     whole = texts()
     grown: list[bool] = []
-    grow = capacity.grow
-    monkeypatch.setattr("weft.decode.fast.stepper.grow", lambda *given: grown.append(grow(*given)) or grown[-1])
-    monkeypatch.setattr(capacity, "FIRST", 2)
+    grow = stepper.grow
+    monkeypatch.setattr(stepper, "grow", lambda *given: grown.append(grow(*given)) or grown[-1])
+    monkeypatch.setattr(stepper, "FIRST_CAPACITY", 2)
     assert texts() == whole
     assert any(grown) == (name != "contrast")  # which has all of its capacity from the start
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tests.decode.small import complete
 
 from weft.decode.beam import search_texts
-from weft.decode.completion import gather
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import json_schema, lark, regex
 from weft.decode.prompt import Prompt
 from weft.decode.speculative import LookUp, speculate
+from weft.decode.text import gather
 from weft.errors import ConfigError, ModelError
 from weft.models.base import LanguageModel
 from weft.models.build import build

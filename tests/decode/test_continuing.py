@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.decode.small import complete, decoder
+from tests.decode.small import Asking, complete, decoder
 from tests.text.test_sentencepiece import PIECES, PLAIN, block, made, number, piece
 
 from weft.decode.beam import search_texts
-from weft.decode.completion import gather
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import regex
-from weft.decode.engine.engine import Engine, Limits
+from weft.decode.engine.engine import Limits
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt, has_begun
 from weft.decode.speculative import Draft, LookUp, speculate
+from weft.decode.text import gather
 from weft.errors import ModelError
 from weft.text.config import BPE, Byte, Char, Unigram, Word, WordPiece
 from weft.text.tokenizer import Tokenizer, build_tokenizer
@@ -48,14 +48,14 @@ def texts_of(tokenizer: Tokenizer) -> list[str]:
 
 def test_every_way_of_writing_goes_on_with_the_prompt(tokenizer: Tokenizer) -> None:
     model = decoder(vocab_size=tokenizer.vocab_size)
-    engine = Engine(model, tokenizer, Limits(blocks=8))
+    engine = Asking(model, tokenizer, Limits(blocks=8))
     for prompt in texts_of(tokenizer):
         asked = Prompt.of(tokenizer, prompt)
         written = list(generate(model, [asked], SETTINGS))
         whole = tokenizer.decode([*asked.ids, *(each.id for each in written)])
         assert prompt + "".join(each.text for each in written) == whole
         assert complete(model, tokenizer, [prompt], SETTINGS)[0].text == whole.removeprefix(prompt)
-        request = engine.submit(prompt, SETTINGS)
+        request = engine.ask(prompt, SETTINGS)
         engine.run()
         assert request.completion().text == whole.removeprefix(prompt)
         guessed = speculate(model, LookUp(2), asked, SETTINGS)
@@ -131,8 +131,8 @@ def test_the_coldest_temperatures_are_greedy(degree: float) -> None:
     assert mixed[0] == best[0]
     prompt = Prompt.of(tokenizer, "the")
     assert gather(speculate(model, Draft(model, prompt, cold), prompt, cold), [prompt]) == best
-    engine = Engine(model, tokenizer, Limits(blocks=8))
-    request = engine.submit("the", cold)
+    engine = Asking(model, tokenizer, Limits(blocks=8))
+    request = engine.ask("the", cold)
     engine.run()
     assert request.completion().text == best[0].text
 

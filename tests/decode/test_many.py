@@ -89,7 +89,7 @@ def test_where_the_engine_is_taken() -> None:
 @pytest.mark.slow
 def test_blocks_are_few_but_enough(engines: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A text may take all of them, and then the others wait."""
-    monkeypatch.setattr(many, "MANY", 2)
+    monkeypatch.setattr(many, "MIN_ENGINE_TEXTS", 2)
     rules = {"banned": (BYTES.eos_id or 0,), "stop": ("zzzzz",), "slide": False}
     settings = Sampling(max_tokens=1600, temperature=0.0, **rules)
     model = decoder(vocab_size=BYTES.vocab_size, position=Learned(), norm=LayerNorm(), context=600)
@@ -100,14 +100,16 @@ def test_blocks_are_few_but_enough(engines: list[int], monkeypatch: pytest.Monke
 
 
 def test_a_prompt_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many, "MANY", 2)
+    monkeypatch.setattr(many, "MIN_ENGINE_TEXTS", 2)
     model = decoder(vocab_size=BYTES.vocab_size, position=Learned(), norm=LayerNorm(), context=12)
     with pytest.raises(ModelError, match="prompt 2 is 13 tokens long, but the model reads at most 12"):
         complete(model, prompts(["a", "ab", "c" * 13]), SETTINGS.replace(slide=False))
+    with pytest.raises(ModelError, match="banned: token 5000"):
+        complete(model, prompts(["a", "ab"]), SETTINGS.replace(banned=(5000,)))
 
 
 def test_weights_that_are_damaged_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many, "MANY", 2)
+    monkeypatch.setattr(many, "MIN_ENGINE_TEXTS", 2)
     model = decoder(vocab_size=BYTES.vocab_size)
     with torch.no_grad():
         model.decoder.norm.weight.fill_(torch.nan)  # type: ignore[union-attr]

@@ -19,7 +19,7 @@ from weft.decode.rules import (
     presence_penalty,
     repetition_penalty,
 )
-from weft.decode.sampling import choose, filtered, min_p, top_k, top_p, typical
+from weft.decode.sampling import filtered, min_p, picked, top_k, top_p, typical
 from weft.errors import ConfigError, ModelError
 from weft.models.base import LanguageModel
 from weft.models.build import build
@@ -132,13 +132,13 @@ def test_rows_with_settings_of_their_own_come_out_as_alone(logits: Tensor, read:
     past = past_of(read, written)
     together = apply_rules(logits, MIXED, past, [2] * B, 0)
     uniforms = [row / B for row in range(B)]
-    drawn = choose(together, MIXED, uniforms)
+    drawn = picked(together, MIXED, uniforms).tolist()
     for row in range(B):
         own = past_of(read[row : row + 1], written[row : row + 1])
         alone = apply_rules(logits[row : row + 1], [MIXED[row]], own, [2], 0)
         assert torch.equal(alone[0], together[row])
         assert torch.equal(filtered(alone, [MIXED[row]])[0], filtered(together, MIXED)[row])
-        assert choose(alone, [MIXED[row]], uniforms[row : row + 1]) == [drawn[row]]
+        assert picked(alone, [MIXED[row]], uniforms[row : row + 1]).tolist() == [drawn[row]]
 
 
 def test_nothing_is_changed_in_place(logits: Tensor, read: Tensor) -> None:

@@ -12,12 +12,12 @@ from weft.config import validate
 from weft.decode.config import Sampling
 from weft.decode.sampling import (
     check_logits,
-    choose,
     draw,
     filtered,
     greedy,
     marked,
     min_p,
+    picked,
     refusal,
     top_k,
     top_p,
@@ -103,8 +103,9 @@ def test_a_row_draws_the_same_alone_and_in_company() -> None:
     several += [Sampling(temperature=1.5, top_k=4), Sampling(top_k=9, top_p=0.5), Sampling(min_p=0.3, typical_p=0.6)]
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
     uniforms = [0.3, 0.6, 0.9, 0.99, 0.8, 0.7]
-    together = choose(logits, several, uniforms)
-    alone = [choose(logits[row : row + 1], several[row : row + 1], uniforms[row : row + 1]) for row in range(6)]
+    together = picked(logits, several, uniforms).tolist()
+    rows = [slice(row, row + 1) for row in range(6)]
+    alone = [picked(logits[row], several[row], uniforms[row]).tolist() for row in rows]
     assert [[token] for token in together] == alone
     assert together[2] == int(greedy(logits[2]))
 

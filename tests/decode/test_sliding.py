@@ -4,20 +4,20 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.decode.small import decoder
+from tests.decode.small import Asking, decoder
 from tests.devices import DEVICES
 
 from weft.decode import many
 from weft.decode.beam import beam_search
 from weft.decode.bulk import as_json
-from weft.decode.completion import gather
 from weft.decode.config import Beam, Sampling
 from weft.decode.contrastive import Contrasted
-from weft.decode.engine.engine import Engine, Limits
+from weft.decode.engine.engine import Limits
 from weft.decode.fast.stepper import Stepper
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt, context_window, slid
 from weft.decode.speculative import Draft, LookUp, speculate
+from weft.decode.text import gather
 from weft.models.base import LanguageModel
 from weft.models.transformer import Transformer
 from weft.nn.config import LayerNorm
@@ -131,11 +131,11 @@ def test_the_engine_slides_at_the_same_places(tokenizer: Tokenizer, monkeypatch:
         asked = [Prompt.of(tokenizer, text) for text in texts]
         expected = [gather(generate(model, [each], settings), [each])[0] for each in asked]
         for blocks in (40, 4) if settings is GREEDY else (40,):  # few blocks: some are preempted as well
-            engine = Engine(model, tokenizer, Limits(blocks, block_size=4, rows=3))
-            requests = [engine.submit(text, settings) for text in texts]
+            engine = Asking(model, tokenizer, Limits(blocks, block_size=4, rows=3))
+            requests = [engine.ask(text, settings) for text in texts]
             engine.run()
             assert [request.completion() for request in requests] == expected
-        monkeypatch.setattr(many, "MANY", 2)
+        monkeypatch.setattr(many, "MIN_ENGINE_TEXTS", 2)
         assert many.complete(model, asked, settings, seeds=[settings.seed] * len(asked)) == expected
     assert all(each.slid and as_json(each)["slid"] for each in expected if each.tokens == 40)
 

@@ -8,13 +8,13 @@ from scipy.stats import chisquare
 from tests.decode.small import complete
 from torch import Tensor
 
-from weft.decode.completion import gather
 from weft.decode.config import Sampling
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
 from weft.decode.rules import repetition_penalty
 from weft.decode.sampling import filtered
 from weft.decode.speculative import Draft, Guess, LookUp, speculate
+from weft.decode.text import gather
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, State
 from weft.models.build import build

@@ -10,15 +10,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
+from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
 from weft.costs.count import count
+from weft.data.batch import Source
 from weft.decode.fast import native
-from weft.decode.fast.packed import Bits
 from weft.decode.fast.quantize import check_bits
+from weft.decode.fast.rounding import Bits
 from weft.decode.fast.stepper import Stepper
 from weft.decode.prompt import context_window
 from weft.errors import ConfigError, ModelError, RunError
@@ -38,10 +40,10 @@ from weft.training.objective import Objective
 from weft.training.quantized import QuantizedRun, read_note
 
 AUTO = "auto"
-MOST = 0.01  # of the loss, that small weights may cost
+MAX_COST = 0.01  # of the loss, that small weights may cost
 ALIKE = 1.05  # times as fast: no difference, on a machine that does other things as well
-TOKENS, FEWEST = 20_000, 1024  # read to measure a loss; differences on the same text are known from few
-WORK = 1.5e11  # weights times tokens that a CPU reads for it, unless FEWEST are more
+MAX_TOKENS, MIN_TOKENS = 20_000, 1024  # read to measure a loss; differences on the same text are known from few
+WORK = 1.5e11  # weights times tokens that a CPU reads for it, unless MIN_TOKENS are more
 WINDOW = 512  # tokens that are read together of Python's documentation
 CHARACTERS = 8  # of it, that a token has at most on average
 STEPS = 24  # of decoding, of which the quickest counts
@@ -77,7 +79,7 @@ class Measured:
         """The fastest that costs at most 1 %; of widths that are about as fast, the first."""
         best = self.plain
         for width in self.losses:
-            if self.cost(width) <= MOST and self.gain(width) > ALIKE * self.gain(best):
+            if self.cost(width) <= MAX_COST and self.gain(width) > ALIKE * self.gain(best):
                 best = width
         return best
 
@@ -135,19 +137,36 @@ def load_quantized(run: RunFolder, device: torch.device, dtype: torch.dtype | No
 # ---- measuring
 
 
+class Note(BaseModel):
+    """What auto.json holds: losses by width, what they were measured on, and speeds by machine and width."""
+
+    made_from: str
+    speeds: dict[str, dict[str, Annotated[float, Field(gt=0)]]] = {}
+    losses: dict[str, float] = {}
+    tokens: int = 0
+    text: str = ""
+
+    def measured(self, here: str) -> Measured | None:
+        """What was measured of this checkpoint on this machine, if it is all there."""
+        speeds = self.speeds.get(here)
+        if not speeds or speeds.keys() != self.losses.keys():
+            return None
+        return Measured(self.losses, speeds, self.tokens, self.text)
+
+
 def _choose(wanted: QuantizedRun, path: Path) -> tuple[LanguageModel, Measured]:
     """A checkpoint's model in the best width, by what is known, or else is measured now."""
-    note, made_from, here = wanted.run.quantized / "auto.json", wanted.made_from(path), machine(wanted.device)
-    known = read_note(note)
-    if known.get("made_from") != made_from:
-        known = {"made_from": made_from, "speeds": {}}
-    measured = _read(known, here)
+    file, made_from, here = wanted.run.quantized / "auto.json", wanted.made_from(path), machine(wanted.device)
+    note = Note(made_from=made_from)
+    with suppress(ValidationError):  # damaged: all is measured again
+        known = Note.model_validate(read_note(file))
+        note = known if known.made_from == made_from else note
+    measured = note.measured(here)
     if measured is not None:
         bits = measured.chosen
         return (wanted.plain(path) if bits == measured.plain else wanted.load(path, check_bits(bits))), measured
-    text = None if _numbers(known.get("losses")) else Text.of(wanted)
-    losses: dict[str, float] = {} if text is not None else known["losses"]
-    speeds: dict[str, float] = {}
+    text = None if note.losses else Text.of(wanted)
+    losses, speeds = dict(note.losses), dict[str, float]()
     best: tuple[LanguageModel, dict[str, Tensor]] | None = None
     model = wanted.plain(path)
     if not isinstance(model, Transformer):
@@ -165,30 +184,17 @@ def _choose(wanted: QuantizedRun, path: Path) -> tuple[LanguageModel, Measured]:
             if best is None or Measured({w: losses[w] for w in speeds}, speeds, 0, "").chosen == width:
                 best = model, made
             advance(1)
+    note.speeds[here] = speeds
     if text is not None:
-        known |= {"losses": losses, "tokens": text.tokens, "text": text.name}
-    known["speeds"] = {**(known["speeds"] if isinstance(known.get("speeds"), dict) else {}), here: speeds}
-    measured = _read(known, here)
+        note.losses, note.tokens, note.text = losses, text.tokens, text.name
+    measured = note.measured(here)
     assert measured is not None and best is not None
     if best[1]:
         wanted.keep(check_bits(measured.chosen), made_from, best[1])
     with suppress(OSError):
-        if not note.parent.is_symlink():  # not outside the run
-            write_text(note, json.dumps(known, indent=1))
+        if not file.parent.is_symlink():  # not outside the run
+            write_text(file, json.dumps(note.model_dump(), indent=1))
     return best[0], measured
-
-
-def _read(known: Mapping[str, Any], here: str) -> Measured | None:
-    """What was measured of this checkpoint, on this machine, if it is all there."""
-    losses, speeds = known.get("losses"), known.get("speeds")
-    speeds = speeds.get(here) if isinstance(speeds, dict) else None
-    if not (_numbers(losses) and _numbers(speeds) and speeds.keys() == losses.keys() and min(speeds.values()) > 0):  # type: ignore[union-attr]
-        return None
-    return Measured(losses, speeds, int(known.get("tokens") or 0), str(known.get("text")))  # type: ignore[arg-type]
-
-
-def _numbers(found: object) -> bool:
-    return isinstance(found, dict) and bool(found) and all(type(each) is float for each in found.values())
 
 
 @dataclass
@@ -202,9 +208,9 @@ class Text:
     @classmethod
     def of(cls, wanted: QuantizedRun) -> "Text":
         """Some of what the run held out; where that isn't here, some of Python's own documentation."""
-        recipe, most = wanted.recipe, TOKENS
+        recipe, most = wanted.recipe, MAX_TOKENS
         if wanted.device.type == "cpu":
-            most = max(FEWEST, min(most, int(WORK / count(recipe.model).parameters)))
+            most = max(MIN_TOKENS, min(most, int(WORK / count(recipe.model).parameters)))
         own: Objective[Any] = objectives.build(recipe, wanted.run)
         with suppress(RunError):  # its text is gone or damaged
             if recipe.data.parts and own.holds_out:
@@ -239,20 +245,13 @@ def _documentation(own: Objective[Any], most: int) -> Text:
     return Text(torch.no_grad()(loss), len(ids), "tokens of Python's documentation, for no held-out text is here")
 
 
-class _Read(NamedTuple):
-    """A source of a few tokens."""
-
-    tokens: Tensor
-    mask: Tensor | None = None
-
-
 @torch.no_grad()
 def _speed(model: LanguageModel) -> float:
     """Tokens a second, by the way that a text is written."""
     assert isinstance(model, Transformer)
     device, steps = model.embedding.weight.device, max(1, min(STEPS, model.config.context - 1))
     token = torch.zeros(1, dtype=torch.long, device=device)
-    source = None if model.encoder is None else _Read(token[None].expand(1, 8))
+    source = None if model.encoder is None else Source(token.expand(1, 8), token.expand(1, 8) == 0)
     stepper, best = Stepper(model, 1, 1, steps + 1, source), float("inf")
     stepper.read(token[None])
     for _ in range(steps):

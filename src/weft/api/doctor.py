@@ -15,8 +15,8 @@ import torch
 
 from weft import __version__, machine
 from weft.decode.fast import native
-from weft.decode.fast.packed import layout
-from weft.decode.fast.products import KERNELS, SAMPLE, fastest, seconds
+from weft.decode.fast.products import KERNELS, SAMPLE, Case, fastest, seconds
+from weft.decode.fast.rounding import layout
 from weft.errors import counted
 from weft.recipe.settle import faster_format
 from weft.text.builtin import cache_folder
@@ -77,8 +77,8 @@ def _processor() -> Iterator[Finding]:
 def _decoding() -> Finding:
     """How long a decoding step's product takes by the kernels that each width is written with here."""
     compiled, cpu = native.library() is not None, torch.device("cpu")
-    shapes = {bits: (*SAMPLE, layout(bits, SAMPLE[1])[1]) for bits in KERNELS}
-    kernels = {bits: fastest(bits, shape, cpu, torch.float32).__name__ for bits, shape in shapes.items()}
+    cases = {bits: Case(*SAMPLE, layout(bits, SAMPLE[1])[1], cpu) for bits in KERNELS}
+    kernels = {bits: fastest(bits, case, torch.float32).name for bits, case in cases.items()}
     times = {bits: seconds(bits)[name] for bits, name in kernels.items()}
     how = "by weft's own kernels" if compiled else "by torch's kernels: no C compiler was found"
     shown = ", ".join(f"{bits} {time * 1e6:.0f} µs" for bits, time in times.items())

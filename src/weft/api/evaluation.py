@@ -10,8 +10,8 @@ from typing import Any
 from weft.config import validate
 from weft.data.config import Data
 from weft.data.shards import Side
-from weft.decode.completion import spelled
 from weft.decode.prompt import context_window
+from weft.decode.text import spelled
 from weft.errors import ConfigError, DataError, RunError
 from weft.evaluate.details import Bucket, Details, by_frequency, by_position, most_surprising, token_counts
 from weft.evaluate.overlap import Overlap, overlap

@@ -16,7 +16,6 @@ from weft.api.settings import BulkOptions, beam, check_several, generation_defau
 from weft.costs.count import count
 from weft.decode.bulk import Job, bulk, texts_of
 from weft.decode.chat import GENTLE, Message, before_reply, chat_prompt
-from weft.decode.completion import Completion
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar, json_schema, lark, regex
 from weft.decode.contrastive import Contrasted
@@ -24,7 +23,7 @@ from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt, context_window
 from weft.decode.speculative import Draft, LookUp, speculate
-from weft.decode.text import Chunk
+from weft.decode.text import Chunk, Completion
 from weft.decode.translate import RATIO
 from weft.errors import ConfigError, DataError
 from weft.evaluate.perplexity import Score

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from itertools import count
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,13 +11,13 @@ from weft.cli.console import options
 from weft.cli.console.loading import loading
 from weft.cli.console.terminal import broken_between_words, echo, terminal_width, write
 from weft.cli.console.together import load_together, refuse_together, together
+from weft.cli.console.writing import DEFAULT_MAX_TOKENS, Remarks, check_writes, given_settings, log_defaults
+from weft.errors import DataError, WeftError, suggestion
 
 if TYPE_CHECKING:
     from weft.api.run import Run
-    from weft.cli.console.writing import Remarks
     from weft.decode.config import Sampling
 
-LONGEST_REPLY = 200  # tokens
 HELP = """/reset          forget what was said
 /system TEXT    set the system prompt; without a text, remove it
 /help           this list
@@ -27,18 +27,19 @@ LEAVE = ("/quit", "/exit", "/bye", "exit", "quit")  # on a terminal; in a pipe t
 
 @together
 def chat(
+    context: typer.Context,
     run: options.Run,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
     temperature: Annotated[
-        float | None, typer.Option(help="Below 1 safer, above 1 bolder (default: the checkpoint's, or 0.7).")
+        float | None, typer.Option(help="Below 1: safer; above 1: bolder (default: the checkpoint's, or 0.7).")
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(help="Draw from the fewest tokens with this probability (default: the checkpoint's, or 0.9)."),
+        typer.Option(help="Draw from the fewest tokens reaching this probability (default: the checkpoint's, or 0.9)."),
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="The longest reply (default: 200).")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="End a reply after this many tokens (default: 200).")] = None,
     no_slide: Annotated[
-        bool, typer.Option("--no-slide", help="End a reply where the model's window is full; else it continues.")
+        bool, typer.Option("--no-slide", help="End a reply when the model's window is full instead of continuing it.")
     ] = False,
     seed: Annotated[
         int | None, typer.Option(help="The same seed and the same words give the same replies (default: 0).")
@@ -46,7 +47,7 @@ def chat(
     stop: Annotated[list[str] | None, typer.Option(help="End a reply before this text; may be repeated.")] = None,
     system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
     quantize: Annotated[
-        str | None, typer.Option(metavar="BITS", help="Smaller weights: bf16, int8, int4 or auto.")
+        str | None, typer.Option(metavar="BITS", help="Use smaller weights: bf16, int8, int4 or auto.")
     ] = None,
 ) -> None:
     """Talk to a model, line by line; from a pipe, each line gets a reply.
@@ -56,26 +57,15 @@ def chat(
     """
     with loading():
         from weft.api.settings import sampling, with_defaults
-        from weft.cli.console.writing import Remarks, check_writes, say_defaults
         from weft.parallel.ranks import join
-    from weft.errors import ConfigError, WeftError
 
-    for name, value in (("temperature", temperature), ("seed", seed)):
-        if greedy and value is not None:
-            raise ConfigError(f"--greedy and --{name} exclude each other: greedy decoding draws nothing")
-    given: dict[str, Any] = {
-        "temperature": 0.0 if greedy else temperature,
-        "top_p": top_p,
-        "max_tokens": max_tokens,
-        "seed": seed,
-    }
-    given |= {"stop": stop, "slide": False if no_slide else None}
+    given = given_settings(context, greedy)
     refuse_together(join(), {"--quantize": quantize})
     sampling(**given)  # what can't be is refused before anything is loaded
     loaded = load_together(run, quantize=quantize)
     check_writes(loaded)
-    settings = sampling(**with_defaults(given, {"max_tokens": LONGEST_REPLY, **loaded.chat_defaults}))
-    say_defaults(loaded, settings, given)
+    settings = sampling(**with_defaults(given, {"max_tokens": DEFAULT_MAX_TOKENS, **loaded.chat_defaults}))
+    log_defaults(loaded, settings, given)
     messages = _system(system)
     reported = False  # that a reply was too long for the window
     terminal = join().share(sys.stdin.isatty)
@@ -114,7 +104,6 @@ def _heard_by_all(lines: Iterator[str]) -> Iterator[str]:
 
 def _lines(terminal: bool) -> Iterator[str]:
     """What the person says, until they leave. Empty lines say nothing."""
-    from weft.errors import DataError
     from weft.parallel.ranks import join
 
     if terminal:
@@ -153,8 +142,6 @@ def _system(text: str | None) -> list[dict[str, str]]:
 
 def _command(line: str, messages: list[dict[str, str]]) -> bool:
     """Do what a line with a slash says; False to leave."""
-    from weft.errors import suggestion
-
     word, _, rest = line.partition(" ")
     match word:
         case "/quit":
@@ -177,22 +164,20 @@ def _reply(run: "Run", messages: list[dict[str, str]], line: str, settings: "Sam
     """Write a reply as it comes. Ctrl-C ends it where it is, and what was written stays part of the conversation."""
     from weft.parallel.ranks import join
 
-    reply, said = "", {"role": "user", "content": line}
+    said = {"role": "user", "content": line}
+    reply: list[str] = []
 
-    def texts() -> Iterator[str]:
-        nonlocal reply
-        for chunk in run.reply([*messages, said], settings):
-            reply += chunk.text
-            yield chunk.text
-            if chunk.finish is not None:
-                remarks.look(reply, chunk.tokens, chunk.finish, chunk.slid)
+    def heard() -> Iterator[str]:
+        for text in remarks.passing(run.reply([*messages, said], settings)):
+            reply.append(text)
+            yield text
 
     try:
-        for text in texts() if (width := terminal_width()) is None else broken_between_words(texts(), width):
+        for text in heard() if (width := terminal_width()) is None else broken_between_words(heard(), width):
             write(text)
     except KeyboardInterrupt:
         if not join().alone:  # torchrun has heard it too, and ends all processes
             raise
         echo(" …", nl=False)
-    messages += [said, {"role": "assistant", "content": reply}]
+    messages += [said, {"role": "assistant", "content": "".join(reply)}]
     write("\n")

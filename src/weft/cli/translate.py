@@ -9,6 +9,8 @@ from weft.cli.console import options
 from weft.cli.console.loading import loading
 from weft.cli.console.terminal import write
 from weft.cli.console.together import load_together, together
+from weft.errors import ConfigError, DataError
+from weft.files import check_place, write_text
 
 
 @together
@@ -16,40 +18,39 @@ def translate(
     run: options.Run,
     file: Annotated[str, typer.Argument(metavar="FILE", help="Lines of text; standard input if not given.")] = "-",
     beam: Annotated[
-        int | None,
-        typer.Option(min=1, help="The width of beam search; 1 is greedy (default: the checkpoint's, or 5)."),
+        int | None, typer.Option(min=1, help="The width of beam search; 1 is greedy (default: the checkpoint's, or 5).")
     ] = None,
     length_penalty: Annotated[
         float | None,
         typer.Option(
-            help="Scores are divided by length to this power: higher writes longer (default: the checkpoint's, or 1)."
+            help="Divide scores by length to this power; higher favours long answers (default: the checkpoint's, or 1)."
         ),
     ] = None,
     coverage_penalty: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Lowers the score of answers that leave out parts of the line (default: 0)."),
+        typer.Option(min=0.0, help="Lower the score of answers that leave out parts of the line (default: 0)."),
     ] = None,
     patience: Annotated[
         float | None,
         typer.Option(
-            help="The search is over when so many answers times the beam's width have ended "
-            "(default: as the checkpoint has it, or 1)."
+            help="End the search once this many times the beam's width of answers are complete "
+            "(default: the checkpoint's, or 1)."
         ),
     ] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, help="The longest answer (default: twice the line's tokens and 50, up to the run's length)."
+            min=1, help="The longest answer, in tokens (default: twice the line's and 50, up to the run's length)."
         ),
     ] = None,
     reads: Annotated[
-        str | None, typer.Option("--from", metavar="CODE", help="The lines' language, for a model of several: en_XX …")
+        str | None, typer.Option("--from", metavar="CODE", help="The lines' language, for a multilingual model: en_XX.")
     ] = None,
     writes: Annotated[
-        str | None, typer.Option("--to", metavar="CODE", help="The language to write, for a model of several.")
+        str | None, typer.Option("--to", metavar="CODE", help="The language to write, for a multilingual model.")
     ] = None,
     special_tokens: options.SpecialTokens = False,
-    out: Annotated[Path | None, typer.Option(help="Where to write; standard output if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write to (default: standard output).")] = None,
 ) -> None:
     """Translate a file line by line, or whatever the run learned to write from a text. Blank lines stay blank."""
     with loading():
@@ -59,8 +60,6 @@ def translate(
         from weft.objectives.languages import Asked
         from weft.parallel.ranks import join
     from weft.data.streams import lines
-    from weft.errors import ConfigError, DataError
-    from weft.files import check_place, write_text
     from weft.progress import bar
 
     scoring = {"length-penalty": length_penalty, "coverage-penalty": coverage_penalty, "patience": patience}

@@ -13,14 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weft.decode.completion import Completion
 from weft.decode.config import Beam
-from weft.decode.detokenize import Detokenizer
-from weft.decode.ending import Ending, Finish
+from weft.decode.ending import Detokenizer, Ending, Finish
 from weft.decode.generate import max_length, read_prompts
 from weft.decode.likeliest import likeliest, log_total
 from weft.decode.prompt import Prompt, check_prompts, choices, context_window
-from weft.decode.rules import Past, apply_rules, ban, check_rules
+from weft.decode.rules import Past, apply_rules, ban
+from weft.decode.text import Completion
 from weft.errors import ConfigError, ModelError
 from weft.models.base import LanguageModel, Source
 
@@ -61,8 +60,7 @@ def beam_search(
     of `settings`. `watch` is shown every step of every search.
     """
     asked = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in prompts]
-    check_prompts(model, asked)
-    check_rules([settings], choices(model, asked[0].vocab_size))
+    check_prompts(model, asked, [settings] * len(asked))
     coverage = _Coverage(model) if settings.coverage_penalty else None
     try:
         batch = _Batch(model, asked, settings, source, coverage)

@@ -2,23 +2,25 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from weft.decode.beam import search_texts
-from weft.decode.completion import Completion
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar
 from weft.decode.many import completions
 from weft.decode.prompt import Prompt
+from weft.decode.text import Completion
 from weft.errors import DataError
 from weft.files import sync
 from weft.models.base import LanguageModel
 from weft.progress import bar
 from weft.text.tokenizer import Tokenizer
+from weft.untrusted import parse_json
 
 STRETCH = 64  # batches of prompts that are looked at together
 
@@ -34,12 +36,7 @@ def read_prompts(read: Iterable[str], name: str) -> list[str]:
 
 
 def _prompt(line: str, where: str) -> str:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where}: not valid JSON: {error}") from None
-    except RecursionError:
-        raise DataError(f"{where}: JSON that is nested too deeply to be read") from None
+    value = parse_json(line, where, DataError)
     prompt = value.get("prompt") if isinstance(value, dict) else value
     if not isinstance(prompt, str):
         raise DataError(f'{where}: expected a string, or an object like {{"prompt": "…"}}')
@@ -112,8 +109,8 @@ def bulk(
 
     Where the job has an `out` they are written there first, a batch at a time, and what is there already is left out.
     """
-    results = None if job.out is None else Results(job.out, prompts, settings)
-    done = 0 if results is None else results.done
+    written = b"" if job.out is None else _written(job.out, prompts, settings)
+    done = written.count(b"\n")
     left = prompts[done:]
     texts = texts_of(model, tokenizer, left, replace(job, first=job.first + done))
     lines = (
@@ -124,60 +121,57 @@ def bulk(
         )
         for index, (prompt, found) in enumerate(zip(left, texts, strict=True), start=done)
     )
-    with bar("writing", len(left)) as advance:
+    with bar("writing", len(left)) as advance, _appending(job.out, len(written)) as append:
         while some := list(islice(lines, job.batch)):
-            if results is not None:
-                results.append(some)
+            append(some)
             advance(len(some))
             yield from some
-    if results is not None:
-        results.close()
 
 
-class Results:
-    """A file of such lines that grows. What a killed run left of a last line is cut off before it goes on."""
-
-    def __init__(self, path: Path, prompts: Sequence[str], settings: dict[str, Any]):
-        self.path = path
+def _written(path: Path, prompts: Sequence[str], settings: dict[str, Any]) -> bytes:
+    """The whole lines of a file; refuses one that holds anything else than the first texts of this work."""
+    with _refusing(path):
+        content = path.read_bytes() if path.exists() else b""
+    whole = content[: content.rfind(b"\n") + 1]  # what a killed run left of a last line is cut off
+    lines = whole.splitlines()
+    if len(lines) > len(prompts):
+        raise DataError(f"{path}: holds {len(lines)} texts already, but there are {len(prompts)} prompts")
+    for index, line in enumerate(lines):
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            whole = self._whole_lines()
-            self.done = self._check(whole, prompts, settings)
-            self.file = open(path, "ab")  # noqa: SIM115 — it stays open between batches
-            self.file.truncate(len(whole))
-        except OSError as error:
-            raise DataError(f"{path}: cannot be written: {error.strerror}") from None
+            value = json.loads(line)
+            known = (value["index"], value["prompt"], value["settings"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise DataError(f"{path}, line {index + 1}: not a text of this command; name another file") from None
+        if known[:2] != (index, prompts[index]):
+            raise DataError(f"{path}, line {index + 1}: belongs to another prompt; name another file")
+        if known[2] != settings:
+            raise DataError(f"{path}: begun with other settings ({known[2]}); name another file")
+    return whole
 
-    def _whole_lines(self) -> bytes:
-        content = self.path.read_bytes() if self.path.exists() else b""
-        return content[: content.rfind(b"\n") + 1]
 
-    def _check(self, whole: bytes, prompts: Sequence[str], settings: dict[str, Any]) -> int:
-        """How many prompts are done; refuses a file that holds anything else than the first texts of this work."""
-        lines = whole.splitlines()
-        if len(lines) > len(prompts):
-            raise DataError(f"{self.path}: holds {len(lines)} texts already, but there are {len(prompts)} prompts")
-        for index, line in enumerate(lines):
-            try:
-                value = json.loads(line)
-                known = (value["index"], value["prompt"], value["settings"])
-            except (ValueError, TypeError, KeyError, RecursionError):
-                raise DataError(
-                    f"{self.path}, line {index + 1}: not a text of this command; name another file"
-                ) from None
-            if known[:2] != (index, prompts[index]):
-                raise DataError(f"{self.path}, line {index + 1}: belongs to another prompt; name another file")
-            if known[2] != settings:
-                raise DataError(f"{self.path}: begun with other settings ({known[2]}); name another file")
-        return len(lines)
+@contextmanager
+def _appending(path: Path | None, size: int) -> Iterator[Callable[[Sequence[str]], None]]:
+    """What adds lines to a file after its first `size` bytes; they are on the disk when it returns."""
+    if path is None:
+        yield lambda lines: None
+        return
+    with _refusing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "ab")  # noqa: SIM115 — it stays open between batches
+        file.truncate(size)
 
-    def close(self) -> None:
-        self.file.close()
+    def append(lines: Sequence[str]) -> None:
+        with _refusing(path):
+            file.write("".join(f"{line}\n" for line in lines).encode())
+            sync(file)
 
-    def append(self, lines: Sequence[str]) -> None:
-        """Add whole lines; they are on the disk when this returns."""
-        try:
-            self.file.write("".join(f"{line}\n" for line in lines).encode())
-            sync(self.file)
-        except OSError as error:
-            raise DataError(f"{self.path}: cannot be written: {error.strerror}") from None
+    with file:
+        yield append
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror}") from None

@@ -13,7 +13,6 @@ from weft.decode.config import Sampling
 from weft.decode.fast.cuda_graphs import DeviceSampler
 from weft.decode.fast.stepper import Stepper
 from weft.decode.prompt import Prompt, check_prompts, choices, context_window
-from weft.decode.rules import check_rules
 from weft.decode.text import Chunk, Text, adjusted, write
 from weft.models.base import LanguageModel, Source, device_of
 
@@ -35,8 +34,7 @@ def generate(
     several = [settings] * len(asked) if isinstance(settings, Sampling) else list(settings)
     assert len(several) == len(asked), "one setting a prompt"
     several = several if source is None else [each.model_copy(update={"slide": False}) for each in several]
-    check_prompts(model, asked, [each.slide for each in several])
-    check_rules(several, choices(model, asked[0].vocab_size))
+    check_prompts(model, asked, several)
     seeds = [each.seed + row for row, each in enumerate(several)] if seeds is None else seeds
     window = context_window(model)
     given = zip(asked, several, seeds, strict=True)
@@ -63,7 +61,7 @@ def _until_full(model: LanguageModel, texts: list[Text], source: Source | None) 
     most = max(text.settings.max_tokens - text.written for text in texts)
     ids = [text.ids for text in texts]
     stepper, logits = read_prompts(model, ids, max_length(ids, most, model), source)
-    if stepper.runs_ahead and not any(text.changes_logits or text.settings.logprobs is not None for text in texts):
+    if stepper.runs_ahead and not any(text.needs_host for text in texts):
         return (yield from run_ahead(stepper, texts, logits, size))
     while True:
         logits = logits[:, :size]

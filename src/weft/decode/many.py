@@ -2,19 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 
-from weft.decode.capacity import FIRST
-from weft.decode.completion import Completion, gather
 from weft.decode.config import Sampling
 from weft.decode.engine.engine import Engine, Limits
+from weft.decode.fast.stepper import FIRST_CAPACITY
 from weft.decode.generate import generate, max_length
-from weft.decode.prompt import Prompt, check_prompts
+from weft.decode.prompt import Prompt, check_prompts, choices
+from weft.decode.text import Completion, gather
 from weft.models.base import LanguageModel, Source
 from weft.models.transformer import Transformer
 
-ROWS = 256  # texts that the engine writes at a time, at most
+MAX_ENGINE_ROWS = 256  # texts that the engine writes at a time
 BLOCK_SIZE = 16
-MANY = 32  # texts in one batch from which on the engine is faster
-LONGEST = 1 << 16  # tokens that a text may reach for the engine, which has to hold a whole one
+MIN_ENGINE_TEXTS = 32  # in one batch, from which on the engine is faster
+MAX_ENGINE_LENGTH = 1 << 16  # tokens of a text, which the engine has to hold as a whole
 
 
 def complete(
@@ -41,7 +41,7 @@ def completions(
 ) -> Iterator[Completion]:
     """The new text of each prompt, in their order, as soon as it is there; at most `rows` are written at a time."""
     if engine_is_faster(model, prompts, settings, rows):
-        yield from _by_engine(model, prompts, settings, seeds, min(rows, ROWS))
+        yield from _by_engine(model, prompts, settings, seeds, min(rows, MAX_ENGINE_ROWS))
         return
     for first in range(0, len(prompts), rows):
         some = prompts[first : first + rows]
@@ -61,26 +61,25 @@ def engine_is_faster(model: LanguageModel, prompts: Sequence[Prompt], settings: 
         return False
     if model.parts > 1:
         return False
-    many = len(prompts) > rows or len(prompts) >= MANY
+    many = len(prompts) > rows or len(prompts) >= MIN_ENGINE_TEXTS
     unequal = len({len(prompt.ids) for prompt in prompts}) > 1
     ids = [prompt.ids for prompt in prompts]
-    return many and unequal and max_length(ids, settings.max_tokens, model) <= LONGEST
+    return many and unequal and max_length(ids, settings.max_tokens, model) <= MAX_ENGINE_LENGTH
 
 
 def _by_engine(
     model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, seeds: Sequence[int], rows: int
 ) -> Iterator[Completion]:
-    tokenizer = prompts[0].tokenizer
-    assert tokenizer is not None
+    assert isinstance(model, Transformer)
     # before any of them is written, and with their numbers
-    check_prompts(model, prompts, [settings.slide] * len(prompts))
+    check_prompts(model, prompts, [settings] * len(prompts))
     ids = [prompt.ids for prompt in prompts]
     longest = max_length(ids, settings.max_tokens, model)
-    usual = max_length(ids, min(settings.max_tokens, FIRST), model)
+    usual = max_length(ids, min(settings.max_tokens, FIRST_CAPACITY), model)
     blocks = max(-(-longest // BLOCK_SIZE), min(rows, len(prompts)) * -(-usual // BLOCK_SIZE))
-    engine = Engine(model, tokenizer, Limits(blocks, BLOCK_SIZE, rows))
-    requests = [engine.submit(prompt, settings, seed=seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+    engine = Engine(model, choices(model, prompts[0].vocab_size), Limits(blocks, BLOCK_SIZE, rows))
+    requests = [engine.submit(prompt, settings, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
     for request in requests:
-        while not request.ended.is_set():
+        while not request.ended:
             engine.step()
         yield request.completion()

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from weft.decode.config import Rules, Sampling
 from weft.decode.constrain import Grammar
 from weft.decode.contrastive import Contrasted
+from weft.decode.rules import check_rules
 from weft.errors import ModelError
 from weft.models.base import LanguageModel
 from weft.text.tokenizer import Tokenizer
@@ -108,16 +110,16 @@ def choices(model: LanguageModel, vocab_size: int | None) -> int:
     return own if vocab_size is None else min(own, vocab_size)
 
 
-def check_prompts(model: LanguageModel, prompts: Sequence[Prompt], slide: Sequence[bool] = ()) -> None:
-    """Refuse what the model can't continue. Of a text that slides, only the last part has to fit into the window."""
+def check_prompts(model: LanguageModel, prompts: Sequence[Prompt], rules: Sequence[Rules]) -> None:
+    """Refuse what the model can't continue under these rules. Of a text that slides, only the last part has to fit."""
     assert prompts, "nothing to continue"
     if model.training:
         raise ModelError("the model is in training mode, where dropout changes what it writes; call model.eval() first")
     window = context_window(model)
     vocab_size: int = getattr(model.config, "vocab_size", 0)
-    slide = slide or [False] * len(prompts)
-    for row, (prompt, slides) in enumerate(zip(prompts, slide, strict=True)):
+    for row, (prompt, rule) in enumerate(zip(prompts, rules, strict=True)):
         which = "the prompt" if len(prompts) == 1 else f"prompt {row}"
+        slides = isinstance(rule, Sampling) and rule.slide
         if not prompt.ids:
             raise ModelError(f"{which} is empty; it needs at least one token to start from")
         if window is not None and len(prompt.ids) > window and not slides:
@@ -125,3 +127,4 @@ def check_prompts(model: LanguageModel, prompts: Sequence[Prompt], slide: Sequen
         wrong = next((token for token in prompt.ids if not 0 <= token < vocab_size), None)
         if wrong is not None:
             raise ModelError(f"{which} holds the id {wrong}, outside the model's vocabulary of {vocab_size}")
+    check_rules(rules, choices(model, prompts[0].vocab_size))

@@ -109,20 +109,23 @@ def apply_rules(
         logits = logits + amounts
     if past is not None:
         logits = _penalised(logits, rules, past)
-    ends = [[*rule.stop_ids, *([] if eos_id is None else [eos_id])] for rule in rules]
-    early = [rule.min_tokens > count for rule, count in zip(rules, written, strict=True)]
-    if any(early) or any(rule.banned for rule in rules):
-        banned = torch.zeros_like(logits, dtype=torch.bool)
-        for row, rule in enumerate(rules):
-            banned[row, list(rule.banned)] = True
-            if early[row]:
-                banned[row, ends[row]] = True
-        logits = ban(logits, banned)
+    banned = [_banned(rule, count, eos_id) for rule, count in zip(rules, written, strict=True)]
+    if any(banned):
+        never = torch.zeros_like(logits, dtype=torch.bool)
+        for row, tokens in enumerate(banned):
+            never[row, tokens] = True
+        logits = ban(logits, never)
     forced = [_forced(rule, count) for rule, count in zip(rules, written, strict=True)]
     if any(token is not None for token in forced):
         rows = [row if token is None else force(row, token) for row, token in zip(logits, forced, strict=True)]
         logits = torch.stack(rows)
     return logits
+
+
+def _banned(rule: Rules, count: int, eos_id: int | None) -> list[int]:
+    """The tokens that must not come after `count` others."""
+    ends = [] if count >= rule.min_tokens else [*rule.stop_ids, *([] if eos_id is None else [eos_id])]
+    return [*rule.banned, *ends]
 
 
 def _forced(rule: Rules, count: int) -> int | None:
@@ -133,14 +136,8 @@ def _forced(rule: Rules, count: int) -> int | None:
 
 
 def _penalised(logits: Tensor, rules: Sequence[Rules], past: Past) -> Tensor:
-    repetition, frequency, presence = (
-        torch.tensor(amounts, device=logits.device)
-        for amounts in (
-            [rule.repetition_penalty for rule in rules],
-            [rule.frequency_penalty for rule in rules],
-            [rule.presence_penalty for rule in rules],
-        )
-    )
+    amounts = [(rule.repetition_penalty, rule.frequency_penalty, rule.presence_penalty) for rule in rules]
+    repetition, frequency, presence = torch.tensor(amounts, device=logits.device).unbind(1)
     logits = repetition_penalty(logits, past.read | (past.written > 0), repetition)
     logits = frequency_penalty(logits, past.written, frequency)
     logits = presence_penalty(logits, past.written, presence)

@@ -178,11 +178,6 @@ def picked(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[floa
     return greedy(logits).index_copy(0, index, tokens)
 
 
-def choose(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
-    """The next token of each row of logits (B, V), as `picked` has them."""
-    return picked(logits, settings, uniforms).tolist()
-
-
 NOT_FINITE, NONE_LEFT = -1, -2  # in the place of a token, where none can be chosen
 
 
@@ -203,6 +198,5 @@ def refusal(mark: int) -> ModelError:
 def check_logits(logits: Tensor) -> None:
     """Refuse logits (…, V) from which nothing can be chosen, and say why."""
     best = logits.amax(dim=-1)
-    if not bool(torch.isfinite(best).all()):
-        wrong = float(best[~torch.isfinite(best)][0])
-        raise refusal(NONE_LEFT if wrong == -torch.inf else NOT_FINITE)
+    if not bool(best.isfinite().all()):
+        raise refusal(NONE_LEFT if best[~best.isfinite()][0] == -torch.inf else NOT_FINITE)

@@ -15,8 +15,7 @@ from weft.decode.config import Sampling
 from weft.decode.fast.stepper import Stepper
 from weft.decode.generate import max_length
 from weft.decode.prompt import Prompt, check_prompts, choices, context_window, slid
-from weft.decode.rules import check_rules
-from weft.decode.sampling import check_logits, choose, draw, filtered, greedy
+from weft.decode.sampling import check_logits, draw, filtered, greedy, picked
 from weft.decode.text import Chunk, Text, adjusted, reports
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, device_of
@@ -127,8 +126,7 @@ def speculate(
 ) -> Iterator[Chunk]:
     """Continue one prompt as `generate` does, with guesses; the chunks come in bursts."""
     prompt = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
-    check_prompts(model, [prompt], [settings.slide])
-    check_rules([settings], choices(model, prompt.vocab_size))
+    check_prompts(model, [prompt], [settings])
     return _bursts(model, guesser, Text(prompt, settings, context_window(model), settings.seed))
 
 
@@ -168,7 +166,7 @@ def _decide(text: Text, ready: Tensor, guess: Guess, place: int) -> int:
     """
     settings = text.settings
     if guess.probabilities is None or place == len(guess.tokens) or settings.greedy:
-        return choose(ready, [settings], [0.0 if settings.greedy else text.uniform()])[0]
+        return int(picked(ready, [settings], [0.0 if settings.greedy else text.uniform()]))
     p = filtered(ready, [settings])[0].double().softmax(dim=-1)
     q, x = guess.probabilities[place].to(p), guess.tokens[place]
     accept, again = text.uniform(), text.uniform()

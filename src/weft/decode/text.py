@@ -1,7 +1,7 @@
-"""One text while it is written: how its next token is chosen, and what each token adds to it."""
+"""One text: while it is written, how its next token is chosen and what each token adds; and whole."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from weft.decode.config import Sampling
 from weft.decode.ending import Ending, Finish
 from weft.decode.prompt import Prompt, slid
 from weft.decode.rules import Past, apply_rules, ban
-from weft.decode.sampling import check_logits, choose
+from weft.decode.sampling import check_logits, picked
+from weft.text.tokenizer import Tokenizer
 
 AHEAD = 64  # random numbers that a text draws at a time
 
@@ -51,6 +52,8 @@ class Text:
         self.ids, self._stays = prompt.last(self.window)
         self.slid = len(self.ids) < len(prompt.ids)
         self.changes_logits = settings.changes_logits or self.ending.constraint is not None
+        # whether its next token can be chosen, or reported, only by what the host knows of it
+        self.needs_host = self.changes_logits or settings.logprobs is not None
         self.past: Past | None = None  # kept where the settings penalise
         self.rng = torch.Generator().manual_seed(seed)
         self._uniforms: list[float] = []
@@ -114,7 +117,9 @@ def _adjusted(texts: Sequence[Text], logits: Tensor) -> Tensor:
     rules, eos_id = [text.settings for text in texts], texts[0].prompt.eos_id
     past = None
     if any(rule.penalises for rule in rules):
-        past = Past.joined([_past(text, logits) for text in texts])
+        for text in texts:
+            text.past = text.past or Past([text.prompt.ids], logits.shape[-1], logits.device)
+        past = Past.joined([text.past for text in texts if text.past is not None])
     ready = apply_rules(logits, rules, past, [text.written for text in texts], eos_id)
     constraints = [text.ending.constraint for text in texts]
     if any(constraint is not None for constraint in constraints):
@@ -124,19 +129,14 @@ def _adjusted(texts: Sequence[Text], logits: Tensor) -> Tensor:
     return ready
 
 
-def _past(text: Text, logits: Tensor) -> Past:
-    if text.past is None:
-        text.past = Past([text.prompt.ids], logits.shape[-1], logits.device)
-    return text.past
-
-
 Agree = Callable[[list[int]], list[int]]  # what all processes choose that write the same texts (`LanguageModel.agree`)
 
 
 def write(texts: Sequence[Text], logits: Tensor, ready: Tensor, agree: Agree) -> list[Chunk]:
     """Choose a token for each text from `ready` (B, V) logits, which the model gave as `logits`, and go on with it."""
     settings = [text.settings for text in texts]
-    tokens = agree(choose(ready, settings, [0.0 if text.settings.greedy else text.uniform() for text in texts]))
+    uniforms = [0.0 if text.settings.greedy else text.uniform() for text in texts]
+    tokens = agree(picked(ready, settings, uniforms).tolist())
     given = zip(texts, tokens, reports(logits, tokens, settings), strict=True)
     return [text.push(token, report) for text, token, report in given]
 
@@ -152,3 +152,69 @@ def reports(logits: Tensor, chosen: Sequence[int], settings: Sequence[Sampling])
     tops = [list(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
     own = log_p.gather(-1, torch.tensor(chosen, device=logits.device).unsqueeze(-1)).squeeze(-1).tolist()
     return [SILENT if want is None else (own[row], tuple(tops[row][:want])) for row, want in enumerate(wanted)]
+
+
+# ---- whole texts
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token with its log-probability and the likeliest tokens in its place, as (text, log-probability)."""
+
+    id: int
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The whole text of one row. `scored` is filled if log-probabilities were asked for; `score` by beam search.
+
+    `slid`: prompt and text were longer than the model's window, and it went on over the last tokens.
+    """
+
+    text: str
+    tokens: int
+    finish: Finish
+    scored: tuple[TokenLogprob, ...] = field(default=(), repr=False)
+    score: float | None = None
+    slid: bool = False
+
+
+def gather(stream: Iterable[Chunk], prompts: Sequence[Prompt]) -> list[Completion]:
+    """The whole text of each row of a stream that has run to its end."""
+    rows: list[list[Chunk]] = [[] for _ in prompts]
+    for chunk in stream:
+        rows[chunk.row].append(chunk)
+    return [completion_of(row, prompt) for row, prompt in zip(rows, prompts, strict=True)]
+
+
+def completion_of(chunks: Sequence[Chunk], prompt: Prompt) -> Completion:
+    """The whole text that its chunks make."""
+    last = chunks[-1]
+    assert last.finish is not None, "every text ends"
+    text = "".join(chunk.text for chunk in chunks)
+    scored = () if prompt.tokenizer is None else _scored(chunks, text, prompt.tokenizer, prompt.begun)
+    return Completion(text, last.tokens, last.finish, scored, slid=last.slid)
+
+
+def _scored(chunks: Sequence[Chunk], text: str, tokenizer: Tokenizer, begun: bool) -> tuple[TokenLogprob, ...]:
+    """The tokens of a text with their log-probabilities; those that lie wholly in a stop string don't show either."""
+    scored: list[TokenLogprob] = []
+    stream = tokenizer.stream(begun=begun)
+    before = 0  # characters before the token
+    for chunk in chunks:
+        if chunk.logprob is None or (chunks[-1].finish == "stop" and before >= len(text)):
+            break
+        top = tuple((spelled(tokenizer, id), value) for id, value in chunk.top)
+        scored.append(TokenLogprob(chunk.id, spelled(tokenizer, chunk.id), chunk.logprob, top))
+        before += len(stream.push(chunk.id))
+    return tuple(scored)
+
+
+def spelled(tokenizer: Tokenizer, id: int) -> str:
+    """A token as a reader would see it in a running text; special ones by their names."""
+    if id in tokenizer.special_tokens.values():
+        return tokenizer.token(id)
+    return tokenizer.token_bytes(id).decode("utf-8", "replace")

@@ -12,10 +12,10 @@ import torch
 
 from weft.data.batch import Source as Rows
 from weft.decode.beam import Candidate, beam_search
-from weft.decode.completion import spelled
 from weft.decode.config import Beam, Branching, Sampling
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
+from weft.decode.text import spelled
 from weft.models.base import LanguageModel, Source
 
 State = Literal["chosen", "kept", "pruned"]

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from weft import files, tensors
 from weft.data import store
-from weft.decode.fast.packed import Bits
 from weft.decode.fast.quantize import fill, quantize
+from weft.decode.fast.rounding import Bits
 from weft.errors import WeftError
 from weft.models.base import LanguageModel
 from weft.models.build import build

@@ -28,7 +28,7 @@ class Reordered(PagedCache):
             if row in index[:place].tolist():  # both will write, and not the same
                 width = tables.shape[1]
                 fresh, self.spare = self.spare[:width], self.spare[width:]
-                self.blocks.copy(list(zip(tables[place].tolist(), fresh, strict=True)))
+                self.store[:, fresh] = self.store[:, tables[place]]
                 tables[place] = torch.tensor(fresh)
         self.tables, self._written = tables, None
 
@@ -69,14 +69,6 @@ def numbered(count: int) -> BlockStore:
     assert store.data.shape == (2, count + 1, 2, 2, 4, 4)
     store.data += torch.arange(count + 1).view(1, -1, 1, 1, 1, 1)
     return store
-
-
-def test_copies_are_made_in_every_layer_and_leave_the_rest() -> None:
-    store = numbered(6)
-    store.copy([(1, 4), (2, 0)])
-    assert store.data[:, :, 0, 0, 0, 0].tolist() == [[2, 1, 2, 3, 1, 5, 6]] * 2
-    store.copy([])
-    assert store.data[0, :, 1, 1, 3, 2].tolist() == [2, 1, 2, 3, 1, 5, 6]
 
 
 def test_padding_goes_nowhere() -> None:

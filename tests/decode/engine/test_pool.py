@@ -20,7 +20,7 @@ class House:
 
     def admit(self, tokens: list[int], spare: int) -> None:
         pool = self.pool
-        keys = pool.keys(tokens, b"", [])
+        keys = pool.keys(tokens, len(tokens) - 1, [])
         before = pool.free_blocks
         table = pool.allocate(keys, len(tokens), spare)
         if table is None:
@@ -28,15 +28,8 @@ class House:
             return
         assert table.read < len(tokens)
         self.texts.append((table, tokens))
-        copies = pool.extend(table, len(tokens))
-        assert copies is not None
-        self.copy(copies)
         assert pool.free_blocks >= spare
         self.check_content(table, tokens)  # the shared blocks hold this very text
-
-    def copy(self, copies: list[tuple[int, int]]) -> None:
-        for old, new in copies:
-            self.content[new] = list(self.content[old])
 
     def read(self, which: int, count: int) -> None:
         """Read on; beyond the end of the text, tokens are written."""
@@ -46,16 +39,14 @@ class House:
         upto = table.read + count
         while len(tokens) < upto:
             tokens.append(len(tokens) % 2)
-        copies = self.pool.extend(table, upto)
-        if copies is None:
+        if not self.pool.extend(table, upto):
             self.release(which)
             return
-        self.copy(copies)
         for place in range(table.read, upto):
             block = table.blocks[place // BLOCK]
             assert self.pool.uses[block] == 1, "nobody else sees what is written"
             self.content[block][place % BLOCK] = tokens[place]
-        self.pool.commit(table, tokens, upto, b"")
+        self.pool.commit(table, tokens, upto)
         self.check_content(table, tokens)
 
     def release(self, which: int) -> None:
@@ -101,10 +92,14 @@ def test_no_block_is_lost_or_had_twice(blocks: int, plan: list[tuple[object, ...
     assert not house.pool.pending
 
 
+def keys(pool: BlockPool, tokens: list[int]) -> list[bytes]:
+    """Those of all that a text fills."""
+    return pool.keys(tokens, len(tokens), [])
+
+
 def filled(pool: BlockPool, tokens: list[int]) -> BlockTable:
-    table = pool.allocate(pool.keys(tokens, b"", []), len(tokens))
+    table = pool.allocate(pool.keys(tokens, len(tokens) - 1, []), len(tokens))
     assert table is not None
-    assert pool.extend(table, len(tokens)) is not None
     pool.commit(table, tokens, len(tokens))
     return table
 
@@ -122,23 +117,19 @@ def test_a_text_that_is_all_there_gets_a_last_block_of_its_own() -> None:
     """Its last token is read again, and what is written then must not touch the other's block."""
     pool = BlockPool(10, BLOCK)
     first = filled(pool, [1, 2, 3, 4, 5, 6])
-    table = pool.allocate(pool.keys([1, 2, 3, 4, 5, 6], b"", []), 6)
+    table = pool.allocate(pool.keys([1, 2, 3, 4, 5, 6], 5, []), 6)
     assert table is not None
-    assert table.read == 5
-    shared = list(table.blocks)
-    copies = pool.extend(table, 6)
-    assert copies == [(first.blocks[1], table.blocks[1])]
-    assert table.blocks[0] == first.blocks[0]
-    assert shared == first.blocks
+    assert table.read == 3
+    assert table.blocks[0] == first.blocks[0] and table.blocks[1] != first.blocks[1]
 
 
 def test_what_was_released_is_found_again_until_its_blocks_are_needed() -> None:
     pool = BlockPool(4, BLOCK)
     pool.release(filled(pool, [1, 2, 3, 4, 5, 6]))
     assert pool.free_blocks == 4
-    assert pool.shared(pool.keys([1, 2, 3, 4, 5, 6, 7], b"", [])) == 2
+    assert pool.shared(keys(pool, [1, 2, 3, 4, 5, 6, 7])) == 2
     filled(pool, [9] * 9)  # takes both blank blocks and the one that matters least: the end of the old text
-    assert pool.shared(pool.keys([1, 2, 3, 4, 5, 6, 7], b"", [])) == 1
+    assert pool.shared(keys(pool, [1, 2, 3, 4, 5, 6, 7])) == 1
 
 
 def test_the_longest_unused_goes_first() -> None:
@@ -146,44 +137,35 @@ def test_the_longest_unused_goes_first() -> None:
     for tokens in ([1] * 3, [2] * 3, [3] * 3):
         pool.release(filled(pool, tokens))
     pool.release(filled(pool, [1] * 3 + [0]))  # uses the first again, and the second's block
-    kept = [n for n in (1, 2, 3) if pool.shared(pool.keys([n] * 3, b"", []))]
+    kept = [n for n in (1, 2, 3) if pool.shared(keys(pool, [n] * 3))]
     assert kept == [1, 3]
-
-
-def test_another_salt_shares_nothing() -> None:
-    pool = BlockPool(8, BLOCK)
-    filled(pool, [1, 2, 3])
-    assert pool.shared(pool.keys([1, 2, 3], b"", [])) == 1
-    assert pool.shared(pool.keys([1, 2, 3], b"another source", [])) == 0
 
 
 def test_a_text_may_await_what_another_is_reading() -> None:
     pool = BlockPool(8, BLOCK)
     tokens = [1, 2, 3, 4, 5, 6, 7]
-    keys = pool.keys(tokens, b"", [])
-    first = pool.allocate(list(keys), 7)
+    own = pool.keys(tokens, len(tokens) - 1, [])
+    first = pool.allocate(list(own), 7)
     assert first is not None
-    assert pool.extend(first, 7) == []
-    assert pool.awaits(keys)
-    assert not pool.awaits(pool.keys([1, 2], b"", []))
+    assert pool.awaits(own)
+    assert not pool.awaits(keys(pool, [1, 2]))
     pool.commit(first, tokens, 4)
-    assert pool.awaits(keys)  # for the second block
+    assert pool.awaits(own)  # for the second block
     pool.commit(first, tokens, 6)
-    assert not pool.awaits(keys)
+    assert not pool.awaits(own)
     pool.release(first)
-    other = pool.allocate(pool.keys([7, 8, 9], b"", []), 3)
+    other = pool.allocate(keys(pool, [7, 8, 9]), 3)
     assert other is not None
-    assert pool.awaits(pool.keys([7, 8, 9], b"", []))
-    pool.release(other)  # cancelled before it was read
-    assert not pool.awaits(pool.keys([7, 8, 9], b"", []))
+    assert pool.awaits(keys(pool, [7, 8, 9]))
+    pool.release(other)  # given up before it was read
+    assert not pool.awaits(keys(pool, [7, 8, 9]))
 
 
 def test_what_does_not_fit_changes_nothing() -> None:
     pool = BlockPool(4, BLOCK)
     table = filled(pool, [1, 2, 3, 4])
-    assert pool.allocate(pool.keys([5] * 7, b"", []), 7) is None
-    assert pool.allocate(pool.keys([5] * 6, b"", []), 6, spare=1) is None
-    assert pool.extend(table, 13) is None
+    assert pool.allocate(keys(pool, [5] * 7), 7) is None
+    assert pool.allocate(keys(pool, [5] * 6), 6, spare=1) is None
+    assert not pool.extend(table, 13)
     assert pool.free_blocks == 2
-    assert pool.capacity == 12
     assert pool.blocks_for(12) == 4 and pool.blocks_for(13) == 5

@@ -11,20 +11,17 @@ from hypothesis import strategies as st
 from tests.decode.engine.test_engine import (
     BYTES,
     MODELS,
-    Plan,
     Wish,
     alone,
     ask,
-    check_cancelled,
     check_empty,
-    plans,
     wishes,
 )
+from tests.decode.small import Asking
 
 from weft.decode.config import Sampling
 from weft.decode.constrain import regex
-from weft.decode.engine.blocks import BlockManager
-from weft.decode.engine.engine import Engine, Limits
+from weft.decode.engine.engine import Limits
 from weft.decode.fast.engine_graphs import PagedGraphs
 from weft.decode.prompt import Prompt
 from weft.errors import ModelError
@@ -32,18 +29,17 @@ from weft.errors import ModelError
 FREE = {"banned": (), "logit_bias": {}, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
 
 
-def ahead(name: str, limits: Limits) -> Engine:
+def ahead(name: str, limits: Limits) -> Asking:
     """An engine as there is one on a GPU, whose steps are not captured here."""
-    engine = Engine(MODELS[name], BYTES, limits)
+    engine = Asking(MODELS[name], BYTES, limits)
     manager = engine.manager
-    assert isinstance(manager, BlockManager)
     manager.graphs = PagedGraphs(manager.model, manager.store, limits.rows, kernels=False)
     return engine
 
 
 def free(some: list[Wish]) -> list[Wish]:
     """The same without rules that only the host can apply."""
-    return [(prompt, each.replace(**FREE), source) for prompt, each, source in some]
+    return [(prompt, each.replace(**FREE)) for prompt, each in some]
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -80,7 +76,7 @@ def test_texts_that_come_meanwhile(prefill: int, block_size: int, rows: int, pau
 @pytest.mark.parametrize("blocks", [14, 20])
 def test_the_host_catches_up_before_anything_is_preempted(blocks: int) -> None:
     rng = random.Random(5)
-    some: list[Wish] = [("".join(rng.choices("abcdef", k=10)), Sampling(max_tokens=30, seed=n), None) for n in range(6)]
+    some: list[Wish] = [("".join(rng.choices("abcdef", k=10)), Sampling(max_tokens=30, seed=n)) for n in range(6)]
     engine = ahead("llama", Limits(blocks=blocks, block_size=4, rows=6))
     requests = ask(engine, some)
     engine.run()
@@ -90,7 +86,7 @@ def test_the_host_catches_up_before_anything_is_preempted(blocks: int) -> None:
 
 
 def test_a_window_that_slides_waits_for_the_host() -> None:
-    some: list[Wish] = [("abcdefgh" * 5, Sampling(max_tokens=40, seed=n), None) for n in range(3)]
+    some: list[Wish] = [("abcdefgh" * 5, Sampling(max_tokens=40, seed=n)) for n in range(3)]
     engine = ahead("gpt2", Limits(blocks=64, block_size=4, rows=3))
     requests = ask(engine, some)
     engine.run()
@@ -101,44 +97,37 @@ def test_a_window_that_slides_waits_for_the_host() -> None:
 
 def test_blocks_of_a_text_that_has_ended_go_to_others() -> None:
     """So few blocks that those of a text that stops early are written into by the next one at once."""
-    whole = alone(MODELS["llama"], ("abc", Sampling(max_tokens=8, temperature=0.0), None))
+    whole = alone(MODELS["llama"], ("abc", Sampling(max_tokens=8, temperature=0.0)))
     stop = whole.text[2]
-    some: list[Wish] = [("abc", Sampling(max_tokens=8, temperature=0.0, stop=(stop,)), None)]
-    some += [("bcda" + tail, Sampling(max_tokens=6, temperature=0.0), None) for tail in "efgh"]
+    some: list[Wish] = [("abc", Sampling(max_tokens=8, temperature=0.0, stop=(stop,)))]
+    some += [("bcda" + tail, Sampling(max_tokens=6, temperature=0.0)) for tail in "efgh"]
     engine = ahead("llama", Limits(blocks=6, block_size=4, rows=2))
     requests = ask(engine, some)
     engine.run()
-    assert requests[0].finish == "stop" and requests[0].written < 8
+    assert requests[0].chunks[-1].finish == "stop" and requests[0].written < 8
     assert [request.completion() for request in requests] == [alone(MODELS["llama"], wish) for wish in some]
     check_empty(engine)
-
-
-@given(plans)
-@examples(max_examples=8, deadline=None)
-def test_cancelled_at_any_moment_leaves_nothing(plan: Plan) -> None:
-    engine = ahead("llama", Limits(blocks=30, block_size=4, rows=3, prefill=12))
-    check_cancelled(engine, free(wishes(8, seed=6)), plan, MODELS["llama"])
 
 
 def test_a_grammar_and_log_probabilities_among_texts_that_run_ahead() -> None:
     engine = ahead("llama", Limits(rows=4, block_size=4))
     settings = Sampling(max_tokens=8, seed=1)
-    first = engine.submit("ab", settings)
+    first = engine.ask("ab", settings)
     engine.step()
     engine.step()
-    held = engine.submit(Prompt.of(BYTES, "is it? ", regex(BYTES, "(yes|no)!")), settings)
-    told = engine.submit("is it? ", settings.replace(logprobs=2))
+    held = engine.ask(Prompt.of(BYTES, "is it? ", regex(BYTES, "(yes|no)!")), settings)
+    told = engine.ask("is it? ", settings.replace(logprobs=2))
     engine.run()
     assert held.completion().text in ("yes!", "no!")
     assert len(told.completion().scored) == told.written
     for request, prompt in ((first, "ab"), (told, "is it? ")):
-        assert request.completion().text == alone(MODELS["llama"], (prompt, settings, None)).text
+        assert request.completion().text == alone(MODELS["llama"], (prompt, settings)).text
 
 
 def test_logits_that_are_not_finite_end_their_own_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ahead("llama", Limits(rows=4, block_size=4))
     settings = Sampling(max_tokens=6, temperature=0.0)
-    requests = [engine.submit(prompt, settings) for prompt in ("ab", "cd", "ef")]
+    requests = [engine.ask(prompt, settings) for prompt in ("ab", "cd", "ef")]
     head, calls = engine.model.head, iter(range(100))
 
     def damaged(features: torch.Tensor) -> torch.Tensor:
@@ -157,17 +146,17 @@ def test_logits_that_are_not_finite_end_their_own_text_alone(monkeypatch: pytest
     with pytest.raises(ModelError, match="no token is left"):
         requests[2].completion()
     assert requests[1].written == 2 and requests[2].written == 4
-    assert requests[0].completion() == alone(MODELS["llama"], ("ab", settings, None))
+    assert requests[0].completion() == alone(MODELS["llama"], ("ab", settings))
     check_empty(engine)
 
 
 def test_an_error_on_the_way_ends_all_that_are_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ahead("llama", Limits(rows=4, block_size=4))
-    short = engine.submit("ab", Sampling(max_tokens=2, temperature=0.0))
-    long = engine.submit("cd", Sampling(max_tokens=9, temperature=0.0))
+    short = engine.ask("ab", Sampling(max_tokens=2, temperature=0.0))
+    long = engine.ask("cd", Sampling(max_tokens=9, temperature=0.0))
     engine.step()
     engine.step()  # the last token of the short one is on its way
-    assert short.ahead == 1 and not short.ended.is_set()
+    assert short.ahead == 1 and not short.ended
 
     def broken(features: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("out of memory")

@@ -132,7 +132,7 @@ def test_generate_takes_it_and_writes_the_same(monkeypatch: pytest.MonkeyPatch) 
 def test_every_family_steps_as_whole_texts_are_read_while_rows_move(
     name: str, bits: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "LARGE", 1)
+    monkeypatch.setattr(cpu, "MIN_PACKED_WEIGHTS", 1)
     model = built(FAMILIES[name])
     if bits == "int8":
         quantize(model, bits)

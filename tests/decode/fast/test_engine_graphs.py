@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from tests.decode.small import VOCAB, decoder
+from tests.decode.small import VOCAB, Asking, decoder
 
 from weft.decode.config import Sampling
-from weft.decode.engine.engine import Engine, Limits
+from weft.decode.engine.engine import Limits
 from weft.decode.engine.paging import BlockStore
+from weft.decode.fast.cuda import Chunk
 from weft.decode.fast.engine_graphs import PagedGraphs
-from weft.decode.fast.paged import Chunk
 from weft.decode.fast.stepper import cuda_fast_path, paged_graphs
 from weft.decode.generate import generate
 from weft.models.build import build
@@ -113,15 +113,16 @@ def shortfall(model: Transformer, prompt: list[int], ids: list[int]) -> float:
 def test_the_engine_on_a_gpu_writes_what_each_text_alone_gets(kind: str) -> None:
     tokenizer = build_tokenizer(Byte(), [])
     model = on_gpu(kind, tokenizer.vocab_size)
-    engine = Engine(model, tokenizer, Limits(blocks=256, block_size=4, rows=8, prefill=16))
-    graphs = engine.manager.graphs  # type: ignore[union-attr]
+    engine = Asking(model, tokenizer, Limits(blocks=256, block_size=4, rows=8, prefill=16))
+    graphs = engine.manager.graphs
+    assert graphs is not None
     prompts = [list(range(1, 2 + 5 * row)) for row in range(12)]
     prompts += [[*range(1, 30), row] for row in range(6)]  # these begin alike
     settings = [
         Sampling(max_tokens=20 + n) if n % 3 == 1 else Sampling(temperature=0.0, max_tokens=20 + n)
         for n in range(len(prompts))
     ]
-    requests = [engine.submit(*each, seed=n) for n, each in enumerate(zip(prompts, settings, strict=True))]
+    requests = [engine.ask(*each, seed=n) for n, each in enumerate(zip(prompts, settings, strict=True))]
     most = 0
     while engine.step():
         most = max(most, *(request.ahead for request in requests))
@@ -199,10 +200,9 @@ def test_a_full_batch_on_a_gpu_with_a_shared_prefix() -> None:
     opening = [rng.randrange(256) for _ in range(64)]
     prompts = [opening + [rng.randrange(256) for _ in range(rng.randint(1, 60))] for _ in range(300)]
     settings = [Sampling(temperature=0.0, max_tokens=rng.randint(1, 40)) for _ in prompts]
-    engine = Engine(model, tokenizer, Limits(blocks=1500, rows=256, prefill=512))
-    requests = [engine.submit(*each) for each in zip(prompts, settings, strict=True)]
+    engine = Asking(model, tokenizer, Limits(blocks=1500, rows=256, prefill=512))
+    requests = [engine.ask(*each) for each in zip(prompts, settings, strict=True)]
     engine.run()
     assert engine.counts.shared >= 299 * 64
     assert all(shortfall(model, *each) < 0.5 for each in zip(prompts, [one.ids for one in requests], strict=True))
-    manager = engine.manager
-    assert manager.pool.free_blocks == 1500  # type: ignore[union-attr]
+    assert engine.manager.pool.free_blocks == 1500

@@ -5,21 +5,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from weft.decode.fast.products import Fused4
-from weft.decode.fast.rounding import quantize_around_zero, quantize_groups
+from weft.decode.fast.products import Triton4
+from weft.decode.fast.rounding import Packed, quantize_around_zero, quantize_groups
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(64, 128), (6, 96), (258, 1056), (4096, 4096)]
 
 
-def made(N: int, K: int, centred: bool = True) -> tuple[Fused4, Tensor]:
+def made(N: int, K: int, centred: bool = True) -> tuple[Triton4, Tensor]:
     """A product, and its weights as numbers (N, K): what its scales and centres in bf16 give."""
     torch.manual_seed(N)
     weight = torch.randn(N, K, device="cuda") + 0.3 * centred
     rounded = (quantize_groups if centred else quantize_around_zero)(weight)
     if rounded.centres is not None:
         rounded = rounded._replace(centres=rounded.centres.bfloat16().float())
-    return Fused4(rounded), rounded.dequantize().double()
+    return Triton4(Packed.of(rounded, "int4")), rounded.dequantize().double()
 
 
 def close(ours: Tensor, theirs: Tensor, by: float) -> None:

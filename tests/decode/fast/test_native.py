@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler"
 
 @pytest.fixture(autouse=True)
 def by_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "FASTER", 0.0)  # whatever the clock says on a busy machine
+    monkeypatch.setattr(products, "FIRST_CREDIT", 0.0)  # whatever the clock says on a busy machine
 
 
 LLAMA = llama(2, 96, 3, 160, context=40, vocab_size=50, kv_heads=1)
@@ -90,19 +90,19 @@ def test_it_equals_the_plain_step(name: str, bits: str | None) -> None:
 def test_products_are_those_of_the_weights(bits: products.Bits, K: int) -> None:
     weight = torch.randn(37, K, generator=torch.Generator().manual_seed(K)) + 0.2
     x = torch.randn(19, K, generator=torch.Generator().manual_seed(1))
-    kind = {"bf16": products.Native16, "int8": products.Native8, "int4": products.Native4}[bits]
     rounded = {
         "bf16": rounding.Groups(weight.bfloat16(), torch.ones(37, 1)),
         "int8": rounding.quantize_rows(weight),
         "int4": rounding.quantize_groups(weight),
     }[bits]
     exact = F.linear(x.double(), rounded.dequantize().double())
-    off = (kind(rounded)(x).double() - exact).norm() / exact.norm()
+    product = products.Native(rounding.Packed.of(rounded, bits))
+    off = (product(x).double() - exact).norm() / exact.norm()
     assert float(off) < (1e-6 if bits == "bf16" else 0.008)  # whole numbers: x is rounded to 8 bits in blocks
     damaged = x.clone()
     damaged[3, 5] = float("nan")
     damaged[4, 5] = float("inf")
-    found = kind(rounded)(damaged)
+    found = product(damaged)
     assert not found[3:5].isfinite().any() and found[[0, 1, 2, 5]].isfinite().all()
 
 
@@ -119,13 +119,14 @@ def check_products_of_whole_numbers() -> None:
         assert groups.scales.shape[1] == K // 32 and groups.centres is not None
         most = groups._replace(numbers=torch.where(groups.numbers > 0, 7, -8).to(torch.int8))
         rows = rounding.quantize_rows(weight)
-        largest = rows._replace(numbers=(rows.numbers.sign() * rounding.MOST8).to(torch.int8))
-        cases = [(products.Native8, rows), (products.Native8, largest), (products.Native4, groups)]
-        cases += [(products.Native4, most), (products.Native4, rounding.quantize_around_zero(weight))]
-        for kind, rounded in cases:
+        largest = rows._replace(numbers=(rows.numbers.sign() * rounding.MAX_INT8).to(torch.int8))
+        cases: list[tuple[products.Bits, rounding.Groups]] = [("int8", rows), ("int8", largest), ("int4", groups)]
+        cases += [("int4", most), ("int4", rounding.quantize_around_zero(weight))]
+        for bits, rounded in cases:
             w = rounded.dequantize().double()
-            off = (kind(rounded)(x).double() - F.linear(x.double(), w)).abs()
-            assert bool((off <= 1e-6 * F.linear(x.double().abs(), w.abs())).all()), (kind, N, K, float(off.max()))
+            product = products.Native(rounding.Packed.of(rounded, bits))
+            off = (product(x).double() - F.linear(x.double(), w)).abs()
+            assert bool((off <= 1e-6 * F.linear(x.double().abs(), w.abs())).all()), (bits, N, K, float(off.max()))
 
 
 def test_products_of_whole_numbers_of_any_shape() -> None:
@@ -149,7 +150,7 @@ def test_rows_of_a_gated_layer_that_fill_no_band() -> None:
 
 
 def test_the_number_of_threads_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_step, "ENOUGH", 1)  # small as the model is
+    monkeypatch.setattr(native_step, "BYTES_A_THREAD", 1)  # small as the model is
     model = built(CONFIGS["tied"])
     quantize(model, "int4")
     kept = torch.get_num_threads()

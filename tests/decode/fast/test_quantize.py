@@ -22,8 +22,7 @@ from weft.models.presets import bert, gpt, llama, vaswani
 from weft.models.transformer import Transformer
 
 CPU = torch.device("cpu")
-EIGHT: list[type[small.Product]] = [small.Plain8, small.Native8, small.Digits8, small.HalfColumns8, small.Columns8]
-FOUR: list[type[small.Product]] = [small.Plain4, small.Native4, small.Dynamic4, small.HalfTiles4, small.Tiles4]
+KERNELS = [(bits, kernel) for bits in ("int8", "int4") for kernel in (small.PLAIN[bits], *small.KERNELS[bits])]
 
 
 def matrix(rows: int, columns: int) -> torch.Tensor:
@@ -42,7 +41,7 @@ def test_eight_bits_are_at_most_half_a_step_off() -> None:
     weight[3] = 0.0
     rounded = rounding.quantize_rows(weight)
     numbers, scales, _ = rounded
-    assert numbers.dtype == torch.int8 and int(numbers.abs().max()) == rounding.MOST8
+    assert numbers.dtype == torch.int8 and int(numbers.abs().max()) == rounding.MAX_INT8
     back = rounded.dequantize()
     assert bool(((back - weight).abs() <= scales / 2 * 1.0001).all())
     assert not back[3].any()
@@ -113,31 +112,27 @@ def test_chunks_and_scratch_space_change_nothing(centred: bool, monkeypatch: pyt
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(rounded, again, strict=True))  # type: ignore[arg-type]
 
 
-def test_nibbles_come_back() -> None:
-    numbers = torch.arange(-8, 8, dtype=torch.int8).repeat(3, 2)
-    assert torch.equal(small._from_nibbles(small._nibbles(numbers)), numbers)
-
-
 # ---- products
 
 
-@pytest.mark.parametrize("kind", [*EIGHT, *FOUR])
+@pytest.mark.parametrize(("bits", "kernel"), KERNELS, ids=lambda each: getattr(each, "name", each))
 @pytest.mark.parametrize("shape", [(64, 128), (48, 320)])
-def test_each_kernel_gives_what_the_definition_gives(kind: type[small.Product], shape: tuple[int, int]) -> None:
-    bits: small.Bits = "int8" if kind in EIGHT else "int4"
-    rounded = (
-        rounding.quantize_rows(matrix(*shape)) if kind in EIGHT else rounding.quantize_groups(matrix(*shape) + 0.3)
-    )
-    if not (kind.fits(*shape, rounded.scales.shape[1], CPU) and small.works(kind, bits, CPU, torch.float32)):
+def test_each_kernel_gives_what_the_definition_gives(
+    bits: small.Bits, kernel: small.Kernel, shape: tuple[int, int]
+) -> None:
+    eight = bits == "int8"
+    rounded = rounding.quantize_rows(matrix(*shape)) if eight else rounding.quantize_groups(matrix(*shape) + 0.3)
+    case = small.Case(*shape, rounded.scales.shape[1], CPU)
+    if not (kernel.fits(case) and small.works(kernel, bits, CPU, torch.float32)):
         pytest.skip("not on this processor")
     x = matrix(5, shape[1])
-    exact = kind in (small.Plain8, small.Plain4)
-    # the others may round x to 8 bits, or the scales to 16
-    assert off(kind(rounded)(x), F.linear(x, rounded.dequantize())) < (1e-5 if exact else 0.015)
+    # others than the definition may round x to 8 bits, or the scales to 16
+    most = 1e-5 if kernel.name == "plain" else 0.015
+    assert off(kernel.make(rounding.Packed.of(rounded, bits))(x), F.linear(x, rounded.dequantize())) < most
 
 
 def test_every_eight_bit_number_survives_its_two_digits() -> None:
-    numbers = torch.arange(-rounding.MOST8, rounding.MOST8 + 1, dtype=torch.int8)
+    numbers = torch.arange(-rounding.MAX_INT8, rounding.MAX_INT8 + 1, dtype=torch.int8)
     upper = (numbers + 8) >> 4
     lower = numbers - (upper << 4)
     for digit in (upper, lower):

@@ -5,13 +5,11 @@ name the same blocks. Which block belongs to which text is decided in `pool.py`;
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from weft.decode.sampling import on_device
 from weft.models.transformer import Transformer
 
 
@@ -25,7 +23,11 @@ class BlockStore:
         assert model.decoder is not None
         config, table = model.config, model.embedding.weight
         shape = (len(model.decoder.blocks), blocks + 1, 2, config.attention.groups, block_size, config.d_head)
-        self.data = _zeros(shape, table.dtype, table.device)
+        if table.device.type == "cpu":  # memory that is taken only as it is written
+            zeros = np.zeros(math.prod(shape) * table.dtype.itemsize, dtype=np.uint8)
+            self.data = torch.from_numpy(zeros).view(table.dtype).view(shape)
+        else:
+            self.data = torch.zeros(shape, dtype=table.dtype, device=table.device)
         self.blocks, self.block_size = blocks, block_size
         self.nowhere = blocks
         self._gathered = self.data.new_empty(0)
@@ -40,19 +42,6 @@ class BlockStore:
         if self._gathered.numel() < size:
             self._gathered = self.data.new_empty(size + size // 4)
         return self._gathered[:size]
-
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Block b becomes a copy of block a in every layer, for each (a, b): one that is about to be written into."""
-        if pairs:
-            sources, targets = on_device(torch.tensor(pairs), self.data.device).unbind(1)
-            self.data.index_copy_(1, targets, self.data.index_select(1, sources))
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on the CPU, memory that is taken only as it is written."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
 class PagedCache:

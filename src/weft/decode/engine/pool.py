@@ -8,24 +8,23 @@ until the block is needed; the one that was used longest ago goes first.
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 Key = bytes
 
 
+@dataclass
 class BlockTable:
     """The blocks of one text, in order. `keys` are those of its full blocks; `read` tokens of it are in the blocks.
 
     `pending` are the keys of blocks that this text is the first to read.
     """
 
-    __slots__ = ("blocks", "keys", "pending", "read")
-
-    def __init__(self, keys: list[Key]):
-        self.blocks: list[int] = []
-        self.keys = keys
-        self.read = 0
-        self.pending: set[Key] = set()
+    keys: list[Key]
+    read: int
+    blocks: list[int] = field(default_factory=list)
+    pending: set[Key] = field(default_factory=set)
 
 
 class BlockPool:
@@ -42,11 +41,6 @@ class BlockPool:
         self.pending: set[Key] = set()  # keys of blocks that some text is being read into
 
     @property
-    def capacity(self) -> int:
-        """Tokens that all blocks hold."""
-        return len(self.uses) * self.block_size
-
-    @property
     def free_blocks(self) -> int:
         """Blocks that can be had."""
         return len(self.blank) + len(self.unused)
@@ -55,12 +49,12 @@ class BlockPool:
         """Blocks that so many tokens take."""
         return -(-tokens // self.block_size)
 
-    def keys(self, tokens: Sequence[int], salt: bytes, known: list[Key]) -> list[Key]:
-        """The keys of all full blocks of a text; `known` are the first of them. Texts of another salt share nothing."""
+    def keys(self, tokens: Sequence[int], end: int, known: list[Key]) -> list[Key]:
+        """The keys of all blocks that a text's tokens before `end` fill; `known` are the first of them."""
         size = self.block_size
-        for start in range(len(known) * size, len(tokens) - size + 1, size):
+        for start in range(len(known) * size, end - size + 1, size):
             content = array("q", tokens[start : start + size]).tobytes()
-            known.append(blake2b((known[-1] if known else salt) + content, digest_size=16).digest())
+            known.append(blake2b((known[-1] if known else b"") + content, digest_size=16).digest())
         return known
 
     def shared(self, keys: Sequence[Key]) -> int:
@@ -76,19 +70,17 @@ class BlockPool:
         return count < len(keys) and keys[count] in self.pending
 
     def allocate(self, keys: list[Key], tokens: int, spare: int = 0) -> BlockTable | None:
-        """A block table for a text of so many tokens, with the known blocks of its prefix; `extend` adds the others.
+        """A block table for a text of so many tokens, which begins with blocks that are known already.
 
-        `read` says how many tokens those hold, at least one less than all: what follows a text is known only by reading
-        its last token. None, and nothing changed, where fewer than `spare` free blocks would be left.
+        `keys` are those of its full blocks before its last token: what follows a text is known only by reading that
+        one. None, and nothing changed, where fewer than `spare` free blocks would be left.
         """
         count = self.shared(keys)
-        read = min(count * self.block_size, tokens - 1)
-        partly = count - read // self.block_size  # 1 where the last shared block will be written into, hence copied
+        assert count * self.block_size < tokens, "a text's last token is never shared"
         woken = sum(1 for key in keys[:count] if not self.uses[self.known[key]])
-        if self.blocks_for(tokens) - count + partly + spare > self.free_blocks - woken:
+        if self.blocks_for(tokens) - count + spare > self.free_blocks - woken:
             return None
-        table = BlockTable(keys)
-        table.read = read
+        table = BlockTable(keys, count * self.block_size)
         for key in keys[:count]:
             block = self.known[key]
             self.unused.pop(block, None)
@@ -96,40 +88,24 @@ class BlockPool:
             table.blocks.append(block)
         table.pending = {key for key in keys[count:] if key not in self.pending and key not in self.known}
         self.pending |= table.pending
+        self.extend(table, tokens)
         return table
 
-    def extend(self, table: BlockTable, tokens: int) -> list[tuple[int, int]] | None:
-        """Let a text grow to so many tokens in blocks of its own.
-
-        Blocks to copy, (from, to), before anything is written: those it shares, from the first that will be written
-        into. None, and nothing changed, where the pool has too few.
-        """
-        first = table.read // self.block_size
-        shared = [
-            place
-            for place in range(first, len(table.blocks))
-            if self.uses[table.blocks[place]] > 1 or table.blocks[place] in self.key_of
-        ]
-        missing = max(0, self.blocks_for(tokens) - len(table.blocks))
-        if missing + len(shared) > self.free_blocks:
-            return None
-        copies: list[tuple[int, int]] = []
-        for place in shared:
-            old, new = table.blocks[place], self._take()
-            table.blocks[place] = new
-            copies.append((old, new))
-        for old, _ in copies:
-            self._drop(old)
+    def extend(self, table: BlockTable, tokens: int) -> bool:
+        """Let a text grow to so many tokens; False, and nothing changed, where the pool has too few blocks."""
+        missing = self.blocks_for(tokens) - len(table.blocks)
+        if missing > self.free_blocks:
+            return False
         table.blocks += [self._take() for _ in range(missing)]
-        return copies
+        return True
 
-    def commit(self, table: BlockTable, tokens: Sequence[int], read: int, salt: bytes = b"") -> None:
+    def commit(self, table: BlockTable, tokens: Sequence[int], read: int) -> None:
         """The first `read` of a text's tokens are in its blocks now; those that are full become known."""
         full, before = read // self.block_size, table.read // self.block_size
         table.read = read
         if full == before:
             return
-        self.keys(tokens[: full * self.block_size], salt, table.keys)
+        self.keys(tokens, full * self.block_size, table.keys)
         for place in range(before, full):
             key, block = table.keys[place], table.blocks[place]
             if key not in self.known and block not in self.key_of:

@@ -5,17 +5,11 @@ a long one holds nobody up (Yu et al. 2022; Agrawal et al. 2023: chunked prefill
 youngest request is preempted: its blocks go to the others, and it is read again later.
 """
 
-import threading
 from collections import deque
 from dataclasses import dataclass
 
 from weft.decode.engine.blocks import BlockManager
-from weft.decode.engine.requests import Request
-from weft.decode.engine.states import StateManager
-from weft.errors import WeftError
-
-Manager = BlockManager | StateManager  # what keeps and reads a model's requests
-Work = list[tuple[Request, int]]  # how many tokens of which requests to read
+from weft.decode.engine.requests import Request, Work
 
 
 @dataclass
@@ -30,34 +24,12 @@ class Counts:
 
 
 class Scheduler:
-    """Requests that wait and requests that run, at most `rows` of them; `prefill` tokens of prompts are read a step.
+    """Requests that wait and requests that run, at most `rows` of them; `prefill` tokens of prompts are read a step."""
 
-    Any thread may add requests; one thread schedules.
-    """
-
-    def __init__(self, manager: Manager, rows: int, prefill: int, counts: Counts):
+    def __init__(self, manager: BlockManager, rows: int, prefill: int, counts: Counts):
         self.manager, self.rows, self.prefill, self.counts = manager, rows, prefill, counts
         self.running: list[Request] = []  # in the order they were admitted
         self.waiting: deque[Request] = deque()
-        self._lock = threading.Lock()  # guards the two lists
-        self._added = threading.Condition(self._lock)
-
-    def add(self, request: Request) -> None:
-        """Put a request at the end of the queue."""
-        with self._lock:
-            self.waiting.append(request)
-            self._added.notify_all()
-
-    def wait(self, timeout: float | None) -> bool:
-        """Sleep until there is a request, or for `timeout` seconds; True if there is one."""
-        with self._added:
-            return self._added.wait_for(lambda: bool(self.waiting or self.running), timeout)
-
-    @property
-    def unfinished(self) -> int:
-        """Requests that wait or run."""
-        with self._lock:
-            return len(self.waiting) + len(self.running)
 
     def schedule(self) -> Work | None:
         """Admit and preempt; then a token of each text that is being written, and chunks of the new prompts.
@@ -65,63 +37,34 @@ class Scheduler:
         None where free blocks have run out and some requests are ahead of the host: it has to catch up first, since
         some of them may have ended, and only one whose text is known can be read again later.
         """
-        self._drop_cancelled()
         self._admit()
         return self._with_blocks(self._plan())
 
     def remove(self, request: Request) -> None:
         """A request has ended, and frees its blocks."""
-        with self._lock:
-            if request in self.running:
-                self.running.remove(request)
-                self.manager.release(request)
+        if request in self.running:
+            self.running.remove(request)
+            self.manager.release(request)
 
     def slide(self, request: Request) -> None:
         """The window of a request is full: its last ids are read again, as after a preemption."""
         self._return(request)
         request.slide()
 
-    def _drop_cancelled(self) -> None:
-        with self._lock:
-            waiting = [request for request in self.waiting if request.cancelled]
-            for request in waiting:
-                self.waiting.remove(request)
-            running = [request for request in self.running if request.cancelled]
-        for request in running:
-            self.remove(request)
-        for request in waiting + running:
-            request.end()
-
     def _admit(self) -> None:
         """Admit those that wait, in the order they came, as long as blocks are free."""
         later: list[Request] = []  # their prefix is being read just now
-        try:
-            while self.waiting and len(self.running) < self.rows:
-                request = self.waiting[0]  # only this thread takes requests from the queue
-                if self.manager.awaits(request):
-                    later.append(self.waiting.popleft())
-                elif not self._admit_one(request):
-                    break
-        finally:
-            with self._lock:
-                self.waiting.extendleft(reversed(later))
-
-    def _admit_one(self, request: Request) -> bool:
-        """Admit the first of those that wait; False where too few blocks are free."""
-        try:
-            # each of those that run may soon need a block more
-            if not self.manager.admit(request, spare=len(self.running)):
-                return False
-        except WeftError as error:
-            self.waiting.popleft()
-            request.end(error)
-            return True
-        with self._lock:
-            self.waiting.popleft()
-            self.running.append(request)
-        if not request.written:
-            self.counts.shared += request.read
-        return True
+        while self.waiting and len(self.running) < self.rows:
+            request = self.waiting.popleft()
+            if self.manager.awaits(request):
+                later.append(request)
+            elif self.manager.admit(request, spare=len(self.running)):  # each that runs may soon need a block more
+                self.running.append(request)
+                self.counts.shared += 0 if request.written else request.read
+            else:
+                self.waiting.appendleft(request)
+                break
+        self.waiting.extendleft(reversed(later))
 
     def _plan(self) -> Work:
         work: Work = [(request, 1) for request in self.running if request.unread == 1 and not request.stays]
@@ -147,17 +90,12 @@ class Scheduler:
                     return None
                 youngest = max(self.running, key=lambda other: other.number)
                 preempted.add(youngest.number)
-                self._preempt(youngest)
+                self._return(youngest)
+                self.counts.preempted += 1
         return [item for item in work if item[0].number not in preempted] if preempted else work
-
-    def _preempt(self, request: Request) -> None:
-        """Give its blocks to the others."""
-        self._return(request)
-        self.counts.preempted += 1
 
     def _return(self, request: Request) -> None:
         """Free its blocks, and let it wait again before those that came later."""
         self.remove(request)
-        with self._lock:
-            later = (place for place, other in enumerate(self.waiting) if other.number > request.number)
-            self.waiting.insert(next(later, len(self.waiting)), request)
+        later = (place for place, other in enumerate(self.waiting) if other.number > request.number)
+        self.waiting.insert(next(later, len(self.waiting)), request)

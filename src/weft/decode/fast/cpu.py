@@ -3,44 +3,42 @@
 It reads a Transformer's own weights, quantized ones too, and gives the logits that `model.step` gives but for
 rounding. What is the same in every step (transposed weights, tables of positions, views of the cache) is made once, and
 again when the state's memory has moved.
+
+For a few rows at a time, as beams are, products with weights that oneDNN has packed are up to twice as fast. A packed
+matrix is a copy, and for a single row the plain one is faster: so packing is for many rows over many steps.
 """
 
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.decode.fast.onednn import packed_product
-from weft.decode.fast.products import Dynamic4
+from weft.decode.fast.products import KleidiAI4
 from weft.decode.fast.quantize import QuantizedLinear
+from weft.decode.fast.settings import ADDED, BIASED
+from weft.machine import best_of
 from weft.models import heads
-from weft.models.config import Decoder, EncoderDecoder, LMHead
 from weft.models.transformer import SourceCache, Transformer, TransformerState
-from weft.nn.config import Attention
 from weft.nn.feedforward import Gated
 from weft.nn.linear import Linear
 from weft.nn.norm import RMSNorm
-from weft.nn.position_config import ALiBi, Learned, NoPosition, PositionConfig, Rotary, Sinusoidal, T5Bias
 
 Product = Callable[[Tensor], Tensor]  # x (batch, K) → x Wᵀ + b (batch, N)
 Sum = Callable[[Tensor, Tensor], Tensor]  # residual (batch, N), x (batch, K) → residual + x Wᵀ + b
 
-ADDED: tuple[type[PositionConfig], ...] = (Sinusoidal, Learned)  # to the embeddings
-BIASED: tuple[type[PositionConfig], ...] = (T5Bias, ALiBi)  # the scores, by the distance alone
-LARGE = 1 << 17  # numbers of a matrix that is worth a copy
-# the settings that a step reads, or has from the model's own parts; all others are at their defaults (`reads`)
-READ = (
-    *("vocab_size", "context", "layers", "d_model", "feedforward", "norm", "placement", "head", "init", "dropout"),
-    *("embedding_scale", "embedding_norm", "encoder_layers", "source_vocab_size"),
-)
+MIN_PACKED_WEIGHTS = 1 << 17  # numbers of a matrix that is worth a copy
+PACKED_ROWS = 25  # about as many as are multiplied at a time
+MIN_PACKING_GAIN = 1.25  # packed products are used where they are so much faster that every measurement shows it
 
 
 class CPUFastPath:
     """One more token in every row of a state, over and over. The rows are of equal length, and may be reordered.
 
-    With `pack` large weights are copied, once there are several rows, as products with several are fastest (`onednn`).
+    With `pack` large weights are copied, once there are several rows, as products with several are fastest.
     """
 
     def __init__(self, model: Transformer, state: TransformerState, pack: bool = False):
@@ -98,7 +96,9 @@ class CPUFastPath:
         self.store, self.source = state.cache.store, state.source_cache
         if self.pack and not self.packed and len(state.lengths) > 1:
             self._pack()
-        mask = _source_mask(state)
+        mask = None  # what is added to the scores of a source's keys, (rows, 1, 1, source time), where there is padding
+        if state.source_mask is not None and not bool(state.source_mask.all()):
+            mask = torch.zeros(state.source_mask.shape).masked_fill_(~state.source_mask, -torch.inf)[:, None, None]
         for number, layer in enumerate(self.layers):
             layer.bind(self.store[number], None if self.source is None else self.source[number], mask)
         if state.max_len == self.max_len:
@@ -157,33 +157,6 @@ class CPUFastPath:
         return mixed.transpose(1, 2).reshape(B, H * D)
 
 
-def _source_mask(state: TransformerState) -> Tensor | None:
-    """What is added to the scores of a source's keys, (rows, 1, 1, source time); None where there is no padding."""
-    if state.source_mask is None or bool(state.source_mask.all()):
-        return None
-    return torch.zeros(state.source_mask.shape).masked_fill_(~state.source_mask, -torch.inf)[:, None, None]
-
-
-def reads(settings: Any) -> bool:
-    """Whether the step is written for a model with these settings: a decoder whose positions do the same in every step,
-    with or without a source."""
-    if not isinstance(settings, Decoder | EncoderDecoder) or not isinstance(settings.head, LMHead):
-        return False
-    position = settings.position
-    if isinstance(position, Rotary):
-        if position.changes_after(settings.context) is not None:
-            return False
-        position = Rotary(base=position.base, scaling=position.scaling)  # all of each head, in halves
-    elif type(position) not in (NoPosition, *ADDED, *BIASED):
-        return False
-    if settings.placement not in ("pre", "post", "none"):
-        return False
-    attention = ("heads", "kv_heads", "d_head", "bias", "qk_norm", "window", "scale", "dropout")
-    plain = {name: getattr(settings, name) for name in READ if name in type(settings).model_fields}
-    plain["attention"] = Attention(**{name: getattr(settings.attention, name) for name in attention})
-    return settings == type(settings)(**plain, position=position)
-
-
 class _Layer:
     """A block's parts, bound once; the views of keys and values, whenever these have moved."""
 
@@ -234,8 +207,12 @@ def _sublayer(skip: Any, into: nn.Module, out: nn.Module, pack: bool) -> Callabl
     return lambda x, between: norm(last(x, between(first(x))))
 
 
+def _is_packed(part: Linear, pack: bool) -> bool:
+    return pack and part.weight.numel() >= MIN_PACKED_WEIGHTS
+
+
 def _product(part: nn.Module, pack: bool) -> Product:
-    if type(part) is Linear and pack and part.weight.numel() >= LARGE:
+    if type(part) is Linear and _is_packed(part, pack):
         return packed_product(part, part.weight, part.bias)
     if type(part) is Linear:
         weight, bias = part.weight.t(), part.bias
@@ -248,19 +225,15 @@ def _product(part: nn.Module, pack: bool) -> Product:
 
 
 def _sum(part: nn.Module, pack: bool) -> Sum:
-    if type(part) is Linear and pack and part.weight.numel() >= LARGE:
-        product = packed_product(part, part.weight, part.bias)
-        return lambda residual, x: product(x).add_(residual)
-    if type(part) is Linear:
-        weight, bias = part.weight.t(), part.bias
-        if bias is None:
-            return lambda residual, x: torch.addmm(residual, x, weight)
-        return lambda residual, x: torch.addmm(bias, x, weight).add_(residual)
+    if type(part) is Linear and part.bias is None and not _is_packed(part, pack):
+        weight = part.weight.t()
+        return lambda residual, x: torch.addmm(residual, x, weight)
     times, centres = _direct(part)
-    if centres is None:
-        return lambda residual, x: times(x).add_(residual)
-    groups = len(centres)
-    return lambda residual, x: times(x).add_(torch.addmm(residual, x.view(len(x), groups, -1).sum(-1), centres))
+    if centres is not None:
+        groups = len(centres)
+        return lambda residual, x: times(x).add_(torch.addmm(residual, x.view(len(x), groups, -1).sum(-1), centres))
+    product = _product(part, pack)
+    return lambda residual, x: product(x).add_(residual)
 
 
 def _direct(part: nn.Module) -> tuple[Product, Tensor | None]:
@@ -269,7 +242,7 @@ def _direct(part: nn.Module) -> tuple[Product, Tensor | None]:
     if not isinstance(part, QuantizedLinear) or part.bias is not None:
         return part, None
     product = part.product
-    if not isinstance(product, Dynamic4):
+    if not isinstance(product, KleidiAI4):
         return product.forward, None
     packed, group, K, N = product.packed, product.group, product.K, product.N
     times = torch.ops.aten._dyn_quant_matmul_4bit.default
@@ -290,3 +263,49 @@ def _norm(norm: Any) -> Product:
         return (x * gain).mul_((length * length / width + eps) ** -0.5)
 
     return normed
+
+
+# ---- packed weights
+
+
+class _Packed(NamedTuple):
+    """A weight as oneDNN wants it, and what it was made of."""
+
+    numbers: Tensor
+    weight: "ReferenceType[Tensor]"
+    version: tuple[int, int]
+
+
+_held: WeakKeyDictionary[nn.Module, _Packed] = WeakKeyDictionary()  # a model answers many batches of lines
+
+
+def packed_product(part: nn.Module, weight: Tensor, bias: Tensor | None) -> Product:
+    """x (batch, K) → x Wᵀ + b (batch, N) for a weight (N, K) in float32 on a CPU, which `part` multiplies by.
+
+    The packed weight is kept with `part`, until the weight is another or has been changed.
+    """
+    version = weight.data_ptr(), 0 if weight.is_inference() else weight._version
+    held = _held.get(part)
+    if held is None or held.weight() is not weight or held.version != version:
+        held = _Packed(torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKED_ROWS), ref(weight), version)
+        _held[part] = held
+    times, numbers = torch.ops.mkldnn._linear_pointwise.default, held.numbers
+    return lambda x: times(x, numbers, bias, "none", [], "")
+
+
+@cache
+@torch.inference_mode()
+def packing_pays() -> bool:
+    """Whether packed products are faster on this machine, as measured in some milliseconds, and give the same."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    rng = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(1024, 512, generator=rng), torch.randn(PACKED_ROWS, 512, generator=rng)
+    try:
+        ours = packed_product(nn.Module(), weight, None)
+        if not torch.allclose(ours(x), F.linear(x, weight), atol=1e-3):
+            return False
+    except (RuntimeError, AttributeError):  # no such operation here
+        return False
+    taken = best_of({"plain": lambda: F.linear(x, weight), "packed": lambda: ours(x)}, 0.01)
+    return taken["plain"] > MIN_PACKING_GAIN * taken["packed"]

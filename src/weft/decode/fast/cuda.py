@@ -2,31 +2,38 @@
 and gate, projection and skip).
 
 It reads a Transformer's own weights, 8- and 4-bit ones too, and gives the logits that `model.step` gives but for
-rounding. Reading a prompt goes the same way, with torch's attention.
+rounding. Reading a prompt goes the same way, with torch's attention. Over the blocks of a pool it reads one token in
+many texts, and chunks of many prompts in one call: the tokens of all chunks go through the linear layers one behind the
+other, without padding, and attention takes them text by text (`attend.py`). What a text reads follows from its
+block table, so that it may share its first blocks.
 """
 
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from weft.decode.fast.products import Fused4, Plain8
+from weft.decode.engine.paging import BlockStore
+from weft.decode.fast.products import Plain8, Triton4
 from weft.decode.fast.quantize import QuantizedHead, QuantizedLinear
+from weft.decode.sampling import on_device
 from weft.models import heads
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.linear import Linear
 
 # cuDNN's attention is the fastest over long prompts, but prepares itself for every new length
-LONG = 4096
-LONG_ATTENTION = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
-SHORT_ATTENTION = LONG_ATTENTION[1:]
+MIN_CUDNN_TOKENS = 4096
+SHORT_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+LONG_ATTENTION = [SDPBackend.CUDNN_ATTENTION, *SHORT_ATTENTION]
+# a step's attention over several texts, which are of unequal lengths
+CROWD = 8  # programs for each processor of the GPU
+WARPS = 2  # 4.28 TB/s on an H200, where 4 reach 3.95
 
 
 class FusedLayers:
@@ -47,21 +54,18 @@ class FusedLayers:
         assert angles is not None
         self.angles = angles[0][0, 0].contiguous(), angles[1][0, 0].contiguous()
 
-    def attention_for(self, batch: int, crowd: int | None = None) -> Any:
+    def attention_for(self, batch: int, crowd: int) -> Any:
         """Attention of a step of so many rows, by about `crowd` programs for each of the GPU's processors."""
         processors = 1
         if self.device.type == "cuda":
             processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         shape = batch, self.heads, self.kv_heads, self.d_head
-        programs = (crowd or self.attend.CROWD) * processors
-        return self.attend.Attention(*shape, self.device, programs, self.attend.BLOCK)
+        return self.attend.Attention(*shape, self.device, crowd * processors, self.attend.BLOCK)
 
     def normed(self, x: Tensor) -> Tensor:
         """x (…, d_model) after the last norm."""
         assert self.model.decoder is not None and self.model.decoder.norm is not None
         return self.model.decoder.norm(x)
-
-    # ---- inside
 
     def _feedforward(self, block: Any, x: Tensor) -> Tensor:
         """x (batch, d_model) plus its gated layer."""
@@ -83,12 +87,7 @@ class FusedLayers:
         return x if factor is None else x * factor
 
     def _times(
-        self,
-        part: nn.Module,
-        x: Tensor,
-        norm: Any = None,
-        residual: Tensor | None = None,
-        gated: bool = False,
+        self, part: nn.Module, x: Tensor, norm: Any = None, residual: Tensor | None = None, gated: bool = False
     ) -> Tensor:
         """A linear layer with what stands around it: one kernel for one row, the library's product for more."""
         found = _matrix(part) if x.shape[0] == 1 else None
@@ -103,7 +102,7 @@ class FusedLayers:
 
     def _plain(self, part: nn.Module, x: Tensor) -> Tensor:
         """x Wᵀ."""
-        numbers = _numbers(part) if x.numel() <= self.kernels.FEW * x.shape[-1] else None
+        numbers = self._few_rows(part, x)
         return part(x) if numbers is None else self.kernels.product(x.contiguous(), *numbers)
 
     def _plus(self, part: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
@@ -111,8 +110,12 @@ class FusedLayers:
         if type(part) is Linear:  # an adapter is one as well, with more to it
             flat = torch.addmm(residual.flatten(0, -2), x.flatten(0, -2), part.weight.t())
             return flat.view_as(residual)
-        numbers = _numbers(part) if x.numel() <= self.kernels.FEW * x.shape[-1] else None
+        numbers = self._few_rows(part, x)
         return residual + part(x) if numbers is None else self.kernels.product(x.contiguous(), *numbers, residual)
+
+    def _few_rows(self, part: nn.Module, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The small weights of a layer, where x has so few rows that they become floats on their way."""
+        return _numbers(part) if x.numel() <= self.kernels.MAX_FUSED_ROWS * x.shape[-1] else None
 
 
 class CUDAFastPath(FusedLayers):
@@ -121,7 +124,7 @@ class CUDAFastPath(FusedLayers):
     def __init__(self, model: Transformer, state: TransformerState):
         super().__init__(model, state.max_len)
         self.state, batch = state, state.lengths.shape[0]
-        self.attention = self.attention_for(batch)
+        self.attention = self.attention_for(batch, self.attend.CROWD)
         self.mixed = torch.empty(batch, self.heads * self.d_head, dtype=self.dtype, device=self.device)
         self.logits = torch.empty(1, model.config.vocab_size, dtype=torch.float32, device=self.device)
 
@@ -129,21 +132,15 @@ class CUDAFastPath(FusedLayers):
         """tokens (batch, 1) → logits (batch, vocab_size). Every row's length grows by one, on the device."""
         return self._words(self._blocks(tokens))
 
-    def features(self, tokens: Tensor) -> Tensor:
-        """tokens (batch, 1) → features (batch, d_model). Every row's length grows by one, on the device."""
-        return self.normed(self._blocks(tokens))
-
     def read(self, tokens: Tensor) -> Tensor:
         """tokens (batch, time), the first that the state reads → features (batch, time, d_model)."""
         store = self.state.cache.store
         x = self._embed(tokens)
-        with sdpa_kernel(LONG_ATTENTION if tokens.shape[1] >= LONG else SHORT_ATTENTION, set_priority=True):
+        with sdpa_kernel(LONG_ATTENTION if tokens.shape[1] >= MIN_CUDNN_TOKENS else SHORT_ATTENTION, set_priority=True):
             for number, block in enumerate(self.blocks):
                 x = self._read_attention(block, x, store[number, 0], store[number, 1])
                 x = self._read_feedforward(block, x)
         return self.normed(x)
-
-    # ---- inside
 
     def _blocks(self, tokens: Tensor) -> Tensor:
         """tokens (batch, 1) through all blocks → (batch, d_model), before the last norm."""
@@ -162,7 +159,7 @@ class CUDAFastPath(FusedLayers):
         """x (batch, time, d_model) plus what it attends to; its keys and values are put at the cache's start."""
         T, attention = x.shape[1], block.attention
         qkv = self._plain(attention.qkv, block.attention_skip.norm(x))
-        self.attend.rotate_and_store(qkv, self.angles, keys, values, self.heads, self.kv_heads)
+        self.attend.rotate_and_store(qkv, self.angles, keys, values)
         q = qkv[..., : self.heads * self.d_head].unflatten(-1, (self.heads, self.d_head)).transpose(1, 2)
         shared = self.heads != self.kv_heads
         mixed = F.scaled_dot_product_attention(
@@ -184,10 +181,84 @@ class CUDAFastPath(FusedLayers):
             gain, eps = stack.norm.weight, stack.norm.eps
             return self.kernels.matvec(x, *found, gain, eps, out=self.logits, pdl=self.pdl)
         features = self.normed(x)
-        numbers = _numbers(head.words) if isinstance(head, QuantizedHead) and head.scale is None else None
-        if numbers is not None and len(x) <= self.kernels.FEW:
+        numbers = self._few_rows(head.words, x) if isinstance(head, QuantizedHead) and head.scale is None else None
+        if numbers is not None:
             return self.kernels.product(features, *numbers)
         return self.model.head(features.unsqueeze(1))[:, 0]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Ids to be read after `read` others of the text in a slot."""
+
+    slot: int
+    read: int
+    ids: list[int]
+
+
+class PagedFastPath(FusedLayers):
+    """The kernels of one model over the blocks of one store, whose numbers tables (slots, blocks of a text) hold."""
+
+    def __init__(self, model: Transformer, store: BlockStore, tables: Tensor):
+        super().__init__(model, store.blocks * store.block_size)
+        self.store, self.tables = store, tables
+
+    def attention_of(self, batch: int) -> Any:
+        """Attention of a step of so many rows."""
+        if batch == 1:
+            return self.attention_for(1, self.attend.CROWD)
+        attention = self.attention_for(batch, CROWD)
+        attention.warps = WARPS
+        return attention
+
+    def step(self, tokens: Tensor, reads: Tensor, slots: Tensor, attention: Any) -> Tensor:
+        """tokens (rows,), each after reads (rows,) others of the text in its slot → features (rows, d_model).
+
+        `attention` is this batch size's, from `attention_of`.
+        """
+        x = self._embed(tokens)
+        mixed = torch.empty(len(x), self.heads * self.d_head, dtype=self.dtype, device=self.device)
+        for number, block in enumerate(self.blocks):
+            qkv = self._times(block.attention.qkv, x, norm=block.attention_skip.norm)
+            keys, values = self.store.data[number].unbind(1)
+            given = qkv, self.angles, keys, values, reads, block.attention.scale, mixed
+            attention(*given, pdl=self.pdl, tables=self.tables, slots=slots)
+            x = self._feedforward(block, self._times(block.attention.out, mixed, residual=x))
+        return self.normed(x)
+
+    def read(self, chunks: list[Chunk]) -> Tensor:
+        """Read chunks of several texts → features (chunks, d_model) after the last token of each."""
+        lengths = [len(chunk.ids) for chunk in chunks]
+        ends = list(accumulate(lengths))
+        ids = np.concatenate([np.array(chunk.ids, dtype=np.int64) for chunk in chunks])
+        each = np.concatenate([np.arange(chunk.read, chunk.read + len(chunk.ids)) for chunk in chunks])
+        columns = np.stack([ids, each, np.repeat([chunk.slot for chunk in chunks], lengths)])
+        tokens, places, slots = self._sent(columns, torch.long).unbind(0)
+        tiles = self._sent(_tiles(chunks, ends, self.attend.HIGH), torch.int32)
+        last = self._sent(np.array(ends) - 1, torch.long)
+        x = self._embed(tokens)
+        mixed = torch.empty(len(x), self.heads * self.d_head, dtype=self.dtype, device=self.device)
+        for number, block in enumerate(self.blocks):
+            layer, attention = self.store.data[number], block.attention
+            qkv = self._plain(attention.qkv, block.attention_skip.norm(x))
+            self.attend.rotate_and_store(qkv, self.angles, *layer.unbind(1), places, slots, self.tables)
+            self.attend.attend_chunks(qkv, layer, self.tables, tiles, attention.scale, mixed)
+            del qkv
+            x = self._read_feedforward(block, self._plus(attention.out, mixed, x))
+        return self.normed(x.index_select(0, last))
+
+    def _sent(self, numbers: npt.NDArray[np.int64], dtype: torch.dtype) -> Tensor:
+        return on_device(torch.from_numpy(numbers).to(dtype), self.device)
+
+
+def _tiles(chunks: list[Chunk], ends: list[int], high: int) -> npt.NDArray[np.int64]:
+    """(tiles, 4), as `attend_chunks` takes them; those that see most keys first, for they take longest."""
+    tiles = [
+        (chunk.slot, end - len(chunk.ids) + at, min(high, len(chunk.ids) - at), chunk.read + at)
+        for chunk, end in zip(chunks, ends, strict=True)
+        for at in range(0, len(chunk.ids), high)
+    ]
+    return np.array(sorted(tiles, key=lambda tile: -tile[3]))
 
 
 def _matrix(part: nn.Module) -> tuple[Tensor, Tensor | None] | None:
@@ -199,6 +270,6 @@ def _matrix(part: nn.Module) -> tuple[Tensor, Tensor | None] | None:
 
 def _numbers(part: nn.Module) -> tuple[Tensor, Tensor] | None:
     """The 8- or 4-bit weights of a layer and their scales, where it has such, and no bias."""
-    if isinstance(part, QuantizedLinear) and isinstance(part.product, Plain8 | Fused4) and part.bias is None:
+    if isinstance(part, QuantizedLinear) and isinstance(part.product, Plain8 | Triton4) and part.bias is None:
         return part.product.numbers, part.product.scales
     return None

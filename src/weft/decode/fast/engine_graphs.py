@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from weft.decode.engine.paging import BlockStore, PagedCache
+from weft.decode.fast.cuda import Chunk, PagedFastPath
 from weft.decode.fast.cuda_graphs import Captured, capture
-from weft.decode.fast.paged import Chunk, PagedFastPath
 from weft.decode.sampling import on_device
 from weft.models.transformer import Transformer, TransformerState
 
-NARROWEST = 16  # blocks of a text that a step of the plain model looks at, at least
+MIN_BLOCKS_SEEN = 16  # of a text, by a step of the plain model
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # rows of a step; beyond, multiples of 64
 SLOT, READ, TOKEN = 0, 1, 2  # what a step is given of each row: its slot, how many tokens were read before, the next
 
@@ -73,7 +73,8 @@ class PagedGraphs:
         size = next((size for size in SIZES if size >= rows), -(-rows // 64) * 64)
         width = 0  # the kernels look at what is filled alone
         if self.kernels is None:
-            width = _power(max(NARROWEST, max(reads) // self.store.block_size + 1))
+            blocks = max(MIN_BLOCKS_SEEN, max(reads) // self.store.block_size + 1)
+            width = 1 << (blocks - 1).bit_length()  # the power of two that holds so many
         key = size, min(width, self.store.blocks)
         if key not in self.shapes:
             self.shapes[key] = _Shape(self, *key)
@@ -98,7 +99,7 @@ class _Shape:
     def __init__(self, graphs: PagedGraphs, rows: int, width: int):
         self.graphs, self.width = graphs, width
         self.given = torch.zeros(3, rows, dtype=torch.long, device=graphs.device)
-        self.attention = None if graphs.kernels is None else graphs.kernels.attention_for(rows)
+        self.attention = None if graphs.kernels is None else graphs.kernels.attention_of(rows)
         self.captured: Captured | None = None
 
     def work(self) -> Tensor:
@@ -112,8 +113,3 @@ class _Shape:
         state.lengths, state.longest = reads, state.max_len - 1
         state.even = False  # lengths are known to the device alone
         return graphs.model.advance(tokens.unsqueeze(1), state)[:, -1]
-
-
-def _power(count: int) -> int:
-    """The power of two that holds so many."""
-    return 1 << (count - 1).bit_length()

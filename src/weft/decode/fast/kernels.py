@@ -14,9 +14,10 @@ import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
+from torch.nn import functional as F
 
 from weft.decode.fast import kernels4
-from weft.decode.fast.kernel_parts import loaded, put_row, put_rows
+from weft.decode.fast.kernels4 import loaded, put_row, put_rows
 
 # Tiles of the product with one vector, as `benchmarks/gpu_decode.py --parts tune` found them on an H200: rows (of one
 # half, where it is gated), columns and bits of a matrix → rows and columns (with 4 bits, halves of groups) of a tile,
@@ -38,7 +39,7 @@ TILES: dict[tuple[int, int, int], Tile] = {
     (11008, 4096, 4): (1, 64, 1),
     (4096, 11008, 4): (1, 64, 2),
 }
-FEW = 256  # rows of x up to which 8-bit weights become floats on their way, not beforehand
+MAX_FUSED_ROWS = 256  # of x, up to which 8-bit weights become floats on their way, not beforehand
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -82,24 +83,10 @@ def _floats(tile, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _matvec_kernel(  # type: ignore[no-untyped-def]
-    x_ptr,
-    w_ptr,
-    scale_ptr,
-    gain_ptr,
-    residual_ptr,
-    y_ptr,
-    eps,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    SCALED: tl.constexpr,
-    NORM: tl.constexpr,
-    GATED: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    x_ptr, w_ptr, scale_ptr, gain_ptr, residual_ptr, y_ptr, eps,
+    N: tl.constexpr, K: tl.constexpr, SCALED: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
+    RESIDUAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     # eight neighbours a thread, of weights and of x alike, so that none of them changes hands
     column = tl.max_contiguous(tl.arange(0, BLOCK), 8)
@@ -152,20 +139,10 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _product_kernel(  # type: ignore[no-untyped-def]
-    x_ptr,
-    w_ptr,
-    scale_ptr,
-    residual_ptr,
-    y_ptr,
-    M,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    HIGH: tl.constexpr,
-    WIDE: tl.constexpr,
-    DEEP: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    x_ptr, w_ptr, scale_ptr, residual_ptr, y_ptr, M,
+    N: tl.constexpr, K: tl.constexpr, RESIDUAL: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    DEEP: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     rows = tl.program_id(1) * HIGH + tl.arange(0, HIGH)
     columns = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     depth = tl.arange(0, DEEP)
@@ -266,21 +243,29 @@ def matvec(
     return y
 
 
-def product(x: Tensor, numbers: Tensor, scale: Tensor, residual: Tensor | None = None) -> Tensor:
-    """x (…, K) times 8-bit numbers (N, K), times scale (N,), plus `residual`: → (…, N). For some rows, not many.
+def product(x: Tensor, weight: Tensor, scale: Tensor, residual: Tensor | None = None) -> Tensor:
+    """x (…, K) times 8-bit weights (N, K) with scale (N,), or 4-bit ones as for `matvec`, plus `residual`: → (…, N).
 
-    Numbers of 4 bits are as for `matvec`.
+    For some rows, not many.
     """
-    if numbers.dtype == torch.uint8:
-        return kernels4.product(x, numbers, scale, residual)
-    (N, K), M = numbers.shape, x.numel() // x.shape[-1]
+    (N, width), M, four = weight.shape, x.numel() // x.shape[-1], weight.dtype == torch.uint8
+    if four and M > kernels4.MAX_FUSED_ROWS:
+        y = F.linear(x, kernels4.widen(weight, scale, x.dtype))
+        return y if residual is None else y.add_(residual)
     y = torch.empty(*x.shape[:-1], N, dtype=x.dtype, device=x.device)
     assert x.is_contiguous() and (residual is None or residual.is_contiguous())
+    kernel, stages, (wide, deep) = _product_kernel, 4, (32 if N < 8192 else 64, 128)
+    if four:
+        kernel, stages, (wide, deep), width = (
+            kernels4.product_kernel,
+            3,
+            (32, 8) if N < 8192 else (128, 4),
+            scale.shape[1],
+        )
     high = min(64, max(16, triton.next_power_of_2(M)))
-    wide, deep = (32 if N < 8192 else 64), 128
-    _product_kernel[(triton.cdiv(N, wide), triton.cdiv(M, high))](
-        x, numbers, scale, residual, y, M, N, K, residual is not None, high, wide, deep, x.is_cuda,
-        num_warps=4, num_stages=4,
+    kernel[(triton.cdiv(N, wide), triton.cdiv(M, high))](
+        x, weight, scale, residual, y, M, N, width, residual is not None, high, wide, deep, x.is_cuda,
+        num_warps=4, num_stages=stages,
     )  # fmt: skip
     return y
 

@@ -4,20 +4,57 @@ A group is 32 neighbours of a row in 16 bytes: the first 16 in their lower halve
 scale and a centre, in bf16 in the lower and the upper half of a whole number: w ≈ scale · (u − 8) + centre, where u is
 what a half byte holds.
 
-Only `kernels.py` and `products.py` import this file, and only where there is a GPU.
+Only `kernels.py` imports this file, and only where there is a GPU.
 """
 
 import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
-from torch.nn import functional as F
-
-from weft.decode.fast.kernel_parts import loaded, put_row, put_rows
 
 GROUP = tl.constexpr(32)
 HALF = tl.constexpr(16)
-FEW = 64  # rows of x up to which weights become floats on their way, not beforehand
+MAX_FUSED_ROWS = 64  # of x, up to which weights become floats on their way, not beforehand
+
+
+# ---- what the kernels share with those of `kernels.py`
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def loaded(at, mask, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What is there; a block that is WHOLE needs no mask."""
+    return tl.load(at) if WHOLE else tl.load(at, mask=mask, other=0)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def put_row(  # type: ignore[no-untyped-def]
+    y, up, mean_square, residual_ptr, y_ptr, rows, eps,
+    NORM: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """Store a product with one vector after all that stands behind it; `up` is the gate's other half, if GATED."""
+    if NORM:  # gain · x / RMS(x): the root is one number for the whole row, so it can come last
+        root = tl.rsqrt(mean_square + eps)
+        y *= root
+        if GATED:
+            up *= root
+    if GATED:
+        y = y / (1 + tl.exp(-y)) * up
+    if RESIDUAL:
+        y += tl.load(residual_ptr + rows).to(tl.float32)
+    tl.store(y_ptr + rows, y.to(y_ptr.dtype.element_ty))
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def put_rows(y, residual_ptr, y_ptr, rows, columns, M, N: tl.constexpr, RESIDUAL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store a block of a product (M, N), with what it is added to."""
+    at = rows[:, None].to(tl.int64) * N + columns[None, :]
+    kept = (rows < M)[:, None] & (columns < N)[None, :]
+    if RESIDUAL:
+        y += tl.load(residual_ptr + at, mask=kept, other=0).to(tl.float32)
+    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=kept)
+
+
+# ---- products
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -72,25 +109,14 @@ def _dots(tile, lower_x, upper_x, ASM: tl.constexpr):  # type: ignore[no-untyped
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def matvec_kernel(  # type: ignore[no-untyped-def]
-    x_ptr,
-    w_ptr,
-    group_ptr,
-    gain_ptr,
-    residual_ptr,
-    y_ptr,
-    eps,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    SCALED: tl.constexpr,  # always
-    NORM: tl.constexpr,
-    GATED: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-    ASM: tl.constexpr,
-):
-    """As the kernel of `kernels.py`, for weights (N, K/2) and groups (N, K/32); a BLOCK has halves of groups."""
+    x_ptr, w_ptr, group_ptr, gain_ptr, residual_ptr, y_ptr, eps,
+    N: tl.constexpr, K: tl.constexpr, SCALED: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
+    RESIDUAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """As the kernel of `kernels.py`, for weights (N, K/2) and groups (N, K/32); a BLOCK has halves of groups.
+
+    They are always SCALED.
+    """
     GROUPS: tl.constexpr = K // GROUP
     written = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     rows = written[:, None].to(tl.int64)
@@ -147,21 +173,11 @@ def matvec_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _product_kernel(  # type: ignore[no-untyped-def]
-    x_ptr,
-    w_ptr,
-    group_ptr,
-    residual_ptr,
-    y_ptr,
-    M,
-    N: tl.constexpr,
-    GROUPS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    HIGH: tl.constexpr,
-    WIDE: tl.constexpr,
-    DEEP: tl.constexpr,
-    ASM: tl.constexpr,
-):
+def product_kernel(  # type: ignore[no-untyped-def]
+    x_ptr, w_ptr, group_ptr, residual_ptr, y_ptr, M,
+    N: tl.constexpr, GROUPS: tl.constexpr, RESIDUAL: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    DEEP: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     rows = tl.program_id(1) * HIGH + tl.arange(0, HIGH)
     columns = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     group = tl.arange(0, DEEP)
@@ -200,23 +216,6 @@ def _widen_kernel(w_ptr, group_ptr, y_ptr, count, BLOCK: tl.constexpr, ASM: tl.c
     kind = y_ptr.dtype.element_ty
     tl.store(at, (lower * scale[:, None] + centre[:, None]).to(kind), mask=there)
     tl.store(at + HALF, (upper * scale[:, None] + centre[:, None]).to(kind), mask=there)
-
-
-def product(x: Tensor, weight: Tensor, groups: Tensor, residual: Tensor | None = None) -> Tensor:
-    """x (…, K) times 4-bit weights (N, K/2) with their groups, plus `residual`: → (…, N)."""
-    (N, count), M = groups.shape, x.numel() // x.shape[-1]
-    if M > FEW:
-        y = F.linear(x, widen(weight, groups, x.dtype))
-        return y if residual is None else y.add_(residual)
-    y = torch.empty(*x.shape[:-1], N, dtype=x.dtype, device=x.device)
-    assert x.is_contiguous() and (residual is None or residual.is_contiguous())
-    high = min(64, max(16, triton.next_power_of_2(M)))
-    wide, deep = (32, 8) if N < 8192 else (128, 4)
-    _product_kernel[(triton.cdiv(N, wide), triton.cdiv(M, high))](
-        x, weight, groups, residual, y, M, N, count, residual is not None, high, wide, deep, x.is_cuda,
-        num_warps=4, num_stages=3,
-    )  # fmt: skip
-    return y
 
 
 def widen(weight: Tensor, groups: Tensor, dtype: torch.dtype) -> Tensor:

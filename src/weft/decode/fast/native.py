@@ -33,41 +33,32 @@ ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu-tanh": 3}
 OPENMP = re.compile(r"/lib(gomp|omp|iomp5)[^/]*\.so[^/]*$")
 BLOCK = 32  # numbers with one scale, as c/bands.h has it
 BAND = 16  # rows that lie interleaved there
-D_HEAD = 512  # the widest head that c/step.c has room for
+MAX_D_HEAD = 512  # that c/step.c has memory for
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
 
 
 class Matrix(Structure):
     """c/products.h's Matrix."""
 
-    _fields_ = [
-        ("kind", c_int32),
-        ("rows", c_int32),
-        ("columns", c_int32),
-        ("weights", c_void_p),
-        ("scales", c_void_p),
-        ("centres", c_void_p),
-        ("bias", c_void_p),
-    ]
+    _fields_ = _fields(c_int32, "kind rows columns") + _fields(c_void_p, "weights scales centres bias")
 
 
 class Norm(Structure):
     """c/step.c's Norm."""
 
-    _fields_ = [("gain", c_void_p), ("bias", c_void_p), ("eps", c_float), ("offset", c_float), ("centred", c_int32)]
+    _fields_ = _fields(c_void_p, "gain bias") + _fields(c_float, "eps offset") + _fields(c_int32, "centred")
 
 
 class Layer(Structure):
     """c/step.c's Layer."""
 
     _fields_ = [
-        ("attention_norm", Norm),
-        ("feedforward_norm", Norm),
-        ("qkv", Matrix),
-        ("out", Matrix),
-        ("up", Matrix),
-        ("down", Matrix),
-        ("keys", c_void_p),
-        ("values", c_void_p),
+        *_fields(Norm, "attention_norm feedforward_norm"),
+        *_fields(Matrix, "qkv out up down"),
+        *_fields(c_void_p, "keys values"),
     ]
 
 
@@ -75,12 +66,9 @@ class Model(Structure):
     """c/step.c's Model."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("layers", "d_model", "heads", "kv_heads", "d_head", "d_ff", "gated")),
-        ("activation", c_int32),
-        ("capacity", c_int32),
+        *_fields(c_int32, "layers d_model heads kv_heads d_head d_ff gated activation capacity"),
         ("scale", c_float),
-        ("cos", c_void_p),
-        ("sin", c_void_p),
+        *_fields(c_void_p, "cos sin"),
         ("layer", POINTER(Layer)),
         ("norm", Norm),
         ("head", Matrix),
@@ -144,8 +132,10 @@ def _compiled() -> Path:
     name = f"step-{hashlib.sha256(b'%'.join([known, *sources])).hexdigest()[:16]}.so"
     folder = cache_folder()
     path = folder / name
-    if path.is_file() and _is_ours(path):
-        return path
+    if path.is_file():
+        kept = path.stat()
+        if kept.st_uid == os.getuid() and not kept.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return path
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as scratch:
         made = Path(scratch) / name
@@ -156,11 +146,6 @@ def _compiled() -> Path:
                 made.replace(path)
                 return path
     raise OSError(f"{compiler} can't compile {SOURCES}")
-
-
-def _is_ours(path: Path) -> bool:
-    found = path.stat()
-    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 # ---- what it is given

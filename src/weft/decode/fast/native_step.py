@@ -11,18 +11,14 @@ from torch import Tensor, nn
 from weft.decode.fast import native
 from weft.decode.fast.products import Native
 from weft.decode.fast.quantize import QuantizedHead, QuantizedLinear
+from weft.decode.fast.settings import native_step_reads
 from weft.models import heads
-from weft.models.config import Decoder, LMHead
 from weft.models.transformer import Transformer, TransformerState
-from weft.nn import config, position_config
+from weft.nn.config import Gated
 from weft.nn.linear import Linear
 from weft.nn.norm import LayerNorm, RMSNorm
-from weft.nn.scaling import LinearScaling, Llama3Scaling
 
-# what c/step.c reads of the settings; all others are at their defaults (`native_step_fits`)
-READ = ("vocab_size", "context", "layers", "d_model", "dropout", "init", "embedding_scale")
-
-ENOUGH = 4 << 20  # bytes of weights that another thread pays for: it is waited for after every product
+BYTES_A_THREAD = 4 << 20  # bytes of weights that another thread pays for: it is waited for after every product
 
 
 class NativeStep:
@@ -48,7 +44,7 @@ class NativeStep:
             kv_heads=settings.attention.groups,
             d_head=settings.d_head,
             d_ff=settings.feedforward.d_ff,
-            gated=isinstance(settings.feedforward, config.Gated),
+            gated=isinstance(settings.feedforward, Gated),
             activation=native.ACTIVATIONS[settings.feedforward.activation],
             capacity=state.max_len,
             scale=first.attention.scale,
@@ -60,7 +56,7 @@ class NativeStep:
         )
         self.result = torch.empty(1, settings.d_model if found is None else found.rows)
         held = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
-        self.threads = min(torch.get_num_threads(), 1 + held // ENOUGH)
+        self.threads = min(torch.get_num_threads(), 1 + held // BYTES_A_THREAD)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Read tokens (1,) → logits (1, vocab_size), good until the next step."""
@@ -122,36 +118,9 @@ class NativeStep:
 
 def native_step_fits(model: Transformer, state: TransformerState) -> bool:
     """Whether the step is written for a model and its state: one row, float32, the shape of LLaMA or of GPT-2."""
-    settings = model.config
-    if state.lengths.shape[0] != 1 or not isinstance(settings, Decoder) or not isinstance(settings.head, LMHead):
+    if state.lengths.shape[0] != 1 or not native_step_reads(model.config):
         return False
-    if not _known(settings) or native.library() is None:  # which compiles it, where that is not done yet
+    if native.library() is None:  # which compiles it, where that is not done yet
         return False
     parts = [part for part in model.decoder.modules() if isinstance(part, nn.Linear | QuantizedLinear)]  # type: ignore[union-attr]
     return all(type(p) is Linear or (isinstance(p, QuantizedLinear) and isinstance(p.product, Native)) for p in parts)
-
-
-def _known(settings: Decoder) -> bool:
-    """Whether every setting that c/step.c doesn't read is at its default."""
-    position, norm, forward = settings.position, settings.norm, settings.feedforward
-    if isinstance(position, position_config.Rotary):
-        if not isinstance(position.scaling, LinearScaling | Llama3Scaling | None):
-            return False
-        position = position_config.Rotary(base=position.base, scaling=position.scaling)
-    elif not isinstance(position, position_config.Learned | position_config.Sinusoidal | position_config.NoPosition):
-        return False
-    if forward.activation not in native.ACTIVATIONS or settings.d_head > native.D_HEAD:
-        return False
-    assert isinstance(settings.head, LMHead)
-    read = {name: getattr(settings, name) for name in READ}
-    plain = {
-        "attention": config.Attention(**_given(settings.attention, "heads kv_heads d_head bias scale dropout")),
-        "feedforward": type(forward)(**_given(forward, "d_ff activation bias dropout")),
-        "norm": type(norm)(**_given(norm, "eps bias" if isinstance(norm, config.LayerNorm) else "eps offset")),
-        "head": LMHead(**_given(settings.head, "tied bias scale")),
-    }
-    return settings == Decoder(**read, **plain, position=position)
-
-
-def _given(settings: Any, names: str) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in names.split()}

@@ -5,18 +5,22 @@ weft's own kernels where a compiler was found (`native.py`) and by those that to
 here, and which is the fastest, is tried on a small matrix and not guessed from a name.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
-from typing import ClassVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.decode.fast import native
-from weft.decode.fast.packed import Bits, Packed, layout
 from weft.decode.fast.rounding import (
-    Groups,
+    GROUP,
+    Bits,
+    Packed,
     centres_pay,
+    layout,
     quantize_around_zero,
     quantize_groups,
     quantize_rows,
@@ -24,60 +28,36 @@ from weft.decode.fast.rounding import (
 from weft.machine import best_of, has_triton
 
 SAMPLE = (1024, 768)  # the shape of the matrix that kernels are timed with
-FASTER = 0.5  # of the time that the first one takes: what another has to be below to be taken, on a busy machine too
-
-# ---- two numbers a byte
-
-
-def _nibbles(numbers: Tensor) -> Tensor:
-    """Numbers (N, K) from −8 to 7 as bytes (N, K/2): the even one in the lower half, both counted from −8 up."""
-    codes = (numbers + 8).to(torch.uint8)
-    return codes[:, ::2] | (codes[:, 1::2] << 4)
-
-
-def _from_nibbles(packed: Tensor) -> Tensor:
-    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1).to(torch.int8) - 8
-
+FIRST_CREDIT = 0.5  # of its time counts for the first kernel: another has to be clearly faster, on a busy machine too
 
 # ---- products of rows (M, K) with a matrix (N, K) of small numbers
 
 
 class Product(nn.Module):
-    """x (M, K) → x Wᵀ (M, N)."""
+    """x (M, K) → x Wᵀ (M, N). Of these tensors it has those that its kernel reads."""
 
-    centres_cost: ClassVar[bool] = False  # whether groups have centres only where they pay
+    numbers: Tensor
+    packed: Tensor
+    scales: Tensor
+    centres: Tensor | None
 
-    @staticmethod
-    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
-        """Whether a matrix of this shape, with so many scales a row, can be multiplied this way there."""
-        raise AssertionError("each product says what it fits")
-
-    def __init__(self, weight: Groups):
+    def __init__(self, weight: Packed):
         super().__init__()
-        self.N, self.K = weight.numbers.shape
-        self.group = self.K // weight.scales.shape[1]
-        self.pack(*weight)
+        self.N, self.K = weight.shape
+        self.group = self.K // weight.groups
 
-    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
-        """Keep numbers (N, K), scales and centres (N, groups) as the kernel wants them."""
-        raise AssertionError("each product packs")
-
-    def keep(self, name: str, tensor: Tensor) -> None:
-        """A tensor that moves with the module and is in no checkpoint: it follows from the weights."""
-        self.register_buffer(name, tensor.contiguous(), persistent=False)
+    def keep(self, **tensors: Tensor | None) -> None:
+        """Tensors that move with the module and are in no checkpoint: they follow from the weights."""
+        for name, tensor in tensors.items():
+            self.register_buffer(name, None if tensor is None else tensor.contiguous(), persistent=False)
 
 
 class Plain16(Product):
     """The definition, in bf16: x is rounded too where the processor multiplies bf16."""
 
-    numbers: Tensor
-
-    @staticmethod
-    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
-        return True
-
-    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
-        self.keep("numbers", numbers)
+    def __init__(self, weight: Packed):
+        super().__init__(weight)
+        self.keep(numbers=weight.numbers)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -88,16 +68,9 @@ class Plain16(Product):
 class Plain8(Product):
     """The definition, in 8 bits. On a GPU, the CUDA fast path reads `numbers` and `scales` itself."""
 
-    numbers: Tensor
-    scales: Tensor
-
-    @staticmethod
-    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
-        return groups == 1
-
-    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
-        self.keep("numbers", numbers)
-        self.keep("scales", scales[:, 0])
+    def __init__(self, weight: Packed):
+        super().__init__(weight)
+        self.keep(numbers=weight.numbers, scales=weight.unpack().scales[:, 0])
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.numbers.to(x.dtype)) * self.scales.to(x.dtype)
@@ -106,45 +79,34 @@ class Plain8(Product):
 class Plain4(Product):
     """The definition, in 4 bits."""
 
-    packed: Tensor
-    scales: Tensor
-    centres: Tensor
-
-    @staticmethod
-    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
-        return K % 2 == 0
-
-    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
-        self.keep("packed", _nibbles(numbers))
-        self.keep("scales", scales)
-        self.keep("centres", torch.zeros_like(scales) if centres is None else centres)
+    def __init__(self, weight: Packed):
+        super().__init__(weight)
+        self.keep(**weight._asdict())
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, Groups(_from_nibbles(self.packed), self.scales, self.centres).dequantize().to(x.dtype))
+        return F.linear(x, Packed(self.numbers, self.scales, self.centres).unpack().dequantize().to(x.dtype))
 
 
-class Dynamic4(Product):
+def _kleidiai_packed(numbers: Tensor, scales: Tensor) -> Tensor:
+    """Numbers (N, K) from −8 to 7 with scales (N, groups), as KleidiAI's kernel reads them."""
+    (N, K), groups = numbers.shape, scales.shape[1]
+    codes = (numbers + 8).to(torch.uint8)
+    both = codes[:, ::2] | (codes[:, 1::2] << 4)  # two numbers a byte, the even one in the lower half
+    kept = (scales.float() if groups == 1 else scales.bfloat16()).contiguous()
+    return torch.ops.aten._dyn_quant_pack_4bit_weight(both, kept, None, K // groups, K, N)
+
+
+class KleidiAI4(Product):
     """4 bits on Arm: the kernel rounds each row of x to 8 bits as well, and multiplies whole numbers.
 
     It knows no centres. They are multiplied by the sums of x over each group, a product 32 times as narrow but two more
     operations: so weights have them only where they pay.
     """
 
-    centres_cost = True
-    packed: Tensor
-    centres: Tensor | None
-
-    @staticmethod
-    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
-        # elsewhere the operation exists too, but only as a slow stand-in
-        grouped = groups == 1 or (K // groups) % 32 == 0
-        return device.type == "cpu" and torch.backends.kleidiai.is_available() and K % 2 == 0 and grouped
-
-    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
-        kept = scales.float() if self.group == self.K else scales.bfloat16()
-        args = (_nibbles(numbers), kept.contiguous(), None, self.group, self.K, self.N)
-        self.keep("packed", torch.ops.aten._dyn_quant_pack_4bit_weight(*args))
-        self.register_buffer("centres", None if centres is None else centres.t().contiguous(), persistent=False)
+    def __init__(self, weight: Packed):
+        super().__init__(weight)
+        numbers, scales, centres = weight.unpack()
+        self.keep(packed=_kleidiai_packed(numbers, scales), centres=None if centres is None else centres.t())
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.ops.aten._dyn_quant_matmul_4bit(x.float(), self.packed, self.group, self.K, self.N)
@@ -153,130 +115,78 @@ class Dynamic4(Product):
         return y.to(x.dtype)
 
 
-class Digits8(Product):
-    """8 bits on Arm: q = 16 a + b with signed 4-bit digits a and b, which `Dynamic4`'s kernel multiplies at once.
+class KleidiAI8(Product):
+    """8 bits on Arm: q = 16 a + b with signed 4-bit digits a and b, which the kernel for 4 bits multiplies at once.
 
     It is faster than the kernel for 8 bits, which converts every number to a float.
     """
 
-    @staticmethod
-    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
-        return groups == 1 and Dynamic4.fits(N, K, groups, device)
-
-    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
+    def __init__(self, weight: Packed):
+        super().__init__(weight)
+        numbers, scales, _ = weight.unpack()
         upper = (numbers + 8) >> 4  # rounds down; 119 + 8 is the most that 8 bits hold
         lower = numbers - (upper << 4)
-        self.digits = Dynamic4(Groups(torch.cat((upper, lower)), torch.cat((16 * scales, scales))))
+        self.keep(packed=_kleidiai_packed(torch.cat((upper, lower)), torch.cat((16 * scales, scales))))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.digits(x)
-        return y[:, : self.N] + y[:, self.N :]
+        y = torch.ops.aten._dyn_quant_matmul_4bit(x.float(), self.packed, self.group, self.K, 2 * self.N)
+        return (y[:, : self.N] + y[:, self.N :]).to(x.dtype)
 
 
-class Columns8(Product):
-    """8 bits on other CPUs."""
+class Torch8(Product):
+    """8 bits on other CPUs, with x in a `dtype`: on x86 torch has faster kernels for bf16."""
 
-    numbers: Tensor
-    scales: Tensor
-    kind: ClassVar[torch.dtype] = torch.float32
-
-    @staticmethod
-    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
-        return device.type == "cpu" and groups == 1 and N % 4 == 0 and K % 16 == 0
-
-    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
-        self.keep("numbers", numbers)
-        self.keep("scales", scales[:, 0].to(self.kind))
+    def __init__(self, weight: Packed, dtype: torch.dtype):
+        super().__init__(weight)
+        self.dtype = dtype
+        self.keep(numbers=weight.numbers, scales=weight.unpack().scales[:, 0].to(dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch._weight_int8pack_mm(x.to(self.kind), self.numbers, self.scales).to(x.dtype)
+        return torch._weight_int8pack_mm(x.to(self.dtype), self.numbers, self.scales).to(x.dtype)
 
 
-class HalfColumns8(Columns8):
-    """The same with x in bf16, for which torch has faster kernels on x86."""
+class Torch4(Product):
+    """4 bits on other CPUs, with x in a `dtype`, likewise."""
 
-    kind = torch.bfloat16
+    def __init__(self, weight: Packed, dtype: torch.dtype):
+        super().__init__(weight)
+        self.dtype = dtype
+        numbers, scales, centres = weight.unpack()
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu((numbers + 8).int(), 8)
+        both = torch.stack((scales.t(), (torch.zeros_like(scales) if centres is None else centres).t()), dim=-1)
+        self.keep(packed=packed, scales=both.to(dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(x.to(self.dtype), self.packed, self.group, self.scales)
+        return y.to(x.dtype)
 
 
-@cache
-def has_kernels() -> bool:
-    """Whether weft's kernels for a GPU can be compiled: for NVIDIA's alone, as they use PTX in places."""
-    return torch.version.hip is None and has_triton()
-
-
-class Fused4(Product):
+class Triton4(Product):
     """4 bits on a GPU, by weft's kernels; the CUDA fast path reads `numbers` and `scales` itself.
 
     scales: int32 (N, K/32), a scale and a centre in bf16 each.
     """
 
-    numbers: Tensor
-    scales: Tensor
-
-    @staticmethod
-    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
-        return device.type == "cuda" and groups * 32 == K and has_kernels()
-
-    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
-        self.keep("numbers", Packed.of(Groups(numbers, scales, centres), "int4").numbers)
-        both = torch.stack((scales, torch.zeros_like(scales) if centres is None else centres), dim=-1)
-        self.keep("scales", both.bfloat16().view(torch.int32).squeeze(-1))
+    def __init__(self, weight: Packed):
+        super().__init__(weight)
+        _, scales, centres = weight
+        assert scales is not None
+        both = torch.stack((scales, torch.zeros_like(scales) if centres is None else centres.bfloat16()), dim=-1)
+        self.keep(numbers=weight.numbers, scales=both.view(torch.int32).squeeze(-1))
 
     def forward(self, x: Tensor) -> Tensor:
-        from weft.decode.fast import kernels4
+        from weft.decode.fast import kernels
 
-        return kernels4.product(x.contiguous(), self.numbers, self.scales)
-
-
-class Tiles4(Product):
-    """4 bits on other CPUs."""
-
-    packed: Tensor
-    scales: Tensor
-    kind: ClassVar[torch.dtype] = torch.float32
-
-    @staticmethod
-    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
-        grouped = K // groups in (32, 64, 128, 256)
-        return device.type == "cpu" and grouped and N % 16 == 0 and K % 32 == 0
-
-    def pack(self, numbers: Tensor, scales: Tensor, centres: Tensor | None) -> None:
-        self.keep("packed", torch.ops.aten._convert_weight_to_int4pack_for_cpu((numbers + 8).int(), 8))
-        added = torch.zeros_like(scales) if centres is None else centres
-        both = torch.stack((scales.t(), added.t()), dim=-1)
-        self.keep("scales", both.to(self.kind))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.ops.aten._weight_int4pack_mm_for_cpu(x.to(self.kind), self.packed, self.group, self.scales)
-        return y.to(x.dtype)
-
-
-class HalfTiles4(Tiles4):
-    """The same with x in bf16, for which torch has faster kernels on x86."""
-
-    kind = torch.bfloat16
+        return kernels.product(x.contiguous(), self.numbers, self.scales)
 
 
 class Native(Product):
     """By weft's own kernels; x is rounded to 8 bits where the weights are whole numbers, in blocks of 32."""
 
-    centres_cost = True
-    bits: ClassVar[Bits]
-    numbers: Tensor
-    scales: Tensor | None
-    centres: Tensor | None
-
-    @staticmethod
-    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
-        return device.type == "cpu" and native.library() is not None
-
-    def __init__(self, weight: Groups | Packed):
-        nn.Module.__init__(self)
-        packed = weight if isinstance(weight, Packed) else Packed.of(weight, self.bits)
-        self.N, self.K = packed.shape
-        self.group = self.K // packed.groups
-        for name, tensor in packed._asdict().items():  # bf16: the very same ones, which may be a file's pages
-            kept = tensor if tensor is None or self.bits == "bf16" else native.in_bands(tensor)
+    def __init__(self, weight: Packed):
+        super().__init__(weight)
+        for name, tensor in weight._asdict().items():  # bf16: the very same ones, which may be a file's pages
+            kept = tensor if tensor is None or weight.bits == "bf16" else native.in_bands(tensor)
             self.register_buffer(name, kept, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -287,38 +197,86 @@ class Native(Product):
         return native.matrix(self.numbers, (self.N, self.K), self.scales, self.centres, bias)
 
 
-class Native16(Native):
-    """bf16: as exact as the weights are."""
-
-    bits = "bf16"
+# ---- which of them fits, works, and is the fastest
 
 
-class Native8(Native):
-    """8 bits."""
-
-    bits = "int8"
-
-    @staticmethod
-    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
-        return groups == 1 and K % native.BLOCK == 0 and Native.fits(N, K, groups, device)
+@cache
+def has_kernels() -> bool:
+    """Whether weft's kernels for a GPU can be compiled: for NVIDIA's alone, as they use PTX in places."""
+    return torch.version.hip is None and has_triton()
 
 
-class Native4(Native):
-    """4 bits: of 32 neighbours the first 16 are in the lower halves of 16 bytes, the others in the upper."""
+class Case(NamedTuple):
+    """A matrix (N, K) with so many scales a row, on a device."""
 
-    bits = "int4"
+    N: int
+    K: int
+    groups: int
+    device: torch.device
 
-    @staticmethod
-    def fits(N: int, K: int, groups: int, device: torch.device) -> bool:
-        return groups * native.BLOCK == K and Native.fits(N, K, groups, device)
+    @property
+    def on_cpu(self) -> bool:
+        return self.device.type == "cpu"
+
+    @property
+    def native(self) -> bool:
+        """Whether weft's own kernels are there."""
+        return self.on_cpu and native.library() is not None
+
+    @property
+    def kleidiai(self) -> bool:
+        """Whether Arm's kernels are: elsewhere the operation exists too, but only as a slow stand-in."""
+        grouped = self.groups == 1 or (self.K // self.groups) % 32 == 0
+        return self.on_cpu and torch.backends.kleidiai.is_available() and self.K % 2 == 0 and grouped
+
+    @property
+    def triton(self) -> bool:
+        return self.device.type == "cuda" and has_kernels()
 
 
-KERNELS: dict[Bits, tuple[type[Product], ...]] = {
-    "bf16": (Native16,),
-    "int8": (Native8, Digits8, HalfColumns8, Columns8),
-    "int4": (Fused4, Native4, Dynamic4, HalfTiles4, Tiles4),
+@dataclass(frozen=True)
+class Kernel:
+    """A way to multiply: what makes a product of weights, and for which matrices.
+
+    Where `centres_cost` time, groups have them only where they pay.
+    """
+
+    name: str
+    make: Callable[[Packed], Product]
+    fits: Callable[[Case], bool] = lambda case: True
+    centres_cost: bool = False
+
+
+def _torch_8(case: Case) -> bool:
+    return case.on_cpu and case.groups == 1 and case.N % 4 == 0 and case.K % 16 == 0
+
+
+def _torch_4(case: Case) -> bool:
+    grouped = case.K // case.groups in (32, 64, 128, 256)
+    return case.on_cpu and grouped and case.N % 16 == 0 and case.K % 32 == 0
+
+
+KERNELS: dict[Bits, tuple[Kernel, ...]] = {
+    "bf16": (Kernel("native", Native, lambda case: case.native),),
+    "int8": (
+        Kernel("native", Native, lambda case: case.native and case.groups == 1 and case.K % native.BLOCK == 0),
+        Kernel("KleidiAI", KleidiAI8, lambda case: case.kleidiai and case.groups == 1),
+        Kernel("torch, bf16", partial(Torch8, dtype=torch.bfloat16), _torch_8),
+        Kernel("torch", partial(Torch8, dtype=torch.float32), _torch_8),
+    ),
+    "int4": (
+        Kernel("Triton", Triton4, lambda case: case.triton and case.groups * GROUP == case.K),
+        Kernel("native", Native, lambda case: case.native and case.groups * native.BLOCK == case.K, centres_cost=True),
+        Kernel("KleidiAI", KleidiAI4, lambda case: case.kleidiai, centres_cost=True),
+        Kernel("torch, bf16", partial(Torch4, dtype=torch.bfloat16), _torch_4),
+        Kernel("torch", partial(Torch4, dtype=torch.float32), _torch_4),
+    ),
 }
-PLAIN: dict[Bits, type[Product]] = {"bf16": Plain16, "int8": Plain8, "int4": Plain4}
+PLAIN: dict[Bits, Kernel] = {
+    "bf16": Kernel("plain", Plain16),
+    "int8": Kernel("plain", Plain8),
+    "int4": Kernel("plain", Plain4),
+}
 
 
 def packed(bits: Bits, weight: Tensor) -> Packed:
@@ -329,25 +287,29 @@ def packed(bits: Bits, weight: Tensor) -> Packed:
         return Packed(weight.bfloat16().contiguous())
     if kept == "int8":
         return Packed.of(quantize_rows(weight), kept)
-    kind = fastest(kept, (N, K, groups), weight.device, weight.dtype)
-    plain = kind.centres_cost and not centres_pay(weight, K // groups)
+    kernel = fastest(kept, Case(N, K, groups, weight.device), weight.dtype)
+    plain = kernel.centres_cost and not centres_pay(weight, K // groups)
     return Packed.of((quantize_around_zero if plain else quantize_groups)(weight, K // groups), kept)
 
 
 def product(weight: Packed, dtype: torch.dtype) -> Product:
     """The product with a matrix, for x of this type: by the fastest of the kernels that work here, or as defined."""
-    kind = fastest(weight.bits, (*weight.shape, weight.groups), weight.numbers.device, dtype)
-    return kind(weight) if issubclass(kind, Native) else kind(weight.unpack())
+    case = Case(*weight.shape, weight.groups, weight.numbers.device)
+    return fastest(weight.bits, case, dtype).make(weight)
 
 
-def fastest(bits: Bits, shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> type[Product]:
-    """The product to take for a matrix (N, K) with so many scales a row: on a CPU by the clock, where the first of
-    `KERNELS` has a little credit."""
-    able = [kind for kind in KERNELS[bits] if kind.fits(*shape, device) and works(kind, bits, device, dtype)]  # type: ignore[arg-type]
-    if device.type != "cpu" or len(able) < 2:
+def able_to(bits: Bits, case: Case, dtype: torch.dtype) -> list[Kernel]:
+    """The kernels that multiply x of this type by a matrix here."""
+    return [kernel for kernel in KERNELS[bits] if kernel.fits(case) and works(kernel, bits, case.device, dtype)]
+
+
+def fastest(bits: Bits, case: Case, dtype: torch.dtype) -> Kernel:
+    """The kernel to take for a matrix: on a CPU by the clock, where the first of `KERNELS` has some credit."""
+    able = able_to(bits, case, dtype)
+    if not case.on_cpu or len(able) < 2:
         return able[0] if able else PLAIN[bits]
     taken = seconds(bits)
-    return min(able, key=lambda kind: taken[kind.__name__] * (FASTER if kind is able[0] else 1.0))
+    return min(able, key=lambda kernel: taken[kernel.name] * (FIRST_CREDIT if kernel is able[0] else 1.0))
 
 
 @cache
@@ -357,10 +319,8 @@ def seconds(bits: Bits) -> dict[str, float]:
     Of several threads one may wait for a processor that is busy with other things, and the clock would show that.
     """
     sample, x = _sample(bits, *SAMPLE), torch.ones(1, SAMPLE[1])
-    here = SAMPLE[0], SAMPLE[1], sample.scales.shape[1]
-    device, dtype = torch.device("cpu"), torch.float32
-    kinds = [kind for kind in KERNELS[bits] if kind.fits(*here, device) and works(kind, bits, device, dtype)]  # type: ignore[arg-type]
-    multiply = {kind.__name__: kind(sample) for kind in kinds or [PLAIN[bits]]}
+    case = Case(*SAMPLE, sample.groups, torch.device("cpu"))
+    multiply = {kernel.name: kernel.make(sample) for kernel in able_to(bits, case, torch.float32) or [PLAIN[bits]]}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -370,26 +330,26 @@ def seconds(bits: Bits) -> dict[str, float]:
 
 
 @cache
-def works(kind: type[Product], bits: Bits, device: torch.device, dtype: torch.dtype) -> bool:
+def works(kernel: Kernel, bits: Bits, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a kernel gives what the definition gives, tried on a small matrix."""
     if device.type == "cpu" and dtype != torch.float32:
         return False
-    rounded = Groups(*(None if part is None else part.to(device) for part in _sample(bits, 64, 256)))  # type: ignore[arg-type]
+    sample = Packed(*(None if part is None else part.to(device) for part in _sample(bits, 64, 256)))  # type: ignore[arg-type]
     x = torch.randn(3, 256, generator=torch.Generator().manual_seed(1)).to(device, dtype)
     try:
-        if not kind.fits(64, 256, rounded.scales.shape[1], device):
+        if not kernel.fits(Case(64, 256, sample.groups, device)):
             return False
-        y = kind(rounded)(x).float()
+        y = kernel.make(sample)(x).float()
     except (RuntimeError, AttributeError):  # no such kernel here
         return False
-    expected = F.linear(x.float(), rounded.dequantize())
+    expected = F.linear(x.float(), sample.unpack().dequantize())
     # kernels that round x to 8 bits are about 1 % off
     return bool((y - expected).norm() < 0.05 * expected.norm())
 
 
 @cache
-def _sample(bits: Bits, N: int, K: int) -> Groups:
+def _sample(bits: Bits, N: int, K: int) -> Packed:
     weight = torch.randn(N, K, generator=torch.Generator().manual_seed(0))
     if bits == "bf16":
-        return Groups(weight.bfloat16(), torch.ones(N, 1))
-    return quantize_rows(weight) if bits == "int8" else quantize_groups(weight)
+        return Packed(weight.bfloat16())
+    return Packed.of(quantize_rows(weight) if bits == "int8" else quantize_groups(weight), bits)

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from weft.decode.fast.packed import DTYPES, Bits, Packed
-from weft.decode.fast.products import fastest, packed, product
-from weft.decode.fast.rounding import GROUP
+from weft.decode.fast.products import Case, fastest, packed, product
+from weft.decode.fast.rounding import DTYPES, GROUP, Bits, Packed
 from weft.errors import ConfigError, ModelError
 from weft.models import heads
 from weft.models.base import LanguageModel
@@ -122,7 +121,7 @@ def _each_alone(model: Transformer, places: "list[_Place]") -> Iterator[Callable
         yield map
         return
     for bits in {place.bits for place in places}:
-        fastest(bits, (GROUP, GROUP, 1), device, dtype)  # by a clock that nothing else disturbs, and then known
+        fastest(bits, Case(GROUP, GROUP, 1, device), dtype)  # by a clock that nothing else disturbs, and then known
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(threads, "quantize", torch.set_num_threads, (1,)) as pool:
         try:

@@ -10,27 +10,28 @@ paths read whole matrices. All ways give the same logits but for rounding.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from weft.decode.capacity import grow, start
 from weft.decode.engine.paging import BlockStore
-from weft.decode.fast.cpu import CPUFastPath, reads
+from weft.decode.fast.cpu import CPUFastPath, packing_pays
 from weft.decode.fast.cuda import CUDAFastPath
 from weft.decode.fast.cuda_graphs import DeviceSampler, GraphStep
 from weft.decode.fast.engine_graphs import PagedGraphs
 from weft.decode.fast.native_step import NativeStep, native_step_fits
-from weft.decode.fast.onednn import packing_pays
 from weft.decode.fast.products import has_kernels
-from weft.models.base import LanguageModel, Source, State
-from weft.models.config import Decoder, LMHead
+from weft.decode.fast.settings import cpu_step_reads, llama_like
+from weft.models.base import LanguageModel, Source, State, device_of
+from weft.models.ngram import Recent
+from weft.models.recurrent import HiddenStates
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.cache import KeyValueCache
-from weft.nn.config import Attention, Gated, RMSNorm
-from weft.nn.position_config import Rotary
 from weft.nn.scaled_dot_product import Probabilities
+
+FIRST_CAPACITY = 1 << 10  # tokens after the prompt that a state has capacity for at the start
+FIRST_CAPACITY_ON_CUDA = 1 << 15  # where CUDA graphs are captured with the address of the memory they use
 
 Step = Callable[[Tensor], Tensor]  # the next tokens (batch,) → logits (batch, V)
 
@@ -43,7 +44,12 @@ class Stepper:
 
     def __init__(self, model: LanguageModel, batch: int, first: int, limit: int, source: Source | None = None):
         self.model, self.limit = model, limit
-        self.state = start(model, batch, first, limit, source)
+        # an answer is about as long as its source: most have ended before the others' capacity is moved
+        more = FIRST_CAPACITY if source is None else source.tokens.shape[1] + 1
+        capacity = min(limit, first + (FIRST_CAPACITY_ON_CUDA if device_of(model).type == "cuda" else more))
+        self.state = model.start(batch, capacity, source)
+        if capacity < limit and not can_grow(self.state):
+            self.state = model.start(batch, limit, source)
         self._step: Step | None = None
 
     def read(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -103,17 +109,42 @@ class Stepper:
         return GraphStep(model, state, cuda_fast_path(model, state), sampler).run_ahead(logits, steps)
 
 
+def can_grow(state: State) -> bool:
+    """Whether a state can be given more capacity; one of another kind needs all of it at the start."""
+    if isinstance(state, TransformerState):
+        return isinstance(state.cache, KeyValueCache)
+    return isinstance(state, HiddenStates | Recent)
+
+
+def grow(state: State, tokens: int, limit: int) -> bool:
+    """Give `state` capacity for so many more tokens, unless that is above `limit` in all; True if it had to grow.
+
+    It gets half as much again, in new tensors.
+    """
+    needed = state.longest + tokens
+    if needed <= state.max_len or needed > limit:
+        return False
+    wider = min(limit, max(needed, state.max_len * 3 // 2))
+    more, state.max_len = wider - state.max_len, wider
+    if isinstance(state, TransformerState):
+        state.cache.store = pad(state.cache.store, (0, 0, 0, more))
+    elif isinstance(state, HiddenStates):
+        state.states = pad(state.states, (0, 0) * 3 + (0, more))
+    else:
+        assert isinstance(state, Recent), "such a state has all of its capacity from the start"
+        state.tokens = pad(state.tokens, (0, more))
+    return True
+
+
 def _fastest(model: LanguageModel, state: State) -> Step:
-    if state.lengths.is_cuda and shape_is_fixed(model, state):
-        assert isinstance(model, Transformer) and isinstance(state, TransformerState)
-        return GraphStep(model, state, cuda_fast_path(model, state))
-    if native_path_fits(model, state):
-        assert isinstance(model, Transformer) and isinstance(state, TransformerState)
-        return NativeStep(model, state)
-    if cpu_fast_path_fits(model, state):
-        assert isinstance(model, Transformer) and isinstance(state, TransformerState)
-        # texts that are written from sources: translation models are small enough to be held twice
-        return CPUFastPath(model, state, pack=state.source_cache is not None and packing_pays())
+    if isinstance(model, Transformer) and isinstance(state, TransformerState):
+        if state.lengths.is_cuda and shape_is_fixed(model, state):
+            return GraphStep(model, state, cuda_fast_path(model, state))
+        if native_path_fits(model, state):
+            return NativeStep(model, state)
+        if cpu_fast_path_fits(model, state):
+            # texts that are written from sources: translation models are small enough to be held twice
+            return CPUFastPath(model, state, pack=state.source_cache is not None and packing_pays())
     return lambda tokens: model.step(tokens.unsqueeze(1), state)[:, -1]
 
 
@@ -136,7 +167,7 @@ def native_path_fits(model: LanguageModel, state: State) -> bool:
 
 def cpu_fast_path_fits(model: LanguageModel, state: State) -> bool:
     """A common decoder, alone or with a source, in float32, with rows of equal length."""
-    return _in_float32(model, state) and reads(model.config)
+    return _in_float32(model, state) and cpu_step_reads(model.config)
 
 
 def _in_float32(model: LanguageModel, state: State) -> bool:
@@ -189,36 +220,3 @@ def _stretches(model: Transformer, longest: int) -> bool:
     context = model.config.context
     lengths = [kind.position.changes_after(context) for kind in model.config.kinds() if kind.position is not None]
     return any(length is not None and longest > length for length in lengths)
-
-
-def llama_like(config: Any) -> bool:
-    """Whether a config is LLaMA's with other sizes: every setting that the fast paths don't know is at its default."""
-    if not isinstance(config, Decoder) or not isinstance(config.head, LMHead):
-        return False
-    position, feedforward, norm = config.position, config.feedforward, config.norm
-    if not (isinstance(position, Rotary) and isinstance(feedforward, Gated) and isinstance(norm, RMSNorm)):
-        return False
-    if position.fraction != 1.0 or position.changes_after(config.context) is not None:
-        return False
-    attention = config.attention
-    same = Decoder(
-        vocab_size=config.vocab_size,
-        context=config.context,
-        layers=config.layers,
-        d_model=config.d_model,
-        attention=Attention(
-            heads=attention.heads,
-            kv_heads=attention.kv_heads,
-            d_head=attention.d_head,
-            scale=attention.scale,
-            dropout=attention.dropout,
-        ),
-        feedforward=Gated(d_ff=feedforward.d_ff, dropout=feedforward.dropout),
-        norm=RMSNorm(eps=norm.eps),
-        position=Rotary(base=position.base, scaling=position.scaling),
-        head=config.head.replace(softcap=None),
-        dropout=config.dropout,
-        embedding_scale=config.embedding_scale,
-        init=config.init,
-    )
-    return config == same
