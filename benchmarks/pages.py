@@ -94,6 +94,7 @@ def clicks() -> None:
         "attention 12 × 12 × 128": AttentionMaps("Attention", "", (KindMaps("decoder", weights, tokens, tokens),)),
         "graph of GPT-2, folded": graph_picture(gpt2, torch.zeros(1, 4, dtype=torch.long)),
         "graph, a block open": graph_picture(gpt2, torch.zeros(1, 4, dtype=torch.long), open="decoder.0"),
+        "graph, all open": graph_picture(gpt2, torch.zeros(1, 4, dtype=torch.long), depth=99),
     }
     with tempfile.TemporaryDirectory() as folder:
         for name, picture in pages.items():
