@@ -11,8 +11,8 @@ from torch import distributed
 
 from weft.cli.main import run
 from weft.errors import ModelError
+from weft.explain.parallel import picture as parallel_picture
 from weft.explain.parallel.parallel import Sizes, Split, Splits, Way, measure
-from weft.explain.parallel.parallel import picture as parallel_picture
 from weft.explain.parallel.ranks import Collective, simulated
 
 SMALL = Sizes(d_model=16, d_ff=48, heads=2, tokens=6)

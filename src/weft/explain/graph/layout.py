@@ -131,7 +131,8 @@ _Uses = dict[tuple[int, int, int], dict[int, list[int]]]
 def _inside(sizes: tuple[Size, ...], uses: _Uses, variable: Sequence[bool]) -> Inside:
     trunks: dict[tuple[int, Trunk], list[tuple[int, dict[int, list[int]]]]] = {}
     for (start, origin, source), ends in uses.items():
-        trunks.setdefault((origin, Trunk(start, tuple(sorted(ends)))), []).append((source, ends))
+        trunk = Trunk(start, tuple(sorted(ends)), variable[source])
+        trunks.setdefault((origin, trunk), []).append((source, ends))
     bundles = [
         Bundle(
             tuple(source for source, _ in members),

@@ -5,20 +5,24 @@ All boxes are closed here. A box that is opened, or has more to say, takes more 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from graphlib import TopologicalSorter
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
+from scipy.optimize import linprog
+from scipy.sparse import csr_array
+
 OUTSIDE = -1  # in the place of a child: what is around the group
 APART = 18.0  # between neighbours in a layer
 NARROW = 12.0  # between a line and its neighbour
-ASIDE = 0.03  # how much a parameter pulls at what it feeds
+PARAMETER_PULL = 0.03  # how much a parameter pulls at what it feeds
+MAX_PASSED = 12  # layers that a line passes among boxes; a longer one runs aside of all boxes
+LEFT = 1e-4  # how much everything is pulled to the left
 ORDERINGS = 8
-SWEEPS = 40  # the last quarter of them make lines exactly straight where that is possible
 SAME = 0.3  # places that are no further apart are one
 PORT = 1  # of a box's left, port and right
 INFINITY = float("inf")
@@ -32,10 +36,14 @@ class Size(NamedTuple):
 
 
 class Trunk(NamedTuple):
-    """A line that goes down from the child `start` and branches off to each of `ends`."""
+    """A line that goes down from the child `start` and branches off to each of `ends`.
+
+    `variable`: what it carries depends on parameters or inputs, unlike a mask or an angle.
+    """
 
     start: int
     ends: tuple[int, ...]
+    variable: bool
 
 
 class Span(NamedTuple):
@@ -83,15 +91,15 @@ class Level(NamedTuple):
     entries: tuple[tuple[int, int], ...]
 
 
-@cache  # the layers of a model are alike
+@lru_cache(1024)  # the layers of a model are alike
 def level(sizes: tuple[Size, ...], trunks: tuple[Trunk, ...]) -> Level:
     """Lay out boxes of these sizes: ranks by longest path, few crossings, straight lines."""
     spots, pieces = _ranked(sizes, trunks)
     layers: list[list[_Spot]] = [[] for _ in range(max((spot.rank for spot in spots), default=0) + 1)]
-    for spot in spots:
+    for spot in (spot for spot in spots if spot.aside is None):
         layers[spot.rank].append(spot)
     _uncross(layers, pieces)
-    _spread(layers, pieces)
+    _spread(spots, layers, pieces, trunks)
     fed = {piece.end for piece in pieces}
     gaps, spans, stop_of = _stops(spots)
     number = {spot: n for n, spot in enumerate(spots)}
@@ -116,8 +124,9 @@ class _Spot:
     child: int = OUTSIDE
     enters: int | None = None  # the trunk of a port at the top
     leaves: bool = False  # a port at the bottom
+    aside: int | None = None  # the column to the left of everything that a long line runs in
     x: float = 0.0
-    order: int = 0
+    order: int = -1
 
     @property
     def boxed(self) -> bool:
@@ -138,11 +147,6 @@ class _Piece(NamedTuple):
     end: _Spot
     trunk: int
     reached: tuple[int, ...]
-
-    @property
-    def shift(self) -> float:
-        """How much further right than its start's left the left of its end is, if the line is straight."""
-        return self.start.port - self.end.port
 
 
 def _ranked(sizes: Sequence[Size], trunks: Sequence[Trunk]) -> tuple[list[_Spot], list[_Piece]]:
@@ -165,16 +169,21 @@ def _ranked(sizes: Sequence[Size], trunks: Sequence[Trunk]) -> tuple[list[_Spot]
             ranks[child] = min(ranks[target] for target in after[child]) - 1
     last = max(ranks, default=0) + 1
     boxes = [_Spot(rank, *size, child) for child, (rank, size) in enumerate(zip(ranks, sizes, strict=True))]
-    spots, pieces = list(boxes), []
+    spots, pieces, columns = list(boxes), [], 0
     for number, trunk in enumerate(trunks):
         at = _Spot(0, enters=number) if trunk.start == OUTSIDE else boxes[trunk.start]
         ends = [_Spot(last, leaves=True) if end == OUTSIDE else boxes[end] for end in trunk.ends]
         spots += [spot for spot in (at, *ends) if not spot.boxed]
-        for rank in range(at.rank + 1, max(end.rank for end in ends) + 1):
+        ranks_of = {end.rank for end in ends}
+        turns, aside = set(range(at.rank + 1, max(ranks_of))), None
+        if len(turns) >= MAX_PASSED:
+            turns, aside = {at.rank + 1, *(rank - 1 for rank in ranks_of if rank > at.rank + 1)}, columns
+            columns += 1
+        for rank in sorted(turns | ranks_of):
             pieces += [_Piece(at, end, number, (n,)) for n, end in enumerate(ends) if end.rank == rank]
             further = tuple(n for n, end in enumerate(ends) if end.rank > rank)
-            if further:
-                spots.append(_Spot(rank))
+            if further and rank in turns:
+                spots.append(_Spot(rank, aside=aside))
                 pieces.append(_Piece(at, spots[-1], number, further))
                 at = spots[-1]
     return spots, pieces
@@ -224,136 +233,54 @@ def _crossings(layers: list[list[_Spot]], below: dict[_Spot, list[_Spot]]) -> in
     return total
 
 
-def _spread(layers: list[list[_Spot]], pieces: Sequence[_Piece]) -> None:
-    """Places from left to right: each layer as near to what it is joined to as its order and widths allow."""
-    near: dict[_Spot, list[tuple[_Spot, float, float]]] = {}
+def _spread(
+    spots: Sequence[_Spot], layers: list[list[_Spot]], pieces: Sequence[_Piece], trunks: Sequence[Trunk]
+) -> None:
+    """Places from left to right: lines as straight as the order in layers and the widths allow, by linear programming
+    (Gansner et al. 1993, §4.2)."""
+    number = {spot: n for n, spot in enumerate(spots)}
+    entries: list[tuple[int, int, float]] = []  # of a matrix: what it makes of places and bends is at most `limits`
+    limits: list[float] = []
+    for left, right in (pair for layer in layers for pair in pairwise(layer)):
+        entries += [(len(limits), number[left], 1.0), (len(limits), number[right], -1.0)]
+        limits.append(-left.width - max(left.room, right.room))
+    for bend, piece in enumerate(pieces, len(spots)):
+        for sign in (1.0, -1.0):
+            entries += [(len(limits), number[piece.start], sign), (len(limits), number[piece.end], -sign)]
+            entries.append((len(limits), bend, -1.0))
+            limits.append(-sign * (piece.start.port - piece.end.port))
+    if not limits:
+        return
+    rows, columns, values = zip(*entries, strict=True)
+    matrix = csr_array((values, (rows, columns)), shape=(len(limits), len(spots) + len(pieces)))
+    found = linprog([LEFT] * len(spots) + _weights(pieces, trunks), matrix, limits, bounds=_bounds(spots, pieces))
+    for spot, x in zip(spots, found.x, strict=False):
+        spot.x = float(x)
+
+
+def _bounds(spots: Sequence[_Spot], pieces: Sequence[_Piece]) -> list[tuple[float, float | None]]:
+    """Long lines have fixed columns at the left; everything else is to their right."""
+    columns = max((spot.aside + 1 for spot in spots if spot.aside is not None), default=0)
+    fixed = [(NARROW * columns, None) if spot.aside is None else (NARROW * spot.aside,) * 2 for spot in spots]
+    return [*fixed, *[(0.0, None)] * len(pieces)]
+
+
+def _weights(pieces: Sequence[_Piece], trunks: Sequence[Trunk]) -> list[float]:
+    """How much a bend in each piece costs. Lines that pass several layers want to be straight most of all, then chains
+    of boxes; what nothing feeds stands aside."""
     fed = {piece.end for piece in pieces}
+    chained = [piece for piece in pieces if piece.start.boxed and piece.end.boxed and piece.start in fed]
+    outs, ins = Counter(piece.start for piece in chained), Counter(piece.end for piece in chained)
+    found = []
     for piece in pieces:
-        # lines that pass several layers want to be straight most of all; what nothing feeds stands aside
-        weight = (8.0, 2.0, 1.0)[piece.start.boxed + piece.end.boxed]
-        weight *= ASIDE if piece.start.boxed and piece.start not in fed else 1.0
-        near.setdefault(piece.end, []).append((piece.start, piece.shift, weight))
-        near.setdefault(piece.start, []).append((piece.end, -piece.shift, weight))
-    for layer in layers:
-        x = 0.0
-        for spot in layer:
-            spot.x = x
-            x += spot.width + spot.room
-    for sweep in range(SWEEPS):
-        falling = sweep % 2 == 0
-        for layer in layers if falling else layers[::-1]:
-            wanted, weights = [], []
-            for spot in layer:
-                pulls = near.get(spot, [])
-                if sweep < 2:  # at first only from the side that is already placed
-                    side = spot.rank + (-1 if falling else 1)
-                    pulls = [pull for pull in pulls if pull[0].rank == side] or pulls
-                weight = sum(pull[2] for pull in pulls)
-                places = [(other.x + shift, w) for other, shift, w in pulls]
-                if not places:
-                    wanted.append(spot.x)
-                elif sweep < SWEEPS * 3 // 4:
-                    wanted.append(sum(x * w for x, w in places) / weight)
-                else:
-                    wanted.append(_weighted_median(places, spot.x))
-                weights.append(weight or 0.1)
-            _fit(layer, wanted, weights)
-    _straighten(layers, pieces)
-
-
-def _weighted_median(places: list[tuple[float, float]], now: float) -> float:
-    """Of all places between two that are as good, the nearest to the one now."""
-    places = sorted(places)
-    half, passed = sum(w for _, w in places) / 2, 0.0
-    for n, (x, weight) in enumerate(places):
-        passed += weight
-        if passed > half:
-            return x
-        if passed == half:
-            return min(max(now, x), places[n + 1][0])
-    return now
-
-
-def _fit(layer: list[_Spot], wanted: list[float], weights: list[float]) -> None:
-    """The places nearest to the wanted ones, by least squares, that keep the order and the room between neighbours:
-    an isotonic regression, by pooling adjacent violators."""
-    offsets = [0.0]
-    for here, after in pairwise(layer):
-        offsets.append(offsets[-1] + here.width + max(here.room, after.room))
-    pools: list[list[float]] = []  # sum of weighted places, weight, how many
-    for x, weight, offset in zip(wanted, weights, offsets, strict=False):
-        pools.append([(x - offset) * weight, weight, 1])
-        while len(pools) > 1 and pools[-2][0] / pools[-2][1] > pools[-1][0] / pools[-1][1]:
-            top = pools.pop()
-            pools[-1] = [a + b for a, b in zip(pools[-1], top, strict=True)]
-    at = (total / weight for total, weight, count in pools for _ in range(int(count)))
-    for spot, offset, x in zip(layer, offsets, at, strict=False):
-        spot.x = x + offset
-
-
-def _straighten(layers: list[list[_Spot]], pieces: Sequence[_Piece]) -> None:
-    """Chains, and lines that pass several layers, in few straight stretches: as far as their place is free."""
-    after = _chains(pieces)
-    later = {piece.end for piece in after.values()}
-    for head in [spot for layer in layers for spot in layer if spot in after and spot not in later]:
-        run: list[tuple[_Spot, float]] = []
-        low, high, shift = -INFINITY, INFINITY, 0.0
-        for spot, further in _followed(head, after):
-            shift += further
-            left, right = _free(layers[spot.rank], spot)
-            left, right = min(left, spot.x), max(right, spot.x)  # rounding may leave no room at all
-            if max(low, left - shift) > min(high, right - shift):
-                _align(run, low, high)
-                run, low, high, shift = [], -INFINITY, INFINITY, 0.0
-            run.append((spot, shift))
-            low, high = max(low, left - shift), min(high, right - shift)
-        _align(run, low, high)
-
-
-def _chains(pieces: Sequence[_Piece]) -> dict[_Spot, _Piece]:
-    """What leads on straight below a spot: the rest of a line, or to what alone is computed from it alone, parameters
-    aside."""
-    fed = {piece.end for piece in pieces}
-    main = [piece for piece in pieces if not piece.start.boxed or piece.start in fed]
-    # lines that pass beside a chain of boxes, such as a skip connection, don't end it
-    direct = [piece for piece in main if piece.start.boxed and piece.end.boxed]
-    above, below = {piece.start for piece in direct}, {piece.end for piece in direct}
-    main = [
-        piece
-        for piece in main
-        if (piece.start.boxed or piece.end not in below) and (piece.end.boxed or piece.start not in above)
-    ]
-    outs, ins = Counter(piece.start for piece in main), Counter(piece.end for piece in main)
-    return {
-        piece.start: piece
-        for piece in main
-        if not (piece.start.boxed or piece.end.boxed) or outs[piece.start] == ins[piece.end] == 1
-    }
-
-
-def _followed(head: _Spot, after: dict[_Spot, _Piece]) -> Iterator[tuple[_Spot, float]]:
-    """A chain's spots, each with how much further right it is than the one before."""
-    yield head, 0.0
-    while head in after:
-        piece = after[head]
-        head = piece.end
-        yield head, piece.shift
-
-
-def _free(layer: list[_Spot], spot: _Spot) -> tuple[float, float]:
-    """Between which places a spot can be moved."""
-    left = layer[spot.order - 1] if spot.order else None
-    right = layer[spot.order + 1] if spot.order + 1 < len(layer) else None
-    return (
-        -INFINITY if left is None else left.x + left.width + max(left.room, spot.room),
-        INFINITY if right is None else right.x - spot.width - max(right.room, spot.room),
-    )
-
-
-def _align(run: list[tuple[_Spot, float]], low: float, high: float) -> None:
-    x = min(max(median(spot.x - shift for spot, shift in run), low), high)
-    for spot, shift in run:
-        spot.x = x + shift
+        if piece.start.boxed and piece.start not in fed:
+            weight = PARAMETER_PULL
+        elif piece.start.boxed and piece.end.boxed:
+            weight = 4.0 if outs[piece.start] == ins[piece.end] == 1 else 1.0
+        else:
+            weight = 2.0 if piece.start.boxed or piece.end.boxed else 8.0
+        found.append(weight if trunks[piece.trunk].variable else weight / 2)
+    return found
 
 
 def _stops(spots: Sequence[_Spot]) -> tuple[tuple[float, ...], tuple[Span, ...], dict[_Spot, int]]:
