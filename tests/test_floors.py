@@ -131,7 +131,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 
 # what need not be installed, or is on some systems only; what is written in Triton, which comes with CUDA; and what
-# draws, which takes half a second to load, or splits a model, which takes one
+# splits a model, which takes a second to load
 OPTIONAL = {
     "fcntl",
     "gguf",
@@ -145,7 +145,6 @@ OPTIONAL = {
     "torch.utils.tensorboard",
     "triton",
     "wandb",
-    "weft.api.explain",
     "weft.decode.fast.attend",
     "weft.decode.fast.attend_chunks",
     "weft.nn.kernels.attention",

@@ -140,7 +140,7 @@ class GradientFlows(Charts):
         legend(axes, loc="lower right" if not residual else "best")
 
 
-def gradient_pictures(layers: int = 24, d_model: int = 64, seed: int = 0) -> GradientFlows:
+def gradient_flows(layers: int = 24, d_model: int = 64, seed: int = 0) -> GradientFlows:
     """The gradient by layer of untrained stacks: norm before, after or not at all, with skips and without."""
     if d_model % 4:
         raise ConfigError(f"--d-model {d_model}: expected a multiple of 4, because the stack has 4 heads")

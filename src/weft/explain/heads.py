@@ -36,7 +36,7 @@ from weft.models.config import Decoder, LMHead
 from weft.models.transformer import Transformer
 
 INDUCTION, MOSTLY, UNIFORM, NEAR = 0.4, 0.5, 0.9, 2.0
-ABLATED = 128  # tokens of the text on which ablation is measured: it takes a forward pass for each head
+ABLATED_TOKENS = 128  # tokens of the text on which ablation is measured: it takes a forward pass for each head
 AT_ONCE = 1024  # tokens in a batch
 LISTED = 20
 
@@ -178,7 +178,7 @@ def head_statistics(reading: Reading, ablate: bool = True) -> HeadTable:
             "2022)."
         )
     if costs:
-        first = f" over the first {ABLATED} tokens" if len(reading.ids) > ABLATED else ""
+        first = f" over the first {ABLATED_TOKENS} tokens" if len(reading.ids) > ABLATED_TOKENS else ""
         about += f" Cost is what the text loses in nats a token{first} if the head gives nothing; – is a gain."
     heads = _count(maps.parts)
     return HeadTable("What the head does" if heads == 1 else f"What {heads} heads do", about, statistics, names)
@@ -271,7 +271,7 @@ def _ablation_costs(reading: Reading) -> dict[Kind, Table]:
     """
     model = reading.model
     assert isinstance(model, Transformer) and model.decoder is not None
-    ids, heads = reading.tokens[:, :ABLATED], model.config.attention.heads
+    ids, heads = reading.tokens[:, :ABLATED_TOKENS], model.config.attention.heads
     calls: list[tuple[Any, ...]] = []  # what each block of the decoder was given
     hooks = [block.register_forward_pre_hook(lambda _, given: calls.append(given)) for block in model.decoder.blocks]
     try:

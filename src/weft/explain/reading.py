@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from weft.errors import DataError
-from weft.explain.hidden import longest
 from weft.figures.shaded import WHITE, Token
 from weft.models.base import LanguageModel, device_of
 from weft.models.heads import PretrainingPair, Words
+from weft.models.hidden import context_of
 from weft.models.transformer import Transformer
 from weft.text.tokenizer import Tokenizer
 
@@ -42,7 +42,7 @@ class Reading:
     def __post_init__(self) -> None:
         if not self.ids:
             raise DataError("the text is empty")
-        most = longest(self.model)
+        most = context_of(self.model)
         for ids, what in ((self.ids, "the text"), (self.source or (), "the source")):
             if most is not None and len(ids) > most:
                 raise DataError(f"{what} has {len(ids)} tokens, and the model reads {most} (model.context); shorten it")

@@ -48,7 +48,7 @@ class Schedule(Charts):
         grid(axes)
 
 
-def schedule_picture(rates: Sequence[float], title: str) -> Schedule:
+def schedule(rates: Sequence[float], title: str) -> Schedule:
     """A picture of learning rates, one a step, whoever computed them."""
     values = np.asarray(rates, dtype=np.float64)
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
