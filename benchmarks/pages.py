@@ -79,8 +79,7 @@ def clicks() -> None:
     import numpy as np
     import torch
 
-    from weft.explain.attention import AttentionMaps
-    from weft.explain.attention_figure import KindMaps
+    from weft.explain.attention.maps import AttentionMaps, KindMaps
     from weft.explain.graph.picture import graph_picture
     from weft.models.build import build
     from weft.models.presets import preset

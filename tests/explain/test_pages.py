@@ -8,8 +8,7 @@ import pytest
 from tests.explain.browser import CHROMIUM, evaluate
 
 import weft
-from weft.explain.attention import AttentionMaps
-from weft.explain.attention_figure import KindMaps
+from weft.explain.attention.maps import AttentionMaps, KindMaps
 from weft.explain.graph.picture import lecture_mlp
 
 RUNS = Path(__file__).parent.parent / "api" / "runs-0.1"

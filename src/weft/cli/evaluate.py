@@ -149,7 +149,7 @@ def evaluate(
     if baseline is not None:
         metrics[BASELINE] = baseline
     if figure is not None:
-        from weft.explain.confusion import ConfusionMatrix
+        from weft.figures.heatmap import ConfusionMatrix
 
         ConfusionMatrix(tuple(map(tuple, metrics["matrix"])), tuple(metrics["labels"])).save(figure)
     if out is not None and found is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.errors import DataError
+from weft.errors import DataError, ModelError
 from weft.figures.shaded import WHITE, Token
 from weft.models.base import LanguageModel, device_of
 from weft.models.heads import PretrainingPair, Words
@@ -68,6 +68,12 @@ class Reading:
         if self.source is None:
             return {}
         return {"source": SourceTokens(torch.tensor([self.source], device=device_of(self.model)))}
+
+
+def lacks(model: LanguageModel, what: str, advice: str) -> ModelError:
+    """What to raise where a model of this kind has nothing to show."""
+    kind = getattr(model.config, "kind", type(model).__name__)
+    return ModelError(f"a model of kind '{kind}' has {what}; {advice}")
 
 
 def predicts_words(model: LanguageModel) -> bool:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from weft.explain import activations as activations
-    from weft.explain import attention as attention
     from weft.explain import costs as costs
     from weft.explain import gradient_norms as gradient_norms
     from weft.explain import gradients as gradients
@@ -25,10 +24,11 @@ if TYPE_CHECKING:
     from weft.explain import timing as timing
     from weft.explain import weights as weights
     from weft.explain.anatomy import anatomy as anatomy
+    from weft.explain.attention import maps as _attention
     from weft.explain.graph import picture as _graph
     from weft.figures import picture as picture
 
-    graph = _graph
+    attention, graph = _attention, _graph
 
 VIEWS = (
     "anatomy",
@@ -52,6 +52,7 @@ VIEWS = (
 OF_A_TEXT = ("attention", "heads", "surprise", "lens", "saliency", "search", "gradients", "weights", "graph")
 _HOMES = {name: f"weft.explain.{name}" for name in (*VIEWS, "gradient_norms", "reading")} | {
     "anatomy": "weft.explain.anatomy.anatomy",
+    "attention": "weft.explain.attention.maps",
     "graph": "weft.explain.graph.picture",
     "picture": "weft.figures.picture",
 }
