@@ -161,10 +161,11 @@ class Explain:
         if self.trained is not None:
             reading = self.reading(self._text(text, GRAPH_TOKENS), target)
             return views.graph.graph_picture(self.trained, reading.tokens, **shown, **reading.given)
+        tokens = torch.zeros(1, GRAPH_TOKENS, dtype=torch.long)
         with torch.device("meta"):
-            model, tokens = build(self.recipe.model), torch.zeros(1, GRAPH_TOKENS, dtype=torch.long)
+            model = build(self.recipe.model)
         both = isinstance(self.recipe.model, EncoderDecoder | BahdanauConfig)
-        given: dict[str, Any] = {"source": views.reading.SourceTokens(tokens)} if both else {}
+        given: dict[str, Any] = {"source": views.reading.SourceTokens(tokens.clone())} if both else {}
         return views.graph.graph_picture(model.eval(), tokens, **shown, **given)
 
     # ---- of a text
