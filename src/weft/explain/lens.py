@@ -11,24 +11,24 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.errors import ConfigError, DataError, ModelError
+from weft.errors import ConfigError, DataError
 from weft.explain.capture import capture
-from weft.explain.reading import Reading, pieces
+from weft.explain.reading import Reading, lacks, pieces
 from weft.explain.surprise import HEAD_ELEMENTS, Guess, predicts_masked
 from weft.figures.page import data, template
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.figures.shaded import DARKEST, drawable, families, percent, width_of
+from weft.figures.tables import Table, text_table
 from weft.models.base import evaluating
 from weft.models.transformer import Stack, Transformer
 from weft.text.tokenizer import Tokenizer
 
-MOST = 96  # places of a page that nobody chose
-COLUMNS, ROWS = 16, 33  # of a figure
+SHOWN_PLACES = 96  # where nobody chose any
+MAX_COLUMNS, MAX_ROWS = 16, 33  # of a figure
 CELL, SIZE = 0.66, 6.5  # inches, points
 
 
@@ -40,7 +40,6 @@ class Lens(Picture):
     at `start` in the reading; `following` what comes next in the text. Arrays are (layers + 1, places).
     """
 
-    title: str
     about: str
     read: tuple[str, ...]
     following: tuple[str, ...]
@@ -50,6 +49,7 @@ class Lens(Picture):
     final_rank: NDArray[np.int64]
     masked: bool = False  # the model predicts the tokens at their own places, and `following` are these
 
+    title = "Logit lens"
     scripts: ClassVar[tuple[str, ...]] = ("lens.js",)
 
     @property
@@ -64,8 +64,8 @@ class Lens(Picture):
 
     def figure(self) -> Figure:
         """Layers upward, the last places from left to right; the shade of a cell is the probability of its token."""
-        rows = _spread(len(self.guesses), ROWS)
-        columns = range(max(0, len(self.read) - COLUMNS), len(self.read))
+        rows = _spread(len(self.guesses), MAX_ROWS)
+        columns = range(max(0, len(self.read) - MAX_COLUMNS), len(self.read))
         figure = new_figure(1.0 + CELL * max(4, len(columns)), 1.1 + 0.2 * len(rows))
         axes: Any = figure.add_subplot()
         shares = self.probability[np.ix_(rows, columns)]
@@ -99,35 +99,28 @@ class Lens(Picture):
     def html(self) -> str:
         """A table, layers upward; a cell that is chosen tells more."""
         rows = range(len(self.guesses))
-        text = template("lens.html").render(
+        return template("lens.html").render(
             names=self.names,
             read=self.read,
             following=self.following,
             followed=self._followed,
-            rows=[(row, list(zip(self.guesses[row], self._same(row), strict=True))) for row in reversed(rows)],
+            rows=[(row, list(zip(self.guesses[row], self.final_rank[row] == 1, strict=True))) for row in rows[::-1]],
             data=data("lens-data", self._data),
         )
-        return Markup(text)
 
     def text(self) -> str:
         """What the layers would predict at the last place."""
-        lines = [f"{'at' if self.masked else 'after'} token {self.start + len(self.read)}, {self.read[-1]}"]
-        wide = max(len(row[-1][0].piece) for row in self.guesses)
+        rows = []
         for row in reversed(range(len(self.guesses))):
-            guess = self.guesses[row][-1][0]
-            final = (
-                f"the output's: {percent(float(self.final_probability[row, -1]))}, rank {self.final_rank[row, -1]:,}"
-            )
-            lines.append(f"{self.names[row]:>9}  {guess.piece:<{wide}}  {percent(guess.probability):>8}  {final}")
-        return "\n".join(lines)
+            guess, share = self.guesses[row][-1][0], float(self.final_probability[row, -1])
+            final = f"the output's: {percent(share)}, rank {self.final_rank[row, -1]:,}"
+            rows.append((self.names[row], guess.piece, percent(guess.probability), final))
+        title = f"{'at' if self.masked else 'after'} token {self.start + len(self.read)}, {self.read[-1]}"
+        return text_table(Table(("",) * 4, rows, title, text=(1, 3)))
 
     @property
     def _followed(self) -> str:
         return "in the text" if self.masked else "next in the text"
-
-    def _same(self, row: int) -> list[bool]:
-        """Whether the likeliest token of each place is the one that the model ends with."""
-        return [rank == 1 for rank in self.final_rank[row].tolist()]
 
     @cached_property
     def _data(self) -> dict[str, Any]:
@@ -147,8 +140,7 @@ def lens(reading: Reading, top: int = 1, places: tuple[int, int] | None = None) 
     """
     model, tokenizer = reading.model, reading.tokenizer
     if not isinstance(model, Transformer):
-        kind = getattr(model.config, "kind", type(model).__name__)
-        raise ModelError(f"a model of kind '{kind}' has no residual stream to look into; the lens needs a Transformer")
+        raise lacks(model, "no residual stream to look into", "the lens needs a Transformer")
     if top < 1:
         raise ConfigError(f"top = {top}: at least one token")
     masked = predicts_masked(model)
@@ -167,7 +159,6 @@ def lens(reading: Reading, top: int = 1, places: tuple[int, int] | None = None) 
     # a masked model predicts the tokens that it reads
     following = reading.pieces if masked else [*reading.pieces[1:], ""]
     return Lens(
-        "Logit lens",
         _about(stack, masked),
         tuple(reading.pieces[start:stop]),
         tuple(following[start:stop]),
@@ -216,7 +207,7 @@ def _layer(logits: Iterator[Tensor], final: Tensor, bounds: tuple[int, int]) -> 
 def _checked(places: tuple[int, int] | None, length: int) -> tuple[int, int]:
     """Where to begin and to stop."""
     if places is None:
-        return max(0, length - MOST), length
+        return max(0, length - SHOWN_PLACES), length
     start, stop = places
     if not 0 <= start < stop <= length:
         raise DataError(f"places = {start}, {stop}: expected a start below a stop, within the {length} tokens read")
