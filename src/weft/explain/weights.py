@@ -68,8 +68,8 @@ class Histograms(Charts):
     title = "Weights and activations"
     about = (
         "How the numbers of every group are distributed, a line a layer, from the first, the faintest, to the last,"
-        " each scaled to its own peak; the outermost are not drawn. With a text also what passes through the layers, how"
-        " many hidden units are 0 or saturated, and how spread out attention is."
+        " each scaled to its own peak; the outermost are not drawn. With a text also what passes through the layers,"
+        " how many hidden units are 0 or saturated, and how spread out attention is."
     )
 
     def charts(self) -> list[Chart]:
