@@ -59,9 +59,10 @@ def test_alibi_falls_with_the_distance() -> None:
     assert found.stripes is None
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in kinds(PositionConfig) if kind.model_fields["kind"].default != "none"]
-)
+KINDS = {kind.model_fields["kind"].default: kind for kind in kinds(PositionConfig)}
+
+
+@pytest.mark.parametrize("kind", [kind for name, kind in KINDS.items() if name != "none"])
 def test_every_kind_is_drawn(kind: type[PositionConfig]) -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
