@@ -79,8 +79,7 @@ def clicks() -> None:
     import numpy as np
     import torch
 
-    from weft.explain.attention import AttentionMaps
-    from weft.explain.attention_figure import KindMaps
+    from weft.explain.attention.maps import AttentionMaps, KindMaps
     from weft.explain.graph.picture import graph_picture
     from weft.models.build import build
     from weft.models.presets import preset
@@ -94,6 +93,7 @@ def clicks() -> None:
         "attention 12 × 12 × 128": AttentionMaps("Attention", "", (KindMaps("decoder", weights, tokens, tokens),)),
         "graph of GPT-2, folded": graph_picture(gpt2, torch.zeros(1, 4, dtype=torch.long)),
         "graph, a block open": graph_picture(gpt2, torch.zeros(1, 4, dtype=torch.long), open="decoder.0"),
+        "graph, all open": graph_picture(gpt2, torch.zeros(1, 4, dtype=torch.long), depth=99),
     }
     with tempfile.TemporaryDirectory() as folder:
         for name, picture in pages.items():

@@ -132,7 +132,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 
 # what need not be installed, or is on some systems only; what is written in Triton, which comes with CUDA; and what
-# draws, which takes half a second to load, or splits a model, which takes one
+# splits a model, which takes a second to load
 OPTIONAL = {
     "fcntl",
     "gguf",
@@ -147,7 +147,6 @@ OPTIONAL = {
     "torch.utils.tensorboard",
     "triton",
     "wandb",
-    "weft.api.explain",
     "weft.decode.fast.attend",
     "weft.nn.kernels.attention",
     "weft.nn.kernels.dropout",

@@ -9,7 +9,7 @@ import weft
 from weft.cli.main import run
 from weft.decode.translate import Translator
 from weft.errors import ConfigError, WeftError
-from weft.explain.attention import AttentionMaps
+from weft.explain.attention.maps import AttentionMaps
 from weft.explain.gradient_norms import GradientNorms
 from weft.explain.surprise import Surprise
 from weft.explain.views import VIEWS
@@ -141,7 +141,7 @@ def test_mistakes_are_one_line(words: list[str], told: str, capsys: Capture, tmp
 def test_from_python() -> None:
     explain = weft.load(RUNS / "gpt").explain
     maps = explain.attention(TEXT)
-    assert maps.part().weights.ndim == 4 and "<iframe" in maps._repr_html_()
+    assert maps.part().probabilities.ndim == 4 and "<iframe" in maps._repr_html_()
     assert weft.architecture("gpt2", {"model.layers": 3}).costs().text()
     with pytest.raises(ConfigError, match="has no weights yet"):
         weft.architecture("gpt2").surprise("A text.")

@@ -7,7 +7,7 @@ import pytest
 
 from weft.errors import DataError
 from weft.explain.activations import activations
-from weft.explain.schedule import schedule_picture
+from weft.explain.schedule import schedule
 
 
 def test_values_and_slopes_are_those_of_calculus() -> None:
@@ -42,7 +42,7 @@ def test_all_functions_are_drawn_and_printed() -> None:
 
 def test_a_schedule_shows_its_peak() -> None:
     rates = [512**-0.5 * min(step**-0.5, step * 4000**-1.5) for step in range(1, 10_001)]
-    found = schedule_picture(rates, "2017 <schedule>")
+    found = schedule(rates, "2017 <schedule>")
     assert "4,000  6.988e-04  peak" in (found.text() or "")
     assert "&lt;schedule&gt;" in found.html() and "<schedule>" not in found.html()
 
@@ -50,4 +50,4 @@ def test_a_schedule_shows_its_peak() -> None:
 @pytest.mark.parametrize("rates", [[], [math.nan], [[1.0]]])
 def test_what_is_no_schedule_is_refused(rates) -> None:
     with pytest.raises(DataError, match="learning rate"):
-        schedule_picture(rates, "mine")
+        schedule(rates, "mine")

@@ -14,11 +14,11 @@ from tests.explain.small import small
 from torch import nn
 
 from weft.errors import ConfigError, DataError, ModelError
-from weft.explain.attention import AttentionMaps, attention_maps
-from weft.explain.attention_figure import KindMaps, gaps, pooled
-from weft.explain.attention_page import MOST_BYTES, part_of_page
+from weft.explain.attention.lines import gaps
+from weft.explain.attention.maps import MAX_PAGE_BYTES, AttentionMaps, KindMaps, attention_maps
 from weft.explain.capture import capture
 from weft.explain.reading import Reading, SourceTokens
+from weft.figures.heatmap import pooled
 from weft.models.build import build
 from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder, NGram, Recurrent
 from weft.text.config import Char
@@ -60,14 +60,16 @@ def unpacked(text: str) -> np.ndarray:
 def test_a_decoders_weights_are_those_of_the_formula(decoder, maps) -> None:
     (part,) = maps.parts
     T = len(decoder.ids)
-    assert part.kind == "decoder" and part.weights.shape == (3, 4, T, T) and part.weights.dtype == np.float32
+    assert (
+        part.kind == "decoder" and part.probabilities.shape == (3, 4, T, T) and part.probabilities.dtype == np.float32
+    )
     with torch.no_grad(), capture(decoder.model, "decoder.1.attention.qkv") as seen:
         decoder.model.features(decoder.tokens)
     q, k, _ = (each.unflatten(-1, (4, 8)).transpose(1, 2) for each in seen["decoder.1.attention.qkv"].chunk(3, -1))
     scores = (q @ k.mT / math.sqrt(8)).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
-    np.testing.assert_allclose(part.weights[1], scores.softmax(-1)[0], atol=1e-6)
-    np.testing.assert_allclose(part.weights.sum(-1), 1, atol=1e-6)
-    assert (part.weights[..., *np.triu_indices(T, 1)] == 0).all()
+    np.testing.assert_allclose(part.probabilities[1], scores.softmax(-1)[0], atol=1e-6)
+    np.testing.assert_allclose(part.probabilities.sum(-1), 1, atol=1e-6)
+    assert (part.probabilities[..., *np.triu_indices(T, 1)] == 0).all()
 
 
 def test_encoders_pairs_and_bahdanau(tokenizer) -> None:
@@ -75,14 +77,14 @@ def test_encoders_pairs_and_bahdanau(tokenizer) -> None:
     assert part.kind == "encoder" and part.queries == part.keys == [sign.replace(" ", "␣") for sign in TEXT]
     both = attention_maps(reading(EncoderDecoder(**SMALL), tokenizer, "the more", "voting"))
     assert both.kinds == ["encoder", "decoder", "cross"]
-    assert [part.weights.shape for part in both.parts] == [(3, 4, 6, 6), (3, 4, 8, 8), (3, 4, 8, 6)]
+    assert [part.probabilities.shape for part in both.parts] == [(3, 4, 6, 6), (3, 4, 8, 8), (3, 4, 8, 6)]
     assert both.part().queries == [*"he␣more", "…"] and both.part().keys == list("voting")
-    assert both.head(2, 3, "encoder").weights.shape == (6, 6)
+    assert both.head(2, 3, "encoder").probabilities.shape == (6, 6)
     old = attention_maps(reading(Bahdanau(vocab_size=300, d_model=16), tokenizer, "the", "is it"))
-    assert old.kinds == ["cross"] and old.part().weights.shape == (1, 1, 3, 5)
+    assert old.kinds == ["cross"] and old.part().probabilities.shape == (1, 1, 3, 5)
     for each in (both, old):
         for one in each.parts:
-            np.testing.assert_allclose(one.weights.sum(-1), 1, atol=1e-5)
+            np.testing.assert_allclose(one.probabilities.sum(-1), 1, atol=1e-5)
     with pytest.raises(ModelError, match="needs layers of self-attention"):
         old.rollout()
     with pytest.raises(ConfigError, match="kind 'decoder': this model has cross attention"):
@@ -116,16 +118,16 @@ def test_bahdanau_that_copies_looks_along_the_diagonal(tokenizer) -> None:
     read = Reading(model, tokenizer, (8, *text), source=text)
     part = attention_maps(read).part()
     assert part.queries[:-1] == part.keys == read.source_pieces
-    assert part.weights[0, 0, :6].argmax(-1).tolist() == list(range(6))
+    assert part.probabilities[0, 0, :6].argmax(-1).tolist() == list(range(6))
 
 
 def test_head_and_zoom(maps) -> None:
     whole = maps.head(2, 1)
     assert whole.title == "Decoder self-attention, layer 2, head 1"
-    np.testing.assert_array_equal(whole.weights, maps.parts[0].weights[2, 1])
+    np.testing.assert_array_equal(whole.probabilities, maps.parts[0].probabilities[2, 1])
     part = maps.head(2, 1, zoom=(6, 12))
     assert "".join(part.queries) == "making" and part.keys == part.queries
-    np.testing.assert_array_equal(part.weights, whole.weights[6:12, 6:12])
+    np.testing.assert_array_equal(part.probabilities, whole.probabilities[6:12, 6:12])
     assert "   6  m  → " in part.text()
     with pytest.raises(ConfigError, match="--layer 99: this model has 3 layers, 0 to 2"):
         maps.head(99, 0)
@@ -138,9 +140,9 @@ def test_head_and_zoom(maps) -> None:
 def test_follow(maps) -> None:
     lines = maps.follow("making", 1)
     assert lines.chosen == list(range(6, 12)) and lines.heads == [0, 1, 2, 3]
-    np.testing.assert_array_equal(lines.weights, maps.parts[0].weights[1][:, 6:12])
+    np.testing.assert_array_equal(lines.probabilities, maps.parts[0].probabilities[1][:, 6:12])
     one = maps.follow("Voting process", 1, head=2)
-    assert one.weights.shape == (1, 14, 46) and "head  2" in one.text()
+    assert one.probabilities.shape == (1, 14, 46) and "head  2" in one.text()
     assert maps.follow(4, 0).chosen == [4]
     assert maps.follow("i", 0).chosen == [0] and "the first of 6" in maps.follow("i", 0).about  # no word of its own
     with pytest.raises(DataError, match="'makjn' is not in the text; did you mean 'making'"):
@@ -153,10 +155,10 @@ def test_follow(maps) -> None:
 
 def test_rollout(maps) -> None:
     """By hand: the sum over all paths through the layers."""
-    weights = maps.parts[0].weights.astype(np.float64).mean(1)
+    weights = maps.parts[0].probabilities.astype(np.float64).mean(1)
     one, two, three = (0.5 * each + 0.5 * np.eye(46) for each in weights)
-    np.testing.assert_allclose(maps.rollout().weights, np.einsum("ij,jk,kl->il", three, two, one), atol=1e-6)
-    np.testing.assert_allclose(maps.rollout().weights.sum(-1), 1, atol=1e-5)
+    np.testing.assert_allclose(maps.rollout().probabilities, np.einsum("ij,jk,kl->il", three, two, one), atol=1e-6)
+    np.testing.assert_allclose(maps.rollout().probabilities.sum(-1), 1, atol=1e-5)
 
 
 def test_pooling_keeps_thin_lines() -> None:
@@ -188,7 +190,7 @@ def test_page_holds_the_weights(maps) -> None:
     html = maps.html()
     (found,) = data_of(html)
     bytes_ = unpacked(found["weights"]).reshape(3, 4, -1)
-    expected = maps.parts[0].weights[:, :, *np.tril_indices(46)]
+    expected = maps.parts[0].probabilities[:, :, *np.tril_indices(46)]
     np.testing.assert_allclose((bytes_ / found["levels"]) ** 2, expected, atol=0.003)
     assert found["past"] and found["block"] == 1 and found["queries"] == maps.parts[0].queries
     assert maps.scripts == ("attention_maps.js", "attention.js")
@@ -201,7 +203,7 @@ def test_page_holds_the_weights(maps) -> None:
 def test_page_of_a_long_text_is_pooled_and_keeps_the_strongest_keys(tokenizer) -> None:
     found = attention_maps(reading(Decoder(**SMALL), tokenizer, (TEXT + " ") * 6))
     (kept,) = data_of(found.html())
-    weights, T = found.parts[0].weights, len(found.parts[0].queries)
+    weights, T = found.parts[0].probabilities, len(found.parts[0].queries)
     assert kept["block"] == 3 and kept["rows"] == 94 and "a block of 3 × 3 tokens" in found.html()
     best = unpacked(kept["best"]).astype(int).reshape(3, kept["count"], 3, 4, T)
     keys = best[0] + 256 * best[1]
@@ -217,8 +219,8 @@ def test_page_of_many_heads_stays_small_and_escapes() -> None:
     weights = rng.dirichlet(np.full(128, 0.3), (12, 12, 128)).astype(np.float32)
     labels = ["</script><b>", *(f"w{n}" for n in range(127))]
     part = KindMaps("encoder", weights, labels, labels)
-    html = part_of_page([part])
-    assert len(html) < 1.1 * MOST_BYTES and "</script><b>" not in html
+    html = AttentionMaps("", "", (*[part],)).html()
+    assert len(html) < 1.1 * MAX_PAGE_BYTES and "</script><b>" not in html
     (found,) = data_of(html)
     assert found["queries"][0] == labels[0] and found["rows"] == 128
     stored = (unpacked(found["weights"]).reshape(weights.shape) / found["levels"]) ** 2

@@ -147,8 +147,8 @@ def test_odd_sizes_grow_only_to_whole_ones() -> None:
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "bahdanau-tiny", "vaswani-tiny"])
 def test_a_step_is_timed_and_leaves_the_model_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.explain.timing.COPIED", 1 << 20)
-    monkeypatch.setattr("weft.explain.timing.LARGEST", {"cpu": 512})
+    monkeypatch.setattr("weft.explain.timing.COPIED_BYTES", 1 << 20)
+    monkeypatch.setattr("weft.explain.timing.MAX_MATRIX", {"cpu": 512})
     torch.manual_seed(0)
     model = build(preset(name)).train()
     before = {name: weight.clone() for name, weight in model.named_parameters()}

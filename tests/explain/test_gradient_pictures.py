@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from weft.errors import ConfigError, DataError, ModelError
 from weft.explain.gradient_norms import gradient_norms
-from weft.explain.gradients import gradient_flow, gradient_pictures
+from weft.explain.gradients import gradient_flow, gradient_flows
 from weft.explain.groups import Group
 from weft.explain.reading import Reading
 from weft.models.build import build
@@ -35,7 +35,7 @@ def made(name: str, **changes):
 
 
 def test_all_six_stacks_are_shown() -> None:
-    found = gradient_pictures(layers=4, d_model=8, seed=3)
+    found = gradient_flows(layers=4, d_model=8, seed=3)
     assert [(flow.placement, flow.residual) for flow in found.flows] == [
         (placement, residual) for residual in (True, False) for placement in ("pre", "post", "none")
     ]
@@ -49,7 +49,7 @@ def test_all_six_stacks_are_shown() -> None:
 
 def test_the_width_fits_the_heads() -> None:
     with pytest.raises(ConfigError, match="multiple of 4"):
-        gradient_pictures(d_model=30)
+        gradient_flows(d_model=30)
 
 
 def test_norms_are_those_of_backward() -> None:

@@ -1,5 +1,6 @@
 """Each gradient's formula computes what autograd computes, at float64; and every operation of weft's models has one."""
 
+import math
 import string
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.explain.graph.formulas import MODULES, RULES, Rule, gradient
+from weft.explain.graph.formulas import MODULES, RULES, Rule
 from weft.explain.graph.graph import graph
+from weft.explain.graph.labels import Written, names
 from weft.explain.graph.lecture import LECTURE, mlp
-from weft.explain.graph.scene import Written, names
 from weft.models.build import build
 from weft.models.presets import preset
 
@@ -64,25 +65,174 @@ FRAMEWORK = {
 }
 
 
-def check(rule: Rule, operands: dict[str, Any], function: Any) -> None:
-    wanted = {
-        k: v.clone().requires_grad_(k in rule.gradients) if isinstance(v, Tensor) else v for k, v in operands.items()
-    }
-    y = function(**wanted) if function is rule.function else function(*wanted.values())
-    torch.testing.assert_close(rule.function(**operands), y.detach(), atol=1e-12, rtol=1e-12)
+# ---- the formulas, computed: what each rule's function is, and what its texts say
+
+
+def like(g: Tensor, x: Tensor) -> Tensor:
+    """g summed over what was broadcast from x."""
+    g = g.sum(dim=tuple(range(g.dim() - x.dim()))) if g.dim() > x.dim() else g
+    stretched = tuple(d for d in range(x.dim()) if x.shape[d] == 1 and g.shape[d] != 1)
+    return g.sum(dim=stretched, keepdim=True) if stretched else g
+
+
+def bell(x: Tensor) -> Tensor:
+    return torch.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+
+def below(x: Tensor) -> Tensor:
+    return (1 + torch.erf(x / math.sqrt(2))) / 2
+
+
+def gelu_tanh_slope(x: Tensor) -> Tensor:
+    t = torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+    return (1 + t) / 2 + x / 2 * (1 - t * t) * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
+
+
+def normed(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(x − μ)/σ and σ."""
+    sigma = (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    return (x - x.mean(-1, keepdim=True)) / sigma, sigma
+
+
+def layer_norm_x(g: Tensor, x: Tensor, w: Tensor, **_: Tensor) -> Tensor:
+    (u, sigma), h = normed(x), g * w
+    return (h - h.mean(-1, keepdim=True) - u * (h * u).mean(-1, keepdim=True)) / sigma
+
+
+def rms(x: Tensor) -> Tensor:
+    return (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def rms_norm_x(g: Tensor, x: Tensor, w: Tensor, **_: Tensor) -> Tensor:
+    u, h = x / rms(x), g * w
+    return (h - u * (h * u).mean(-1, keepdim=True)) / rms(x)
+
+
+def columns(g: Tensor) -> Tensor:
+    return g.sum(dim=tuple(range(g.dim() - 1)))
+
+
+def scatter(g: Tensor, x: Tensor, i: Tensor) -> Tensor:
+    return torch.zeros_like(x).index_put((i,), g, accumulate=True)
+
+
+def one_hot(x: Tensor, t: Tensor) -> Tensor:
+    return F.one_hot(t, x.shape[-1]).to(x)
+
+
+def scores(Q: Tensor, K: Tensor) -> Tensor:
+    return torch.softmax(Q @ K.mT / math.sqrt(Q.shape[-1]), -1)
+
+
+def scores_back(g: Tensor, Q: Tensor, K: Tensor, V: Tensor, **_: Tensor) -> Tensor:
+    P, passed = scores(Q, K), g @ V.mT
+    return P * (passed - (passed * P).sum(-1, keepdim=True)) / math.sqrt(Q.shape[-1])
+
+
+def ties(x: Tensor, y: Tensor) -> Tensor:
+    """1 at the greatest of each row; equals share it."""
+    hit = (x == y.unsqueeze(-1)).to(x)
+    return hit / hit.sum(-1, keepdim=True)
+
+
+PRODUCT = {"A": lambda g, B, **_: g @ B.mT, "B": lambda g, A, **_: A.mT @ g}
+ADDED = {**PRODUCT, "C": lambda g, C, **_: like(g, C)}
+# by rule: y, and by operand its gradient
+COMPUTED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "linear": (lambda x, W, b: x @ W.T + b, {
+        "x": lambda g, W, **_: g @ W,
+        "W": lambda g, x, **_: g.flatten(0, -2).T @ x.flatten(0, -2),
+        "b": lambda g, **_: columns(g),
+    }),
+    "matmul": (lambda A, B: A @ B, PRODUCT),
+    "addmm": (lambda C, A, B: C + A @ B, ADDED),
+    "baddbmm": (lambda C, A, B: C + A @ B, ADDED),
+    "mv": (lambda W, x: W @ x, {"W": lambda g, x, **_: torch.outer(g, x), "x": lambda g, W, **_: W.T @ g}),
+    "dot": (lambda a, b: a @ b, {"a": lambda g, b, **_: g * b, "b": lambda g, a, **_: g * a}),
+    "embedding": (lambda W, i: W[i], {"W": lambda g, W, i, **_: scatter(g, W, i)}),
+    "attention": (lambda Q, K, V: scores(Q, K) @ V, {
+        "Q": lambda g, K, **of: scores_back(g, K=K, **of) @ K,
+        "K": lambda g, Q, **of: scores_back(g, Q=Q, **of).mT @ Q,
+        "V": lambda g, Q, K, **_: scores(Q, K).mT @ g,
+    }),
+    "add": (lambda a, b: a + b, {"a": lambda g, a, **_: like(g, a), "b": lambda g, b, **_: like(g, b)}),
+    "sub": (lambda a, b: a - b, {"a": lambda g, a, **_: like(g, a), "b": lambda g, b, **_: like(-g, b)}),
+    "mul": (lambda a, b: a * b, {
+        "a": lambda g, a, b, **_: like(g * b, a),
+        "b": lambda g, a, b, **_: like(g * a, b),
+    }),
+    "div": (lambda a, b: a / b, {
+        "a": lambda g, a, b, **_: like(g / b, a),
+        "b": lambda g, y, b, **_: like(-g * y / b, b),
+    }),
+    "pow": (lambda a, b: a**b, {"a": lambda g, a, b, **_: g * b * a ** (b - 1)}),
+    "sum": (lambda x: x.sum(), {"x": lambda g, x, **_: g.expand_as(x)}),
+    "mean": (lambda x: x.mean(-1, keepdim=True), {"x": lambda g, x, **_: (g / x.shape[-1]).expand_as(x)}),
+    "amax": (lambda x: x.amax(-1), {"x": lambda g, x, y: g.unsqueeze(-1) * ties(x, y)}),
+    "where": (torch.where, {
+        "a": lambda g, c, a, **_: like(g * c, a),
+        "b": lambda g, c, b, **_: like(g * ~c, b),
+    }),
+    "masked_fill": (lambda x, m: x.masked_fill(m, -9.0), {"x": lambda g, m, **_: g * ~m}),
+    "index": (lambda x, i: x[i], {"x": lambda g, x, i, **_: scatter(g, x, i)}),
+    "cat": (lambda a, b: torch.cat([a, b], -1), {
+        "a": lambda g, a, **_: g[..., : a.shape[-1]],
+        "b": lambda g, a, **_: g[..., a.shape[-1] :],
+    }),
+    "stack": (lambda a, b: torch.stack([a, b]), {"a": lambda g, **_: g[0], "b": lambda g, **_: g[1]}),
+    "sigmoid": (torch.sigmoid, {"x": lambda g, y, **_: g * y * (1 - y)}),
+    "tanh": (torch.tanh, {"x": lambda g, y, **_: g * (1 - y * y)}),
+    "relu": (torch.relu, {"x": lambda g, x, **_: g * (x > 0)}),
+    "gelu": (F.gelu, {"x": lambda g, x, **_: g * (below(x) + x * bell(x))}),
+    "gelu-tanh": (lambda x: F.gelu(x, approximate="tanh"), {"x": lambda g, x, **_: g * gelu_tanh_slope(x)}),
+    "silu": (F.silu, {"x": lambda g, x, **_: g * x.sigmoid() * (1 + x * (1 - x.sigmoid()))}),
+    "neg": (torch.neg, {"x": lambda g, **_: -g}),
+    "exp": (torch.exp, {"x": lambda g, y, **_: g * y}),
+    "log": (torch.log, {"x": lambda g, x, **_: g / x}),
+    "sqrt": (torch.sqrt, {"x": lambda g, y, **_: g / (2 * y)}),
+    "rsqrt": (torch.rsqrt, {"x": lambda g, y, **_: -g * y**3 / 2}),
+    "reciprocal": (torch.reciprocal, {"x": lambda g, y, **_: -g * y * y}),
+    "sin": (torch.sin, {"x": lambda g, x, **_: g * torch.cos(x)}),
+    "cos": (torch.cos, {"x": lambda g, x, **_: -g * torch.sin(x)}),
+    "softmax": (lambda x: x.softmax(-1), {"x": lambda g, y, **_: y * (g - (g * y).sum(-1, keepdim=True))}),
+    "log_softmax": (lambda x: x.log_softmax(-1), {"x": lambda g, y, **_: g - y.exp() * g.sum(-1, keepdim=True)}),
+    "layer_norm": (lambda x, w, b: w * normed(x)[0] + b, {
+        "x": layer_norm_x,
+        "w": lambda g, x, **_: columns(g * normed(x)[0]),
+        "b": lambda g, **_: columns(g),
+    }),
+    "rms_norm": (lambda x, w: w * x / rms(x), {"x": rms_norm_x, "w": lambda g, x, **_: columns(g * x / rms(x))}),
+    "cross_entropy": (F.cross_entropy, {"x": lambda g, x, t, **_: g * (x.softmax(-1) - one_hot(x, t)) / len(x)}),
+    "nll_loss": (F.nll_loss, {"x": lambda g, x, t, **_: -g * one_hot(x, t) / len(x)}),
+    "mse_loss": (F.mse_loss, {"x": lambda g, x, t, **_: 2 * g * (x - t) / x.numel()}),
+}  # fmt: skip
+# the same for the lecture's modules
+TAUGHT: dict[str, tuple[Any, dict[str, Any]]] = {
+    "Linear": (lambda ω, a: ω @ a, {"ω": lambda g, a, **_: torch.outer(g, a), "a": lambda g, ω, **_: ω.T @ g}),
+    "Sigmoid": (torch.sigmoid, {"a": lambda g, y, **_: g * y * (1 - y)}),
+    "Softmax": (lambda a: a.softmax(0), {"a": lambda g, y, **_: g @ (torch.diag(y) - torch.outer(y, y))}),
+    "CrossEntropy": (lambda a, â: -(a @ â.log()), {"â": lambda g, a, â, **_: -g * (a / â)}),
+}
+
+
+def check(rule: Rule, computed: tuple[Any, dict[str, Any]], operands: dict[str, Any], function: Any = None) -> None:
+    own, gradients = computed
+    assert gradients.keys() == rule.gradients.keys()
+    wanted = {k: v.clone().requires_grad_(k in gradients) if isinstance(v, Tensor) else v for k, v in operands.items()}
+    y = (function or own)(*wanted.values())
+    torch.testing.assert_close(own(*operands.values()), y.detach(), atol=1e-12, rtol=1e-12)
     g = real(*y.shape, seed=7)
-    expected = torch.autograd.grad(y, [wanted[k] for k in rule.gradients], g)
-    for (operand, (_, compute)), by_autograd in zip(rule.gradients.items(), expected, strict=True):
+    expected = torch.autograd.grad(y, [wanted[k] for k in gradients], g)
+    for (operand, compute), by_autograd in zip(gradients.items(), expected, strict=True):
         got = compute(g=g, y=y.detach(), **operands)
         torch.testing.assert_close(got, by_autograd, atol=1e-12, rtol=1e-12, msg=f"gradient by {operand}")
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_formula_is_the_gradient(name: str) -> None:
-    rule = RULES[name]
     operands = OPERANDS.get(name, {"x": X})
-    assert list(operands) == list(rule.operands)
-    check(rule, operands, FRAMEWORK.get(name, rule.function))
+    assert list(operands) == list(RULES[name].operands)
+    check(RULES[name], COMPUTED[name], operands, FRAMEWORK.get(name))
 
 
 @pytest.mark.parametrize("name", LECTURE)
@@ -93,8 +243,8 @@ def test_f24_the_lectures_formulas(name: str) -> None:
         "Softmax": {"a": real(4)},
         "CrossEntropy": {"a": torch.softmax(real(4), 0), "â": torch.softmax(real(4, seed=1), 0)},
     }
-    check(LECTURE[name], operands[name], LECTURE[name].function)
-    texts = {of: gradient(LECTURE[name], of, {"y": "b"}) for of in LECTURE[name].gradients}
+    check(LECTURE[name], TAUGHT[name], operands[name])
+    texts = {of: LECTURE[name].gradient(of, {"y": "b"}) for of in LECTURE[name].gradients}
     assert (
         texts
         == {
@@ -108,7 +258,7 @@ def test_f24_the_lectures_formulas(name: str) -> None:
 
 def test_every_text_names_only_operands() -> None:
     for rule in [*RULES.values(), *LECTURE.values()]:
-        for text in (rule.forward, *(text for text, _ in rule.gradients.values())):
+        for text in (rule.forward, *rule.gradients.values()):
             fields = {field for _, field, _, _ in string.Formatter().parse(text) if field}
             assert fields <= {*rule.operands, "y", "g"}
         assert set(rule.gradients) <= set(rule.operands)
@@ -117,13 +267,28 @@ def test_every_text_names_only_operands() -> None:
 
 def test_f24_the_graph_in_reverse_order_gives_the_gradients() -> None:
     """Following the lecture's formulas back through the lecture's network is what autograd does."""
-    tape = mlp()
-    values = dict(zip(tape.names, tape.values, strict=True))
-    given = {name: values[name].clone().requires_grad_() for name in ("x", "α", "β")}
+    nodes = mlp().nodes
+    values: list[Tensor] = []
+    for node in nodes:
+        operands = [values[source] for _, source in node.arguments]
+        value = TAUGHT[node.function][0](*operands) if operands else real(*node.shape)
+        values.append(torch.softmax(value, 0) if node.name == "y" else value)
+        assert tuple(value.shape) == node.shape
+    gradients: list[Tensor | None] = [None] * len(nodes)
+    gradients[-1] = torch.ones_like(values[-1])
+    for place, node in reversed(list(enumerate(nodes))):
+        operands = {letter: values[source] for letter, source in node.arguments}
+        for letter, source in node.arguments:
+            if letter in LECTURE[node.function].gradients:
+                passed = TAUGHT[node.function][1][letter](g=gradients[place], y=values[place], **operands)
+                assert gradients[source] is None  # nothing in this network is used twice
+                gradients[source] = passed
+    by_name = dict(zip((node.name for node in nodes), values, strict=True))
+    given = {name: by_name[name].clone().requires_grad_() for name in ("x", "α", "β")}
     z = torch.sigmoid(given["α"] @ given["x"])
-    J = -(values["y"] @ torch.softmax(given["β"] @ z, 0).log())
-    torch.testing.assert_close(values["J"], J.detach())
-    found = dict(zip(tape.names, tape.backward(), strict=True))
+    J = -(by_name["y"] @ torch.softmax(given["β"] @ z, 0).log())
+    torch.testing.assert_close(by_name["J"], J.detach())
+    found = dict(zip(by_name, gradients, strict=True))
     assert found["y"] is None
     for (name, tensor), expected in zip(given.items(), torch.autograd.grad(J, list(given.values())), strict=True):
         assert tensor.shape == expected.shape
@@ -140,7 +305,7 @@ def test_all_operations_of_wefts_models_have_a_formula(name: str) -> None:
     recorded = graph(model, torch.ones(1, 3).long(), **source)
     lacking = {
         node.function
-        for node, lines in zip(recorded.nodes, Written(recorded, names(recorded)).formulas(), strict=True)
+        for node, lines in zip(recorded.nodes, Written(recorded, names(recorded)).formulas, strict=True)
         if "no formula in the table" in lines
     }
     assert not lacking
@@ -156,7 +321,7 @@ def test_an_operation_that_the_table_lacks_says_so() -> None:
             return torch.linalg.det(self.w * x)
 
     recorded = graph(Odd(), torch.ones(3, 3))
-    formulas = Written(recorded, names(recorded)).formulas()
+    formulas = Written(recorded, names(recorded)).formulas
     by_function = {node.function: lines for node, lines in zip(recorded.nodes, formulas, strict=True)}
     assert by_function["mul"] == ("g_a = g_y ⊙ b", "g_b = g_y ⊙ a")
     assert by_function["linalg_det"] == ("no formula in the table",)

@@ -47,7 +47,7 @@ def drawn(name: str, depth: int | None = None, open: str | list[str] = (), **opt
 
 
 def labels(picture: GraphPicture) -> list[tuple[str, str]]:
-    return [(mark.labels.inside, mark.labels.name) for mark in picture._in_order()]
+    return [(each.inside, each.name) for each in map(picture.written.of, picture.boxes())]
 
 
 # ---- recording
@@ -55,17 +55,16 @@ def labels(picture: GraphPicture) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", ["bert-tiny", "elman", "bahdanau-tiny"])
 def test_a_model_without_numbers_has_the_same_graph(name: str) -> None:
-    """On the meta device, also with meta inputs: the same nodes, shapes and edges; the model is left as it was."""
+    """On the meta device: the same nodes, shapes and edges; the model is left as it was."""
     source = source_of(name)
     whole = graph(build(preset(name)).eval(), TOKENS, **source)
     model = empty(name)
     before = dict(model.named_parameters())
-    hollow = {key: SimpleNamespace(tokens=s.tokens.to("meta"), mask=None) for key, s in source.items()}
-    for found in (graph(model, TOKENS, **source), graph(model, TOKENS.to("meta"), **hollow)):
-        assert [(n.kind, n.function, n.name, n.shape) for n in found.nodes] == [
-            (n.kind, n.function, n.name, n.shape) for n in whole.nodes
-        ]
-        assert found.edges == whole.edges
+    found = graph(model, TOKENS, **source)
+    assert [(n.kind, n.function, n.name, n.shape) for n in found.nodes] == [
+        (n.kind, n.function, n.name, n.shape) for n in whole.nodes
+    ]
+    assert found.edges == whole.edges
     assert all(p is before[n] and p.is_meta for n, p in model.named_parameters())
 
 
@@ -179,10 +178,10 @@ def test_constants_fold() -> None:
 @pytest.mark.parametrize("name", ["llama-tiny", "vaswani-tiny", "bahdanau-tiny"])
 @pytest.mark.parametrize("options", [{}, {"depth": 99}, {"depth": 3, "shapes": True, "backward": True}])
 def test_nothing_overlaps_and_lines_keep_off_the_boxes(name: str, options: dict[str, Any]) -> None:
-    scene = drawn(name, **options).drawing().scene
+    scene = drawn(name, **options).drawing()
     boxes = [(m.box.x, m.box.y, m.box.x + m.box.width, m.box.y + m.box.height) for m in scene.marks if not m.frame]
     titles = [
-        (m.box.x + m.box.title_x, m.box.y + 4, m.box.x + m.box.title_x + m.box.port - 6, m.box.y + 18)
+        (m.box.x + m.box.title_x, m.box.y + 4, m.box.x + m.box.title_x + m.box.title, m.box.y + 18)
         for m in scene.marks
         if m.frame
     ]
@@ -210,7 +209,7 @@ def test_nothing_overlaps_and_lines_keep_off_the_boxes(name: str, options: dict[
 
 
 def test_frames_hold_what_is_inside() -> None:
-    for mark in drawn("llama-tiny", depth=99).drawing().scene.marks:
+    for mark in drawn("llama-tiny", depth=99).drawing().marks:
         for child in mark.box.inside or ():
             assert mark.box.x < child.x and child.x + child.width < mark.box.x + mark.box.width
             assert mark.box.y < child.y and child.y + child.height <= mark.box.y + mark.box.height
@@ -219,11 +218,11 @@ def test_frames_hold_what_is_inside() -> None:
 def test_lines_join_what_edges_join() -> None:
     """From each box down the pieces of its lines lead to what is computed from it, and to nothing else."""
     picture = drawn("llama-tiny", depth=99)
-    scene = picture.drawing().scene
+    scene = picture.drawing()
     leaves = {m.box.key: m.box for m in scene.marks if not m.frame}
     for a, b in picture.written.graph.edges:
         if a in leaves and b in leaves:
-            pieces = [line for line in scene.lines if line.source == a and b in line.targets]
+            pieces = [line for line in scene.lines if a in line.sources and b in line.targets]
             ends = {(round(line.to_x, 3), round(line.to_y, 3)): line for line in pieces}
             at = (round(leaves[b].x + leaves[b].port, 3), round(leaves[b].y, 3))
             start = (round(leaves[a].x + leaves[a].port, 3), round(leaves[a].y + leaves[a].height, 3))
@@ -349,7 +348,7 @@ def test_the_page_holds_the_whole_graph() -> None:
     assert len(data["nodes"]) == len(picture.written.graph.nodes)
     assert list(zip(data["edges"][::2], data["edges"][1::2], strict=True)) == picture.written.graph.edges
     first = len(data["nodes"])
-    children = [child for group in data["groups"] for child in group[3]]
+    children = [child for group in data["groups"] for child in group[5]]
     assert sorted(children) == sorted({*range(first), *range(first + 1, first + len(data["groups"]))})
     assert all(0 <= node[4] < len(data["texts"]) for node in data["nodes"])
     assert '<input type="checkbox" class="graph-shapes" checked>' in page

@@ -7,7 +7,7 @@ from tests.explain.small import small
 from torch import nn
 
 from weft.errors import ModelError
-from weft.explain.attention import attention_maps
+from weft.explain.attention.maps import attention_maps
 from weft.explain.capture import capture, without_head
 from weft.explain.heads import HeadTable, head_statistics, induction_scores
 from weft.explain.reading import Reading
@@ -58,7 +58,7 @@ def test_statistics_of_the_weights(decoder, table) -> None:
     (part,) = attention_maps(decoder).parts
     T, of = len(part.queries), table.statistics["decoder"]
     for layer, head in np.ndindex(2, 4):
-        p = part.weights[layer, head].astype(float)
+        p = part.probabilities[layer, head].astype(float)
         entropy = np.mean([-sum(w * np.log(w) for w in row if w > 0) for row in p])
         distance = np.mean([sum(p[t, s] * abs(t - s) for s in range(T)) for t in range(T)])
         assert of["entropy"][layer, head] == pytest.approx(entropy, abs=1e-5)
@@ -115,7 +115,7 @@ def test_heads_are_named(monkeypatch, decoder) -> None:
     """Heads that do one thing each, drawn by hand."""
     (part,) = attention_maps(decoder).parts
     T = len(part.queries)
-    weights = np.zeros_like(part.weights)
+    weights = np.zeros_like(part.probabilities)
     weights[0, 0, 0, 0] = 1
     weights[0, 0, np.arange(1, T), np.arange(T - 1)] = 1  # previous token
     weights[0, 1, :, 0] = 1  # first token
@@ -123,9 +123,9 @@ def test_heads_are_named(monkeypatch, decoder) -> None:
     weights[0, 3] = np.eye(T)  # same token
     near = np.tril(np.ones((T, T))) - np.tril(np.ones((T, T)), -4)
     weights[1, 0] = near / near.sum(-1, keepdims=True)  # local: itself and the three before
-    weights[1, 1:] = part.weights[1, 1:]
+    weights[1, 1:] = part.probabilities[1, 1:]
     drawn = attention_maps(decoder)
-    drawn = type(drawn)(drawn.title, drawn.about, (part._replace(weights=weights),))
+    drawn = type(drawn)(drawn.title, drawn.about, (part._replace(probabilities=weights),))
     monkeypatch.setattr("weft.explain.heads.attention_maps", lambda _: drawn)
     scores = np.array([[0.1, 0.0, 0.0, 0.0], [0.0, 0.0, 0.45, 0.39]])
     monkeypatch.setattr("weft.explain.heads.induction_scores", lambda *_: scores)

@@ -8,8 +8,7 @@ import pytest
 from tests.explain.browser import CHROMIUM, evaluate
 
 import weft
-from weft.explain.attention import AttentionMaps
-from weft.explain.attention_figure import KindMaps
+from weft.explain.attention.maps import AttentionMaps, KindMaps
 from weft.explain.graph.picture import lecture_mlp
 
 RUNS = Path(__file__).parent.parent / "api" / "runs-0.1"
@@ -63,6 +62,42 @@ def test_many_heads_and_tokens_fit(tmp_path: Path) -> None:
     check(tmp_path / "maps.html", 390, True)
 
 
+OPENED = """
+const root = document.querySelector(".graph"), plane = root.querySelector(".graph-plane"), states = [];
+const look = () => {
+  const parts = [...root.querySelectorAll(".graph-box, .graph-head, .graph-label")];
+  const boxes = parts.map(each => each.getBoundingClientRect()), whole = plane.getBoundingClientRect();
+  const crossed = boxes.filter((a, n) => boxes.slice(0, n).some(b => a.left < b.right - 0.5 && b.left < a.right - 0.5
+    && a.top < b.bottom - 0.5 && b.top < a.bottom - 0.5));
+  const outside = boxes.filter(b => b.left < whole.left || b.right > whole.right || b.bottom > whole.bottom);
+  states.push([parts.length, crossed.length, outside.length, root.querySelectorAll(".graph-frame").length]);
+};
+look();
+for (let n = 0; n < 4; n++) { root.querySelector(".graph-deeper").click(); look(); }
+for (const name of ["shapes", "backward"]) { root.querySelector(`.graph-${name}`).click(); look(); }
+const head = root.querySelector(".graph-head");
+head.click(); look();
+const pressed = new KeyboardEvent("keydown", { key: "ArrowDown", bubbles: true });
+root.querySelector(`[data-key="${head.dataset.key}"]`).dispatchEvent(pressed);
+const told = root.querySelector(".graph-detail").textContent, near = root.querySelector(".near").getAttribute("d");
+root.querySelector(".graph-reset").click(); look();
+return { states, told, near, errors };
+"""
+
+
 def test_a_graph_opens_and_closes(tmp_path: Path) -> None:
     lecture_mlp().save(tmp_path / "mlp.html")
     check(tmp_path / "mlp.html", 390, False)
+
+
+def test_boxes_of_a_graph_that_is_opened_keep_apart(tmp_path: Path) -> None:
+    """The page puts levels together that Python laid out, with the widths of its own letters."""
+    weft.architecture("llama-tiny").graph().save(tmp_path / "graph.html")
+    found: dict[str, Any] = evaluate(tmp_path / "graph.html", OPENED)
+    assert not found["errors"] and found["told"].strip() and found["near"]
+    counts = [parts for parts, _, _, _ in found["states"]]
+    assert all(state[1:3] == [0, 0] for state in found["states"])
+    assert (
+        counts[0] == counts[-1] and counts[4] == counts[5] == counts[6] > counts[3] > counts[2] > counts[1] > counts[0]
+    )
+    assert found["states"][0][3] == 1 and found["states"][7][3] < found["states"][6][3]

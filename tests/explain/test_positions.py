@@ -5,17 +5,26 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.explain.small import small
 
+from weft.config import kinds
 from weft.errors import ConfigError, ModelError
-from weft.explain.positions import positions
+from weft.explain.positions import Positions, positions
 from weft.models.build import build
+from weft.models.config import Decoder
 from weft.models.presets import preset
+from weft.nn.config import Attention
 from weft.nn.position import alibi_slopes
-from weft.nn.position_config import Rotary, Sinusoidal
+from weft.nn.position_config import ALiBi, PositionConfig, Rotary, Sinusoidal
+
+
+def of(kind: PositionConfig, length: int = 24, d: int = 16, heads: int = 1) -> Positions:
+    settings = small(40, position=kind, d_model=d * heads, attention=Attention(heads=heads))
+    return positions(Decoder(**settings), length)
 
 
 def test_sinusoids_are_the_formula() -> None:
-    (found,) = positions(Sinusoidal(), length=20, d=16).encodings
+    (found,) = of(Sinusoidal(), length=20, d=16).encodings
     assert found.stripes is not None
     for place in (0, 3, 19):
         for i in range(8):
@@ -28,39 +37,43 @@ def test_sinusoids_are_the_formula() -> None:
 
 
 def test_the_lectures_values_are_printed() -> None:
-    text = positions("sinusoidal").text() or ""
+    text = of(Sinusoidal()).text() or ""
     assert "interleaved           1  0.8415   0.5403   0.0100  1.0000" in text
     assert "tensor2tensor         1  0.8415   0.0001   0.5403  1.0000" in text
     assert "tensor2tensor         2  0.9093   0.0002  -0.4161  1.0000" in text
 
 
 def test_rotated_products_depend_on_the_distance_only() -> None:
-    (found,) = positions(Rotary(), length=64, d=32).encodings
+    (found,) = of(Rotary(), length=64, d=32).encodings
     assert found.exact is not None and set(found.exact) == {"halves", "adjacent"}
     assert max(found.exact.values()) < 1e-5
     expected = [np.mean([math.cos(k * 10000 ** (-2 * i / 32)) for i in range(16)]) for k in range(64)]
     assert found.curves["q = k"] == pytest.approx(expected, abs=1e-5)
-    assert "Rotated products" in (positions("rotary").text() or "")
+    assert "Rotated products" in (of(Rotary()).text() or "")
 
 
 def test_alibi_falls_with_the_distance() -> None:
-    (found,) = positions("alibi", length=10).encodings
+    (found,) = of(ALiBi(), length=10, heads=8).encodings
     slopes = alibi_slopes(8)
     assert found.curves["head 2"] == pytest.approx(-float(slopes[2]) * np.arange(10))
     assert found.stripes is None
 
 
-def test_all_kinds_are_drawn() -> None:
-    found = positions("all", length=24, d=16)
-    assert {each.name.split(",")[0] for each in found.encodings} == {
-        "sinusoidal", "learned", "relative", "disentangled", "rotary", "t5", "alibi",
-    }  # fmt: skip
-    assert len(found.charts()) == sum((each.stripes is not None) + 1 for each in found.encodings)
+KINDS = {kind.model_fields["kind"].default: kind for kind in kinds(PositionConfig)}
+
+
+@pytest.mark.parametrize("kind", [kind for name, kind in KINDS.items() if name != "none"])
+def test_every_kind_is_drawn(kind: type[PositionConfig]) -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    found = of(kind())
+    assert len(found.charts()) == sum((each.stripes is not None) + 1 for each in found.encodings) > 0
     assert found.html().count("<svg") == len(found.charts())
+    assert torch.equal(before, torch.get_rng_state()), "drawing takes nothing from the random generator"
 
 
 def test_positions_that_do_two_things_are_two_pictures() -> None:
-    both = positions("learned+t5", length=24, d=16).encodings
+    both = of(KINDS["learned+t5"]()).encodings
     assert [each.name for each in both] == ["learned", "t5"]
     assert both[0].stripes is not None
     assert both[1].what == "added to the score"
@@ -83,15 +96,6 @@ def test_relative_vectors_are_clipped() -> None:
     assert found.curves["key vectors"] == pytest.approx([float(row @ table[4]) for row in rows])
 
 
-def test_pictures_draw_nothing_from_the_random_generator() -> None:
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    positions("all", length=8, d=8)
-    assert torch.equal(before, torch.get_rng_state())
-
-
-def test_unknown_kinds_are_refused() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'rotary'"):
-        positions("rotery")
-    with pytest.raises(ConfigError, match="even"):
-        positions("rotary", d=7)
+def test_one_position_shows_nothing() -> None:
+    with pytest.raises(ConfigError, match="two positions or more"):
+        of(Rotary(), length=1)

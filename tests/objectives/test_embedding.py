@@ -10,10 +10,10 @@ import torch
 from weft.data.batch import Frame, framed
 from weft.data.table import read_texts
 from weft.errors import DataError, ModelError
-from weft.explain.hidden import frame
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Bahdanau, EmbeddingHead, Encoder, NGram, Recurrent
+from weft.models.hidden import frame
 from weft.models.presets import bert, gpt, vaswani
 from weft.objectives.contrastive import Embedding, Pooling, embed
 from weft.text.config import CLOSED, Byte, Specials, WordPiece

@@ -5,14 +5,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.api.evaluation import Evaluation, evaluation_on, text_surprisal
+from weft.api.explain import Explain
 from weft.api.export_model import export_model
-from weft.api.settings import BulkOptions, beam, check_several, generation_defaults, sampling, with_defaults
+from weft.api.settings import BulkOptions, check_several, generation_defaults, sampling, translation_beam, with_defaults
 from weft.costs.count import count
 from weft.decode.bulk import Job, bulk, texts_of
 from weft.decode.chat import GENTLE, Message, before_reply, chat_prompt
@@ -43,9 +44,6 @@ from weft.recipe.config import Recipe
 from weft.runs.folder import RunFolder
 from weft.text.tokenizer import Tokenizer
 from weft.training.objective import Objective, Tokenizers
-
-if TYPE_CHECKING:
-    from weft.api.explain import Explain
 
 T = TypeVar("T", bound=Objective[Any])
 
@@ -289,8 +287,7 @@ class Run:
         check_several(texts, "texts")
         if not isinstance(self.objective, Pairs | Spans):
             raise self.objective.cannot("translate")
-        usual: dict[str, Any] = {"beams": 5, "patience": 1.0, "max_tokens": self.objective.length}
-        chosen = settings or beam(**with_defaults({}, usual | self.beam_defaults))
+        chosen = settings or translation_beam(self.objective.length, self.beam_defaults)
         return self.objective.translator(self.model, Asked(*languages), ratio).translate(texts, chosen, progress)
 
     def classify(self, texts: Sequence[str], second: Sequence[str] | None = None) -> list[dict[str, float]]:
@@ -345,11 +342,9 @@ class Run:
         return Path(dest)
 
     @cached_property
-    def explain(self) -> "Explain":
+    def explain(self) -> Explain:
         """What can be seen inside of the model: `run.explain.attention("A text.")`, `.surprise`, `.anatomy()` …"""
-        from weft.api import explain  # loads what draws
-
-        return explain.Explain(self.config, self)
+        return Explain(self.config, self.model, self.objective)
 
     def results(self) -> dict[str, Any]:
         """The metrics and samples that training ended with; empty for a run that hasn't finished."""

@@ -64,6 +64,11 @@ def generation_defaults(run: RunFolder, tokenizer: Tokenizer) -> tuple[Tree, Tre
     return writing, search | {key: value for key, value in writing.items() if key in Rules.model_fields}
 
 
+def translation_beam(length: int, defaults: Mapping[str, Any]) -> Beam:
+    """How a run translates where nobody says how; `length` is how many tokens it reads in a row at most."""
+    return beam(**with_defaults({}, {"beams": 5, "patience": 1.0, "max_tokens": length, **defaults}))
+
+
 def check_several(texts: Sequence[Any], name: str) -> None:
     """Refuse one text where several are asked for: its characters would each be one."""
     if isinstance(texts, str):

@@ -112,7 +112,7 @@ def evaluate(
     wanted = Wanted(sources, targets or (), stride, encoding, figure, quantize, details, overlap, out)
     found = evaluation_report(loaded, wanted)
     if figure is not None:
-        from weft.explain.confusion import ConfusionMatrix
+        from weft.figures.heatmap import ConfusionMatrix
 
         ConfusionMatrix(tuple(map(tuple, found.metrics["matrix"])), tuple(found.metrics["labels"])).save(figure)
     if out is not None:

@@ -12,35 +12,37 @@ from weft.figures.charts import Chart, Charts, grid, legend, line
 from weft.figures.tables import Table
 from weft.nn.activations import activations as functions
 
-AT = (-2.0, -1.0, 0.0, 1.0, 2.0)
+TABLED = (-2.0, -1.0, 0.0, 1.0, 2.0)  # places
 
 
 @dataclass(frozen=True)
 class Activations(Charts):
     """f(x) and f′(x) of every function at `x`, all of one length."""
 
-    title: str
-    about: str
     x: NDArray[np.float64]
     values: dict[str, NDArray[np.float64]]
     slopes: dict[str, NDArray[np.float64]]
 
+    title = "Activation functions"
+    about = (
+        "What a feed-forward layer may put between its two matrices, and the derivative that the backward pass"
+        " multiplies by. Where the derivative is near 0, a unit learns nothing."
+    )
     columns = 3
     size = (3.6, 2.7)
 
     def charts(self) -> list[Chart]:
-        """One a function."""
         return [Chart(name, partial(self._draw, name)) for name in self.values]
 
     def tables(self) -> list[Table]:
         """Both at a few places."""
-        places = [int(np.abs(self.x - at).argmin()) for at in AT]
+        places = [int(np.abs(self.x - at).argmin()) for at in TABLED]
         rows = []
         for name, values in self.values.items():
+            slopes = self.slopes[name]
             rows.append((name, *(f"{values[place]:.4f}" for place in places), ""))
-            steepest = f"{self.slopes[name].max():.3f}"
-            rows.append((f"  {name}′", *(f"{self.slopes[name][place]:.4f}" for place in places), steepest))
-        header = ("function", *(f"x = {at:g}" for at in AT), "steepest")
+            rows.append((f"  {name}′", *(f"{slopes[place]:.4f}" for place in places), f"{slopes.max():.3f}"))
+        header = ("function", *(f"x = {at:g}" for at in TABLED), "steepest")
         return [Table(header, rows, "Activation functions and their derivatives")]
 
     def _draw(self, name: str, axes: Any) -> None:
@@ -63,13 +65,4 @@ def activations(bound: float = 4.0) -> Activations:
             y = function(at)
             (slope,) = torch.autograd.grad(y.sum(), at)
         values[str(name)], slopes[str(name)] = y.detach().numpy() + 0.0, slope.numpy() + 0.0  # no −0
-    return Activations(
-        title="Activation functions",
-        about=(
-            "What a feed-forward layer may put between its two matrices, and the derivative that the backward pass"
-            " multiplies by. Where the derivative is near 0, a unit learns nothing."
-        ),
-        x=x.numpy(),
-        values=values,
-        slopes=slopes,
-    )
+    return Activations(x.numpy(), values, slopes)

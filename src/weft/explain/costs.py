@@ -20,7 +20,7 @@ from weft.figures.picture import SHADES, Picture, new_figure
 from weft.figures.tables import Table, html_tables, text_tables
 from weft.models import config
 
-SMALL = 0.01  # a share that is drawn together with others
+MIN_SHARE = 0.01  # that is drawn by itself, and not together with others
 OTHER = "other"
 
 
@@ -42,20 +42,23 @@ class Costs(Picture):
     `layers` from the bottom up, `around` what stands around them; `memory` of training one sequence in bf16.
     """
 
-    title: str
-    about: str
     cost: Count
     layers: tuple[LayerCost, ...]
     around: Count
     memory: Memory
     cache: int  # bytes a token in bf16
 
+    title = "What it costs"
+    about = (
+        "Parameters, floating-point operations a token and bytes, counted from the settings by the rules of Chowdhery"
+        " et al. 2022, appendix B. Nothing was run or measured; small products such as norms are left out of the"
+        " operations. Each layer is listed once, with how many there are of it."
+    )
+
     def tables(self) -> list[Table]:
-        """By component; by layer; bytes."""
         return [self._by_component(), self._by_layer(), self._bytes()]
 
     def text(self) -> str:
-        """The tables."""
         return text_tables(self.tables())
 
     def html(self) -> str:
@@ -75,16 +78,9 @@ class Costs(Picture):
         parts, cost, tokens = self.cost.components, self.cost, f"{self.cost.length:,} tokens"
         flops = [(part.name, cost.share(part)) for part in parts]
         weights = [(part.name, part.parameters / cost.parameters) for part in parts]
-        kept = self.memory
-        whole = kept.total()
-        memory = [
-            ("weights", kept.weights / whole),
-            ("16-bit copies", kept.copies / whole),
-            ("gradients", kept.gradients / whole),
-            ("optimizer", kept.optimizer / whole),
-            ("activations", kept.activations / whole),
-            ("logits", kept.logits / whole),
-        ]
+        whole, copies = self.memory.total(), {"copies": "16-bit copies"}
+        parts_of_memory = ("weights", "copies", "gradients", "optimizer", "activations", "logits")
+        memory = [(copies.get(name, name), getattr(self.memory, name) / whole) for name in parts_of_memory]
         shades = _shades(weights, flops)  # a component has the same shade in both
         return [
             _bar("Parameters", f"{cost.parameters:,}", weights, shades),
@@ -124,10 +120,13 @@ class Costs(Picture):
         for layer in self.layers:
             times = f"{layer.repeats} × {layer.name}, each" if layer.repeats > 1 else layer.name
             rows.append(_row(times, layer.cost, self.cost))
-            rows += [_row(f"  {part.name}", Count((part,), self.cost.length), self.cost) for part in parts_of(layer)]
-        rows.append(_row("around the layers", self.around, self.cost))
-        rows += [_row(f"  {part.name}", Count((part,), self.cost.length), self.cost) for part in self.around.components]
+            rows += self._inner(layer.cost) if len(layer.cost.components) > 1 else []
+        rows += [_row("around the layers", self.around, self.cost), *self._inner(self.around)]
         return Table(HEADER, rows, "By layer; FLOPs a token")
+
+    def _inner(self, cost: Count) -> list[tuple[str, ...]]:
+        """What something consists of, a row each."""
+        return [_row(f"  {part.name}", Count((part,), cost.length), self.cost) for part in cost.components]
 
     def _bytes(self) -> Table:
         length, kept = self.cost.length, self.memory
@@ -160,34 +159,13 @@ def costs(model: Config, length: int | None = None) -> Costs:
         raise ModelError(f"an n-gram model has no weights to count: {cost.note}")
     work = Workload(1, cost.length, "bf16")
     layers = _layers(model, cost)
-    inside = [replace(part, parameters=-part.parameters, flops=-part.flops) for part in _inside(layers)]
     return Costs(
-        title="What it costs",
-        about=(
-            "Parameters, floating-point operations a token and bytes, counted from the settings by the rules of"
-            " Chowdhery et al. 2022, appendix B. Nothing was run or measured; small products such as norms are left"
-            " out of the operations. Each layer is listed once, with how many there are of it."
-        ),
         cost=cost,
         layers=layers,
-        around=_sum((*cost.components, *inside), cost.length),
+        around=_sum((cost, 1), *((layer.cost, -layer.repeats) for layer in layers)),
         memory=training_memory(model, work),
         cache=cache_bytes(model, "bf16"),
     )
-
-
-def parts_of(layer: LayerCost) -> tuple[Component, ...]:
-    """What a layer consists of, if it is more than one thing."""
-    return layer.cost.components if len(layer.cost.components) > 1 else ()
-
-
-def _inside(layers: Sequence[LayerCost]) -> list[Component]:
-    """What all layers have together."""
-    return [
-        replace(part, parameters=layer.repeats * part.parameters, flops=layer.repeats * part.flops)
-        for layer in layers
-        for part in layer.cost.components
-    ]
 
 
 def _layers(model: Config, cost: Count) -> tuple[LayerCost, ...]:
@@ -242,19 +220,18 @@ def _with_blocks(model: config.TransformerConfig, blocks: int) -> config.Transfo
 
 def _more(larger: Count, smaller: Count) -> Count:
     """What the larger model has more."""
-    less = (replace(part, parameters=-part.parameters, flops=-part.flops) for part in smaller.components)
-    return _sum((*larger.components, *less), larger.length)
+    return _sum((larger, 1), (smaller, -1))
 
 
-def _sum(parts: Sequence[Component], length: int) -> Count:
-    """The sum of parts by name, without those that come to nothing."""
+def _sum(*counts: tuple[Count, int]) -> Count:
+    """Counts so many times each, by the names of their parts, without those that come to nothing."""
     found: dict[str, Component] = {}
-    for part in parts:
-        so_far = found.get(part.name, replace(part, parameters=0, flops=0))
-        found[part.name] = replace(
-            so_far, parameters=so_far.parameters + part.parameters, flops=so_far.flops + part.flops
-        )
-    return Count(tuple(part for part in found.values() if part.parameters or part.flops), length)
+    for cost, times in counts:
+        for part in cost.components:
+            so_far = found.get(part.name, replace(part, parameters=0, flops=0))
+            parameters, flops = so_far.parameters + times * part.parameters, so_far.flops + times * part.flops
+            found[part.name] = replace(so_far, parameters=parameters, flops=flops)
+    return Count(tuple(part for part in found.values() if part.parameters or part.flops), counts[0][0].length)
 
 
 def _row(name: str, cost: Count, whole: Count) -> tuple[str, ...]:
@@ -295,14 +272,14 @@ Shares = Sequence[tuple[str, float]]
 def _shades(*bars: Shares) -> dict[str, int]:
     """How dark each piece is that is large enough to be drawn by itself, evenly from dark to light."""
     names = {name: max(dict(bar)[name] for bar in bars) for name, _ in bars[0]}
-    drawn = [*(name for name, share in names.items() if share >= SMALL), OTHER]
+    drawn = [*(name for name, share in names.items() if share >= MIN_SHARE), OTHER]
     return {name: round(92 - 80 * number / (len(drawn) - 1)) for number, name in enumerate(drawn)}
 
 
 def _bar(title: str, total: str, shares: Shares, shades: dict[str, int]) -> Bar:
     """Shares as a bar; tiny ones are one piece."""
-    large = [(name, share) for name, share in shares if share >= SMALL]
-    rest = sum(share for _, share in shares if share < SMALL)
+    large = [(name, share) for name, share in shares if share >= MIN_SHARE]
+    rest = sum(share for _, share in shares if share < MIN_SHARE)
     pieces = [
         Piece(name, f"{share:.1%}" if share >= 0.001 else "< 0.1%", share, shades[name])
         for name, share in [*large, *([(OTHER, rest)] if rest else [])]

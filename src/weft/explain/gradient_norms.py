@@ -30,15 +30,19 @@ class GradientNorms(Charts):
     weights themselves.
     """
 
-    title: str
-    about: str
     what: str
     loss: float
     stream: dict[str, float]
     parameters: dict[Group, tuple[float, float]]
 
+    title = "Gradient norms"
+    about = (
+        "How large the gradient of the loss is on its way down: at the residual stream after every layer, and for the"
+        " parameters of every layer, on a logarithmic axis. It should arrive at the bottom neither a thousand times"
+        " larger nor smaller than at the top."
+    )
+
     def charts(self) -> list[Chart]:
-        """Along the layers."""
         drawn = [Chart("of the residual stream", self._stream)] if self.stream else []
         return [*drawn, Chart("of the parameters", self._parameters)]
 
@@ -83,17 +87,19 @@ class GradientNorms(Charts):
 
 @dataclass(frozen=True)
 class GradientHistory(Charts):
-    """The gradient of one model on one text at several stages of its training, and in full at the last of them."""
+    """The gradient of one model on one text at several stages of its training, by name, and in full at the last."""
 
-    title: str
-    about: str
     stages: dict[str, GradientNorms]
+
+    title = GradientNorms.title
+    about = f"{GradientNorms.about} Each line is one stage of training."
 
     def charts(self) -> list[Chart]:
         """The residual stream at each stage; of the last one the parameters too."""
         last = list(self.stages.values())[-1]
+        parameters = last.charts()[-1]
         drawn = [Chart("of the residual stream", self._streams)] if last.stream else []
-        return [*drawn, *(chart._replace(title=f"{chart.title}, now") for chart in last.charts()[len(drawn) :])]
+        return [*drawn, parameters._replace(title=f"{parameters.title}, now")]
 
     def tables(self) -> list[Table]:
         """The residual stream, a line a layer and a column a stage; then the last stage in full."""
@@ -107,12 +113,6 @@ class GradientHistory(Charts):
         for number, (name, stage) in enumerate(self.stages.items()):
             line(axes, range(len(stage.stream)), list(stage.stream.values()), number, name, marker="o", markersize=3)
         _log(axes, "after so many layers")
-
-
-def gradient_history(stages: dict[str, GradientNorms]) -> GradientHistory:
-    """Stages by name, in their order."""
-    last = list(stages.values())[-1]
-    return GradientHistory(last.title, f"{last.about} Each line is one stage of training.", stages)
 
 
 def gradient_norms(reading: Reading) -> GradientNorms:
@@ -133,18 +133,7 @@ def gradient_norms(reading: Reading) -> GradientNorms:
     rest, parameters = iter(found[len(stream) :]), {}
     for group, members in groups.items():
         parameters[group] = (_all([next(rest) for _ in members]), _all(members))
-    return GradientNorms(
-        title="Gradient norms",
-        about=(
-            "How large the gradient of the loss is on its way down: at the residual stream after every layer, and for"
-            " the parameters of every layer, on a logarithmic axis. It should arrive at the bottom neither a thousand"
-            " times larger nor smaller than at the top."
-        ),
-        what=what,
-        loss=float(loss.detach()),
-        stream=along,
-        parameters=parameters,
-    )
+    return GradientNorms(what, float(loss.detach()), along, parameters)
 
 
 def _loss(reading: Reading) -> tuple[Tensor, str]:
@@ -153,9 +142,8 @@ def _loss(reading: Reading) -> tuple[Tensor, str]:
     if not predicts_words(model):
         features = model.features(tokens, **reading.given)
         direction = torch.randn(features.shape, generator=torch.Generator().manual_seed(0)).to(features)
-        return (
-            features * direction
-        ).sum() / direction.norm(), "a random direction of the features; no words are predicted"
+        along = (features * direction).sum() / direction.norm()
+        return along, "a random direction of the features; no words are predicted"
     if isinstance(model.config, Encoder):
         return _masked_loss(reading)
     if tokens.shape[1] < 2:

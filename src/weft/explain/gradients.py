@@ -88,11 +88,15 @@ NAMES = {"pre": "pre-norm", "post": "post-norm", "none": "no norm"}
 class GradientFlows(Charts):
     """What norms and skips do to the gradient: all six kinds of stack."""
 
-    title: str
-    about: str
     layers: int
     d_model: int
     flows: tuple[GradientFlow, ...]
+
+    title = "What skips and norms do to the gradient"
+    about = (
+        "The norm of the gradient at the input of every layer of an untrained stack, relative to that at the top, on a"
+        " logarithmic axis. Without skip connections its token-specific part vanishes on the way down."
+    )
 
     def charts(self) -> list[Chart]:
         """With skips and without, the whole gradient and its token-specific part."""
@@ -140,21 +144,9 @@ class GradientFlows(Charts):
         legend(axes, loc="lower right" if not residual else "best")
 
 
-def gradient_pictures(layers: int = 24, d_model: int = 64, seed: int = 0) -> GradientFlows:
+def gradient_flows(layers: int = 24, d_model: int = 64, seed: int = 0) -> GradientFlows:
     """The gradient by layer of untrained stacks: norm before, after or not at all, with skips and without."""
     if d_model % 4:
         raise ConfigError(f"--d-model {d_model}: expected a multiple of 4, because the stack has 4 heads")
-    return GradientFlows(
-        title="What skips and norms do to the gradient",
-        about=(
-            "The norm of the gradient at the input of every layer of an untrained stack, relative to that at the top,"
-            " on a logarithmic axis. Without skip connections its token-specific part vanishes on the way down."
-        ),
-        layers=layers,
-        d_model=d_model,
-        flows=tuple(
-            gradient_flow(placement, residual, layers, d_model, seed)
-            for residual in (True, False)
-            for placement in PLACEMENTS
-        ),
-    )
+    kinds = [(placement, residual) for residual in (True, False) for placement in PLACEMENTS]
+    return GradientFlows(layers, d_model, tuple(gradient_flow(*kind, layers, d_model, seed) for kind in kinds))

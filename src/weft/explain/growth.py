@@ -20,8 +20,15 @@ from weft.models import config
 
 SHOWN = tuple(2.0**power for power in range(-4, 6))  # times the model's own size
 FAR = 2**12
-MOST_LAYERS = 10_000  # as many as settings allow
+MAX_LAYERS = 10_000  # as many as settings allow
 POWERS = {0: "", 1: "", 2: "²", 3: "³"}
+# settings that grow, with their names and letters
+SIZES = {
+    "context": ("length", "T"),
+    "d_model": ("width", "d"),
+    "layers": ("layers", "L"),
+    "vocab_size": ("vocabulary", "V"),
+}
 
 
 @dataclass(frozen=True)
@@ -53,12 +60,16 @@ class Axis:
 class Growth(Charts):
     """Parameters, operations and bytes against each size, on logarithmic axes."""
 
-    title: str
-    about: str
     axes: tuple[Axis, ...]
 
+    title = "How the cost grows"
+    about = (
+        "Each chart changes one size of this model, all else as it is; both axes are logarithmic, so a straight line is"
+        " a power law and its steepness is the power. The thin vertical line is the model as it stands. In the width,"
+        " the size of heads stays and their number grows."
+    )
+
     def charts(self) -> list[Chart]:
-        """One an axis."""
         return [Chart(f"against {axis.name}, {axis.letter}", partial(_draw, axis=axis)) for axis in self.axes]
 
     def tables(self) -> list[Table]:
@@ -81,21 +92,7 @@ def growth(model: Config) -> Growth:
     """
     if not count(model).parameters:
         raise ModelError("an n-gram model has no sizes to grow with: the text decides how many counts there are")
-    ways: dict[str, tuple[str, str]] = {
-        "context": ("length", "T"),
-        "d_model": ("width", "d"),
-        "layers": ("layers", "L"),
-        "vocab_size": ("vocabulary", "V"),
-    }
-    return Growth(
-        title="How the cost grows",
-        about=(
-            "Each chart changes one size of this model, all else as it is; both axes are logarithmic, so a straight"
-            " line is a power law and its steepness is the power. The thin vertical line is the model as it stands."
-            " In the width, the size of heads stays and their number grows."
-        ),
-        axes=tuple(_axis(model, key, *names) for key, names in ways.items()),
-    )
+    return Growth(tuple(_axis(model, key, *names) for key, names in SIZES.items()))
 
 
 MEASURES: dict[str, Callable[[Any], float]] = {
@@ -129,7 +126,7 @@ def _grown(model: Any, key: str) -> Iterator[tuple[float, tuple[int, Any]]]:
     """The model at other sizes: (times larger, (size, settings)), as far as all sizes stay whole numbers in range."""
     for factor in (*SHOWN, FAR, 2 * FAR):
         changed = _wider(model, factor) if key == "d_model" else {key: round(getattr(model, key) * factor)}
-        if changed is None or changed[key] < 1 or (key == "layers" and changed[key] > MOST_LAYERS):
+        if changed is None or changed[key] < 1 or (key == "layers" and changed[key] > MAX_LAYERS):
             continue
         yield factor, (changed[key], model.replace(**changed))
 
@@ -138,24 +135,22 @@ def _wider(model: Any, factor: float) -> dict[str, Any] | None:
     """The sizes of a model that is so many times as wide; None where they are no whole numbers."""
     if isinstance(model, config.TransformerConfig):
         attention, inner = model.attention, model.feedforward
-        sizes = [model.d_model, attention.heads, inner.d_ff, *([attention.kv_heads] if attention.kv_heads else [])]
-        wide = [size * factor for size in sizes]
-        if not all(map(_whole, wide)):
-            return None
-        d_model, heads, d_ff, *kv_heads = map(int, wide)
-        fewer = kv_heads[0] if kv_heads else None
-        return {
-            "d_model": d_model,
-            "attention": attention.replace(heads=heads, d_head=model.d_head, kv_heads=fewer),
-            "feedforward": inner.replace(d_ff=d_ff),
-        }
-    widths = {key: getattr(model, key, None) for key in ("d_model", "d_embedding", "d_attention")}
-    found = {key: width * factor for key, width in widths.items() if width is not None}
-    return {key: int(width) for key, width in found.items()} if all(map(_whole, found.values())) else None
-
-
-def _whole(size: float) -> bool:
-    return size >= 1 and size == int(size)
+        sizes = {"d_model": model.d_model, "heads": attention.heads, "d_ff": inner.d_ff}
+        sizes |= {"kv_heads": attention.kv_heads} if attention.kv_heads else {}
+    else:
+        widths = {key: getattr(model, key, None) for key in ("d_model", "d_embedding", "d_attention")}
+        sizes = {key: width for key, width in widths.items() if width is not None}
+    wide = {key: size * factor for key, size in sizes.items()}
+    if any(size < 1 or size != int(size) for size in wide.values()):
+        return None
+    wide = {key: int(size) for key, size in wide.items()}
+    if not isinstance(model, config.TransformerConfig):
+        return wide
+    return {
+        "d_model": wide["d_model"],
+        "attention": attention.replace(heads=wide["heads"], d_head=model.d_head, kv_heads=wide.get("kv_heads")),
+        "feedforward": inner.replace(d_ff=wide["d_ff"]),
+    }
 
 
 def _draw(axes: Any, axis: Axis) -> None:

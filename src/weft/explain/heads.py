@@ -23,12 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.errors import ModelError, counted
-from weft.explain.attention import attention_maps
-from weft.explain.attention_figure import Kind, KindMaps
+from weft.errors import counted
+from weft.explain.attention.maps import NAMES, Kind, KindMaps, attention_maps
 from weft.explain.capture import Change, capture
-from weft.explain.heads_figure import COLUMNS, Table, known, page_maps, small_maps
-from weft.explain.reading import Reading, SourceTokens
+from weft.explain.reading import Reading, SourceTokens, lacks
+from weft.figures.heatmap import SmallMap, small_maps
 from weft.figures.page import template
 from weft.figures.picture import Picture
 from weft.models.base import LanguageModel, evaluating
@@ -36,9 +35,24 @@ from weft.models.config import Decoder, LMHead
 from weft.models.transformer import Transformer
 
 INDUCTION, MOSTLY, UNIFORM, NEAR = 0.4, 0.5, 0.9, 2.0
-ABLATED = 128  # tokens of the text on which ablation is measured: it takes a forward pass for each head
-AT_ONCE = 1024  # tokens in a batch
-LISTED = 20
+ABLATED_TOKENS = 128  # of the text on which ablation is measured: it takes a forward pass for each head
+BATCH_TOKENS = 1024
+LISTED_HEADS = 20
+# statistics by name: in a heading, and as short as a terminal wants it
+COLUMNS = {
+    "entropy": ("entropy", "entropy"),
+    "distance": ("distance", "dist."),
+    "first": ("to first", "first"),
+    "previous": ("to previous", "prev."),
+    "itself": ("to itself", "self"),
+    "induction": ("induction", "induc."),
+    "cost": ("cost", "cost"),
+}
+SHARES = ("first", "previous", "itself", "induction")  # they are 1 at most
+UNITS = {"entropy": "nats", "distance": "tokens", "cost": "nats"}
+_ORDER = ("induction", "previous token", "same token", "local", "uniform", "first token (sink)")
+
+Table = NDArray[np.float64]  # (layers, heads); NaN where a statistic means nothing
 
 
 class Head(NamedTuple):
@@ -89,62 +103,72 @@ class HeadTable(Picture):
                 found.setdefault(name, []).append(each)
         return found
 
+    @property
+    def known(self) -> list[str]:
+        """The statistics that mean something for these heads."""
+        return [name for name in COLUMNS if any(not np.isnan(of[name]).all() for of in self.statistics.values())]
+
+    def place(self, head: Head) -> str:
+        """'3.1', with the kind of attention where there are several."""
+        return f"{head.kind} {head.layer}.{head.head}" if len(self.statistics) > 1 else f"{head.layer}.{head.head}"
+
     def text(self) -> str:
         """The first heads of the table, in 80 columns, and how many have which name."""
-        columns = known(self.statistics)
-        several = len(self.statistics) > 1
-        lines = [
-            f"{'head':<{15 if several else 6}}" + "".join(f"{_SHORT[name]:>7}" for name in columns) + "  what it does"
-        ]
+        wide = 15 if len(self.statistics) > 1 else 6
+        lines = [f"{'head':<{wide}}" + "".join(f"{COLUMNS[name][1]:>7}" for name in self.known) + "  what it does"]
         heads = self.heads()
-        for each in heads[:LISTED]:
-            where = f"{each.kind} " if several else ""
-            cells = "".join(f"{_cell(getattr(each, name)):>7}" for name in columns)
-            line = f"{f'{where}{each.layer}.{each.head}':<{15 if several else 6}}{cells}  {', '.join(each.names)}"
+        for each in heads[:LISTED_HEADS]:
+            cells = "".join(f"{_cell(getattr(each, name)):>7}" for name in self.known)
+            line = f"{self.place(each):<{wide}}{cells}  {', '.join(each.names)}"
             lines.append(line if len(line) < 80 else f"{line[:78]}…")
-        if len(heads) > LISTED:
-            lines.append(f"… and {len(heads) - LISTED} more heads")
+        if len(heads) > LISTED_HEADS:
+            lines.append(f"… and {len(heads) - LISTED_HEADS} more heads")
         for line in self._named_lines():
             lines.append(line if len(line) < 80 else f"{line[:77].rsplit(',', 1)[0]}, …")
         return "\n".join([self.title, *lines])
 
     def _named_lines(self) -> list[str]:
         found = self.named()
-        several = len(self.statistics) > 1
-        lines = []
-        for name in (name for name in _ORDER if name in found):
-            where = [f"{f'{each.kind} ' if several else ''}{each.layer}.{each.head}" for each in found[name]]
-            lines.append(f"{name}: {counted(len(where), 'head')}: {', '.join(where)}")
-        return lines
+        return [
+            f"{name}: {counted(len(found[name]), 'head')}: {', '.join(map(self.place, found[name]))}"
+            for name in _ORDER
+            if name in found
+        ]
+
+    def _maps(self, titles: dict[Kind, str]) -> list[list[SmallMap | None]]:
+        """A small map of every statistic, layers in rows and heads in columns; a row a kind of attention."""
+        return [
+            [
+                None
+                if np.isnan(of[name]).all()
+                else SmallMap(
+                    f"{titles[kind]}{COLUMNS[name][0]}" if len(self.statistics) > 1 else COLUMNS[name][0],
+                    of[name],
+                    1.0 if name in SHARES else max(float(np.nanmax(of[name])), 1e-9),
+                    UNITS.get(name, ""),
+                )
+                for name in self.known
+            ]
+            for kind, of in self.statistics.items()
+        ]
 
     def html(self) -> str:
         """The small maps, and the table of all heads."""
-        columns = known(self.statistics)
-        cells = [(each, [_cell(getattr(each, name)) for name in columns]) for each in self.heads()]
-        several = len(self.statistics) > 1
+        rows = [
+            (self.place(each), [_cell(getattr(each, name)) for name in self.known], ", ".join(each.names))
+            for each in self.heads()
+        ]
+        maps = self._maps({kind: f"{name}: " for kind, name in NAMES.items()})
         return template("heads.html").render(
-            maps=page_maps(self.statistics),
+            maps=[each for row in maps for each in row if each is not None],
             named=self._named_lines(),
-            heads=cells[:LISTED],
-            others=cells[LISTED:],
-            columns=[COLUMNS[name] for name in columns],
-            several=several,
+            heads=rows[:LISTED_HEADS],
+            others=rows[LISTED_HEADS:],
+            columns=[COLUMNS[name][0] for name in self.known],
         )
 
     def figure(self) -> Figure:
-        """A small map of every statistic, layers in rows and heads in columns."""
-        return small_maps(self.statistics, self.title)
-
-
-_SHORT = {
-    **COLUMNS,
-    "distance": "dist.",
-    "first": "first",
-    "previous": "prev.",
-    "itself": "self",
-    "induction": "induc.",
-}
-_ORDER = ("induction", "previous token", "same token", "local", "uniform", "first token (sink)")
+        return small_maps(self._maps({kind: f"{kind} " for kind in NAMES}), self.title)
 
 
 def head_statistics(reading: Reading, ablate: bool = True) -> HeadTable:
@@ -162,12 +186,12 @@ def head_statistics(reading: Reading, ablate: bool = True) -> HeadTable:
     statistics: dict[Kind, dict[str, Table]] = {}
     names: dict[Kind, list[list[tuple[str, ...]]]] = {}
     for part in maps.parts:
-        of = _statistics(part)
-        empty = np.full_like(of["entropy"], np.nan)
-        of["induction"] = empty if induction is None else induction
-        of["cost"] = costs.get(part.kind, empty)
+        of = statistics[part.kind] = _statistics(part)
+        if induction is not None:
+            of["induction"] = induction
+        if part.kind in costs:
+            of["cost"] = costs[part.kind]
         names[part.kind] = _names(part, of)
-        statistics[part.kind] = {name: of[name] for name in COLUMNS}
     about = (
         "Entropy in nats and distance in tokens are means over the tokens that attend; the shares to the first token, "
         "the previous one and itself are mean weights."
@@ -178,9 +202,9 @@ def head_statistics(reading: Reading, ablate: bool = True) -> HeadTable:
             "2022)."
         )
     if costs:
-        first = f" over the first {ABLATED} tokens" if len(reading.ids) > ABLATED else ""
+        first = f" over the first {ABLATED_TOKENS} tokens" if len(reading.ids) > ABLATED_TOKENS else ""
         about += f" Cost is what the text loses in nats a token{first} if the head gives nothing; – is a gain."
-    heads = _count(maps.parts)
+    heads = sum(part.probabilities[..., 0, 0].size for part in maps.parts)
     return HeadTable("What the head does" if heads == 1 else f"What {heads} heads do", about, statistics, names)
 
 
@@ -192,8 +216,7 @@ def induction_scores(model: LanguageModel, vocab_size: int, length: int = 25, ro
     i − length + 1 (Elhage et al. 2021; Olsson et al. 2022).
     """
     if not isinstance(model, Transformer) or not isinstance(model.config, Decoder):
-        kind = getattr(model.config, "kind", type(model).__name__)
-        raise ModelError(f"a model of kind '{kind}' has no induction score; it takes a decoder")
+        raise lacks(model, "no induction score", "it takes a decoder")
     length = min(length, model.config.context // 2)
     once = torch.randint(vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
     with evaluating(model) as device, capture(model, "decoder.*.attention.probabilities") as seen:
@@ -203,29 +226,23 @@ def induction_scores(model: LanguageModel, vocab_size: int, length: int = 25, ro
     return torch.stack(scores).numpy()
 
 
-# ---- statistics of the weights
+# ---- statistics of the probabilities
 
 
 def _statistics(part: KindMaps) -> dict[str, Table]:
     """Those of one kind, (layers, heads) each; places mean nothing between two texts."""
-    weights = part.weights
-    logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
-    found: dict[str, Table] = {
-        "entropy": -np.einsum("lhts,lhts->lh", weights, logs, dtype=np.float64) / weights.shape[2]
-    }
-    empty = np.full_like(found["entropy"], np.nan)
-    if part.kind == "cross":
-        return found | {"distance": empty, "first": empty, "previous": empty, "itself": empty}
-    T = weights.shape[2]
-    apart = _apart(T)
-    found["distance"] = np.einsum("lhts,ts->lh", weights, apart, dtype=np.float64) / T
-    if T == 1:
-        return found | {"first": empty, "previous": empty, "itself": empty}
-    # the first token of a causal model has nobody else to look at
-    later = np.arange(1, T)
-    found["first"] = weights[:, :, 1:, 0].mean(-1, dtype=np.float64)
-    found["previous"] = weights[:, :, later, later - 1].mean(-1, dtype=np.float64)
-    found["itself"] = weights[:, :, later, later].mean(-1, dtype=np.float64)
+    p, T = part.probabilities, part.probabilities.shape[2]
+    logs = np.log(p, out=np.zeros_like(p), where=p > 0)
+    entropy = -np.einsum("lhts,lhts->lh", p, logs, dtype=np.float64) / T
+    found: dict[str, Table] = dict.fromkeys(COLUMNS, np.full_like(entropy, np.nan)) | {"entropy": entropy}
+    if part.kind != "cross":
+        found["distance"] = np.einsum("lhts,ts->lh", p, _apart(T), dtype=np.float64) / T
+    if part.kind != "cross" and T > 1:
+        # the first token of a causal model has nobody else to look at
+        later = np.arange(1, T)
+        found["first"] = p[:, :, 1:, 0].mean(-1, dtype=np.float64)
+        found["previous"] = p[:, :, later, later - 1].mean(-1, dtype=np.float64)
+        found["itself"] = p[:, :, later, later].mean(-1, dtype=np.float64)
     return found
 
 
@@ -236,7 +253,7 @@ def _apart(T: int) -> NDArray[np.float32]:
 
 def _names(part: KindMaps, of: dict[str, Table]) -> list[list[tuple[str, ...]]]:
     """What each head does, by the thresholds that the file begins with."""
-    seen = (part.weights > 0).any(axis=(0, 1))  # what the mask lets a query see
+    seen = (part.probabilities > 0).any(axis=(0, 1))  # what the mask lets a query see
     keys = seen.sum(-1)
     widest = np.log(keys).mean()  # the entropy of even weights
     even = (_apart(seen.shape[0]) * seen).sum(-1) / keys if part.kind != "cross" else np.zeros(1)
@@ -248,15 +265,10 @@ def _names(part: KindMaps, of: dict[str, Table]) -> list[list[tuple[str, ...]]]:
         "uniform": of["entropy"] >= UNIFORM * widest if widest > 0 else np.zeros(of["entropy"].shape, bool),
         "first token (sink)": of["first"] >= MOSTLY,
     }
-    precise = ("previous token", "same token")
+    tests["local"] &= ~(tests["previous token"] | tests["same token"])  # a head of neighbours is local anyway
     layers, heads = of["entropy"].shape
-    named = [
-        [tuple(name for name in _ORDER if tests[name][layer, head]) for head in range(heads)] for layer in range(layers)
-    ]
-    # a head of neighbours is local anyway
     return [
-        [tuple(name for name in each if name != "local" or not set(precise) & set(each)) for each in row]
-        for row in named
+        [tuple(name for name in _ORDER if tests[name][layer, head]) for head in range(heads)] for layer in range(layers)
     ]
 
 
@@ -271,7 +283,7 @@ def _ablation_costs(reading: Reading) -> dict[Kind, Table]:
     """
     model = reading.model
     assert isinstance(model, Transformer) and model.decoder is not None
-    ids, heads = reading.tokens[:, :ABLATED], model.config.attention.heads
+    ids, heads = reading.tokens[:, :ABLATED_TOKENS], model.config.attention.heads
     calls: list[tuple[Tensor, dict[str, Any]]] = []  # what each block of the decoder was given
 
     def keep(_: nn.Module, given: tuple[Tensor], named: dict[str, Any]) -> None:
@@ -297,7 +309,7 @@ def _ablation_costs(reading: Reading) -> dict[Kind, Table]:
     if model.encoder is not None:
         places["cross"] = ("decoder.{}.cross.probabilities", len(calls), on)
         places["encoder"] = ("encoder.{}.attention.probabilities", len(model.encoder.layers), again)
-    at_once = max(1, AT_ONCE // max(ids.shape[1], len(reading.source or ())))
+    at_once = max(1, BATCH_TOKENS // max(ids.shape[1], len(reading.source or ())))
     found: dict[Kind, Table] = {}
     with evaluating(model):
         for kind, (name, layers, run) in places.items():
@@ -350,7 +362,3 @@ def _interest(each: Head) -> tuple[float, float]:
 
 def _cell(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3f}".replace("-", "−")
-
-
-def _count(parts: Sequence[KindMaps]) -> int:
-    return sum(part.weights.shape[0] * part.weights.shape[1] for part in parts)

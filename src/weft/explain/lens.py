@@ -7,55 +7,53 @@ model. Where blocks norm their own output (post-norm) there is no last norm, and
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.errors import ConfigError, DataError, ModelError
 from weft.explain.capture import capture
-from weft.explain.reading import Reading, pieces
+from weft.explain.reading import Reading, lacks, pieces
 from weft.explain.surprise import HEAD_ELEMENTS, Guess, predicts_masked
 from weft.figures.page import data, template
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.figures.shaded import DARKEST, drawable, families, percent, width_of
+from weft.figures.tables import Table, text_table
 from weft.models.base import evaluating
 from weft.models.transformer import Stack, Transformer
-from weft.text.tokenizer import Tokenizer
 
-MOST = 96  # places of a page that nobody chose
-COLUMNS, ROWS = 16, 33  # of a figure
+SHOWN_PLACES = 96  # where nobody chose any
+MAX_COLUMNS, MAX_ROWS = 16, 33  # of a figure
 CELL, SIZE = 0.66, 6.5  # inches, points
 
 
 @dataclass(frozen=True)
 class Lens(Picture):
-    """The `top` likeliest tokens at every layer and place, and how the model's final prediction fares there.
+    """The likeliest token at every layer and place, and how the model's final prediction fares there.
 
     Row 0 is the embedding, the last row the model's own output. `read` are the tokens read at the places, which begin
     at `start` in the reading; `following` what comes next in the text. Arrays are (layers + 1, places).
     """
 
-    title: str
     about: str
     read: tuple[str, ...]
     following: tuple[str, ...]
     start: int
-    guesses: tuple[tuple[tuple[Guess, ...], ...], ...]
+    guesses: tuple[tuple[Guess, ...], ...]
     final_probability: NDArray[np.float32]
     final_rank: NDArray[np.int64]
     masked: bool = False  # the model predicts the tokens at their own places, and `following` are these
 
+    title = "Logit lens"
     scripts: ClassVar[tuple[str, ...]] = ("lens.js",)
 
     @property
     def probability(self) -> NDArray[np.float32]:
         """Of the likeliest token in each cell."""
-        return np.array([[cell[0].probability for cell in row] for row in self.guesses], dtype=np.float32)
+        return np.array([[guess.probability for guess in row] for row in self.guesses], dtype=np.float32)
 
     @cached_property
     def names(self) -> list[str]:
@@ -64,15 +62,15 @@ class Lens(Picture):
 
     def figure(self) -> Figure:
         """Layers upward, the last places from left to right; the shade of a cell is the probability of its token."""
-        rows = _spread(len(self.guesses), ROWS)
-        columns = range(max(0, len(self.read) - COLUMNS), len(self.read))
+        rows = _spread(len(self.guesses), MAX_ROWS)
+        columns = range(max(0, len(self.read) - MAX_COLUMNS), len(self.read))
         figure = new_figure(1.0 + CELL * max(4, len(columns)), 1.1 + 0.2 * len(rows))
         axes: Any = figure.add_subplot()
         shares = self.probability[np.ix_(rows, columns)]
         image = axes.imshow(shares * DARKEST, cmap=SHADES, vmin=0.0, vmax=1.0, aspect="auto", origin="lower")
         font = {"fontsize": SIZE, "family": families(), "parse_math": False}
         for (row, column), _ in np.ndenumerate(shares):
-            piece = self.guesses[rows[row]][columns[column]][0].piece
+            piece = self.guesses[rows[row]][columns[column]].piece
             weight = "bold" if self.final_rank[rows[row], columns[column]] == 1 else "normal"
             shown = _fitting(piece, 72 * CELL / (1.15 if weight == "bold" else 1.0) - 4)
             axes.text(column, row, shown, ha="center", va="center", weight=weight, **font)
@@ -99,60 +97,49 @@ class Lens(Picture):
     def html(self) -> str:
         """A table, layers upward; a cell that is chosen tells more."""
         rows = range(len(self.guesses))
-        text = template("lens.html").render(
+        return template("lens.html").render(
             names=self.names,
             read=self.read,
             following=self.following,
             followed=self._followed,
-            rows=[(row, list(zip(self.guesses[row], self._same(row), strict=True))) for row in reversed(rows)],
+            rows=[(row, list(zip(self.guesses[row], self.final_rank[row] == 1, strict=True))) for row in rows[::-1]],
             data=data("lens-data", self._data),
         )
-        return Markup(text)
 
     def text(self) -> str:
         """What the layers would predict at the last place."""
-        lines = [f"{'at' if self.masked else 'after'} token {self.start + len(self.read)}, {self.read[-1]}"]
-        wide = max(len(row[-1][0].piece) for row in self.guesses)
+        rows = []
         for row in reversed(range(len(self.guesses))):
-            guess = self.guesses[row][-1][0]
-            final = (
-                f"the output's: {percent(float(self.final_probability[row, -1]))}, rank {self.final_rank[row, -1]:,}"
-            )
-            lines.append(f"{self.names[row]:>9}  {guess.piece:<{wide}}  {percent(guess.probability):>8}  {final}")
-        return "\n".join(lines)
+            guess, share = self.guesses[row][-1], float(self.final_probability[row, -1])
+            final = f"the output's: {percent(share)}, rank {self.final_rank[row, -1]:,}"
+            rows.append((self.names[row], guess.piece, percent(guess.probability), final))
+        title = f"{'at' if self.masked else 'after'} token {self.start + len(self.read)}, {self.read[-1]}"
+        return text_table(Table(("",) * 4, rows, title, text=(1, 3)))
 
     @property
     def _followed(self) -> str:
         return "in the text" if self.masked else "next in the text"
 
-    def _same(self, row: int) -> list[bool]:
-        """Whether the likeliest token of each place is the one that the model ends with."""
-        return [rank == 1 for rank in self.final_rank[row].tolist()]
-
     @cached_property
     def _data(self) -> dict[str, Any]:
         return {
-            "guesses": [[[[piece, percent(p)] for piece, p in cell] for cell in row] for row in self.guesses],
+            "guesses": [[[piece, percent(p)] for piece, p in row] for row in self.guesses],
             "ranks": self.final_rank.tolist(),
             "shares": [[percent(share) for share in row] for row in self.final_probability.tolist()],
         }
 
 
 @torch.no_grad()
-def lens(reading: Reading, top: int = 1, places: tuple[int, int] | None = None) -> Lens:
-    """The `top` likeliest tokens that every layer would predict, from place start up to stop of `places`.
+def lens(reading: Reading) -> Lens:
+    """The likeliest token that every layer would predict at the last 96 places, or all there are.
 
-    Without `places`, at the last 96 tokens or all there are. For Transformers that predict words; of an
-    encoder–decoder, the decoder's layers.
+    For Transformers that predict words; of an encoder–decoder, the decoder's layers.
     """
     model, tokenizer = reading.model, reading.tokenizer
     if not isinstance(model, Transformer):
-        kind = getattr(model.config, "kind", type(model).__name__)
-        raise ModelError(f"a model of kind '{kind}' has no residual stream to look into; the lens needs a Transformer")
-    if top < 1:
-        raise ConfigError(f"top = {top}: at least one token")
+        raise lacks(model, "no residual stream to look into", "the lens needs a Transformer")
     masked = predicts_masked(model)
-    start, stop = _checked(places, len(reading.ids))
+    start = max(0, len(reading.ids) - SHOWN_PLACES)
     name = "encoder" if model.decoder is None else "decoder"
     stack = model.decoder or model.encoder
     assert stack is not None
@@ -162,35 +149,21 @@ def lens(reading: Reading, top: int = 1, places: tuple[int, int] | None = None) 
         # the dropout passes on what the first block reads; while a model is used, it drops nothing
         streams = [seen[below], *(seen[f"{name}.{n}.residual"] for n in range(len(stack.layers)))]
         known = min(tokenizer.vocab_size, model.config.vocab_size)
-        final = torch.cat([each[:, :known].argmax(-1) for each in _logits(model, stack, streams[-1][0, start:stop])])
-        layers = [_layer(_logits(model, stack, each[0, start:stop]), final, (known, top)) for each in streams]
+        final = torch.cat([each[:, :known].argmax(-1) for each in _logits(model, stack, streams[-1][0, start:])])
+        layers = [_layer(_logits(model, stack, each[0, start:]), final, known) for each in streams]
+    guesses, log_p, ranks = zip(*layers, strict=True)
     # a masked model predicts the tokens that it reads
     following = reading.pieces if masked else [*reading.pieces[1:], ""]
     return Lens(
-        "Logit lens",
         _about(stack, masked),
-        tuple(reading.pieces[start:stop]),
-        tuple(following[start:stop]),
+        tuple(reading.pieces[start:]),
+        tuple(following[start:]),
         start,
-        tuple(_guesses(tokenizer, layer) for layer in layers),
-        np.stack([layer.final.exp().numpy() for layer in layers]),
-        np.stack([layer.rank.numpy() for layer in layers]),
+        tuple(tuple(map(Guess, pieces(tokenizer, ids.tolist()), values.exp().tolist())) for values, ids in guesses),
+        np.stack([each.exp().numpy() for each in log_p]),
+        np.stack([each.numpy() for each in ranks]),
         masked,
     )
-
-
-def _guesses(tokenizer: Tokenizer, layer: "_Layer") -> tuple[tuple[Guess, ...], ...]:
-    rows = zip(layer.ids.tolist(), layer.log_p.exp().tolist(), strict=True)
-    return tuple(tuple(map(Guess, pieces(tokenizer, ids), shares)) for ids, shares in rows)
-
-
-class _Layer(NamedTuple):
-    """The likeliest ids (places, top) and log p of them; log p and rank (places,) of the final prediction."""
-
-    ids: Tensor
-    log_p: Tensor
-    final: Tensor
-    rank: Tensor
 
 
 def _logits(model: Transformer, stack: Stack, stream: Tensor) -> Iterator[Tensor]:
@@ -200,27 +173,13 @@ def _logits(model: Transformer, stack: Stack, stream: Tensor) -> Iterator[Tensor
     return (model.readout(some).logits().float() for some in normed.split(rows))
 
 
-def _layer(logits: Iterator[Tensor], final: Tensor, bounds: tuple[int, int]) -> _Layer:
-    """What one layer would predict; `bounds` are how many tokens have names, and how many to tell."""
-    known, top = bounds
-    found, at = [], 0
-    for each in logits:
-        log_p = each.log_softmax(-1)[:, :known]
-        own = log_p.gather(1, final[at : at + len(log_p), None])
-        values, ids = log_p.topk(min(top, known))
-        found.append(_Layer(ids, values, own[:, 0], (log_p > own).sum(1) + 1))
-        at += len(log_p)
-    return _Layer(*(torch.cat(parts).cpu() for parts in zip(*found, strict=True)))
-
-
-def _checked(places: tuple[int, int] | None, length: int) -> tuple[int, int]:
-    """Where to begin and to stop."""
-    if places is None:
-        return max(0, length - MOST), length
-    start, stop = places
-    if not 0 <= start < stop <= length:
-        raise DataError(f"places = {start}, {stop}: expected a start below a stop, within the {length} tokens read")
-    return start, stop
+def _layer(logits: Iterator[Tensor], final: Tensor, known: int) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
+    """What one layer would predict of the `known` tokens, which have names: log p and ids of the likeliest (places,);
+    log p and rank of the final prediction."""
+    log_p = torch.cat([each.log_softmax(-1)[:, :known] for each in logits])
+    own = log_p.gather(1, final[:, None])
+    values, ids = log_p.max(1)
+    return (values.cpu(), ids.cpu()), own[:, 0].cpu(), ((log_p > own).sum(1) + 1).cpu()
 
 
 def _about(stack: Stack, masked: bool) -> str:

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.errors import DataError, ModelError, TokenizerError, suggestion
-from weft.explain.hidden import check_readable, frame_for, longest, read
 from weft.models.base import LanguageModel
+from weft.models.hidden import check_readable, context_of, frame_for, read
 from weft.models.ngram import NGram
 from weft.text.tokenizer import Tokenizer
 
@@ -133,7 +133,7 @@ def in_context(model: LanguageModel, tokenizer: Tokenizer, sentences: Sequence[s
     check_readable(model)
     cuts = [tokenizer.token_spans(sentence) for sentence in sentences]
     frame = frame_for(model)
-    framed = [frame(tokenizer, [span.id for span in cut], longest(model)) for cut in cuts]
+    framed = [frame(tokenizer, [span.id for span in cut], context_of(model)) for cut in cuts]
     found: dict[Place, NDArray[np.float32]] = {}
     for group in read(model, tokenizer, framed, batch=batch):
         for row, features in zip(group.rows, group.features.cpu(), strict=True):

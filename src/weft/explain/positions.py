@@ -6,26 +6,25 @@ which `bias` the scores get. So a kind that is declared elsewhere is drawn too.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.config import kinds
-from weft.errors import ConfigError, ModelError, suggestion
+from weft.errors import ConfigError, ModelError
 from weft.figures.charts import Chart, Charts, grid, legend_below, line
 from weft.figures.picture import SHADES
 from weft.figures.tables import Table
 from weft.models.config import TransformerConfig
 from weft.models.transformer import Transformer
+from weft.nn.block import Block
 from weft.nn.config import NormalInit
 from weft.nn.init import Initialiser, reset
 from weft.nn.position import Disentangled, LearnedT5, Position, build, sinusoids
-from weft.nn.position_config import PositionConfig, Rotary, Sinusoidal, Sizes
+from weft.nn.position_config import Rotary, Sizes
 
-HEADS = 8
 LAYOUTS: tuple[Literal["interleaved", "tensor2tensor"], ...] = ("interleaved", "tensor2tensor")
 SHIFTS = (0, 1, 10, 100, 1000)
 Floats = NDArray[np.float64]
@@ -47,15 +46,19 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Positions(Charts):
-    """Some kinds of positions, up to `length`."""
+    """What a model does with positions, up to `length`: one thing, or two."""
 
-    title: str
-    about: str
     length: int
     encodings: tuple[Encoding, ...]
 
+    title = "Positions"
+    about = (
+        "Stripes: what is added to the token at each position, a column a coordinate. Curves: what the distance between"
+        " two tokens does to their product or score, everything else equal. Learned tables of a model that is not"
+        " trained yet are random."
+    )
+
     def charts(self) -> list[Chart]:
-        """Stripes where there are some, and curves."""
         found = []
         for each in self.encodings:
             if each.stripes is not None:
@@ -66,7 +69,7 @@ class Positions(Charts):
 
     def tables(self) -> list[Table]:
         """The lecture's values, if sinusoids are among the kinds, how exact rotations are, and the curves."""
-        tables = [small_sinusoids()] if any(each.name.startswith("sinusoidal") for each in self.encodings) else []
+        tables = [small_sinusoids()] if any(each.name == "sinusoidal" for each in self.encodings) else []
         exact = [
             (each.name, layout, f"{error:.1e}")
             for each in self.encodings
@@ -90,28 +93,31 @@ class Positions(Charts):
         return tables
 
 
-def positions(
-    what: str | PositionConfig | TransformerConfig | Transformer = "all", length: int = 128, d: int = 64
-) -> Positions:
-    """The positions of a kind ("rotary"), of settings, or of a model, whose trained table is shown; or "all" kinds.
-
-    `length` positions; `d` is d_model and d_head where no model says what they are.
-    """
-    if length < 2 or d < 2 or d % 2:
-        raise ConfigError(f"length = {length}, d = {d}: expected two positions or more, and an even width")
+def positions(model: TransformerConfig | Transformer, length: int = 128) -> Positions:
+    """The first `length` positions of a model, whose trained table is shown, or of settings."""
+    if length < 2:
+        raise ConfigError(f"length = {length}: expected two positions or more")
+    settings = model if isinstance(model, TransformerConfig) else model.config
+    attention = None
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        found = tuple(_encoding(*each, length) for chosen in _chosen(what, length, d) for each in _apart(*chosen))
-    return Positions(
-        title="Positions",
-        about=(
-            "Stripes: what is added to the token at each position, a column a coordinate. Curves: what the distance"
-            " between two tokens does to their product or score, everything else equal. Learned tables of a model that"
-            " is not trained yet are random."
-        ),
-        length=length,
-        encodings=found,
-    )
+        if isinstance(model, Transformer):
+            stack = model.decoder or model.encoder
+            assert stack is not None
+            if settings.position.bounded and length > settings.context:
+                raise ModelError(f"length {length}: the model's positions end at model.context = {settings.context}")
+            sizes, module = settings.sizes(len(stack.layers), stack.causal), stack.position
+            attention = cast(Block, stack.blocks[0]).attention
+        else:
+            own = settings.sizes(settings.layers, True)
+            sizes = Sizes(own.d_model, own.heads, own.d_head, max(length, own.context), True, 1)
+            module = build(settings.position, sizes)
+            reset(module, Initialiser(NormalInit(), sizes.d_model, sizes.layers))
+        kinds = {settings.position.kind: module}
+        if isinstance(module, LearnedT5):  # it does two things
+            kinds = {"learned": module.added, "t5": module.scored}
+        found = tuple(_encoding(name, each, sizes, attention, length) for name, each in kinds.items())
+    return Positions(length, found)
 
 
 def small_sinusoids() -> Table:
@@ -124,50 +130,6 @@ def small_sinusoids() -> Table:
     remark = "interleaved: sin, cos, sin, cos (Vaswani et al. 2017, §3.5); tensor2tensor: sines first, then cosines."
     header = ("layout", "position", *(f"{i}" for i in range(4)))
     return Table(header, rows, "Sinusoids of d_model = 4", [remark])
-
-
-def _chosen(what: Any, length: int, d: int) -> list[tuple[str, Position, Sizes, Any]]:
-    """(name, module, sizes, the model's own attention or None) of what is to be drawn."""
-    if isinstance(what, Transformer):
-        stack = what.decoder or what.encoder
-        assert stack is not None
-        settings = what.config
-        sizes = settings.sizes(len(stack.layers), stack.causal)
-        first: Any = stack.blocks[0]
-        if settings.position.bounded and length > settings.context:
-            raise ModelError(f"length {length}: the model's positions end at model.context = {settings.context}")
-        return [(settings.position.kind, stack.position, sizes, first.attention)]
-    if isinstance(what, TransformerConfig):
-        sizes = what.sizes(what.layers, True)
-        sizes = Sizes(sizes.d_model, sizes.heads, sizes.d_head, max(length, sizes.context), True, 1)
-        return [(what.position.kind, _fresh(what.position, sizes), sizes, None)]
-    sizes = Sizes(d, HEADS, d, length, True, 1)
-    if isinstance(what, PositionConfig):
-        return [(what.kind, _fresh(what, sizes), sizes, None)]
-    known = {kind.model_fields["kind"].default: kind for kind in kinds(PositionConfig)}
-    known.pop("none", None)
-    if what != "all" and what not in known:
-        raise ConfigError(f"{what!r}: no such kind of positions; {suggestion(str(what), ['all', *known])}")
-    found = []
-    for name in [each for each in known if "+" not in each] if what == "all" else [what]:  # both of two are there
-        variants = {name: known[name](kind=name)}
-        if known[name] is Sinusoidal:
-            variants = {f"{name}, {layout}": Sinusoidal(layout=layout) for layout in LAYOUTS}
-        found += [(each, _fresh(settings, sizes), sizes, None) for each, settings in variants.items()]
-    return found
-
-
-def _apart(name: str, module: Position, sizes: Sizes, attention: Any) -> list[tuple[str, Position, Sizes, Any]]:
-    """Positions that do two things, as one picture for each."""
-    if not isinstance(module, LearnedT5):
-        return [(name, module, sizes, attention)]
-    return [("learned", module.added, sizes, attention), ("t5", module.scored, sizes, attention)]
-
-
-def _fresh(settings: PositionConfig, sizes: Sizes) -> Position:
-    module = build(settings, sizes)
-    reset(module, Initialiser(NormalInit(), sizes.d_model, sizes.layers))
-    return module
 
 
 def _encoding(name: str, module: Position, sizes: Sizes, attention: Any, length: int) -> Encoding:
@@ -204,16 +166,13 @@ def _rotated(name: str, module: Position, sizes: Sizes, length: int) -> Encoding
     """q·k of two equal vectors that were rotated, and of random ones how much a shift changes it, in both layouts."""
     d = sizes.d_head
     ones = torch.ones(1, 1, 1, d, dtype=torch.float64) / d**0.5
-    places = torch.arange(length)
-    turned = _turn(module, ones.expand(1, 1, length, d), places)
-    exact = {}
-    layouts = [module]
+    rotated = _rotate(module, ones.expand(1, 1, length, d), torch.arange(length))
+    layouts = {name: module}
     if isinstance(settings := getattr(module, "settings", None), Rotary):
-        other = "adjacent" if settings.pairs == "halves" else "halves"
-        layouts.append(build(settings.replace(pairs=other), sizes))
-    for each in layouts:
-        exact[getattr(getattr(each, "settings", None), "pairs", name)] = _shifted(each, d, length)
-    return Encoding(name, None, {"q = k": _array(turned @ turned[0])}, "product of q and k", exact)
+        other: Literal["halves", "adjacent"] = "adjacent" if settings.pairs == "halves" else "halves"
+        layouts = {settings.pairs: module, other: build(settings.replace(pairs=other), sizes)}
+    exact = {pairs: _shifted(each, d, length) for pairs, each in layouts.items()}
+    return Encoding(name, None, {"q = k": _array(rotated @ rotated[0])}, "product of q and k", exact)
 
 
 def _shifted(module: Position, d: int, length: int) -> float:
@@ -223,13 +182,13 @@ def _shifted(module: Position, d: int, length: int) -> float:
     places = torch.arange(length)
     products = []
     for shift in SHIFTS:
-        moved = _turn(module, q.expand(1, 1, length, d), places + shift)
-        fixed = _turn(module, k.expand(1, 1, 1, d), torch.tensor([shift]))
+        moved = _rotate(module, q.expand(1, 1, length, d), places + shift)
+        fixed = _rotate(module, k.expand(1, 1, 1, d), torch.tensor([shift]))
         products.append(moved @ fixed[0])
     return max(float((each - products[0]).abs().max()) for each in products)
 
 
-def _turn(module: Position, x: Tensor, places: Tensor) -> Tensor:
+def _rotate(module: Position, x: Tensor, places: Tensor) -> Tensor:
     """x (1, 1, time, d) rotated as at these places: (time, d)."""
     angles = module.angles(places[None], int(places.max()) + 1, torch.float64)
     assert angles is not None

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.errors import DataError
-from weft.explain.hidden import longest
+from weft.errors import DataError, ModelError
 from weft.figures.shaded import WHITE, Token
 from weft.models.base import LanguageModel, device_of
 from weft.models.heads import PretrainingPair, TokenHead
+from weft.models.hidden import context_of
 from weft.models.transformer import Transformer
 from weft.text.tokenizer import Tokenizer
 
@@ -42,7 +42,7 @@ class Reading:
     def __post_init__(self) -> None:
         if not self.ids:
             raise DataError("the text is empty")
-        most = longest(self.model)
+        most = context_of(self.model)
         for ids, what in ((self.ids, "the text"), (self.source or (), "the source")):
             if most is not None and len(ids) > most:
                 raise DataError(f"{what} has {len(ids)} tokens, and the model reads {most} (model.context); shorten it")
@@ -68,6 +68,12 @@ class Reading:
         if self.source is None:
             return {}
         return {"source": SourceTokens(torch.tensor([self.source], device=device_of(self.model)))}
+
+
+def lacks(model: LanguageModel, what: str, advice: str) -> ModelError:
+    """What to raise where a model of this kind has nothing to show."""
+    kind = getattr(model.config, "kind", type(model).__name__)
+    return ModelError(f"a model of kind '{kind}' has {what}; {advice}")
 
 
 def predicts_words(model: LanguageModel) -> bool:

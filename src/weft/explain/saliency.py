@@ -7,6 +7,7 @@ gradient × input how much the embedding itself adds to log p, to first order, w
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from weft.errors import DataError, ModelError
 from weft.explain.capture import capture
 from weft.explain.reading import Reading, pieces, running
 from weft.explain.surprise import predicts_masked
+from weft.figures import tables
 from weft.figures.picture import COLOURS, Picture, new_figure
 from weft.figures.shaded import (
     Measure,
@@ -33,11 +35,13 @@ from weft.figures.shaded import (
     percent,
     shaded_html,
 )
+from weft.figures.tables import text_table
 from weft.models.base import evaluating
 from weft.models.ngram import NGram
 from weft.models.transformer import Transformer
 
-BARS = 44  # tokens of a figure that are still drawn as bars
+MAX_BARS = 44  # tokens of a figure that are still drawn as bars
+MAX_TOLD = 12  # tokens that a terminal shows
 NORM, TIMES_INPUT = "gradient norm", "gradient × input"
 
 
@@ -54,28 +58,28 @@ class Side(NamedTuple):
 class Saliency(Picture):
     """What log p of `target` depends on. `sides`: the source, where there is one, and the text up to its place."""
 
-    title: str
     about: str
     target: str
     log_prob: float
     sides: tuple[Side, ...]
 
+    title = "Saliency"
     scripts: ClassVar[tuple[str, ...]] = ("shaded.js",)
 
     def measures(self, side: Side) -> list[Measure]:
         """Both, shaded up to the largest of all sides, so that sides compare."""
         return [
-            Measure(NORM, side.norm.tolist(), max(float(each.norm.max()) for each in self.sides)),
             Measure(
-                TIMES_INPUT,
-                side.times_input.tolist(),
-                max(float(np.abs(each.times_input).max()) for each in self.sides),
-            ),
+                name,
+                getattr(side, field).tolist(),
+                max(float(np.abs(getattr(each, field)).max()) for each in self.sides),
+            )
+            for name, field in ((NORM, "norm"), (TIMES_INPUT, "times_input"))
         ]
 
     def figure(self) -> Figure:
         """Bars, a token each; of more tokens than fit, the texts in lines on their shades."""
-        if sum(len(side.tokens) for side in self.sides) > BARS:
+        if sum(len(side.tokens) for side in self.sides) > MAX_BARS:
             tokens = [token for side in self.sides for token in side.tokens]
             values = np.concatenate([side.norm for side in self.sides])
             return lines_figure(
@@ -124,15 +128,14 @@ class Saliency(Picture):
     def text(self) -> str:
         """The tokens that matter most."""
         rows = [
-            (side.name, *row, norm)
+            (-norm, (side.name, *row))
             for side, rows in zip(self.sides, self._rows, strict=True)
-            for row, norm in zip(rows, side.norm, strict=True)
+            for norm, row in zip(side.norm, rows, strict=True)
         ]
-        rows.sort(key=lambda row: -row[-1])
-        wide = max(len(row[2]) for row in rows)
-        lines = [f"{row[0]:>6} {row[1]:>5}  {row[2]:<{wide}}  {row[3]:>10}  {row[4]:>10}" for row in rows[:12]]
-        heading = f"{'':>6} {'place':>5}  {'token':<{wide}}  {'norm':>10}  {'× input':>10}"
-        return "\n".join(["log-probability of {}: {} nats, probability {}".format(*self._target), heading, *lines])
+        rows.sort(key=lambda row: row[0])
+        header = ("", "place", "token", "norm", "× input")
+        title = "log-probability of {}: {} nats, probability {}".format(*self._target)
+        return text_table(tables.Table(header, [row for _, row in rows[:MAX_TOLD]], title, text=(0, 2)))
 
     @property
     def _target(self) -> tuple[str, str, str]:
@@ -143,9 +146,7 @@ class Saliency(Picture):
         return [
             [
                 (str(place), token.piece, f"{norm:.3g}", f"{times:+.3g}".replace("-", "−"))
-                for place, (token, norm, times) in enumerate(
-                    zip(side.tokens, side.norm, side.times_input, strict=True), 1
-                )
+                for place, token, norm, times in zip(count(1), *side[1:], strict=False)
             ]
             for side in self.sides
         ]
@@ -190,7 +191,7 @@ def saliency(reading: Reading, place: int = -1) -> Saliency:
         _side(name, running(its, some), x, g) for (name, its, some), x, g in zip(texts, read, gradients, strict=True)
     )
     shown = pieces(tokenizer, [target])[0]
-    return Saliency("Saliency", _about(reading, at, masked), shown, float(log_p[target].detach()), sides)
+    return Saliency(_about(reading, at, masked), shown, float(log_p[target].detach()), sides)
 
 
 def _place(reading: Reading, place: int, masked: bool) -> int:

@@ -17,14 +17,13 @@ class Schedule(Charts):
     """The rate of each step, (steps,), the first one first."""
 
     title: str
-    about: str
     rates: NDArray[np.float64]
 
+    about = "The learning rate at every step of the run, from the first to the last."
     columns = 1
     size = (6.4, 3.0)
 
     def charts(self) -> list[Chart]:
-        """The rate against the step."""
         return [Chart(self.title, self._draw)]
 
     def tables(self) -> list[Table]:
@@ -37,10 +36,10 @@ class Schedule(Charts):
     def _draw(self, axes: Any) -> None:
         peak = int(self.rates.argmax())
         line(axes, np.arange(1, len(self.rates) + 1), self.rates, 0)
-        right = peak > len(self.rates) / 2
+        aside, side = (-8, "right") if peak > len(self.rates) / 2 else (8, "left")
         axes.annotate(
             f"peak {self.rates[peak]:.3g} at step {peak + 1:,}", (peak + 1, self.rates[peak]), fontsize=8.5,
-            xytext=(-8 if right else 8, 4), textcoords="offset points", ha="right" if right else "left",
+            xytext=(aside, 4), textcoords="offset points", ha=side,
         )  # fmt: skip
         axes.set_ylim(0, float(self.rates.max()) * 1.15 or 1.0)
         axes.set_xlabel("step", fontsize=9)
@@ -48,9 +47,9 @@ class Schedule(Charts):
         grid(axes)
 
 
-def schedule_picture(rates: Sequence[float], title: str) -> Schedule:
+def schedule(rates: Sequence[float], title: str) -> Schedule:
     """A picture of learning rates, one a step, whoever computed them."""
     values = np.asarray(rates, dtype=np.float64)
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
         raise DataError(f"{title}: expected at least one learning rate, all of them finite numbers")
-    return Schedule(title, "The learning rate at every step of the run, from the first to the last.", values)
+    return Schedule(title, values)

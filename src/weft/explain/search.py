@@ -1,20 +1,19 @@
-"""Greedy search, beam search and sampling beside each other, as trees of nodes and edges.
+"""Greedy search, beam search and sampling beside each other, as trees of nodes and edges."""
 
-What is drawn was recorded elsewhere while a model wrote (`weft.decode.tree`); here stands what a tree must have.
-"""
-
-from collections.abc import Sequence
+import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, PathPatch
 from matplotlib.path import Path
 
+from weft.decode.tree import Node, Tree
 from weft.explain.reading import WHITE
+from weft.figures.heatmap import shortened
 from weft.figures.page import template
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.figures.shaded import drawable, families, percent, width_of
@@ -23,51 +22,11 @@ from weft.figures.shaded import drawable, families, percent, width_of
 ROW, BOX, FONT, SMALL = 26.0, 19.0, 12.5, 10.5
 PAD, CURVE, EDGE, ROOT = 5.0, 13.0, 5.0, 7.0
 BOLD = 1.14  # how much wider bold letters are
-LONGEST = 12  # characters of a node that are shown
-LEAST = 240.0  # width of a tree, so that what it wrote has space below it
-SIDE_BY_SIDE = 900.0
+MAX_CHARACTERS = 12  # of a node that are shown
+MIN_TREE_WIDTH = 240.0  # so that what it wrote has space below it
+MAX_ROW_WIDTH = 900.0  # of trees side by side
 STATES = ("pruned", "kept", "chosen")
 TITLES = {"greedy": "Greedy search", "beam": "Beam search", "sampling": "Sampling"}
-
-
-class Node(Protocol):
-    """A beginning by its last token, with its log-probability there and of the whole; `parent` −1 is the prompt."""
-
-    @property
-    def parent(self) -> int: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def logprob(self) -> float: ...
-    @property
-    def total(self) -> float: ...
-    @property
-    def state(self) -> str:
-        """chosen, kept or pruned."""
-
-    @property
-    def count(self) -> int:
-        """How many samples begin so."""
-
-
-class Written(Protocol):
-    """A text that came back, and its log-probability."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def logprob(self) -> float: ...
-
-
-class Tree(Protocol):
-    """One search; a parent stands before its children."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def nodes(self) -> Sequence[Node]: ...
-    @property
-    def written(self) -> Sequence[Written]: ...
 
 
 class Spot(NamedTuple):
@@ -130,7 +89,7 @@ class SearchTrees(Picture):
             (laid.width, 34 + laid.height + 18 * len(_lines(tree)) + 10)
             for tree, laid in zip(self.trees, self.laid, strict=True)
         ]
-        beside = sum(width for width, _ in sizes) + 30 * len(sizes) <= SIDE_BY_SIDE
+        beside = sum(width for width, _ in sizes) + 30 * len(sizes) <= MAX_ROW_WIDTH
         width = sum(w + 30 for w, _ in sizes) if beside else max(w for w, _ in sizes) + 30
         height = max(h for _, h in sizes) if beside else sum(h for _, h in sizes)
         figure = new_figure(width / 100, height / 100)
@@ -147,16 +106,15 @@ class SearchTrees(Picture):
     def html(self) -> str:
         """The trees as SVG in the page's colours, what each wrote, and all nodes as a table."""
         shown = [
-            (TITLES.get(tree.name, tree.name), tree.name, laid, _written(tree), _table(tree))
+            (TITLES[tree.name], tree.name, laid, _written(tree), _table(tree))
             for tree, laid in zip(self.trees, self.laid, strict=True)
         ]
         sizes = {"box": BOX, "pad": PAD, "curve": CURVE, "edge": EDGE, "root": ROOT}
-        return Markup(template("search.html").render(prompt=signs(self.prompt), trees=shown, **sizes))
+        return template("search.html").render(prompt=signs(self.prompt), trees=shown, **sizes)
 
     def text(self) -> str:
         """What each wrote."""
-        lines = [line for tree in self.trees for line in (TITLES.get(tree.name, tree.name), *_lines(tree))]
-        return "\n".join(line if line in TITLES.values() else f"  {line}" for line in lines)
+        return "\n".join("\n  ".join((TITLES[tree.name], *_lines(tree))) for tree in self.trees)
 
 
 def laid_out(tree: Tree) -> Laid:
@@ -173,7 +131,7 @@ def laid_out(tree: Tree) -> Laid:
         depth[number] = depth[node.parent] + 1
     for each in children.values():
         each.sort(key=lambda number: -nodes[number].logprob)
-    texts = [_shortened(signs(node.text)) for node in nodes]
+    texts = [shortened(signs(node.text), MAX_CHARACTERS) for node in nodes]
     labels = [_edge(exp(node.logprob)) + (f" ×{node.count}" if node.count > 1 else "") for node in nodes]
     boxes = [width_of(text, FONT) + 2 * PAD for text in texts]
     columns = range(1, max(depth.values()) + 1)
@@ -199,15 +157,13 @@ def laid_out(tree: Tree) -> Laid:
         spots.append(Spot(node, *at, (start, y[parent])))
     # what was chosen is drawn over the rest
     spots.sort(key=lambda spot: STATES.index(spot.node.state))
-    return Laid(spots, y[-1], max(LEAST, end[columns[-1]] + EDGE), 2 * EDGE + ROW * leaves)
+    return Laid(spots, y[-1], max(MIN_TREE_WIDTH, end[columns[-1]] + EDGE), 2 * EDGE + ROW * leaves)
 
 
 def signs(text: str) -> str:
     """A text with its whitespace as signs; a space between words stays one."""
     shown = "".join(WHITE.get(sign, " ") if sign.isspace() and sign != " " else sign for sign in text)
-    inner = shown.strip(" ")
-    before, after = shown[: len(shown) - len(shown.lstrip(" "))], shown[len(shown.rstrip(" ")) :] if inner else ""
-    return WHITE[" "] * len(before) + inner + WHITE[" "] * len(after)
+    return re.sub("^ +| +$", lambda spaces: WHITE[" "] * len(spaces[0]), shown)
 
 
 def _deepest_first(children: dict[int, list[int]]) -> list[int]:
@@ -230,16 +186,9 @@ def _number(value: float) -> str:
     return f"{value:.2f}".replace("-", "−")
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
-
-
 def _written(tree: Tree) -> list[tuple[str, str]]:
     """What came back, with log p: the same once, and how often."""
-    counts: dict[tuple[str, str], int] = {}
-    for each in tree.written:
-        key = signs(each.text), _number(each.logprob)
-        counts[key] = counts.get(key, 0) + 1
+    counts = Counter((signs(each.text), _number(each.logprob)) for each in tree.written)
     return [(text, value + (f" ×{count}" if count > 1 else "")) for (text, value), count in counts.items()]
 
 
@@ -265,7 +214,7 @@ def _draw(axes: Any, tree: Tree, laid: Laid, at: tuple[float, float]) -> None:
     """A tree with its title and what it wrote, from the corner `at` on."""
     x, y = at[0], at[1] + 30
     font = {"family": families(), "parse_math": False, "va": "center_baseline"}
-    axes.text(x, at[1] + 16, TITLES.get(tree.name, tree.name), fontsize=FONT * 0.72, weight="bold", **font)
+    axes.text(x, at[1] + 16, TITLES[tree.name], fontsize=FONT * 0.72, weight="bold", **font)
     axes.plot([x + EDGE + ROOT / 2], [y + laid.root], "o", color="black", ms=4)
     for spot in laid.spots:
         chosen, pruned = spot.node.state == "chosen", spot.node.state == "pruned"

@@ -18,8 +18,10 @@ from torch import Tensor
 
 from weft.errors import ConfigError, DataError, ModelError
 from weft.explain.reading import Reading, pieces, predicts_words, running
+from weft.figures import tables
 from weft.figures.picture import Picture
 from weft.figures.shaded import Measure, Table, Token, Told, lines_figure, percent, shaded_html
+from weft.figures.tables import text_table
 from weft.models.base import LanguageModel, evaluating
 from weft.models.ngram import NGram
 from weft.models.transformer import Transformer
@@ -28,7 +30,7 @@ HEAD_ELEMENTS = 1 << 24  # logits that are held at a time
 MASKED_TOKENS = 1 << 13  # tokens that a masked model reads at a time
 TOPS = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0)  # nats that may be the darkest shade
 HEADINGS = ("place", "token", "nats", "probability", "rank", "likeliest")
-MOST_TOLD = 12  # tokens that a terminal shows
+MAX_TOLD = 12  # tokens that a terminal shows
 
 
 class Guess(NamedTuple):
@@ -45,7 +47,6 @@ class Surprise(Picture):
     All three are None or empty where nothing predicts a token. `masked`: tokens were predicted from both sides.
     """
 
-    title: str
     about: str
     tokens: tuple[Token, ...]
     nats: tuple[float | None, ...]
@@ -54,6 +55,7 @@ class Surprise(Picture):
     vocab_size: int
     masked: bool = False
 
+    title = "Surprise"
     scripts: ClassVar[tuple[str, ...]] = ("shaded.js",)
 
     @cached_property
@@ -106,22 +108,9 @@ class Surprise(Picture):
 
     def text(self) -> str:
         """The most surprising tokens, and the whole."""
-        order = sorted(
-            (n for n, nats in enumerate(self.nats) if nats is not None), key=lambda n: -(self.nats[n] or 0.0)
-        )
-        rows = [self._rows[n] for n in order[:MOST_TOLD]]
-        lines = [HEADINGS, *rows]
-        widths = [max(len(line[column]) for line in lines) for column in range(5)]
-        shown = [
-            "  ".join(
-                [
-                    *(c.ljust(w) if n == 1 else c.rjust(w) for n, (c, w) in enumerate(zip(line, widths, strict=False))),
-                    line[5],
-                ]
-            )
-            for line in lines
-        ]
-        return "\n".join([*shown, "", self.total])
+        order = sorted(range(len(self.nats)), key=lambda place: -(self.nats[place] or 0.0))
+        rows = [self._rows[place] for place in order if self.nats[place] is not None]
+        return text_table(tables.Table(HEADINGS, rows[:MAX_TOLD], "", text=(1, 5))) + f"\n\n{self.total}"
 
     @cached_property
     def _rows(self) -> list[tuple[str, ...]]:
@@ -136,16 +125,12 @@ class Surprise(Picture):
 
     @cached_property
     def _told(self) -> list[Told]:
-        told = []
-        for nats, rank, guesses in zip(self.nats, self.ranks, self.guesses, strict=True):
-            if nats is None:
-                told.append(Told("Nothing predicts it."))
-                continue
-            facts = (
-                f"probability {percent(math.exp(-nats))}, {_number(nats)} nats, rank {rank:,} of {self.vocab_size:,}"
-            )
-            told.append(Told(f"{facts}. Likeliest:", guesses))
-        return told
+        return [
+            Told("Nothing predicts it.")
+            if nats == "–"
+            else Told(f"probability {share}, {nats} nats, rank {rank} of {self.vocab_size:,}. Likeliest:", guesses)
+            for (_, _, nats, share, rank, _), guesses in zip(self._rows, self.guesses, strict=True)
+        ]
 
 
 @torch.no_grad()
@@ -168,25 +153,17 @@ def surprise(reading: Reading, top: int = 5) -> Surprise:
         for places, log_p in _masked_log_p(reading) if masked else _log_p(reading):
             own = torch.tensor([reading.ids[place] for place in places], device=log_p.device)
             given = log_p.gather(1, own[:, None])
-            ranks = (log_p > given).sum(1) + 1
+            rank = (log_p > given).sum(1) + 1
             values, likeliest = log_p[:, :known].topk(min(top, known))
             for row, place in enumerate(places):
                 names = pieces(tokenizer, likeliest[row].tolist())
-                guesses = tuple(map(Guess, names, values[row].exp().tolist()))
-                found[place - reading.before] = -float(given[row]), int(ranks[row]), guesses
+                likely = tuple(map(Guess, names, values[row].exp().tolist()))
+                found[place - reading.before] = -float(given[row]), int(rank[row]), likely
     if not found:
         raise DataError("there is nothing to score: a single token with nothing before it")
-    every = [found.get(place) for place in range(len(ids))]
-    return Surprise(
-        "Surprise",
-        _about(masked, reading.source is not None),
-        tuple(running(tokenizer, ids)),
-        tuple(None if each is None else each[0] for each in every),
-        tuple(None if each is None else each[1] for each in every),
-        tuple(() if each is None else each[2] for each in every),
-        _vocab_size(model),
-        masked,
-    )
+    nats, ranks, guesses = zip(*(found.get(place, (None, None, ())) for place in range(len(ids))), strict=True)
+    about = _about(masked, reading.source is not None)
+    return Surprise(about, tuple(running(tokenizer, ids)), nats, ranks, guesses, _vocab_size(model), masked)
 
 
 def predicts_masked(model: LanguageModel) -> bool:

@@ -6,14 +6,14 @@ is not a product (norms, softmax, activations, optimizer, Python itself) is not 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,22 +22,21 @@ from weft.costs.devices import device_called
 from weft.costs.units import byte_size, short
 from weft.errors import ModelError, counted
 from weft.explain.reading import SourceTokens
-from weft.figures.picture import COLOURS, Picture, new_figure
-from weft.figures.tables import Table, html_table, text_table
+from weft.figures.charts import Chart, Charts
+from weft.figures.picture import COLOURS
+from weft.figures.tables import Table
 from weft.models.base import LanguageModel, evaluating
 from weft.models.config import Bahdanau, EncoderDecoder
 
 REPEATS = 5
-LARGEST = {"cpu": 1024, "cuda": 8192}  # of the matrices that the machine's speed is measured with
-COPIED = 1 << 28  # bytes; more than a processor's caches hold
+MAX_MATRIX = {"cpu": 1024, "cuda": 8192}  # rows of those that the machine's speed is measured with
+COPIED_BYTES = 1 << 28  # more than a processor's caches hold
 
 
 @dataclass(frozen=True)
-class StepTime(Picture):
+class StepTime(Charts):
     """Seconds of a forward and a backward pass over `batch` × `length` tokens, and what they are compared with."""
 
-    title: str
-    about: str
     device: str
     batch: int
     length: int
@@ -48,10 +47,20 @@ class StepTime(Picture):
     bandwidth: float  # bytes a second of a plain copy, measured
     peak: float | None  # operations a second on the device's data sheet, where it is known
 
+    title = "A training step: predicted and measured"
+    about = (
+        "The forward and backward pass, timed here and now. Predicted is the least that it can take: its counted"
+        " operations at the speed of plain matrix products, or moving all weights twice and their gradients once at the"
+        " speed of a plain copy, both measured in the same run. Norms, softmax, activations, the optimizer and the"
+        " overhead of Python are not in it, so a ratio above 1 is what they cost. Under a causal mask half of the"
+        " attention that is counted need not be computed."
+    )
+    size = (5.4, 2.2)
+
     @property
     def seconds(self) -> float:
         """The median."""
-        return sorted(self.measured)[len(self.measured) // 2]
+        return median(self.measured)
 
     @property
     def compute_bound(self) -> float:
@@ -68,16 +77,7 @@ class StepTime(Picture):
         """The larger of both: no step is faster."""
         return max(self.compute_bound, self.memory_bound)
 
-    def text(self) -> str:
-        """All numbers."""
-        return text_table(self.table())
-
-    def html(self) -> str:
-        """The bars and all numbers."""
-        return super().html() + html_table(self.table())
-
-    def table(self) -> Table:
-        """All numbers."""
+    def tables(self) -> list[Table]:
         achieved = self.flops / self.seconds
         rows = [
             ("operations of a step, counted", f"{short(self.flops)} FLOPs"),
@@ -94,27 +94,29 @@ class StepTime(Picture):
         ]
         if self.peak is not None:
             rows.append(("share of the data sheet's peak (MFU)", f"{achieved / self.peak:.0%}"))
-        title = f"A step of {self.batch} × {counted(self.length, 'token')} on {self.device}"
-        return Table(("", ""), rows, title)
+        return [Table(("", ""), rows, self._step)]
 
-    def figure(self) -> Figure:
+    @property
+    def _step(self) -> str:
+        return f"A step of {self.batch} × {counted(self.length, 'token')} on {self.device}"
+
+    def charts(self) -> list[Chart]:
         """Three bars: what either bound predicts, and what was measured."""
-        figure = new_figure(5.4, 1.9)
-        axes: Any = figure.add_subplot()
-        bars = {
-            "measured": (self.seconds, COLOURS[1]),
-            "memory alone": (self.memory_bound, COLOURS[0]),
-            "products alone": (self.compute_bound, COLOURS[0]),
+        return [Chart(self._step, self._draw)]
+
+    def _draw(self, axes: Any) -> None:
+        predicted = {"facecolor": COLOURS[0], "hatch": "///"}
+        bars: dict[str, tuple[float, dict[str, str]]] = {
+            "measured": (self.seconds, {"facecolor": COLOURS[1]}),
+            "memory alone": (self.memory_bound, predicted),
+            "products alone": (self.compute_bound, predicted),
         }
-        for place, (seconds, colour) in enumerate(bars.values()):
-            axes.barh(place, seconds, color=colour, height=0.62, hatch="" if colour == COLOURS[1] else "///",
-                      edgecolor="white")  # fmt: skip
+        for place, (seconds, look) in enumerate(bars.values()):
+            axes.barh(place, seconds, height=0.62, edgecolor="white", **look)
             axes.annotate(f" {_seconds(seconds)}", (seconds, place), va="center", fontsize=9)
         axes.set_yticks(range(len(bars)), list(bars), fontsize=9)
         axes.set_xlim(0, 1.28 * max(seconds for seconds, _ in bars.values()))
         axes.set_xlabel("seconds a step", fontsize=9)
-        axes.spines[["top", "right"]].set_visible(False)
-        return figure
 
 
 def step_time(model: LanguageModel, length: int, batch: int = 1, repeats: int = REPEATS) -> StepTime:
@@ -124,35 +126,30 @@ def step_time(model: LanguageModel, length: int, batch: int = 1, repeats: int = 
     cost = count(model.config, length)
     if not cost.parameters:
         raise ModelError("an n-gram model learns by counting; it has no training step to time")
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    if not weights:
+        raise ModelError("all weights are frozen: there is no training step to time")
     with evaluating(model) as device:
-        weights = [weight for weight in model.parameters() if weight.requires_grad]
-        if not weights:
-            raise ModelError("all weights are frozen: there is no training step to time")
-        kind = weights[0].dtype
-        step = _step(model, weights, _random(model, (batch, length), device))
+        given = _random(model, (batch, length), device)
+
+        def step() -> None:  # gradients are thrown away, so that those of the model stay as they are
+            with torch.enable_grad():
+                torch.autograd.grad(_loss(model(**given), given["tokens"]), weights, allow_unused=True)
+
         step()  # the first one also allocates, and picks its kernels
         measured = tuple(_clock(step, device) for _ in range(repeats))
-        speed, bandwidth = _speed(device, kind), _bandwidth(device)
-    bytes_each = weights[0].element_size()
+        speed, bandwidth = _speed(device, weights[0].dtype), _bandwidth(device)
     sheet = device_called(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     return StepTime(
-        title="A training step: predicted and measured",
-        about=(
-            "The forward and backward pass, timed here and now. Predicted is the least that it can take: its counted"
-            " operations at the speed of plain matrix products, or moving all weights twice and their gradients once"
-            " at the speed of a plain copy, both measured in the same run. Norms, softmax, activations, the optimizer"
-            " and the overhead of Python are not in it, so a ratio above 1 is what they cost. Under a causal mask half"
-            " of the attention that is counted need not be computed."
-        ),
         device=_name(device),
         batch=batch,
         length=length,
         measured=measured,
         flops=cost.training() * batch * length,
         speed=speed,
-        traffic=3.0 * bytes_each * cost.parameters,
+        traffic=3.0 * weights[0].element_size() * cost.parameters,
         bandwidth=bandwidth,
-        peak=None if sheet is None else sheet.peak({torch.float32: "fp32"}.get(kind, "bf16")),
+        peak=None if sheet is None else sheet.peak({torch.float32: "fp32"}.get(weights[0].dtype, "bf16")),
     )
 
 
@@ -165,16 +162,6 @@ def _random(model: LanguageModel, shape: tuple[int, int], device: torch.device) 
         size = settings.source_vocab_size or settings.vocab_size
         given["source"] = SourceTokens(torch.randint(0, size, shape, generator=rng).to(device))
     return given
-
-
-def _step(model: LanguageModel, weights: Sequence[Tensor], given: dict[str, Any]) -> Callable[[], object]:
-    """A forward and a backward pass; gradients are thrown away, so that those of the model stay as they are."""
-
-    def run() -> object:
-        with torch.enable_grad():
-            return torch.autograd.grad(_loss(model(**given), given["tokens"]), weights, allow_unused=True)
-
-    return run
 
 
 def _loss(out: Any, tokens: Tensor) -> Tensor:
@@ -199,7 +186,7 @@ def _clock(run: Callable[[], object], device: torch.device) -> float:
 def _speed(device: torch.device, kind: torch.dtype) -> float:
     """Operations a second of the fastest plain product of square matrices."""
     best, size = 0.0, 512
-    while size <= LARGEST.get(device.type, 1024):
+    while size <= MAX_MATRIX.get(device.type, 1024):
         a = torch.rand(size, size, device=device).to(kind)
         torch.mm(a, a)
         best = max(best, 2 * size**3 / min(_clock(partial(torch.mm, a, a), device) for _ in range(6)))
@@ -210,10 +197,10 @@ def _speed(device: torch.device, kind: torch.dtype) -> float:
 @torch.no_grad()
 def _bandwidth(device: torch.device) -> float:
     """Bytes a second, read and written, of a copy."""
-    here = torch.zeros(COPIED, dtype=torch.uint8, device=device)
+    here = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device)
     there = torch.empty_like(here)
     there.copy_(here)
-    return 2 * COPIED / min(_clock(lambda: there.copy_(here), device) for _ in range(3))
+    return 2 * COPIED_BYTES / min(_clock(lambda: there.copy_(here), device) for _ in range(3))
 
 
 def _name(device: torch.device) -> str:

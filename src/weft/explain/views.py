@@ -1,22 +1,64 @@
-"""What can be seen of a model, by name."""
+"""What can be seen of a model, by name, and where it is computed and drawn.
 
-VIEWS = {
-    "anatomy": "the model on one page: its parts, shapes, counts and source lines",
-    "attention": "who looks at whom: every head of every layer; --layer, --head, --word",
-    "heads": "what each head does, and what it costs to take it out",
-    "surprise": "how surprising each token of a text is, and what was expected",
-    "lens": "what each layer would predict",
-    "saliency": "which tokens the last prediction hangs on",
-    "search": "greedy search, beam search and samples as trees",
-    "costs": "parameters, operations and bytes by component and layer",
-    "growth": "how the costs grow with length, width, depth and vocabulary",
-    "timing": "a real step's time beside the predicted one",
-    "graph": "the computation graph, forward and backward",
-    "gradients": "the gradient's size through the layers; pre-norm and post-norm, skips or not",
-    "positions": "position encodings as stripes, and against distance",
-    "activations": "activation functions and their slopes",
-    "schedule": "the learning rate at each step",
-    "weights": "histograms of the weights, and of the activations on a text",
-}
+`views.attention` is the module of that view, loaded when it is first asked for: what draws takes half a second to load.
+"""
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weft.explain import activations as activations
+    from weft.explain import costs as costs
+    from weft.explain import gradient_norms as gradient_norms
+    from weft.explain import gradients as gradients
+    from weft.explain import growth as growth
+    from weft.explain import heads as heads
+    from weft.explain import lens as lens
+    from weft.explain import positions as positions
+    from weft.explain import reading as reading
+    from weft.explain import saliency as saliency
+    from weft.explain import schedule as schedule
+    from weft.explain import search as search
+    from weft.explain import surprise as surprise
+    from weft.explain import timing as timing
+    from weft.explain import weights as weights
+    from weft.explain.anatomy import anatomy as anatomy
+    from weft.explain.attention import maps as _attention
+    from weft.explain.graph import picture as _graph
+    from weft.figures import picture as picture
+
+    attention, graph = _attention, _graph
+
+VIEWS = (
+    "anatomy",
+    "attention",
+    "heads",
+    "surprise",
+    "lens",
+    "saliency",
+    "search",
+    "costs",
+    "growth",
+    "timing",
+    "graph",
+    "gradients",
+    "positions",
+    "activations",
+    "schedule",
+    "weights",
+)
 # those that show a text, and so need a model that is trained
 OF_A_TEXT = ("attention", "heads", "surprise", "lens", "saliency", "search", "gradients", "weights", "graph")
+_HOMES = {name: f"weft.explain.{name}" for name in (*VIEWS, "gradient_norms", "reading")} | {
+    "anatomy": "weft.explain.anatomy.anatomy",
+    "attention": "weft.explain.attention.maps",
+    "graph": "weft.explain.graph.picture",
+    "picture": "weft.figures.picture",
+}
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name not in _HOMES:
+        raise AttributeError(f"no view is called '{name}'")
+    return import_module(_HOMES[name])

@@ -14,10 +14,10 @@ from weft.data.batch import Batch, Source, framed, framed_lengths
 from weft.data.examples import Examples
 from weft.data.table import Kind, Row
 from weft.errors import ModelError
-from weft.explain.hidden import check_readable, frame_for, longest, read
 from weft.models.base import LanguageModel, row_rng
 from weft.models.config import EmbeddingHead
 from weft.models.heads import pool
+from weft.models.hidden import check_readable, context_of, frame_for, read
 from weft.objectives.rows import Numbers, RowObjective, head_output
 from weft.progress import Log, bar
 from weft.recipe import objective as config
@@ -108,7 +108,7 @@ def embed(
     check_readable(model)
     head = getattr(model.config, "head", None)
     pooling = settings.pooling or (head.pooling if isinstance(head, EmbeddingHead) else "mean")
-    most, frame = longest(model), frame_for(model)
+    most, frame = context_of(model), frame_for(model)
     ids = tokenizer.encode_batch(texts)
     framed_texts = [frame(tokenizer, each, most) for each in ids]
     cut = sum(text.length < len(each) for text, each in zip(framed_texts, ids, strict=True))

@@ -394,6 +394,6 @@
     const given = JSON.parse(root.querySelector(".att-data").textContent);
     Promise.all(given.map(async (part) => new Maps(part, await inflated(part.weights), part.best && (await inflated(part.best)))))
       .then((parts) => new View(root, parts))
-      .catch((error) => { root.querySelector(".att-status").textContent = `The weights cannot be unpacked here: ${error.message}`; });
+      .catch((error) => { root.querySelector(".att-status").textContent = `The probabilities cannot be unpacked here: ${error.message}`; });
   }
 })();

@@ -1,8 +1,10 @@
 "use strict";
 /* A computation graph that opens and closes. Its data: nodes [function, name, kind, shape, formulas, backward number],
-   groups [kind, label, path, children, formulas, open], edges as pairs of nodes, and the formulas' texts. */
+   groups [kind, label, path, formulas, open, children, level, bundles, main], edges as pairs of nodes, the formulas' texts, and
+   the levels: how the inside of a group is laid out while its children are closed (explain/graph/level.py). */
 (() => {
   const SVG = "http://www.w3.org/2000/svg", MARGIN = 10, ROW = 15, SMALL = 13.5, BOX = 26;
+  const PAD = 12, HEAD = 24, GAP = 30, SLOPE = 0.06, MAX_MORE = 46, NARROW = 12, OUTSIDE = -1;
   const make = (name, parent, attributes = {}, text) => {
     const element = parent.appendChild(document.createElement(name));
     for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
@@ -10,22 +12,109 @@
     return element;
   };
 
+  /* Puts the levels of open boxes together: the sums of explain/graph/layout.py. A box has width, height and port, where
+     lines meet it; an open one has `inside`, `laid` and the width of its `title`, and gets its size. Gives the lines. */
+  function arrange(box, frame) {
+    const { inside, laid: [[gaps, spans, places, pieces, entries], bundles, main] } = box;
+    const within = inside.map(child => child.inside ? arrange(child, true) : []), pad = frame ? PAD : 0, stops = [];
+    gaps.forEach(gap => stops.push(gap + (stops.length ? stops[stops.length - 1] : pad)));
+    let moved = 0, next = 0;
+    stops.forEach((stop, n) => {
+      stops[n] = stop + moved;
+      for (; next < spans.length && spans[next][1] === n; next++) {
+        const [from, , child, right] = spans[next], { width, port } = inside[child];
+        stops[n] = Math.max(stops[n], stops[from] + (right ? width - port : port));
+      }
+      moved = stops[n] - stop;
+    });
+    for (const [, stop, child] of places) if (child !== OUTSIDE) inside[child].x = stops[stop] - inside[child].port;
+    box.entries = new Map(entries.flatMap(([trunk, at]) => bundles[trunk][0].map(node => [node, stops[places[at][1]]])));
+    const meets = (at, node, ports) => {
+      const [, stop, child] = places[at];
+      return child === OUTSIDE ? stops[stop] : inside[child].x + (inside[child][ports]?.get(node) ?? inside[child].port);
+    };
+    // what goes out does so right below where it comes from
+    const out = pieces.filter(piece => places[piece[1]][4]).flatMap(([from, , trunk]) =>
+      bundles[trunk][0].map(node => [node, meets(from, node, "exits")]));
+    let free = -PAD;
+    const apart = new Map([...new Set(out.map(pair => pair[1]))].sort((a, b) => a - b).map(x =>
+      [x, free = Math.max(x, free + NARROW)]));
+    box.exits = new Map(out.map(([node, x]) => [node, apart.get(x)]));
+    const highs = [], far = [], tops = [], bottoms = [];
+    for (const [rank, , child] of places) {
+      highs[rank] = Math.max(highs[rank] ?? 0, child === OUTSIDE ? 0 : inside[child].height);
+    }
+    const joins = pieces.map(([from, to, trunk]) => {
+      const ends = new Map();
+      for (const node of bundles[trunk][0]) {
+        const x = meets(from, node, "exits"), toX = places[to][4] ? box.exits.get(node) : meets(to, node, "entries");
+        const end = ends.get(`${x} ${toX}`) ?? { x, toX, sources: [] };
+        end.sources.push(node);
+        ends.set(`${x} ${toX}`, end);
+        far[places[to][0]] = Math.max(far[places[to][0]] ?? 0, Math.abs(x - toX));
+      }
+      return [...ends.values()];
+    });
+    let y = frame ? HEAD : 0;
+    highs.forEach((high, rank) => {
+      if (rank) y += (high && highs[rank - 1] ? GAP : 0.6 * GAP) + Math.min(MAX_MORE, SLOPE * (far[rank] ?? 0));
+      tops.push(y);
+      bottoms.push(y += high);
+    });
+    for (const [rank, , child, low] of places) {
+      if (child !== OUTSIDE) inside[child].y = low ? bottoms[rank] - inside[child].height : tops[rank];
+    }
+    const lines = pieces.flatMap(([from, to, trunk, reached], n) => {
+      const above = inside[places[from][2]], below = inside[places[to][2]], rank = places[from][0], end = places[to][0];
+      const targets = reached.flatMap(each => bundles[trunk][1][each]), top = frame && !rank ? 0 : tops[rank];
+      return joins[n].map(ends => ({
+        ...ends, targets, y: above ? above.y + above.height : top, bend: bottoms[rank], straight: tops[end],
+        toY: below ? below.y : tops[end], leaves: !!above && !above.inside, arrives: !!below && !below.inside,
+      }));
+    });
+    inside.forEach(({ x, y }, n) => {
+      for (const l of within[n]) {
+        l.x += x; l.toX += x; l.y += y; l.bend += y; l.straight += y; l.toY += y;
+        lines.push(l);
+      }
+    });
+    box.width = Math.max(0, ...stops, ...box.exits.values());
+    box.height = bottoms[bottoms.length - 1];
+    if (frame) {
+      box.titleX = PAD;
+      for (const port of [...new Set(box.entries.values())].sort((a, b) => a - b)) {
+        if (port - 6 >= box.titleX + box.title) break;
+        box.titleX = Math.max(box.titleX, port + 8);
+      }
+      box.width = Math.max(box.width, box.titleX + box.title) + PAD;
+      box.height += box.exits.size ? 0 : PAD;
+      box.port = box.entries.get(main) ?? box.exits.get(main) ?? box.width / 2;
+    }
+    return lines;
+  }
+
+  const settle = (box, x, y) => {
+    box.x = (box.x ?? 0) + x; box.y = (box.y ?? 0) + y;
+    for (const child of box.inside || []) settle(child, box.x, box.y);
+  };
+
   function start(root) {
     const data = JSON.parse(root.querySelector(".graph-data").textContent);
     const plane = root.querySelector(".graph-plane"), detail = root.querySelector(".graph-detail");
-    const { nodes, groups, texts } = data, first = nodes.length;
+    const { nodes, groups, texts, levels } = data, first = nodes.length;
     const above = new Map(), level = [0];
     groups.forEach((group, n) => {
-      for (const child of group[3]) {
+      for (const child of group[5]) {
         above.set(child, first + n);
         if (child >= first) level[child - first] = level[n] + 1;
       }
     });
     const members = groups.map(() => null);
-    const inside = n => members[n] ??= groups[n][3].flatMap(child => child < first ? [child] : inside(child - first));
-    const initial = new Set(groups.flatMap((group, n) => group[5] ? [n] : []));
+    const inside = n => members[n] ??= groups[n][5].flatMap(child => child < first ? [child] : inside(child - first));
+    const initial = new Set(groups.flatMap((group, n) => group[4] ? [n] : []));
     let open = new Set(initial), marks = new Map(), joins = [], drawn = [], focused = null;
-    const spare = document.createDocumentFragment(), known = new Map();
+    const spare = document.createDocumentFragment();
+    let showing = new Map();
     const svg = document.createElementNS(SVG, "svg"), paths = {}, layer = document.createElement("div");
     svg.setAttribute("aria-hidden", "true");
     for (const name of ["edge", "quiet", "near", "tip"]) {
@@ -48,7 +137,6 @@
       return widths.get(key);
     };
     const on = name => root.querySelector(`.graph-${name}`).checked;
-    const goes = key => key < first ? nodes[key][5] > 0 : inside(key - first).some(place => nodes[place][5] > 0);
 
     function describe(key) {
       const back = on("backward");
@@ -57,7 +145,7 @@
         const line = [order || "", on("shapes") ? shape : ""].filter(Boolean).join(" · ");
         return { inner, name, kind, lines: [line, ...back ? texts[formulas] : []].filter(Boolean), order, shape };
       }
-      const [kind, label, path, , formulas] = groups[key - first], places = inside(key - first);
+      const [kind, label, path, formulas] = groups[key - first], places = inside(key - first);
       const orders = places.map(place => back ? nodes[place][5] : place + 1).filter(Boolean);
       const low = Math.min(...orders), high = Math.max(...orders), result = nodes[Math.max(...places)][3];
       const order = !orders.length ? "" : low === high ? `${low}` : `${low} – ${high}`;
@@ -66,13 +154,13 @@
       return { inner: kind, name: label, kind: "group", lines, order, shape: result, path };
     }
 
-    function boxFor(key, showing) {
+    function boxFor(key) {
       const n = key - first;
       if (key >= first && open.has(n)) {
         const about = { inner: groups[n][0], name: groups[n][1], kind: "frame", lines: [] };
-        const box = { key, about, inside: groups[n][3].map(child => boxFor(child, showing)) };
-        box.port = length(`▾ ${about.name} · ${about.inner}`, 13) + 22;
-        return box;
+        const title = length(`▾ ${about.name} · ${about.inner}`, 13) + 22, 
+          [, , , , , children, level, bundles, main] = groups[n];
+        return { key, about, title, inside: children.map(boxFor), laid: [levels[level], bundles, main] };
       }
       for (const place of key < first ? [key] : inside(n)) showing.set(place, key);
       const about = describe(key), wide = Math.max(BOX * 1.6, length(about.inner, 13) + 20);
@@ -82,19 +170,21 @@
     }
 
     function render() {
-      const showing = new Map(), top = boxFor(first, showing), seen = new Set(), edges = [];
+      showing = new Map();
+      const top = boxFor(first), seen = new Set(), edges = [];
       for (let n = 0; n < data.edges.length; n += 2) {
         const a = showing.get(data.edges[n]), b = showing.get(data.edges[n + 1]), key = a * (first + groups.length) + b;
         if (a !== b && !seen.has(key)) { seen.add(key); edges.push([a, b]); }
       }
-      drawn = window.weftGraphLayout(top, edges, known);
+      drawn = arrange(top, false);
+      settle(top, 0, 0);
       joins = edges;
       const width = top.width + 2 * MARGIN, height = top.height + 2 * MARGIN, back = on("backward");
       svg.setAttribute("viewBox", `${-MARGIN} ${-MARGIN} ${width} ${height}`);
       svg.setAttribute("width", width); svg.setAttribute("height", height);
       const tips = new Set(), passing = [], quiet = [];
       for (const l of drawn) {
-        const silent = back && !goes(l.source);
+        const silent = back && !l.sources.some(node => nodes[node][5]);
         (silent ? quiet : passing).push(curve(l));
         if (!back && l.arrives) tips.add(`M${l.toX} ${l.toY}l-3 -6h6z`);
         if (back && l.leaves && !silent) tips.add(`M${l.x} ${l.y}l-3 6h6z`);
@@ -136,7 +226,7 @@
       const x = box.x + MARGIN, y = box.y + MARGIN;
       const styles = box.inside
         ? [`left:${x}px;top:${y}px;width:${box.width}px;height:${box.height}px`,
-          `left:${x + box.titleX - 5}px;top:${y + 2}px;width:${box.port}px`]
+          `left:${x + box.titleX - 5}px;top:${y + 2}px;width:${box.title}px`]
         : [`left:${x}px;top:${y}px;width:${box.wide}px;height:${box.height}px`,
           `left:${x + box.wide + 7}px;top:${y + (box.height - ROW - SMALL * about.lines.length) / 2}px`];
       mark.parts.forEach((part, n) => {
@@ -173,13 +263,13 @@
       mark.button.tabIndex = 0;
       focused = key;
       if (move) mark.button.focus();
-      const near = drawn.filter(l => l.source === key || l.targets.includes(key));
+      const near = drawn.filter(l => [...l.sources, ...l.targets].some(node => showing.get(node) === key));
       paths.near.setAttribute("d", near.map(curve).join(""));
       tell(key);
     }
 
     function tell(key) {
-      const about = describe(key), formulas = texts[key < first ? nodes[key][4] : groups[key - first][4]];
+      const about = describe(key), formulas = texts[key < first ? nodes[key][4] : groups[key - first][3]];
       const named = place => place < first ? nodes[place][1] : groups[place - first][1];
       const from = joins.filter(edge => edge[1] === key).map(edge => named(edge[0]));
       const to = joins.filter(edge => edge[0] === key).map(edge => named(edge[1]));

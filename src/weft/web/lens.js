@@ -23,10 +23,8 @@
       cell.tabIndex = 0;
       cell.classList.add("lens-chosen");
       const line = document.createElement("p");
-      line.append(names[row] + ": ");
-      guesses[layer][column].forEach(([piece, percent], n) => line.append(n ? ", " : "", strong(piece), " " + percent));
-      const final = guesses[guesses.length - 1][column][0][0];
-      line.append(". The output's ", strong(final), ` has ${shares[layer][column]} here, rank ${ranks[layer][column].toLocaleString("en")}.`);
+      const [piece, percent] = guesses[layer][column], final = guesses[guesses.length - 1][column][0];
+      line.append(names[row] + ": ", strong(piece), ` ${percent}. The output's `, strong(final), ` has ${shares[layer][column]} here, rank ${ranks[layer][column].toLocaleString("en")}.`);
       panel.replaceChildren(line);
     };
 

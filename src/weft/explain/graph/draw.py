@@ -1,6 +1,6 @@
-"""A laid-out graph as a figure, as plain SVG, and a folded one as Graphviz source."""
+"""A folded graph laid out, as a figure and as plain SVG; and as Graphviz source."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -10,8 +10,10 @@ from matplotlib.patches import FancyBboxPatch, PathPatch, Polygon
 from matplotlib.path import Path as Curve
 
 from weft.explain.graph.fold import Group
-from weft.explain.graph.layout import HEAD, Line
-from weft.explain.graph.scene import MARGIN, ROW, SMALL, SMALL_ROW, TEXT, Mark, Scene
+from weft.explain.graph.labels import Labels, Written, function, shape
+from weft.explain.graph.layout import HEAD, Box, Inside, Line, arrange, insides
+from weft.explain.graph.level import Size
+from weft.figures.shaded import width_of
 
 # fill, border, width of the border, dashes; told apart by what is written in them as well
 STYLES = {
@@ -23,45 +25,115 @@ STYLES = {
     "frame": ("none", "#8f8b84", 0.8, False),
 }
 INK, SOFT = "#262626", "#5d5a55"
+TEXT, SMALL = 12.0, 10.5  # sizes of letters
+BOX = 26.0  # a box is so high
+ROW, SMALL_ROW = 15.0, 13.5
+BESIDE = 7.0  # between a box and its labels
+MARGIN = 10.0
 ARROW = 6.0
-MOST = 200.0  # inches that a figure may be long; a larger one is drawn smaller
+ROUNDED = 8.0  # pixels to which the sizes of boxes are rounded where boxes that are about alike shall be laid out alike
+MAX_INCHES = 200.0  # of a figure; a larger one is drawn smaller
+
+
+@dataclass
+class Mark:
+    """A box or a frame that is shown. The rectangle is `wide` and its labels are to its right."""
+
+    box: Box
+    labels: Labels
+    wide: float
+
+    @property
+    def frame(self) -> bool:
+        return self.box.inside is not None
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A scene and its direction; gradients go along edges backwards, and not along all of them."""
+    """Everything in its place; gradients go along edges backwards, and not along all of them."""
 
-    scene: Scene
+    width: float
+    height: float
+    marks: list[Mark]
+    lines: list[Line]
     backward: bool
-    silent: frozenset[int] = frozenset()  # sources to which no gradient goes
+    differentiable: Sequence[bool]
 
     def arrows(self) -> Iterator[tuple[float, float, float]]:
         """The tip of each arrow, and 1 where it points down, −1 up."""
-        for line in self.scene.lines:
-            if not self.backward and line.arrives:
-                yield line.to_x, line.to_y, 1.0
         if self.backward:
-            yield from dict.fromkeys(
-                (line.x, line.y, -1.0) for line in self.scene.lines if line.leaves and line.source not in self.silent
-            )
+            shown = (line for line in self.lines if line.leaves and not self.faint(line))
+            yield from dict.fromkeys((line.x, line.y, -1.0) for line in shown)
+        else:
+            yield from dict.fromkeys((line.to_x, line.to_y, 1.0) for line in self.lines if line.arrives)
 
     def faint(self, line: Line) -> bool:
         """Whether nothing passes a line in this direction."""
-        return self.backward and line.source in self.silent
+        return self.backward and not any(self.differentiable[source] for source in line.sources)
+
+
+def keys(written: Written, root: Group) -> dict[str, int]:
+    """Numbers for groups, after those of the nodes."""
+    return {group.path: len(written.graph.nodes) + n for n, group in enumerate(root.groups())}
+
+
+def laid_out(written: Written, root: Group) -> dict[int, Inside]:
+    """How the inside of every group is laid out, by key, with its children closed."""
+    key_of = keys(written, root)
+    children: dict[int, list[int]] = {}
+    sizes: dict[int, Size] = {}
+    for group in root.groups():
+        inside = children[key_of[group.path]] = []
+        for child in group.children:
+            key = child if isinstance(child, int) else key_of[child.path]
+            box = _closed(key, written.of(child))[0]
+            sizes[key] = Size(*(ROUNDED * round(size / ROUNDED) for size in (box.width, box.port)))
+            inside.append(key)
+    return insides(children, written.graph.edges, sizes, written.differentiable)
+
+
+def _closed(key: int, labels: Labels) -> tuple[Box, float]:
+    """A box for what has these labels, and how wide its rectangle is."""
+    wide = max(BOX * 1.6, width_of(labels.inside, TEXT) + 20.0)
+    beside = max([width_of(labels.name, TEXT), *(width_of(line, SMALL) for line in labels.lines)])
+    rows = ROW + SMALL_ROW * len(labels.lines)
+    return Box(key, wide + BESIDE + beside, max(BOX, rows), wide / 2), wide
+
+
+def drawing(written: Written, root: Group, opened: frozenset[str], shapes: bool, backward: bool) -> Drawing:
+    """A graph whose groups `opened` are open."""
+    key_of, laid = keys(written, root), laid_out(written, root)
+    marks: list[Mark] = []
+
+    def build(what: Group | int) -> Box:
+        key = what if isinstance(what, int) else key_of[what.path]
+        if isinstance(what, int) or what.path not in opened | {root.path}:
+            labels = written.of(what, shapes, backward)
+            box, wide = _closed(key, labels)
+        else:
+            labels, wide = Labels(what.kind, what.label, (), "frame"), 0.0
+            title = width_of(f"{what.label} · {what.kind}", TEXT)
+            box = Box(key, inside=list(map(build, what.children)), laid=laid[key], title=title)
+        marks.append(Mark(box, labels, wide))
+        return box
+
+    frame = build(root)
+    lines = arrange(frame)
+    size = frame.width + 2 * MARGIN, frame.height + 2 * MARGIN
+    return Drawing(*size, marks[-2::-1], lines, backward, written.differentiable)
 
 
 def figure(drawing: Drawing) -> Figure:
     """For print."""
-    scene = drawing.scene
-    scale = min(1.0, MOST / max(scene.width / 96, scene.height / 96))
-    fig = Figure(figsize=(scene.width / 96 * scale, scene.height / 96 * scale))
+    scale = min(1.0, MAX_INCHES / max(drawing.width / 96, drawing.height / 96))
+    fig = Figure(figsize=(drawing.width / 96 * scale, drawing.height / 96 * scale))
     FigureCanvasAgg(fig)
     axes = fig.add_axes((0.0, 0.0, 1.0, 1.0))
-    axes.set_xlim(-MARGIN, scene.width - MARGIN)
-    axes.set_ylim(scene.height - MARGIN, -MARGIN)
+    axes.set_xlim(-MARGIN, drawing.width - MARGIN)
+    axes.set_ylim(drawing.height - MARGIN, -MARGIN)
     axes.axis("off")
     unit = 0.75 * scale
-    for mark in scene.marks:
+    for mark in drawing.marks:
         fill, edge, width, dashed = STYLES[mark.labels.style]
         x, y, w, h = _rectangle(mark)
         patch = FancyBboxPatch(
@@ -86,11 +158,10 @@ def figure(drawing: Drawing) -> Figure:
                 color=SOFT if text.soft else INK,
                 ha="center" if text.middle else "left",
                 va="baseline",
-                weight="bold" if text.strong else "normal",
                 parse_math=False,
                 zorder=4,
             )
-    for line in scene.lines:
+    for line in drawing.lines:
         mid = (line.bend + line.straight) / 2
         points = [(line.x, line.y), (line.x, line.bend), (line.x, mid), (line.to_x, mid), (line.to_x, line.straight)]
         curve = Curve([*points, (line.to_x, line.to_y)], [1, 2, 4, 4, 4, 2])
@@ -107,19 +178,18 @@ def figure(drawing: Drawing) -> Figure:
 
 def svg(drawing: Drawing, label: str) -> str:
     """Plain SVG: rectangles, paths and text, with no style sheet, script or marker."""
-    scene = drawing.scene
     out = [
         Markup(
             '<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1}" viewBox="{2} {2} {0} {1}" role="img" '
             'aria-label="{3}" font-family="DejaVu Sans, Verdana, sans-serif">'
-        ).format(_n(scene.width), _n(scene.height), _n(-MARGIN), label),
+        ).format(_n(drawing.width), _n(drawing.height), _n(-MARGIN), label),
         Markup("<title>{}</title>").format(label),
     ]
-    ordered = sorted(scene.marks, key=lambda mark: not mark.frame)
+    ordered = sorted(drawing.marks, key=lambda mark: not mark.frame)
     frames = [mark for mark in ordered if mark.frame]
     for mark in frames:
         out += _svg_mark(mark)
-    for line in scene.lines:
+    for line in drawing.lines:
         dash = Markup(' stroke-dasharray="1 3"') if drawing.faint(line) else ""
         out.append(
             Markup('<path d="{}" fill="none" stroke="{}" stroke-width="0.9"{}/>').format(line_path(line), SOFT, dash)
@@ -147,7 +217,6 @@ class _Text:
     size: float
     middle: bool = False
     soft: bool = False
-    strong: bool = False
 
 
 def _rectangle(mark: Mark) -> tuple[float, float, float, float]:
@@ -164,8 +233,8 @@ def _texts(mark: Mark) -> Iterator[_Text]:
     middle = box.y + box.height / 2
     yield _Text(box.x + mark.wide / 2, middle + TEXT * 0.36, labels.inside, TEXT, middle=True)
     rows = ROW + SMALL_ROW * len(labels.lines)
-    x, y = box.x + mark.wide + 7.0, middle - rows / 2 + TEXT
-    yield _Text(x, y, labels.name, TEXT, strong=False)
+    x, y = box.x + mark.wide + BESIDE, middle - rows / 2 + TEXT
+    yield _Text(x, y, labels.name, TEXT)
     for n, line in enumerate(labels.lines, 1):
         yield _Text(x, y + SMALL_ROW * n, line, SMALL, soft=True)
 
@@ -197,35 +266,35 @@ def _n(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def dot(root: Group, opened: set[str], labels: Mapping[int, tuple[str, str]], edges: Sequence[tuple[int, int]]) -> str:
+def dot(written: Written, root: Group, opened: frozenset[str], shapes: bool, backward: bool) -> str:
     """Graphviz source: a cluster for each open group, a box for each node and for each closed group."""
-    first = max(labels, default=-1) + 1
-    keys = {group.path: first + n for n, group in enumerate(root.groups())}
+    key_of = keys(written, root)
     showing: dict[int, int] = {}
     out = [
         "digraph {",
         '  node [shape=box, fontname="Helvetica", fontsize=11];',
-        "  edge [arrowsize=0.6];",
+        f"  edge [{'dir=back, ' if backward else ''}arrowsize=0.6];",
     ]
 
     def write(group: Group, indent: str) -> None:
         for child in group.children:
             if isinstance(child, int):
-                function, name = labels[child]
-                out.append(f"{indent}n{child} [label={quoted(function)}, xlabel={quoted(name)}];")
+                node, name = written.graph.nodes[child], written.names[child]
+                named = f"{name}  {shape(node)}" if shapes else name
+                out.append(f"{indent}n{child} [label={quoted(function(node))}, xlabel={quoted(named)}];")
                 showing[child] = child
             elif child.path in opened:
-                out.append(f"{indent}subgraph cluster_{keys[child.path]} {{")
+                out.append(f"{indent}subgraph cluster_{key_of[child.path]} {{")
                 out.append(f"{indent}  label={quoted(f'{child.label} · {child.kind}')};")
                 write(child, indent + "  ")
                 out.append(f"{indent}}}")
             else:
-                key = keys[child.path]
+                key = key_of[child.path]
                 out.append(f"{indent}n{key} [label={quoted(child.kind)}, xlabel={quoted(child.label)}, penwidth=2];")
                 showing.update(dict.fromkeys(child.nodes(), key))
 
     write(root, "  ")
-    joined = dict.fromkeys((showing[a], showing[b]) for a, b in edges if showing[a] != showing[b])
+    joined = dict.fromkeys((showing[a], showing[b]) for a, b in written.graph.edges if showing[a] != showing[b])
     out += [f"  n{a} -> n{b};" for a, b in joined]
     return "\n".join([*out, "}", ""])
 

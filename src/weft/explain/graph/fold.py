@@ -8,12 +8,13 @@ alone, such as a mask, and layers that are alike and follow each other.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 
 from weft.explain.capture import matching
 from weft.explain.graph.graph import Graph
 
-WHOLE = 40  # a graph of no more nodes than this is shown open
-ALIKE = 3  # so many equal layers in a row fold into one node
+MAX_SHOWN_OPEN = 40  # nodes of a graph that is shown open as a whole
+MIN_ALIKE = 3  # so many equal layers in a row fold into one node
 
 
 @dataclass(eq=False)
@@ -36,10 +37,14 @@ class Group:
 
     def groups(self) -> Iterator["Group"]:
         """It and all groups inside."""
-        yield self
+        return (group for group, _ in self.walk())
+
+    def walk(self, around: tuple[str, ...] = ()) -> Iterator[tuple["Group", tuple[str, ...]]]:
+        """The same, each with the paths of those around it."""
+        yield self, around
         for child in self.children:
             if isinstance(child, Group):
-                yield from child.groups()
+                yield from child.walk((*around, self.path))
 
 
 def fold(graph: Graph, apart: Sequence[str] = ()) -> Group:
@@ -62,32 +67,17 @@ def fold(graph: Graph, apart: Sequence[str] = ()) -> Group:
 def opened(root: Group, depth: int | None, paths: Sequence[str] = ()) -> set[str]:
     """The paths of the groups that are shown open: all down to `depth`; else the stacks of layers, and a graph that is
     small as a whole; and those that `paths` match, with what is around them."""
-    found = {root.path}
+    around = {group.path: above for group, above in root.walk()}
     if depth is not None:
-        found |= {group.path for group, level in _levels(root, 0) if level < depth}
-    elif sum(1 for _ in root.nodes()) <= WHOLE:
-        found |= {group.path for group in root.groups() if group.kind != "constants"}
+        found = {path for path, above in around.items() if len(above) < depth}
+    elif sum(1 for _ in root.nodes()) <= MAX_SHOWN_OPEN:
+        found = {group.path for group in root.groups() if group.kind != "constants"}
     else:
-        found |= {g.path for g in root.groups() if any(isinstance(c, Group) and "×" in c.kind for c in g.children)}
-    around = dict(_around(root, ()))
+        found = {g.path for g in root.groups() if any(isinstance(c, Group) and "×" in c.kind for c in g.children)}
     for pattern in paths:
         for path in matching(pattern, {path: path for path in around if path}):
             found |= {path, *around[path]}
-    return found
-
-
-def _levels(group: Group, level: int) -> Iterator[tuple[Group, int]]:
-    yield group, level
-    for child in group.children:
-        if isinstance(child, Group):
-            yield from _levels(child, level + 1)
-
-
-def _around(group: Group, above: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    yield group.path, above
-    for child in group.children:
-        if isinstance(child, Group):
-            yield from _around(child, (*above, group.path))
+    return found | {root.path}
 
 
 def _by_call(graph: Graph) -> Group:
@@ -157,29 +147,20 @@ def _bring_home(graph: Graph, root: Group, groups: dict[int, Group]) -> None:
 def _fold_constants(graph: Graph, group: Group, fixed: Sequence[bool]) -> None:
     """Constants that are computed from nothing but constants, each connected set of them."""
     mine = {child for child in group.children if isinstance(child, int) and fixed[child]}
+    joined = [(a, b) for a, b in graph.edges if a in mine and b in mine]
     set_of = {place: {place} for place in mine}
-    for a, b in graph.edges:
-        if a in mine and b in mine and set_of[a] is not set_of[b]:
+    for a, b in joined:
+        if set_of[a] is not set_of[b]:
             set_of[a] |= set_of[b]
             for place in set_of[b]:
                 set_of[place] = set_of[a]
-    number = 0
-    for members in {id(s): s for s in set_of.values()}.values():
-        if len(members) < 2:
-            continue
-        number += 1
-        results = [b for b in sorted(members) if not any(x == b and y in members for x, y in graph.edges)]
-        names = list(dict.fromkeys(graph.nodes[place].function for place in results))
-        made = Group(
-            ".".join(filter(None, (group.path, f"constants{number}"))),
-            ", ".join(names),
-            "constants",
-            [*sorted(members)],
-        )
-        before = group.children
-        group.children = [made if c == max(members) else c for c in before if c == max(members) or c not in members]
-        if not _acyclic(graph, group):
-            group.children = before
+    sets = [members for members in {id(each): each for each in set_of.values()}.values() if len(members) > 1]
+    for number, members in enumerate(sets, 1):
+        results = [place for place in sorted(members) if not any(a == place for a, _ in joined)]
+        label = ", ".join(dict.fromkeys(graph.nodes[place].function for place in results))
+        path = ".".join(filter(None, (group.path, f"constants{number}")))
+        made, last = Group(path, label, "constants", [*sorted(members)]), max(members)
+        _regroup(graph, group, [made if c == last else c for c in group.children if c == last or c not in members])
 
 
 def _fold_alike(graph: Graph, group: Group, apart: set[str]) -> None:
@@ -190,14 +171,14 @@ def _fold_alike(graph: Graph, group: Group, apart: set[str]) -> None:
             runs[-1].append(child)
         else:
             runs.append([child])
-    before = group.children
-    group.children = [_repeated(run) if len(run) >= ALIKE else child for run in runs for child in _heads(run)]
+    _regroup(graph, group, [each for run in runs for each in ([_repeated(run)] if len(run) >= MIN_ALIKE else run)])
+
+
+def _regroup(graph: Graph, group: Group, children: list[Group | int]) -> None:
+    """Give a group other children, unless that makes a circle."""
+    before, group.children = group.children, children
     if not _acyclic(graph, group):
         group.children = before
-
-
-def _heads(run: list[Group | int]) -> list[Group | int]:
-    return run[:1] if len(run) >= ALIKE else run
 
 
 def _alike(graph: Graph, a: Group | int, b: Group | int, apart: set[str]) -> bool:
@@ -222,18 +203,13 @@ def _acyclic(graph: Graph, group: Group) -> bool:
     for number, child in enumerate(group.children):
         for place in child.nodes() if isinstance(child, Group) else (child,):
             child_of[place] = number
-    after: dict[int, set[int]] = {number: set() for number in range(len(group.children))}
+    before: dict[int, set[int]] = {}
     for a, b in graph.edges:
         x, y = child_of.get(a), child_of.get(b)
         if x is not None and y is not None and x != y:
-            after[x].add(y)
-    waiting = Counter(y for targets in after.values() for y in targets)
-    ready = [number for number in after if not waiting[number]]
-    done = 0
-    while ready:
-        done += 1
-        for y in after[ready.pop()]:
-            waiting[y] -= 1
-            if not waiting[y]:
-                ready.append(y)
-    return done == len(after)
+            before.setdefault(y, set()).add(x)
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError:
+        return False
+    return True

@@ -5,10 +5,8 @@ parameter, intercept, input and constant is a node too; edges are directed and u
 each operation is recorded as it happens, so that the graph shows what the control flow did.
 """
 
-import copy
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal, NamedTuple
@@ -16,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -71,17 +70,18 @@ def graph(model: nn.Module, *inputs: Any, **given: Any) -> Graph:
     """The computation graph of model(*inputs, **given). It runs the model once, as it is, without gradients.
 
     Fused kernels are switched off where PyTorch has others, for they hide what the slides show. A model on the meta
-    device, whose weights have shapes and no numbers, is recorded too: whatever depends on them is not computed.
+    device, whose weights have shapes and no numbers, is recorded too, as it would run on the processor: whatever
+    depends on its weights is not computed, but positions, masks and token ids are.
     """
-    if any(parameter.is_meta for parameter in model.parameters()):
-        with _fake_weights(model):
-            return _recorded(model, _numbers(list(inputs)), _numbers(given))
-    return _recorded(model, list(inputs), given)
-
-
-def _recorded(model: nn.Module, inputs: list[Any], given: dict[str, Any]) -> Graph:
-    recorder = _Recorder(model)
-    fused = torch._C._get_mkldnn_enabled()
+    weights = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    if any(tensor.is_meta for tensor in weights.values()):
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        fakes: dict[Tensor, Tensor] = {}  # of tied weights one
+        for tensor in (tensor for tensor in weights.values() if tensor.is_meta):
+            with mode:
+                fakes.setdefault(tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
+        weights = {name: fakes.get(tensor, tensor) for name, tensor in weights.items()}
+    recorder = _Recorder(model, weights)
     for name, value in (inspect.signature(model.forward).bind_partial(*inputs).arguments | given).items():
         for path, tensor in _named_tensors(name, value):
             recorder.add(tensor, recorder.leaf("input", path, tensor))
@@ -93,57 +93,16 @@ def _recorded(model: nn.Module, inputs: list[Any], given: dict[str, Any]) -> Gra
             module.register_forward_hook(lambda _, given, result, path=path: recorder.leave(path or "model", result)),
         )
     ]
+    fused = torch._C._get_mkldnn_enabled()
     try:
         torch._C._set_mkldnn_enabled(False)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), recorder:
-            result = model(*inputs, **given)
+            result = functional_call(model, weights, inputs, given)
     finally:
         torch._C._set_mkldnn_enabled(fused)
         for hook in hooks:
             hook.remove()
     return recorder.before([tensor for _, tensor in _named_tensors("", result)])
-
-
-@contextmanager
-def _fake_weights(model: nn.Module) -> Iterator[None]:
-    """A model on the meta device with weights that claim to be on the processor, so that it runs as it would there.
-
-    What depends on them has a shape and no numbers; positions, masks and token ids are still computed.
-    """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes: dict[nn.Parameter, nn.Parameter] = {}
-    held = [(module, name, p) for module in model.modules() for name, p in module.named_parameters(recurse=False)]
-    for _, _, parameter in held:
-        with mode:
-            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
-        fakes.setdefault(parameter, nn.Parameter(empty, requires_grad=False))
-    buffers = [(m, name, b) for m in model.modules() for name, b in m.named_buffers(recurse=False) if b.is_meta]
-    try:
-        for module, name, parameter in held:
-            setattr(module, name, fakes[parameter])
-        for module, name, buffer in buffers:
-            with mode:
-                setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu"))
-        yield
-    finally:
-        for module, name, value in [*held, *buffers]:
-            setattr(module, name, value)
-
-
-def _numbers(value: Any) -> Any:
-    """Inputs with zeros, or True, for tensors on the meta device: token ids and masks that any model can read."""
-    if isinstance(value, Tensor):
-        return torch.full(value.shape, value.dtype == torch.bool, dtype=value.dtype) if value.is_meta else value
-    if isinstance(value, dict):
-        return {key: _numbers(member) for key, member in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_numbers(member) for member in value)
-    if not any(tensor.is_meta for _, tensor in _named_tensors("", value)):
-        return value
-    changed = copy.copy(value)
-    for key, member in vars(value).items():
-        object.__setattr__(changed, key, _numbers(member))
-    return changed
 
 
 def _named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
@@ -167,7 +126,7 @@ class _Recorder(TorchDispatchMode):
     makes a new variable there.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, weights: Mapping[str, Tensor]):
         super().__init__()
         self.nodes: list[Node] = []
         self.edges: list[tuple[int, int]] = []
@@ -178,10 +137,10 @@ class _Recorder(TorchDispatchMode):
         self.counts: dict[str, int] = {}
         self.product: int | None = None  # a product of matrices that was computed just now
         self.stored: dict[int, tuple[Kind, str, Tensor]] = {}
-        for name, tensor in model.named_buffers():
-            self.stored[tensor.untyped_storage()._cdata] = ("constant", name, tensor)
-        for name, tensor in model.named_parameters():
-            self.stored[tensor.untyped_storage()._cdata] = ("parameter", name, tensor)
+        kinds: dict[Kind, Any] = {"constant": model.named_buffers(), "parameter": model.named_parameters()}
+        for kind, members in kinds.items():
+            for name, _ in members:
+                self.stored[weights[name].untyped_storage()._cdata] = (kind, name, weights[name])
 
     def add(self, tensor: Tensor, node: Node) -> int:
         """Add a node, and note that the tensor holds its value."""

@@ -1,6 +1,6 @@
 """The computation graph of a model as a picture: folded by module, forwards or backwards (lecture 3)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from weft.errors import ModelError
-from weft.explain.graph import draw as graph_draw
-from weft.explain.graph.draw import Drawing
+from weft.explain.graph import draw
 from weft.explain.graph.fold import Group, fold, opened
-from weft.explain.graph.formulas import MODULES, Rule, gradient
+from weft.explain.graph.formulas import MODULES, Rule
 from weft.explain.graph.graph import graph
+from weft.explain.graph.labels import Written, function, names, shape
 from weft.explain.graph.lecture import LECTURE, mlp
-from weft.explain.graph.scene import Written, function, group_formulas, names, scene, shape
+from weft.explain.graph.level import Level
 from weft.figures.page import data, template
 from weft.figures.picture import FIGURES, PAGE, Picture, check_picture
 from weft.files import write_text
@@ -43,7 +43,7 @@ class GraphPicture(Picture):
     shapes: bool = False
     backward: bool = False
 
-    scripts: ClassVar[tuple[str, ...]] = ("graph_layout.js", "graph.js")
+    scripts: ClassVar[tuple[str, ...]] = ("graph.js",)
     suffixes: ClassVar[tuple[str, ...]] = (PAGE, *FIGURES, ".dot")
 
     @property
@@ -61,35 +61,24 @@ class GraphPicture(Picture):
         root = fold(self.written.graph, paths)
         return replace(self, root=root, open=frozenset(opened(root, depth, paths)))
 
-    def drawing(self) -> Drawing:
+    @property
+    def _state(self) -> tuple[Written, Group, frozenset[str], bool, bool]:
+        return self.written, self.root, self.open, self.shapes, self.backward
+
+    def drawing(self) -> draw.Drawing:
         """Everything in its place, in pixels."""
-        placed = scene(self.written, self.root, set(self.open), self.shapes, self.backward)
-        goes = self.written.differentiable
-        first = len(goes)
-        silent = {place for place, does in enumerate(goes) if not does}
-        for n, group in enumerate(self.root.groups()):
-            if not any(goes[place] for place in group.nodes()):
-                silent.add(first + n)
-        return Drawing(placed, self.backward, frozenset(silent))
+        return draw.drawing(*self._state)
 
     def figure(self) -> Figure:
-        """For print."""
-        return graph_draw.figure(self.drawing())
+        return draw.figure(self.drawing())
 
     def svg(self) -> str:
         """As plain SVG: rectangles, text and paths."""
-        return graph_draw.svg(self.drawing(), self.title)
+        return draw.svg(self.drawing(), self.title)
 
     def dot(self) -> str:
         """As Graphviz source, with a cluster for each open module."""
-        nodes = self.written.graph.nodes
-        labels = {place: (function(node), self._dot_name(place)) for place, node in enumerate(nodes)}
-        source = graph_draw.dot(self.root, set(self.open), labels, self.written.graph.edges)
-        return source.replace("edge [", "edge [dir=back, ", 1) if self.backward else source
-
-    def _dot_name(self, place: int) -> str:
-        name = self.written.names[place]
-        return f"{name}  {shape(self.written.graph.nodes[place])}" if self.shapes else name
+        return draw.dot(*self._state)
 
     def save(self, path: Path | str) -> Path:
         """Write it as .html, .svg, .png, .pdf or .dot."""
@@ -101,17 +90,23 @@ class GraphPicture(Picture):
         return path
 
     def text(self) -> str:
-        """A line for each box that is shown, in the order of the forward pass."""
-        rows = [(part.labels.inside, part.labels.name, *part.labels.lines) for part in self._in_order()]
-        wide = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
-        return "\n".join(f"{row[0]:<{wide[0]}}  {row[1]:<{wide[1]}}  {'  '.join(row[2:])}".rstrip() for row in rows)
+        """A line for each box that is shown, in the order of the pass."""
+        labels = [self.written.of(what, self.shapes, self.backward) for what in self.boxes()]
+        wide = [max(len(each.inside) for each in labels), max(len(each.name) for each in labels)]
+        rows = (f"{each.inside:<{wide[0]}}  {each.name:<{wide[1]}}  {'  '.join(each.lines)}" for each in labels)
+        return "\n".join(row.rstrip() for row in rows)
 
-    def _in_order(self) -> list[Any]:
-        first = len(self.written.graph.nodes)
-        marks = [mark for mark in self.drawing().scene.marks if not mark.frame]
-        starts = {first + n: min(group.nodes(), default=0) for n, group in enumerate(self.root.groups())}
-        order = sorted(marks, key=lambda mark: starts.get(mark.box.key, mark.box.key))
-        return order[::-1] if self.backward else order
+    def boxes(self) -> list[Group | int]:
+        """The nodes and closed groups that are shown, in the order of the pass."""
+        found = sorted(self._boxes(self.root), key=lambda what: what if isinstance(what, int) else min(what.nodes()))
+        return found[::-1] if self.backward else found
+
+    def _boxes(self, group: Group) -> Iterator[Group | int]:
+        for child in group.children:
+            if isinstance(child, Group) and child.path in self.open:
+                yield from self._boxes(child)
+            else:
+                yield child
 
     def html(self) -> str:
         """The graph to open and to close, in both directions, and the table of its formulas."""
@@ -134,37 +129,32 @@ class GraphPicture(Picture):
         return [(name, *_rule_text(rule, result)) for name, rule in found]
 
     def _data(self) -> dict[str, Any]:
-        written, nodes = self.written, self.written.graph.nodes
-        groups = list(self.root.groups())
-        place = {id(group): n for n, group in enumerate(groups)}
-        first = len(nodes)
-        formulas = written.formulas()
-        texts = list(dict.fromkeys(formulas + [group_formulas(written.graph, group) for group in groups]))
-        at = {lines: n for n, lines in enumerate(texts)}
-        return {
-            "nodes": [
-                [function(node), name, node.kind, shape(node), at[lines], back]
-                for node, name, lines, back in zip(nodes, written.names, formulas, written.backward_order, strict=True)
-            ],
-            "groups": [
-                [
-                    group.kind,
-                    group.label,
-                    group.path,
-                    [first + place[id(c)] if isinstance(c, Group) else c for c in group.children],
-                    at[group_formulas(written.graph, group)],
-                    group.path in self.open,
-                ]
-                for group in groups
-            ],
-            "edges": [place for edge in written.graph.edges for place in edge],
-            "texts": texts,
-        }
+        """What web/graph.js needs: nodes, groups with what is inside of them, edges, and what several have in common,
+        formulas and levels, once."""
+        written = self.written
+        key_of, laid = draw.keys(written, self.root), draw.laid_out(written, self.root)
+        formulas: dict[tuple[str, ...], int] = {}
+        levels: dict[Level, int] = {}
+        nodes = [
+            [function(node), name, node.kind, shape(node), formulas.setdefault(lines, len(formulas)), back]
+            for node, name, lines, back in zip(
+                written.graph.nodes, written.names, written.formulas, written.backward_order, strict=True
+            )
+        ]
+        groups = []
+        for group in self.root.groups():
+            level, bundles, main = laid[key_of[group.path]]
+            children = [child if isinstance(child, int) else key_of[child.path] for child in group.children]
+            lines = formulas.setdefault(written.group_formulas(group), len(formulas))
+            inside = [children, levels.setdefault(level, len(levels)), bundles, main]
+            groups.append([group.kind, group.label, group.path, lines, group.path in self.open, *inside])
+        edges = [place for edge in written.graph.edges for place in edge]
+        return {"nodes": nodes, "groups": groups, "edges": edges, "texts": list(formulas), "levels": list(levels)}
 
 
 def _rule_text(rule: Rule, result: str) -> tuple[str, list[str]]:
     letters = {letter: letter for letter in rule.operands} | {"y": result}
-    return f"{result} = " + rule.forward.format_map(letters), [gradient(rule, of, letters) for of in rule.gradients]
+    return f"{result} = " + rule.forward.format_map(letters), [rule.gradient(of, letters) for of in rule.gradients]
 
 
 def graph_picture(
@@ -194,9 +184,7 @@ def graph_picture(
 
 def lecture_mlp(*, shapes: bool = False, backward: bool = False) -> GraphPicture:
     """A network with one hidden layer exactly as lecture 3 draws it, with its variables' names and its formulas."""
-    tape = mlp()
-    written = Written(tape.graph(), tape.names, LECTURE, substitute=True)
-    root = fold(written.graph)
-    return GraphPicture(
-        "A network with one hidden layer, as in the lecture", written, root, frozenset({""}), shapes, backward
-    )
+    network = mlp()
+    written = Written(network, [node.name for node in network.nodes], LECTURE, substitute=True)
+    title = "A network with one hidden layer, as in the lecture"
+    return GraphPicture(title, written, fold(network), frozenset({""}), shapes, backward)

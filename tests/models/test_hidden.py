@@ -11,9 +11,9 @@ import tokenizers
 import torch
 
 from weft.data.batch import Frame, framed
-from weft.explain.hidden import Framed, frame, frame_for, read, trained_frame
 from weft.models.build import build
 from weft.models.config import ClassificationHead, Recurrent
+from weft.models.hidden import Framed, frame, frame_for, read, trained_frame
 from weft.models.presets import bert, gpt
 from weft.text.config import Byte, Specials, WordPiece
 from weft.text.tokenizer import Tokenizer, build_tokenizer

@@ -48,7 +48,7 @@ def check_readable(model: LanguageModel) -> None:
     )
 
 
-def longest(model: LanguageModel) -> int | None:
+def context_of(model: LanguageModel) -> int | None:
     """How many tokens a model can read; a recurrent one has no limit."""
     return model.config.context if isinstance(model, Transformer) else None
 

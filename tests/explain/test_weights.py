@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from weft.errors import ModelError
-from weft.explain.histograms import histograms
 from weft.explain.reading import Reading
+from weft.explain.weights import histograms
 from weft.models.build import build
 from weft.models.presets import preset
 from weft.nn.config import Plain

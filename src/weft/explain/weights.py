@@ -23,7 +23,7 @@ from weft.figures.tables import Table
 from weft.models.base import LanguageModel, evaluating
 from weft.nn.config import Plain
 
-FEWEST_BINS, MOST_BINS = 12, 120
+MIN_BINS, MAX_BINS = 12, 120
 TAIL = 0.005  # of the numbers at either end are not drawn: a few of them are often hundreds of times larger
 SAMPLED = 1 << 20  # numbers that are enough to know where the tails begin
 SATURATED = 0.99  # of what a sigmoid or tanh can reach
@@ -61,14 +61,18 @@ class Histograms(Charts):
     Entropy is by place and layer, as a share of the largest that the places seen allow.
     """
 
-    title: str
-    about: str
     weights: dict[str, dict[str, Histogram]]
     activations: dict[str, dict[str, Histogram]]
     entropy: dict[str, dict[str, float]]
 
+    title = "Weights and activations"
+    about = (
+        "How the numbers of every group are distributed, a line a layer, from the first, the faintest, to the last,"
+        " each scaled to its own peak; the outermost are not drawn. With a text also what passes through the layers,"
+        " how many hidden units are 0 or saturated, and how spread out attention is."
+    )
+
     def charts(self) -> list[Chart]:
-        """Weights by part, activations by place, and entropies along the layers."""
         drawn = [Chart(f"weights: {part}", partial(_draw, found)) for part, found in self.weights.items()]
         drawn += [Chart(f"activations: {place}", partial(_draw, found)) for place, found in self.activations.items()]
         return [*drawn, *([Chart("entropy of attention", self._entropy)] if self.entropy else [])]
@@ -125,61 +129,47 @@ def histograms(model: LanguageModel, reading: Reading | None = None) -> Histogra
     for group, members in groups.items():
         flat = torch.cat([weight.detach().flatten().float() for weight in members])
         weights.setdefault(group.part, {})[group.layer] = _histogram(flat)
-    seen = _Passing(reading)
-    return Histograms(
-        title="Weights and activations",
-        about=(
-            "How the numbers of every group are distributed, a line a layer, from the first, the faintest, to the last,"
-            " each scaled to its own peak; the outermost are not drawn. With a text also what passes through the"
-            " layers, how many hidden units are 0 or saturated, and how spread out attention is."
-        ),
-        weights=weights,
-        activations=seen.activations,
-        entropy=seen.entropy,
-    )
+    return Histograms(weights, *_passing(reading) if reading is not None else ({}, {}))
 
 
-class _Passing:
-    """What passes through a model's layers on a text, summed up as it passes."""
+def _passing(reading: Reading) -> tuple[dict[str, dict[str, Histogram]], dict[str, dict[str, float]]]:
+    """What passes through a model's layers on a text, summed up as it passes: activations, and entropies."""
+    model = reading.model
+    inner: Any = getattr(model.config, "feedforward", None)
+    bounded = isinstance(inner, Plain) and inner.activation in ("sigmoid", "tanh")
+    activations: dict[str, dict[str, Histogram]] = {}
+    entropy: dict[str, dict[str, float]] = {}
+    steps: dict[str, list[Tensor]] = {}  # a recurrent decoder passes step by step
 
-    def __init__(self, reading: Reading | None):
-        self.activations: dict[str, dict[str, Histogram]] = {}
-        self.entropy: dict[str, dict[str, float]] = {}
-        if reading is None:
-            return
-        model = reading.model
-        inner: Any = getattr(model.config, "feedforward", None)
-        self._bounded = isinstance(inner, Plain) and inner.activation in ("sigmoid", "tanh")
-        watched = {name: partial(self._watch, name) for name, tap in taps(model).items() if _wanted(name, tap.module)}
-        self._parts: dict[str, list[Tensor]] = {}
-        with evaluating(model), torch.no_grad(), capture(model, replace=watched):
-            model(reading.tokens, **reading.given)
-        for name, parts in self._parts.items():  # a recurrent decoder passes step by step
-            self._note(name, torch.cat(parts, dim=1))
-
-    def _watch(self, name: str, x: Tensor) -> Tensor:
-        if name in STEPPED:
-            self._parts.setdefault(name, []).append(x.detach().float())
-        else:
-            self._note(name, x.detach())
-        return x
-
-    def _note(self, name: str, x: Tensor) -> None:
+    def note(name: str, x: Tensor) -> None:
         where, _, what = name.rpartition(".")
         stack, _, layer = where.partition(".")
         if what == "probabilities":
             layer, _, kind = layer.rpartition(".")
             place = f"{stack} {kind}".strip() if kind else "attention"
-            self.entropy.setdefault(place, {})[layer or "0"] = _entropy(x)
+            entropy.setdefault(place, {})[layer or "0"] = _entropy(x)
             return
         place = {"residual": f"{stack} residual", "hidden": f"{stack} feed-forward hidden"}.get(what, f"{name} states")
-        layer = layer.removesuffix(".feedforward")
         found = _histogram(x.flatten().float())
         if what == "hidden":
             found = replace(found, dead=float((x == 0).flatten(0, -2).all(0).float().mean()))
-        if name in STEPPED or (what == "hidden" and self._bounded):
+        if name in STEPPED or (what == "hidden" and bounded):
             found = replace(found, saturated=float((x.abs() > SATURATED).float().mean()))
-        self.activations.setdefault(place, {})[layer or "all"] = found
+        activations.setdefault(place, {})[layer.removesuffix(".feedforward") or "all"] = found
+
+    def watch(name: str, x: Tensor) -> Tensor:
+        if name in STEPPED:
+            steps.setdefault(name, []).append(x.detach().float())
+        else:
+            note(name, x.detach())
+        return x
+
+    watched = {name: partial(watch, name) for name, tap in taps(model).items() if _wanted(name, tap.module)}
+    with evaluating(model), torch.no_grad(), capture(model, replace=watched):
+        model(reading.tokens, **reading.given)
+    for name, parts in steps.items():
+        note(name, torch.cat(parts, dim=1))
+    return activations, entropy
 
 
 def _range(layers: dict[str, Histogram], what: str, form: str = "") -> str:
@@ -204,7 +194,7 @@ def _histogram(values: Tensor) -> Histogram:
     mean = float(values.mean())
     deviation = float(values.std(unbiased=False)) if len(values) > 1 else 0.0
     low, high = _bounds(values)
-    bins = min(MOST_BINS, max(FEWEST_BINS, math.isqrt(len(values)) // 2))  # few numbers in many bins are noise
+    bins = min(MAX_BINS, max(MIN_BINS, math.isqrt(len(values)) // 2))  # few numbers in many bins are noise
     counts = torch.histc(values, bins, low, high)
     return Histogram(
         counts=counts.numpy().astype(np.int64),

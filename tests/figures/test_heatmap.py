@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from weft.errors import ConfigError, DataError
-from weft.explain.confusion import ConfusionMatrix
+from weft.figures.heatmap import ConfusionMatrix
 
 
 def test_a_confusion_matrix_names_labels_and_counts(tmp_path: Path) -> None:
