@@ -12,7 +12,7 @@ from weft.cli.loading import loading
 from weft.cli.terminal import echo
 
 if TYPE_CHECKING:
-    from weft.compare.tokenizer_picture import TokenizerComparison
+    from weft.compare.tokenizers import TokenizerComparison
     from weft.data.config import TextSource
 
 

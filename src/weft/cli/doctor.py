@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from weft.cli import columns, options
 from weft.cli.loading import loading
+from weft.figures.tables import Table
 
 EXTRAS = {
     "pyarrow": ("Parquet files", "weft[parquet]"),
@@ -35,7 +36,7 @@ def doctor(as_json: options.AsJson = False) -> None:
     if as_json:
         columns.print_json({row.name: row.text if row.value is None else row.value for row in rows})
     else:
-        columns.show(("", ""), [(row.name, row.text) for row in rows], text=(0, 1))
+        columns.show(Table(("", ""), [(row.name, row.text) for row in rows], text=(0, 1)))
 
 
 def _software() -> Iterator[Row]:

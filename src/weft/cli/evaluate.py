@@ -169,7 +169,7 @@ def evaluate(
     for number, table in enumerate(tables):
         if number:
             echo()
-        columns.show(table.header, table.rows, table.title, table.remarks, table.text)
+        columns.show(table)
 
 
 BASELINE = "baseline_bits_per_byte"

@@ -91,7 +91,7 @@ def plan(
         from weft.costs.size_tables import gpt3_table, opt_table
 
         tables = {Lecture.gpt3: gpt3_table, Lecture.opt: opt_table, None: published_table}
-        columns.show(*tables[lecture]())
+        columns.show(tables[lecture]())
         return
     if source is None:
         raise ConfigError("plan what? name a preset, a recipe or a run, for instance: weft plan gpt2")
@@ -100,7 +100,7 @@ def plan(
     from weft.costs.devices import MFU, device_named
     from weft.costs.interconnect import interconnect_named
     from weft.costs.layout_search import layout_from, search
-    from weft.costs.layout_tables import device_table, layout_record, layouts_table, spare_columns
+    from weft.costs.layout_tables import device_table, layout_record, layouts_table
     from weft.costs.layouts import Job
     from weft.costs.memory import Workload, training_memory
     from weft.costs.plan import TOKENS_PER_PARAMETER as RATIO
@@ -152,18 +152,16 @@ def plan(
             values |= {"memory_bytes": layouts["best"]["memory_bytes"], "layouts": layouts}
         columns.print_json(values)
         return
-    columns.show(*components_table(recipe.name, cost))
+    columns.show(components_table(recipe.name, cost))
     if not cost.parameters:
         return
     typer.echo()
     if found is None:
-        columns.show(*memory_table(recipe.model, work, machine, recipe.adapter))
+        columns.show(memory_table(recipe.model, work, machine, recipe.adapter))
     else:
         if gpus > 1:
-            table = layouts_table(found)
-            header, rows, fewer = columns.without(spare_columns(table), table.header, table.rows)
-            columns.show(header, rows, table.title, [*table.remarks, *fewer], table.text)
+            columns.show(layouts_table(found))
             typer.echo()
-        columns.show(*device_table(found.best))
+        columns.show(device_table(found.best))
     typer.echo()
-    columns.show(*training_rows(training, machine, why, f"{size:,} × {time:,}"))
+    columns.show(training_rows(training, machine, why, f"{size:,} × {time:,}"))

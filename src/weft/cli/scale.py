@@ -53,8 +53,7 @@ def scale(
     wanted = asked.experiment()
     folder = out or Path("comparisons") / f"scale-{asked.folder}"
     with loading():
-        from weft.compare.scale import page_of
         from weft.compare.scale import scale as run
     with workplace(folder, jobs) as place:
-        page = page_of(run(wanted, place, sizes))
+        page = run(wanted, place, sizes)
     show(page, {"page": folder / "scale.html", "numbers": folder / "ladder" / "results.jsonl"}, as_json)

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compare.bootstrap import resample
-from weft.compare.results import Array, Measured
-from weft.evaluate.bootstrap import DRAWS, ends
+from weft.compare.results import Result
+from weft.evaluate.bootstrap import DRAWS, ends, resample
 
 Levels = tuple[str, ...]
 
@@ -35,7 +34,7 @@ class Effect:
 
 
 def main_effects(
-    contenders: Sequence[Measured], varied: Mapping[str, tuple[str, ...]], draws: int = DRAWS, seed: int = 0
+    results: Sequence[Result], varied: Mapping[str, tuple[str, ...]], draws: int = DRAWS, seed: int = 0
 ) -> list[Effect]:
     """The effect of each value of each setting against the setting's first, at the largest share that anybody finished.
 
@@ -43,16 +42,16 @@ def main_effects(
     itself: that one seed gives two architectures the same batches makes their losses a little alike at most, and to
     claim more than that would need many more seeds than three. If they are alike, the interval is on the safe side.
     """
-    share = max((share for contender in contenders for share in contender.shares), default=0.0)
-    planned = {_levels(contender, varied): contender for contender in contenders if contender.levels is not None}
-    cells = {levels: runs for levels, contender in planned.items() if (runs := _cell(contender, share)) is not None}
-    if not cells:
+    share = max((share for result in results for share in result.shares), default=0.0)
+    planned = {_levels(result, varied): result for result in results if result.levels is not None}
+    done = {levels: result.at(share) for levels, result in planned.items() if result.at(share)}
+    if not done:
         return []
-    sizes = next(sizes for _, sizes in cells.values())
-    groups = [[nats for nats, _ in cells.values()]]
-    drawn = resample(groups, sizes, draws, seed)[0]  # (draws, cells)
-    means = np.array([nats.mean(axis=0).sum() / np.log(2) / sizes.sum() for nats, _ in cells.values()])
-    columns = {levels: column for column, levels in enumerate(cells)}
+    sizes = np.array(next(iter(done.values()))[0].bytes)
+    cells = [np.array([outcome.nats for outcome in outcomes]) for outcomes in done.values()]  # (seeds, sections) each
+    drawn = resample([cells], sizes, draws, seed)[0]  # (draws, cells)
+    means = np.array([nats.mean(axis=0).sum() / np.log(2) / sizes.sum() for nats in cells])
+    columns = {levels: column for column, levels in enumerate(done)}
 
     found = []
     for place, (setting, values) in enumerate(varied.items()):
@@ -69,18 +68,10 @@ def main_effects(
     return found
 
 
-def _levels(contender: Measured, varied: Mapping[str, tuple[str, ...]]) -> Levels:
+def _levels(result: Result, varied: Mapping[str, tuple[str, ...]]) -> Levels:
     """Which value it has of each varied setting; the base's where it doesn't say."""
-    levels = contender.levels or {}
+    levels = result.levels or {}
     return tuple(levels.get(setting, values[0]) for setting, values in varied.items())
-
-
-def _cell(contender: Measured, share: float) -> tuple[Array, Array] | None:
-    """Its nats (seeds, sections) and the sections' bytes at that share; None if no seed came to a finite loss."""
-    outcomes = [outcome for outcome in contender.at(share) if np.isfinite(outcome.bits_per_byte)]
-    if not outcomes:
-        return None
-    return np.array([outcome.nats for outcome in outcomes]), np.array(outcomes[0].bytes)
 
 
 def _pairs(cells: Mapping[Levels, object], place: int, base: str, value: str) -> list[tuple[Levels, Levels]]:

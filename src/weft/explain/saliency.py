@@ -24,7 +24,6 @@ from weft.explain.surprise import predicts_masked
 from weft.figures.picture import COLOURS, Picture, new_figure
 from weft.figures.shaded import (
     Measure,
-    Table,
     Token,
     Told,
     drawable,
@@ -33,6 +32,7 @@ from weft.figures.shaded import (
     percent,
     shaded_html,
 )
+from weft.figures.tables import Table
 from weft.models.base import evaluating
 from weft.models.ngram import NGram
 from weft.models.transformer import Transformer

@@ -19,7 +19,8 @@ from torch import Tensor
 from weft.errors import ConfigError, DataError, ModelError
 from weft.explain.reading import Reading, pieces, predicts_words, running
 from weft.figures.picture import Picture
-from weft.figures.shaded import Measure, Table, Token, Told, lines_figure, percent, shaded_html
+from weft.figures.shaded import Measure, Token, Told, lines_figure, percent, shaded_html
+from weft.figures.tables import Table
 from weft.models.base import LanguageModel, evaluating
 from weft.models.ngram import NGram
 from weft.models.transformer import Transformer

@@ -22,8 +22,9 @@ from weft.costs.devices import device_called
 from weft.costs.units import byte_size, short
 from weft.errors import ModelError, counted
 from weft.explain.reading import SourceTokens
+from weft.figures.page import html_table
 from weft.figures.picture import COLOURS, Picture, new_figure
-from weft.figures.tables import Table, html_table, text_table
+from weft.figures.tables import Table, text_table
 from weft.models.base import LanguageModel, evaluating
 from weft.models.config import Bahdanau, EncoderDecoder
 
