@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from weft.compare.effects import main_effects
+from weft.compare.ranking import main_effects
 from weft.compare.results import Outcome, Result
 
 SIZES = (400.0, 600.0)

@@ -7,8 +7,7 @@ import pytest
 
 from weft.api.load import load
 from weft.cli.main import run
-from weft.compare.asked import contender
-from weft.compare.config import experiment
+from weft.compare.config import contender, experiment
 from weft.compare.contenders import ReadyContender, make_ready
 from weft.compare.jobs import Job
 from weft.compare.sizes import multiplied, resized, sized

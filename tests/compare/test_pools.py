@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from weft.compare import pools, ray_pool, worker
-from weft.compare.asked import contender
-from weft.compare.config import experiment
+from weft.compare.config import contender, experiment
 from weft.compare.contenders import ReadyContender, make_ready
 from weft.compare.jobs import Job, Sweep
 from weft.compare.pools import Ended, Processes, Where, parse_jobs, srun

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from weft.compare import pools
-from weft.compare.asked import contender
-from weft.compare.config import experiment
+from weft.compare.config import contender, experiment
 from weft.compare.contenders import ReadyContender, make_ready
 from weft.compare.jobs import Job, Sweep
 from weft.compare.runner import Machine, Runner

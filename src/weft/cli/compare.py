@@ -70,7 +70,7 @@ def compare(
 
     `four-switches` in place of contenders goes from the Transformer of 2017 to LLaMA, switch by switch.
     """
-    from weft.compare.asked import Asked
+    from weft.compare.config import Asked
 
     asked = Asked(
         words or [],

@@ -39,7 +39,7 @@ def scale(
 
       weft scale llama-tiny --data book.txt --budget 1e13
     """
-    from weft.compare.asked import Asked
+    from weft.compare.config import Asked
     from weft.errors import ConfigError
 
     if flops is None:

@@ -77,7 +77,9 @@ class ReadyContender:
     @cached_property
     def flops_per_step(self) -> float:
         """Operations of a step, forward and backward."""
-        return flops_per_step(self.whole)
+        batch = self.whole.batch
+        cost = count(self.whole.model, batch.length, self.whole.adapter)
+        return cost.training(batch.recompute) * self.tokens_per_step
 
     @property
     def rate(self) -> float:
@@ -132,13 +134,6 @@ class ReadyContender:
         if not job.share:
             changes |= {"compile": self.whole.compile, "schedule": _least(self.recipe), "log": {"every": PROBE // 4}}
         return _settled(self.recipe, changes, self.corpus, self.device)
-
-
-def flops_per_step(recipe: SettledRecipe) -> float:
-    """Operations of a step of training, forward and backward."""
-    batch = recipe.batch
-    cost = count(recipe.model, batch.length, recipe.adapter)
-    return cost.training(batch.recompute) * (batch.size or 1) * batch.length
 
 
 def make_ready(experiment: Experiment, folder: Path, device: str, log: Log) -> list[ReadyContender]:

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from weft.compare.charts import BITS
 from weft.compare.fit import Fit, Point
+from weft.compare.page import BITS
 from weft.compare.ranking import flops_text
 from weft.costs.units import short
 from weft.figures.charts import Panels, PanelsPage, panel

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from weft.compare.asked import ALLOWED, choose
+from weft.compare.config import ALLOWED, choose
 from weft.costs.units import byte_size
 from weft.data.config import TextSource
 from weft.data.split import split_sections, train_texts

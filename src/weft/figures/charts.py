@@ -8,18 +8,19 @@ from typing import Any, ClassVar, NamedTuple
 
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from weft.figures.page import html_charts, html_tables
 from weft.figures.picture import COLOURS, SHADES, Picture, new_figure, svg
 from weft.figures.plot import Plot
-from weft.figures.shapes import Area, Line, Mark, Text, plot_svg, shapes
+from weft.figures.shapes import AREAS, TEXTS, laid_out, plot_svg
 from weft.figures.tables import Table, text_tables
 
 DASHES = ("-", "--", "-.", ":")  # lines differ in these as well as in colour
 UNITS = 104  # of a plot's plane to the inch
 INK = {"ink": "#000000", "soft": "#808080", "": "#000000", **{f"c{n}": colour for n, colour in enumerate(COLOURS)}}
-WIDTHS = {"grid": 0.5, "axis": 0.8, "mark": 1.0}  # points, of what is no series
-ALPHAS = {"grid": 0.4, "line faint": 0.25, "band": 0.18}
+INKS = {"grid": "soft", "axis": "soft", "mark": "c1"}  # of what is no series
+ALPHAS = {"grid": 0.4, "faint": 0.4, "band": 0.18}
 AT = {"start": "left", "middle": "center", "end": "right"}
 
 
@@ -116,28 +117,30 @@ def draw_plot(axes: Any, plot: Plot) -> None:
     """A described chart on matplotlib's axes, as it is laid out for a page."""
     axes.set(xlim=(0, plot.size[0]), ylim=(plot.size[1], 0))
     axes.axis("off")
-    for shape in shapes(plot):
-        match shape:
-            case Line(places, kind, look):
-                ink = {"color": _ink("soft" if kind in WIDTHS else look.colour), "alpha": ALPHAS.get(kind)}
-                dash = (0, [float(length) for length in look.dash.split()]) if look.dash else "-"
-                axes.plot(
-                    *zip(*places, strict=True), linewidth=WIDTHS.get(kind, 0.8 * look.width), linestyle=dash, **ink
-                )
-            case Area(places, kind, colour):
-                axes.fill(*zip(*places, strict=True), color=_ink(colour), alpha=ALPHAS.get(kind), linewidth=0)
-            case Mark(place, look):
-                kind = (
-                    {"marker": "o", "markersize": 8, "fillstyle": "none"}
-                    if look.marker == "ring"
-                    else {"markersize": 4.5}
-                )
-                axes.plot(*place, color=_ink(look.colour), linestyle="", **{"marker": look.marker, **kind})
-            case Text(place, text, kind, anchor, colour, angle):
-                style = {"fontsize": 9.5 if kind == "title" else 8.5, "color": _ink(colour), "rotation": -angle}
-                where = {"ha": AT[anchor], "va": "center" if angle == -90 else "baseline", "rotation_mode": "anchor"}
-                behind = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.5}} if kind == "name" else {}
-                axes.text(*place, text, parse_math=False, **style, **where, **behind)
+    layout = laid_out(plot)
+    for shape in layout.shapes if layout else ():
+        look, (xs, ys) = shape.look, zip(*shape.places, strict=True)
+        ink = {"color": _ink(look.colour or INKS.get(shape.kind, "ink")), "alpha": ALPHAS.get(shape.kind)}
+        if shape.kind in TEXTS:
+            size, level = 9.5 if shape.kind == "title" else 8.5, "center" if shape.angle == -90 else "baseline"
+            where = {"ha": AT[shape.anchor], "va": level, "rotation": -shape.angle, "rotation_mode": "anchor"}
+            behind = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.5}} if shape.kind == "name" else {}
+            axes.text(xs[0], ys[0], shape.text, fontsize=size, parse_math=False, **ink, **where, **behind)
+            continue
+        if shape.kind in AREAS:
+            (drawn,) = axes.fill(xs, ys, linewidth=0, **ink)
+        elif shape.kind == "dot":
+            ring = look.marker == "ring"
+            style = {"markersize": 8, "fillstyle": "none"} if ring else {"markersize": 4.5}
+            (drawn,) = axes.plot(xs, ys, marker="o" if ring else look.marker, **style, **ink)
+        else:
+            dash = (0, [float(length) for length in look.dash.split()]) if look.dash else "-"
+            (drawn,) = axes.plot(
+                xs, ys, linewidth=0.4 if shape.kind == "faint" else 0.8 * look.width, linestyle=dash, **ink
+            )
+        if shape.cut and layout:
+            x, y, width, height = layout.box
+            drawn.set_clip_path(Rectangle((x, y), width, height, transform=axes.transData))
 
 
 def _ink(colour: str) -> str:
