@@ -11,7 +11,7 @@ import torch
 from tests.explain.small import small
 
 from weft.errors import ConfigError, DataError, ModelError
-from weft.evaluate.surprisal import surprisals
+from weft.evaluate.perplexity import surprisals
 from weft.explain.reading import Reading, SourceTokens, running
 from weft.explain.surprise import surprise
 from weft.figures.page import page

@@ -201,20 +201,22 @@ def _runs(firsts: Ids, lasts: Ids) -> list[tuple[int, int]]:
 
 def overlap_tables(found: Overlap, most: int = 44) -> list[Table]:
     """The longest passages that occur in the training text, if there are any, so many characters of each."""
-    if not found.longest:
-        return []
-    several = any(each.text > 1 for each in found.longest)
-    rows = [
-        (
-            f"{each.bytes:,}",
-            f"{each.text}:{each.document:,}" if several else f"{each.document:,}",
-            f"{each.byte:,}",
-            shortened(each.words, most),
-        )
-        for each in found.longest
+    rows = [(f"{each.bytes:,}", each.text, each.document, each.byte, each.words) for each in found.longest]
+    title = "The longest passages that occur in the training text"
+    return [passages_table(title, ("bytes", "begins"), rows, most)] if rows else []
+
+
+def passages_table(
+    title: str, ends: tuple[str, str], rows: Sequence[tuple[str, int, int, int, str]], most: int
+) -> Table:
+    """Passages with a number each, the part and the document that they stand in, their byte there and their words."""
+    several = any(part > 1 for _, part, *_ in rows)
+    cells = [
+        (number, f"{part}:{document:,}" if several else f"{document:,}", f"{byte:,}", shortened(words, most))
+        for number, part, document, byte, words in rows
     ]
-    header = ("bytes", "part:document" if several else "document", "byte", "begins")
-    return [Table(header, rows, "The longest passages that occur in the training text", text=(3,))]
+    header = (ends[0], "part:document" if several else "document", "byte", ends[1])
+    return Table(header, cells, title, text=(3,))
 
 
 def shortened(text: str, most: int) -> str:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from weft.data.shards import Ids, Tokens
 from weft.errors import DataError
 from weft.evaluate.bootstrap import Interval, ratio_interval, weights
-from weft.evaluate.perplexity import BYTE, Score, TokenScores
+from weft.evaluate.perplexity import BYTE, Score, TokenScores, perplexity
 from weft.evaluate.unspelled import spelled
 from weft.text.tokenizer import Tokenizer
 
@@ -75,7 +75,7 @@ class SectionScores:
         bits = self.nats / math.log(2)
         return {
             "loss": loss,
-            "perplexity": Interval(*(math.exp(each) if each < 700 else math.inf for each in loss)),
+            "perplexity": Interval(*map(perplexity, loss)),
             "bits_per_byte": ratio_interval(bits, self.bytes, drawn),
             "bits_per_character": ratio_interval(bits, self.characters, drawn),
         }

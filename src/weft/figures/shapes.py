@@ -5,7 +5,7 @@ A report is written at every evaluation, so nothing here loads matplotlib.
 
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
@@ -99,7 +99,7 @@ class _Frame:
         self.left, self.right = EDGE + beside + (GAP if plot.y.label else 0), width - EDGE - 6
         self.columns = plot.x.ticks or _fitting_ticks(plot.x, x_limits, self.right - self.left)
         self.tilted = _width_of(self.columns.values()) > self.right - self.left
-        under = 0.66 * LETTER * max(map(len, self.columns.values()), default=0) + 12 if self.tilted else GAP
+        under = 0.65 * (LETTER + 1) * max(map(len, self.columns.values()), default=0) + 15 if self.tilted else GAP
         self.foot = height - 9 - under - (GAP if plot.x.label else 0)
 
     def _add_names(self, named: Sequence[Series]) -> None:
@@ -197,8 +197,9 @@ def _share(value: float, limits: Point, log: bool) -> float:
     return math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)
 
 
-def _width_of(names: Iterable[str]) -> float:
-    return sum(LETTER * len(name) + 8 for name in names)
+def _width_of(names: Collection[str]) -> float:
+    """Of names at equal distances."""
+    return len(names) * ((LETTER + 1) * max(map(len, names), default=0) + 6)
 
 
 def _fitting_ticks(axis: Axis, limits: Point, width: float) -> dict[float, str]:
