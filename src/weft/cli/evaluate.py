@@ -90,7 +90,7 @@ def evaluate(
         import torch
 
         from weft.api.auto import check_width
-        from weft.evaluate.overlap import QUICK, overlap_tables
+        from weft.evaluate.overlap import QUICK_BYTES, overlap_tables
         from weft.parallel.ranks import join
     from weft.data.rows import MissingColumnError
     from weft.errors import ConfigError, DataError, RunError
@@ -131,7 +131,7 @@ def evaluate(
                 found = text.details(stride)
             metrics = text.metrics(stride) if found is None else dict(found.metrics)
             unchecked = text.compared_bytes or 0
-            if overlap or 0 < unchecked <= QUICK:
+            if overlap or 0 < unchecked <= QUICK_BYTES:
                 try:
                     shared, unchecked = text.overlap(), 0
                 except RunError:  # its training text is damaged, which need not concern another text

@@ -36,7 +36,7 @@ OWN = ("data.document_mask", "data.tokens")  # what of `data` a contender may ha
 LENGTHS = ("warmup", "hold", "every")  # of a schedule, in steps
 INTERVALS = (("evaluate", "every"), ("checkpoint", "every"), ("log", "every"))
 PROBE = 20  # steps that are taken to measure how long one takes
-FEWEST_BYTES = 2000  # of held-out text
+MIN_HELD_OUT_BYTES = 2000  # of held-out text
 
 
 @dataclass(frozen=True)
@@ -216,11 +216,11 @@ def _corpora(
         found[name] = made[asked]
     for corpus in made.values():
         held_out = corpus.shards.validation
-        if held_out is None or held_out.bytes < FEWEST_BYTES:
+        if held_out is None or held_out.bytes < MIN_HELD_OUT_BYTES:
             few = 0 if held_out is None else held_out.bytes
             raise DataError(
                 f"{', '.join(data.sources)}: {few:,} bytes are held out to measure on, too few to tell models apart; "
-                f"expected {FEWEST_BYTES:,} or more: give more text, or hold out more with data.validation"
+                f"expected {MIN_HELD_OUT_BYTES:,} or more: give more text, or hold out more with data.validation"
             )
     return found
 

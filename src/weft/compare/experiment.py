@@ -27,7 +27,7 @@ from weft.training.precision import pick_device
 from weft.training.worker import device_name
 
 PLAN, LOCK = "plan.json", ".lock"
-FEW = 50  # steps in which hardly anything is learned
+MIN_TELLING_STEPS = 50  # in fewer hardly anything is learned
 HELD_OUT = {"cpu": 200_000, "cuda": 5_000_000}  # bytes of held-out text that every job is measured on
 
 
@@ -256,7 +256,7 @@ def _notes(ready: Started, measured: Sequence[Result]) -> list[str]:
             continue
         epochs = contender.whole.steps * contender.tokens_per_step / max(1, len(contender.corpus.shards.train))
         fewest = round(contender.whole.steps * experiment.shares[0])
-        if fewest < FEW:
+        if fewest < MIN_TELLING_STEPS:
             notes.append(
                 f"{contender.name} takes but {counted(fewest, 'step')} with {share_text(experiment.shares[0])}, in "
                 "which it learns little more than how often tokens occur; a larger budget or a smaller batch.size tells"

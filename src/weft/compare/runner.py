@@ -31,12 +31,12 @@ from weft.files import write_text
 from weft.runs.lines import append, read_lines
 from weft.training.memory import free_memory
 
-PROCESS = 600e6  # bytes that a process takes before it does anything
-CONTEXT = 800e6  # the same of a GPU's memory
+PROCESS_BYTES = 600e6  # bytes that a process takes before it does anything
+CUDA_CONTEXT_BYTES = 800e6  # the same of a GPU's memory
 AMPLE = 1.5  # times the memory that a step is predicted to take
-MOST_ON_A_GPU = 6  # small jobs there wait for the processor; more of them wait for each other
+MAX_JOBS_PER_GPU = 6  # small jobs there wait for the processor; more of them wait for each other
 BESIDE_A_GPU = 4  # processors of a job that Slurm or Ray starts
-STOPPING = 60.0  # seconds that jobs have to save when the comparison is interrupted
+STOPPING_SECONDS = 60.0  # seconds that jobs have to save when the comparison is interrupted
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,10 @@ def machine_for(contenders: Sequence[ReadyContender], where: Where) -> Machine:
         jobs = slurm_tasks(where) if where.kind == "slurm" else where.count or ray_tasks(threads, gpus)
         return Machine(jobs, threads, gpus, where)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    each = AMPLE * max(contender.memory for contender in contenders) + (PROCESS if device.type == "cpu" else CONTEXT)
-    fit = min(cores if device.type == "cpu" else min(MOST_ON_A_GPU, cores // 2), int(free_memory(device) // each))
+    each = AMPLE * max(contender.memory for contender in contenders) + (
+        PROCESS_BYTES if device.type == "cpu" else CUDA_CONTEXT_BYTES
+    )
+    fit = min(cores if device.type == "cpu" else min(MAX_JOBS_PER_GPU, cores // 2), int(free_memory(device) // each))
     jobs = where.count or max(1, fit)
     return Machine(jobs, max(1, cores // jobs))
 
@@ -136,7 +138,7 @@ class Runner:
         try:
             yield pool
         except KeyboardInterrupt:
-            pool.stop(STOPPING)
+            pool.stop(STOPPING_SECONDS)
             raise
         finally:
             pool.close()
