@@ -106,7 +106,7 @@ def test_a_curve_begins_with_its_second_point(tmp_path, recipe, corpus) -> None:
     settings = recipe("log.every=1", "evaluate.every=12")
     once = train(settings, tmp_path / "once", corpus=corpus, evaluate=lambda model: {"loss": 2.125}, quiet=True).run
     (loss, *_) = charts(write_report(once).read_text())
-    assert ">held out 2.125<" in loss and "<circle" not in loss
+    assert ">held out 2.125<" in loss and "<title>" not in loss
     settings = recipe("log.every=1", "evaluate.every=6")
     twice = train(settings, tmp_path / "twice", corpus=corpus, evaluate=lambda model: {"loss": 2.125}, quiet=True).run
     (loss, *_) = charts(write_report(twice).read_text())

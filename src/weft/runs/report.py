@@ -1,7 +1,7 @@
 """report.html: what a run did, on one page that needs nothing else."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -128,25 +128,25 @@ def _state(record: Record) -> str:
     return f"not finished: {state}{f' of {steps}' if steps else ''}"
 
 
+def _metric_cards(values: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
+    hidden = ("nats_per_character", "baseline_bits_per_byte")
+    return [
+        (format(values[key], metric.format), f"{metric.title}, {where}")
+        for key, metric in METRICS.items()
+        if isinstance(values.get(key), float | int) and key not in hidden and (values[key] or key != "unknown_share")
+    ]
+
+
 def _cards(record: Record, result: dict[str, Any]) -> list[tuple[str, str]]:
     """The numbers to look at first."""
-    cards: list[tuple[str, str]] = []
-    for key, metric in METRICS.items():
-        if key in ("nats_per_character", "baseline_bits_per_byte") or (key == "unknown_share" and not result.get(key)):
-            continue
-        if isinstance(result.get(key), float | int):
-            cards.append((format(result[key], metric.format), f"{metric.title}, held out"))
+    cards = _metric_cards(result, "held out")
     baseline = result.get("baseline_bits_per_byte")
     if cards and baseline is not None:
         cards[0] = (cards[0][0], f"{cards[0][1]} (characters alone: {baseline:.3f})")
     evaluated = [line for line in record.metrics if "validation_loss" in line]
     if evaluated and not cards:
-        for key, metric in METRICS.items():
-            value = evaluated[-1].get(f"validation_{key}")
-            if value is not None:
-                cards.append(
-                    (format(value, metric.format), f"{metric.title}, held out, at step {evaluated[-1]['step']}")
-                )
+        last = {key.removeprefix("validation_"): evaluated[-1][key] for key in evaluated[-1] if "validation_" in key}
+        cards = _metric_cards(last, f"held out, at step {evaluated[-1]['step']}")
     logged = [line for line in record.metrics if "loss" in line]
     if logged:
         cards.append((f"{logged[-1]['loss']:.3f}", "last training loss"))
@@ -177,14 +177,13 @@ def _plots(record: Record, result: dict[str, Any]) -> list[Plot]:
             losses.append(_level(baseline * result["loss"] / result["bits_per_byte"]))
     marks = [(event["to"], f"rolled back to here from step {event['step']}") for event in record.rollbacks]
     step, log_step, from_zero = Axis("step", pad=0), Axis("step", log=True, pad=0), Axis(holds=(0.0,), clips=True)
-    others = {
-        key: _curve(key, metrics, f"validation_{key}", DOTTED) for key in ("accuracy", "next_accuracy", "spearman")
-    }
+    kept = ("accuracy", "next_accuracy", "spearman")
+    others = {METRICS[key].title: _curve(key, metrics, f"validation_{key}", DOTTED) for key in kept}
     plots = [
         Plot("Loss", losses, step, Axis(clips=True), marks),
         Plot("Loss, both axes on a log scale", losses, log_step, Axis(log=True, clips=True), marks),
         Plot("Bits per byte, held out", bits, step, Axis(clips=True)),
-        *(Plot(f"{_capital(METRICS[key].title)}, held out", [each], step) for key, each in others.items()),
+        *(Plot(f"{title[0].upper()}{title[1:]}, held out", [each], step) for title, each in others.items()),
         Plot("Learning rate", [_curve("learning rate", metrics, "lr")], step, from_zero),
         Plot("Gradient norm before clipping", [_curve("norm", metrics, "gradient_norm")], step, from_zero, marks),
         Plot("Tokens per second", [_curve("speed", record.timings, "tokens_per_second")], step, from_zero),
@@ -195,15 +194,13 @@ def _plots(record: Record, result: dict[str, Any]) -> list[Plot]:
 def _curve(name: str, lines: Lines, key: str, look: Look = PLAIN) -> Series:
     """A value over steps. One point is no curve: its value is told beside its name."""
     points = [(line["step"], line[key]) for line in lines if line.get(key) is not None]
-    return Series(f"{name} {points[0][1]:.4g}") if len(points) == 1 else Series(name, points, look)
+    if len(points) < 2:
+        return Series(f"{name} {points[0][1]:.4g}" if points else "", look=look)
+    return Series(name, points, look)
 
 
 def _level(value: float) -> Series:
     return Series(f"characters {value:.4g}", look=Look("c3", dash="6 4", width=1.3), level=value)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _trouble(record: Record) -> list[tuple[str, str]]:
