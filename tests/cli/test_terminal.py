@@ -14,6 +14,7 @@ from weft import progress
 from weft.cli.console import columns, terminal
 from weft.cli.main import COMMANDS, app, run
 from weft.config import merge, validate
+from weft.figures.tables import Table
 from weft.models.presets import PRESETS
 from weft.recipe.config import Recipe
 from weft.recipe.resolve import resolve
@@ -54,7 +55,7 @@ def test_tables_fit_the_terminal(
 
 def test_a_long_cell_is_wrapped_between_words(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "terminal_width", lambda: 30)
-    columns.show(("a", "b"), [("one", "weft train --resume runs/a-very-long-name goes on")], text=(0, 1))
+    columns.show(Table(("a", "b"), [("one", "weft train --resume runs/a-very-long-name goes on")], text=(0, 1)))
     assert capsys.readouterr().out.splitlines()[1:] == [
         "one  weft train --resume",
         "     runs/a-very-long-name",

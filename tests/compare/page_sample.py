@@ -7,9 +7,8 @@ from itertools import product
 import numpy as np
 
 from weft.compare.fit import Point, fit
-from weft.compare.results import Comparison, Measured, Outcome
-from weft.compare.scaling_charts import Check, Rung
-from weft.compare.scaling_page import ScalingPage
+from weft.compare.results import Comparison, Outcome, Result
+from weft.compare.scaling_page import Check, ScalingPage
 
 BUDGET = 1e15
 SHARES = (1 / 27, 1 / 9, 1 / 3, 1.0)
@@ -59,7 +58,7 @@ def outcome(name: str, share: float, seed: int, law: tuple[float, float], **chan
     return Outcome.model_validate(values | changed)
 
 
-def measured(name: str, law: tuple[float, float], seeds: int = 3, **changed: object) -> Measured:
+def measured(name: str, law: tuple[float, float], seeds: int = 3, **changed: object) -> Result:
     """A trained contender with every share and a sweep of five rates in two rounds."""
     outcomes = [outcome(name, share, seed, law, **changed) for share in SHARES for seed in range(seeds)]
     rates = [3e-4, 1e-3, 3e-3, 1e-2, 3e-2]
@@ -68,15 +67,15 @@ def measured(name: str, law: tuple[float, float], seeds: int = 3, **changed: obj
         for rate in kept:
             worse = (law[0] * (1 + 0.35 * math.log10(rate / 3e-3) ** 2), law[1])
             sweep.append(outcome(name, share, 0, worse, lr=rate))
-    return Measured(name, name, tuple(outcomes), tuple(sweep))
+    return Result(name, name, tuple(outcomes), tuple(sweep))
 
 
-def counted(name: str = "ngram-5", bits: float = 2.02) -> Measured:
+def counted(name: str = "ngram-5", bits: float = 2.02) -> Result:
     """An n-gram model: no operations, no rate, one seed."""
     changed = {"lr": None, "flops": 0.0, "steps": 0, "parameters": 812_345, "progress": ()}
     law = (bits - 1.1, 1.0)
     outcomes = [outcome(name, share, 0, law, **changed, seconds=0.8 * share) for share in SHARES]
-    return Measured(name, name, tuple(outcomes))
+    return Result(name, name, tuple(outcomes))
 
 
 def comparison() -> Comparison:
@@ -105,12 +104,12 @@ def ablation() -> Comparison:
     return Comparison("Four switches", command, contenders[0].name, tuple(contenders), FACTS, (), VARIED)
 
 
-def _cell(levels: Mapping[str, str]) -> Measured:
+def _cell(levels: Mapping[str, str]) -> Result:
     changed = {key: value for key, value in levels.items() if value != VARIED[key][0]}
-    name = " ".join(f"{key.removeprefix('model.')}={value}" for key, value in changed.items()) or "transformer"
+    name = ",".join(f"{key.removeprefix('model.')}={value}" for key, value in changed.items()) or "transformer"
     gain = math.prod(GAINS[key] for key in changed)
     cell = measured(name, (0.75, gain))
-    return Measured(name, "transformer", cell.outcomes, cell.sweep, changed, dict(levels))
+    return Result(name, "transformer", cell.outcomes, cell.sweep, changed, dict(levels))
 
 
 # ---- a scaling law
@@ -124,18 +123,18 @@ def law(size: float, tokens: float) -> float:
     return E + A / size**ALPHA + B / tokens**BETA
 
 
-def ladder() -> list[Rung]:
+def ladder() -> list[Point]:
     """Five sizes with four lengths each."""
     rng = np.random.default_rng(0)
     cells = [(size, size * ratio) for size in SIZES for ratio in (5, 10, 20, 40)]
-    return [Rung(n, d, 6 * n * d, law(n, d) * float(np.exp(rng.normal(0, 0.002)))) for n, d in cells]
+    return [Point(n, d, law(n, d) * float(np.exp(rng.normal(0, 0.002))), 6 * n * d) for n, d in cells]
 
 
 def scaling() -> ScalingPage:
     """A page of the fit through the ladder, with a next rung that follows the law."""
-    points = ladder()
-    fitted = fit([Point(point.parameters, point.tokens, point.loss) for point in points], draws=100)
+    fitted = fit(ladder(), draws=50)
     size, tokens = 2e7, 4e8
-    measured = Rung(size, tokens, 6 * size * tokens, law(size, tokens))
+    measured = Point(size, tokens, law(size, tokens), 6 * size * tokens)
     check = Check(measured, fitted.predict(size, tokens), *fitted.predict_interval(size, tokens))
-    return ScalingPage(fitted, points, check, 1e18, None, "Law <b>", "weft scale '<x>'", {"Text": "<s>"}, ["<q>"])
+    optimum = fitted.optimal(1e18)
+    return ScalingPage(fitted, check, 1e18, optimum, "Law <b>", "weft scale '<x>'", {"Text": "<s>"}, ["<q>"])

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.compare.asked import contender, varied
-from weft.compare.config import experiment, shipped, tables_of
+from weft.compare.config import contender, experiment, shipped, tables_of, varied
 from weft.config import Tree
 from weft.errors import ConfigError
 

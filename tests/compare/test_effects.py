@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from weft.compare.effects import main_effects
-from weft.compare.results import Measured, Outcome
+from weft.compare.ranking import main_effects
+from weft.compare.results import Outcome, Result
 
 SIZES = (400.0, 600.0)
 VARIED = {"norm": ("pre", "post"), "position": ("rotary", "sinusoidal"), "gate": ("yes", "no")}
@@ -22,14 +22,14 @@ def outcome(name: str, loss: float, seed: int = 0, share: float = 1.0) -> Outcom
     return Outcome(contender=name, share=share, lr=1e-3, seed=seed, nats=nats, bytes=SIZES, **counts)
 
 
-def contender(levels: tuple[str, ...], losses: list[float], varied: dict = VARIED) -> Measured:
+def contender(levels: tuple[str, ...], losses: list[float], varied: dict = VARIED) -> Result:
     name = " ".join(levels)
     runs = [outcome(name, loss, seed) for seed, loss in enumerate(losses)]
     runs += [outcome(name, 9.0, seed, share=1 / 3) for seed in range(3)]  # never looked at
-    return Measured(name, "small", tuple(runs), levels=dict(zip(varied, levels, strict=True)))
+    return Result(name, "small", tuple(runs), levels=dict(zip(varied, levels, strict=True)))
 
 
-def grid(leave_out: tuple[int, ...] = ()) -> list[Measured]:
+def grid(leave_out: tuple[int, ...] = ()) -> list[Result]:
     return [contender(cell, [] if number in leave_out else [TABLE[number]]) for number, cell in enumerate(CELLS)]
 
 
@@ -54,7 +54,7 @@ def test_a_failed_cell_takes_its_pairs_away() -> None:
     assert (found["norm"].pairs, found["norm"].planned) == (3, 4)
     half = main_effects(grid(leave_out=(4, 5, 6, 7)), VARIED)
     assert [effect.setting for effect in half] == ["position", "gate"]
-    nobody = [Measured(each.name, each.recipe, (), levels=each.levels) for each in grid()]
+    nobody = [Result(each.name, each.recipe, (), levels=each.levels) for each in grid()]
     assert main_effects(nobody, VARIED) == []
     assert main_effects([], VARIED) == []
 
@@ -72,7 +72,7 @@ def test_one_at_a_time_compares_with_the_base() -> None:
 
 
 def test_a_contender_outside_the_grid_is_no_cell() -> None:
-    other = Measured("5-gram", "5-gram", (outcome("5-gram", 2.0),))
+    other = Result("5-gram", "5-gram", (outcome("5-gram", 2.0),))
     assert main_effects([*grid(), other], VARIED) == main_effects(grid(), VARIED)
 
 

@@ -7,9 +7,8 @@ import pytest
 
 from weft.api.load import load
 from weft.cli.main import run
-from weft.compare.asked import contender
-from weft.compare.config import experiment
-from weft.compare.entrants import Entrant, entrants
+from weft.compare.config import contender, experiment
+from weft.compare.contenders import ReadyContender, make_ready
 from weft.compare.jobs import Job
 from weft.compare.sizes import multiplied, resized, sized
 from weft.costs.count import count
@@ -127,10 +126,10 @@ def test_json_of_tokenizers(folder: Path, capsys: Capture) -> None:
     assert (folder / "comparisons/tokenizers/tokenizers.html").is_file()
 
 
-def ready(folder: Path, *words: str, **more: object) -> list[Entrant]:
+def ready(folder: Path, *words: str, **more: object) -> list[ReadyContender]:
     """Contenders on the book."""
     tree = {"data": {"sources": ["book.txt"]}, "budget": {"flops": 1e9}, **more}
-    return entrants(experiment({**tree, "contenders": dict(map(contender, words))}), folder / "data", "cpu", print)
+    return make_ready(experiment({**tree, "contenders": dict(map(contender, words))}), folder / "data", "cpu", print)
 
 
 def test_contenders_share_the_text_and_the_budget(folder: Path) -> None:
@@ -183,7 +182,7 @@ def test_lengths_without_a_length_are_shares_of_the_budget(folder: Path) -> None
 def test_what_a_step_costs_is_counted_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (gpt,) = ready(folder, GPT)
     assert gpt.flops_per_step > 0
-    monkeypatch.setattr("weft.compare.entrants.count", None)
+    monkeypatch.setattr("weft.compare.contenders.count", None)
     assert gpt.flops_per_step * gpt.whole.steps <= 1e9
 
 
@@ -220,7 +219,7 @@ def test_a_comparison_that_ends_is_not_run_again(
     assert {path.name for path in (folder / "out").iterdir()} == kinds
     assert (folder / "out/figures/loss-flops.png").is_file()
     first = (folder / "out/compare.html").read_text()
-    monkeypatch.setattr("weft.compare.drawing.save_figures", lambda drawings, folder: [])  # which take seconds
+    monkeypatch.setattr("weft.figures.charts.PanelsPage.save_figures", lambda page, folder: [])  # which take seconds
     assert run(words) == 0
     assert (folder / "out/results.jsonl").read_text() == results
     assert (folder / "out/compare.html").read_text() == first

@@ -10,9 +10,9 @@ from scipy.interpolate import PchipInterpolator
 from scipy.stats import t as student
 from tests.compare.simulate import World
 
-from weft.compare.bootstrap import bands, resample
 from weft.compare.multiplier import Multiplier, multiplier
 from weft.compare.results import Curve
+from weft.evaluate.bootstrap import bands, resample
 
 SIZES = np.array([100.0, 300.0, 200.0])
 
@@ -153,7 +153,7 @@ def test_one_rung_and_one_seed() -> None:
         ((0.5, 0.42, 0.61), "0.50× (0.42–0.61)"),
         ((2.0, 1.0, math.inf), "2.0× (at least 1.0)"),
         ((0.04, 0.0, 0.08), "0.040× (at most 0.080)"),
-        ((1.0, 0.0, math.inf), "1.0× (interval beyond the measured range)"),
+        ((1.0, 0.0, math.inf), "1.0× (beyond the measured range on both sides)"),
     ],
 )
 def test_what_a_table_says(value: tuple[float, float, float], text: str) -> None:

@@ -13,13 +13,13 @@ pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="
 
 LOOKED = """
 for (const details of document.querySelectorAll("details")) details.open = true;
-const button = document.querySelector(".cmp-command button");
+const button = document.querySelector(".command button");
 const shown = !button.hidden;
 await clicked(button);
 await new Promise(done => setTimeout(done, 50));
 return { requests, errors, shown, told: button.textContent, selected: String(getSelection()),
          wide: document.documentElement.scrollWidth - innerWidth,
-         cut: [...document.querySelectorAll(".figure text")].filter(each => {
+         cut: [...document.querySelectorAll(".chart text")].filter(each => {
            const box = each.closest("svg").getBoundingClientRect(), own = each.getBoundingClientRect();
            return own.right > box.right + 2 || own.left < box.left - 2; }).map(each => each.textContent) };
 """

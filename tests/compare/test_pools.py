@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from weft.compare import pools, ray_pool
-from weft.compare.asked import contender
-from weft.compare.config import experiment
-from weft.compare.entrants import Entrant, entrants
+from weft.compare.config import contender, experiment
+from weft.compare.contenders import ReadyContender, make_ready
 from weft.compare.jobs import Job, Sweep
 from weft.compare.pools import Ended, Processes, Where, parse_jobs, srun
 from weft.compare.runner import Machine, Runner, machine_for
@@ -74,16 +73,16 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def counts(tmp_path: Path) -> Entrant:
+def counts(tmp_path: Path) -> ReadyContender:
     """A contender that takes no time to make ready."""
     book = tmp_path / "book.txt"
     book.write_text("".join(f"frog {n} sat by the river {n * n % 97}\n" for n in range(1200)))
     tree = {"data": {"sources": [str(book)]}, "budget": {"tokens": 1000}, "settings": {"tokenizer": {"kind": "byte"}}}
     wanted = experiment({**tree, "contenders": dict([contender("ngram-3")])})
-    return entrants(wanted, tmp_path / "data", "cpu", print)[0]
+    return make_ready(wanted, tmp_path / "data", "cpu", print)[0]
 
 
-def run(counts: Entrant, folder: Path, machine: Machine) -> Runner:
+def run(counts: ReadyContender, folder: Path, machine: Machine) -> Runner:
     folder.mkdir()
     jobs = Runner(folder, {counts.name: counts}, machine, None)
     jobs.run([Sweep(counts.name, (), (), (1 / 3, 1.0), (0,))], lambda progress: None)
@@ -114,7 +113,7 @@ def test_words_of_the_option(slurm: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_allocation_says_how_many_and_with_how_many_threads(
-    slurm: Any, counts: Entrant, monkeypatch: pytest.MonkeyPatch
+    slurm: Any, counts: ReadyContender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert machine_for([counts], Where("slurm", 6)) == Machine(6, 1, 0, Where("slurm", 6))
     monkeypatch.setenv("SLURM_NTASKS", "4")
@@ -127,7 +126,9 @@ def test_an_allocation_says_how_many_and_with_how_many_threads(
 
 
 @pytest.mark.timeout(60)
-def test_jobs_are_tasks_of_slurm(slurm: Any, counts: Entrant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_are_tasks_of_slurm(
+    slurm: Any, counts: ReadyContender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = slurm()
     jobs = run(counts, tmp_path / "out", Machine(1, 2, 1, Where("slurm", 1)))
     assert set(jobs.outcomes) == {Job("ngram-3", 1 / 3, None, 0), Job("ngram-3", 1.0, None, 0)}
@@ -137,7 +138,7 @@ def test_jobs_are_tasks_of_slurm(slurm: Any, counts: Entrant, tmp_path: Path, mo
 
 
 @pytest.mark.timeout(60)
-def test_what_slurm_says_of_a_failure_is_passed_on(slurm: Any, counts: Entrant, tmp_path: Path) -> None:
+def test_what_slurm_says_of_a_failure_is_passed_on(slurm: Any, counts: ReadyContender, tmp_path: Path) -> None:
     slurm(failure="srun: error: Node failure on n3")
     message = r"^ngram-3, .*: the process that ran it died: srun: error: Node failure on n3; start again to go on$"
     with pytest.raises(RunError, match=message):
@@ -213,7 +214,9 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
 
 
 @pytest.mark.timeout(60)
-def test_jobs_are_tasks_of_ray(ray: Ray, counts: Entrant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_are_tasks_of_ray(
+    ray: Ray, counts: ReadyContender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def measure(folder: Path) -> None:
         names = json.loads((folder / "job.json").read_text())["names"]
         cost = {"steps": 1, "tokens": 8, "flops": 0.0, "seconds": 0.1, "parameters": 5, "nats": [3.0], "bytes": [2.0]}

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from weft.compare import pools
-from weft.compare.asked import contender
-from weft.compare.config import experiment
-from weft.compare.entrants import Entrant, entrants
+from weft.compare.config import contender, experiment
+from weft.compare.contenders import ReadyContender, make_ready
 from weft.compare.jobs import Job, Sweep
 from weft.compare.runner import Machine, Runner
 from weft.errors import RunError
@@ -31,16 +30,16 @@ DIES = (
 
 
 @pytest.fixture
-def counts(tmp_path: Path) -> Entrant:
+def counts(tmp_path: Path) -> ReadyContender:
     """A contender that takes no time to make ready."""
     book = tmp_path / "book.txt"
     book.write_text("".join(f"frog {n} sat by the river {n * n % 97}\n" for n in range(1200)))
     tree = {"data": {"sources": [str(book)]}, "budget": {"tokens": 1000}, "settings": {"tokenizer": {"kind": "byte"}}}
     wanted = experiment({**tree, "contenders": dict([contender("ngram-3")])})
-    return entrants(wanted, tmp_path / "data", "cpu", print)[0]
+    return make_ready(wanted, tmp_path / "data", "cpu", print)[0]
 
 
-def run(counts: Entrant, folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Runner:
+def run(counts: ReadyContender, folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Runner:
     monkeypatch.setattr(pools, "WORKER", (sys.executable, "-c", script))
     folder.mkdir()
     jobs = Runner(folder, {counts.name: counts}, Machine(1, 1), None)
@@ -49,7 +48,7 @@ def run(counts: Entrant, folder: Path, monkeypatch: pytest.MonkeyPatch, script: 
 
 
 @pytest.mark.timeout(60)
-def test_warnings_hold_nobody_up(counts: Entrant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_hold_nobody_up(counts: ReadyContender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = run(counts, tmp_path / "out", monkeypatch, WARNS)
     assert set(jobs.outcomes) == {Job("ngram-3", 1 / 3, None, 0), Job("ngram-3", 1.0, None, 0)}
     lines = (tmp_path / "out/results.jsonl").read_text().splitlines()
@@ -57,6 +56,6 @@ def test_warnings_hold_nobody_up(counts: Entrant, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.timeout(60)
-def test_a_process_that_dies_is_quoted(counts: Entrant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_is_quoted(counts: ReadyContender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunError, match=r"^ngram-3, .*: the process that ran it died: MemoryError: 9 GB; start again"):
         run(counts, tmp_path / "out", monkeypatch, DIES)

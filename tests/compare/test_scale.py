@@ -7,9 +7,10 @@ import pytest
 
 from weft.cli.main import run
 from weft.compare.config import Experiment, experiment
-from weft.compare.fit import Point, fit
-from weft.compare.results import Comparison, Measured, Outcome
-from weft.compare.scale import Scaled, _cost, ladder, page_of, rungs_of
+from weft.compare.fit import fit
+from weft.compare.results import Comparison, Outcome, Result
+from weft.compare.scale import check_of, cost_per_token, ladder, points_of
+from weft.compare.scaling_page import ScalingPage
 
 Capture = pytest.CaptureFixture[str]
 
@@ -31,7 +32,7 @@ def law(parameters: float, tokens: float) -> float:
     return 0.9 + 60 / parameters**0.35 + 90 / tokens**0.4
 
 
-def measured(parameters: int, tokens: list[int]) -> Measured:
+def measured(parameters: int, tokens: list[int]) -> Result:
     """Runs that follow the law to the digit; a token costs 6 operations a parameter and a tenth more."""
     outcomes = [
         Outcome(
@@ -41,25 +42,24 @@ def measured(parameters: int, tokens: list[int]) -> Measured:
         )
         for number, read in enumerate(tokens, 1)
     ]  # fmt: skip
-    return Measured(str(parameters), "llama-tiny", tuple(outcomes))
+    return Result(str(parameters), "llama-tiny", tuple(outcomes))
 
 
-def comparison(*contenders: Measured) -> Comparison:
+def comparison(*contenders: Result) -> Comparison:
     return Comparison("a ladder", "weft scale", contenders[0].name, contenders, {})
 
 
 def test_the_law_is_found_and_foretells_the_next_rung() -> None:
     sizes, tokens = [10_000 * 2**n for n in range(5)], [30_000 * 3**n for n in range(4)]
-    contenders = [measured(size, tokens) for size in sizes]
-    fitted = fit([Point(rung.parameters, rung.tokens, rung.loss) for rung in rungs_of(contenders)], draws=20)
+    points = points_of(comparison(*(measured(size, tokens) for size in sizes)))
+    fitted = fit(points, draws=20)
     assert fitted.predict(400_000, 3e6) == pytest.approx(law(400_000, 3e6), rel=0.01)
-    cost = _cost(contenders)
+    cost = cost_per_token(points)
     assert cost(20_000) == pytest.approx(6.6 * 20_000)
     assert cost(1e6) == pytest.approx(6.6e6, rel=1e-6)
     assert cost(1000) == pytest.approx(6600, rel=1e-6)
-    page = page_of(
-        Scaled(comparison(*contenders), fitted, 1e13, (4e5, 4e6), comparison(measured(400_000, [3_000_000])))
-    )
+    check = check_of(fitted, points_of(comparison(measured(400_000, [3_000_000]))))
+    page = ScalingPage(fitted, check, 1e13, (4e5, 4e6))
     assert page.check is not None
     assert page.check.error == pytest.approx(0, abs=0.01)
     assert page.record()["next"]["loss"] == pytest.approx(law(400_000, 3e6))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.compare.page_sample import ladder, law, scaling
 
-from weft.compare.scaling_charts import loss_chart, optimum_chart, residual_chart
+from weft.figures.plot import Plot, Series
 
 PAGE = scaling()
 
@@ -24,7 +24,7 @@ def test_the_result_says_what_was_predicted_and_measured() -> None:
     assert PAGE.check is not None
     off = replace(PAGE, check=PAGE.check._replace(measured=PAGE.check.measured._replace(loss=2.0)))
     assert "outside the interval" in off.result
-    assert "next rung" not in replace(PAGE, check=None, budget=None).result
+    assert "next rung" not in replace(PAGE, check=None).result
 
 
 def test_the_terminal_has_the_constants_and_every_run_in_80_columns() -> None:
@@ -39,24 +39,28 @@ def test_the_terminal_has_the_constants_and_every_run_in_80_columns() -> None:
     assert first[2:] == ["1.2e12", f"{point.loss:.4f}", f"{by_hand:.4f}", f"{point.loss / by_hand - 1:+.2%}"]
 
 
+def plots() -> dict[str, Plot]:
+    return {panels.name: panels.plots[0] for panels in PAGE.panels()}
+
+
+def marked(plot: Plot, marker: str) -> list[Series]:
+    return [series for series in plot.series if series.look.marker == marker]
+
+
 def test_charts_show_runs_fit_and_the_next_rung() -> None:
-    axes = loss_chart(PAGE.fit, PAGE.points, PAGE.check, "bits per byte").figure().axes[0]
-    marks = {(float(x), float(y)) for line in axes.lines if line.get_marker() == "o" for x, y in line.get_xydata()}  # type: ignore[union-attr]
-    assert marks == {(point.flops, point.loss) for point in PAGE.points}
+    loss, optimum, residuals = (plots()[f"scaling-{name}"] for name in ("loss", "optimum", "residuals"))
+    points = PAGE.fit.points
+    assert {point for series in marked(loss, "o") for point in series.points} == {(p.flops, p.loss) for p in points}
     assert PAGE.check is not None
-    stars = [line.get_xydata() for line in axes.lines if line.get_marker() == "*"]
-    assert np.allclose(stars[0], [[PAGE.check.measured.flops, PAGE.check.measured.loss]])  # type: ignore[arg-type]
-    assert {"200k", "8M", "20M"} <= {text.get_text() for text in axes.texts}
-    curve = next(line for line in axes.lines if len(line.get_xdata()) == 40)  # type: ignore[arg-type]
-    flops, loss = (float(values[-1]) for values in curve.get_data())  # type: ignore[index]
-    assert loss == pytest.approx(PAGE.fit.predict(2e5, flops / 6 / 2e5))
-
-    left = residual_chart(PAGE.fit, PAGE.points, "bits per byte").figure().axes[0].lines[1].get_ydata()
+    (star,) = marked(loss, "*")
+    assert star.points == [(PAGE.check.measured.flops, PAGE.check.measured.loss)]
+    assert {"200k", "8M", "20M"} <= {label for series in loss.series for label in series.labels}
+    curve = next(series.points for series in loss.series if len(series.points) == 40)
+    assert curve[-1][1] == pytest.approx(PAGE.fit.predict(2e5, curve[-1][0] / 6 / 2e5))
+    left = [y for _, y in marked(residuals, "o")[0].points]
     assert np.allclose(np.log1p(np.array(left) / 100), PAGE.fit.residuals)
-
-    axes = optimum_chart(PAGE.fit, PAGE.points, 1e18).figure().axes[0]
-    best = next(line for line in axes.lines if len(line.get_xdata()) == 40)  # type: ignore[arg-type]
-    slope = np.polyfit(np.log(best.get_xdata()), np.log(best.get_ydata()), 1)[0]  # type: ignore[arg-type]
+    best = np.log(optimum.series[0].points)
+    slope = np.polyfit(best[:, 0], best[:, 1], 1)[0]
     assert slope == pytest.approx(PAGE.fit.beta / (PAGE.fit.alpha + PAGE.fit.beta))
 
 
@@ -65,9 +69,9 @@ def test_the_page_is_escaped_and_labelled_and_figures_have_names(tmp_path: Path)
     html = (tmp_path / "page.html").read_text("utf-8")
     for tag in ("<b>", "<x>", "<s>", "<q>"):
         assert tag not in html.split("</style>")[1].replace('<b id="', "")
-    labels = re.findall(r'<svg class="figure" role="img" aria-label="([^"]+)"', html)
-    assert len(labels) == 4 and html.count("<svg ") == 4
-    assert [each.name for each in PAGE.drawings()] == [
+    labels = re.findall(r'<svg [^>]*aria-label="([^"]+)" class="chart"', html)
+    assert len(labels) == 4 and html.count('role="img"') == 4
+    assert list(plots()) == [
         "scaling-loss",
         "scaling-optimum",
         "scaling-runs",

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.compare.asked import choose
-from weft.compare.tokenizer_picture import TokenizerComparison, TokenizerMeasure
-from weft.compare.tokenizers import LECTURE, compare_tokenizers
+from weft.compare.config import choose
+from weft.compare.tokenizers import LECTURE, TokenizerComparison, TokenizerMeasure, compare_tokenizers
 from weft.data.config import FilesSplit, TextSource
 from weft.data.split import train_texts
 from weft.errors import ConfigError, DataError, TokenizerError

@@ -57,7 +57,7 @@ def test_shares_are_those_of_a_plain_search(block: int, monkeypatch: pytest.Monk
     training = [prose(1500, 2), prose(30, 3), "Five words, no more here.", prose(700, 4)]
     copied = " ".join(training[0].split()[300:400]).upper()
     own = [prose(400, 6) + copied + " " + prose(200, 7), "five words no MORE here", "five words no more", prose(90, 8)]
-    monkeypatch.setattr(module, "TRAINED", block)
+    monkeypatch.setattr(module, "TRAINING_BLOCK", block)
     found = overlap([tokens(own, tokenizer)], [tokens(training, tokenizer)], tokenizer)
     known = {gram for text in training for gram in grams(text)}
     expected = [gram in known for text in own for gram in grams(text)]
@@ -106,7 +106,7 @@ def test_letters_beyond_ascii_are_lowered_and_keep_their_places() -> None:
 
 
 def test_a_long_text_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST", 500)
+    monkeypatch.setattr(module, "MAX_KEPT_NGRAMS", 500)
     text = prose(9000, 20)
     half = " ".join(text.split()[:4500])
     found = overlap([tokens([text])], [tokens([half])], BYTES)

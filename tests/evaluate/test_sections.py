@@ -102,7 +102,7 @@ def test_unknown_words_are_charged_where_they_stand() -> None:
 
 
 def test_short_documents_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sections, "MOST", 10)
+    monkeypatch.setattr(sections, "MAX_SECTIONS", 10)
     text = held.tokens(np.full(1000, 50), list(range(0, 1000, 10)), [10] * 100)
     found = cut(text, build_tokenizer(Byte(), []))
     assert found.bytes.tolist() == [100] * 10 and found.firsts.tolist() == list(range(0, 1001, 100))

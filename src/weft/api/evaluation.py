@@ -15,8 +15,8 @@ from weft.decode.text import spelled
 from weft.errors import ConfigError, DataError, RunError
 from weft.evaluate.details import Bucket, Details, by_frequency, by_position, most_surprising, token_counts
 from weft.evaluate.overlap import Overlap, overlap
+from weft.evaluate.perplexity import Surprisal, surprisals
 from weft.evaluate.sections import section_metrics
-from weft.evaluate.surprisal import Surprisal, surprisals
 from weft.models.base import LanguageModel, device_of
 from weft.models.ngram import NGram
 from weft.objectives import table as objectives

@@ -10,7 +10,7 @@ from weft.api.run import Run
 from weft.data.rows import MissingColumnError
 from weft.errors import ConfigError, DataError, RunError, counted
 from weft.evaluate.details import Details
-from weft.evaluate.overlap import QUICK, Overlap, overlap_tables
+from weft.evaluate.overlap import QUICK_BYTES, Overlap, overlap_tables
 from weft.figures.tables import Table
 from weft.recipe.metrics import metric
 
@@ -148,7 +148,7 @@ def evaluation_report(run: Run, wanted: Wanted) -> EvaluationReport:
                 found = text.details(wanted.stride)
             metrics = text.metrics(wanted.stride) if found is None else dict(found.metrics)
             unchecked = text.compared_bytes or 0
-            if wanted.overlap or 0 < unchecked <= QUICK:
+            if wanted.overlap or 0 < unchecked <= QUICK_BYTES:
                 try:
                     shared, unchecked = text.overlap(), 0
                 except RunError:  # its training text is damaged, which need not concern another text

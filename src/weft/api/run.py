@@ -27,8 +27,7 @@ from weft.decode.speculative import Draft, LookUp, speculate
 from weft.decode.text import Chunk, Completion
 from weft.decode.translate import RATIO
 from weft.errors import ConfigError, DataError
-from weft.evaluate.perplexity import Score
-from weft.evaluate.surprisal import Surprisal
+from weft.evaluate.perplexity import Score, Surprisal
 from weft.models.base import LanguageModel
 from weft.objectives import table as objectives
 from weft.objectives.answer import Answer, Found

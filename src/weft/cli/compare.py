@@ -12,7 +12,7 @@ from weft.cli.console.loading import loading
 from weft.cli.console.terminal import echo
 
 if TYPE_CHECKING:
-    from weft.compare.tokenizer_picture import TokenizerComparison
+    from weft.compare.tokenizers import TokenizerComparison
     from weft.data.config import TextSource
 
 
@@ -70,7 +70,7 @@ def compare(
 
     `four-switches` in place of contenders goes from the Transformer of 2017 to LLaMA, switch by switch.
     """
-    from weft.compare.asked import Asked
+    from weft.compare.config import Asked
 
     asked = Asked(
         words or [],

@@ -2,6 +2,7 @@
 
 from weft.cli.console import columns, options
 from weft.cli.console.loading import loading
+from weft.figures.tables import Table
 
 
 def doctor(as_json: options.AsJson = False) -> None:
@@ -13,4 +14,4 @@ def doctor(as_json: options.AsJson = False) -> None:
     if as_json:
         columns.print_json({each.name: each.text if each.value is None else each.value for each in found})
     else:
-        columns.show(("", ""), [(each.name, each.text) for each in found], text=(0, 1))
+        columns.show(Table(("", ""), [(each.name, each.text) for each in found], text=(0, 1)))

@@ -127,4 +127,4 @@ def evaluate(
     for number, table in enumerate(found.tables(details)):
         if number:
             echo()
-        columns.show(*table)
+        columns.show(table)

@@ -8,6 +8,7 @@ import typer
 from weft.cli.console import columns, options
 from weft.cli.console.loading import loading
 from weft.cli.console.terminal import echo
+from weft.figures.tables import Table
 
 if TYPE_CHECKING:
     from weft.api.run import Run
@@ -57,7 +58,7 @@ def _in_table(run: "Run", word: str, top: int, as_json: bool) -> None:
         listed = [{"text": near.text, "id": near.id, "cosine": round(near.cosine, 6)} for near in found]
         echo(record({"word": word, "neighbours": listed}))
         return
-    columns.show(("nearest to " + word, "cosine"), [(near.text, f"{near.cosine:.4f}") for near in found])
+    columns.show(Table(("nearest to " + word, "cosine"), [(near.text, f"{near.cosine:.4f}") for near in found]))
 
 
 def _in_sentences(run: "Run", word: str, sentences: list[str], top: int, as_json: bool) -> None:
@@ -71,7 +72,7 @@ def _in_sentences(run: "Run", word: str, sentences: list[str], top: int, as_json
             echo(record({**place._asdict(), "neighbours": listed}))
             continue
         rows = [(there.text, f"{cosine:.4f}", _marked(sentences, there)) for there, cosine in found]
-        columns.show(("word", "cosine", "where"), rows, text=(0, 2), title=_marked(sentences, place))
+        columns.show(Table(("word", "cosine", "where"), rows, _marked(sentences, place), text=(0, 2)))
         echo()
 
 

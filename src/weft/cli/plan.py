@@ -92,14 +92,13 @@ def plan(
         from weft.costs.size_tables import gpt3_table, opt_table
 
         tables = {Lecture.gpt3: gpt3_table, Lecture.opt: opt_table, None: published_table}
-        columns.show(*tables[lecture]())
+        columns.show(tables[lecture]())
         return
     if source is None:
         raise ConfigError("plan what? name a preset, a recipe or a run, for instance: weft plan gpt2")
 
     from weft.api.plan import PlanOptions
     from weft.api.plan import plan as make_plan
-    from weft.costs.plan import spare_columns
 
     options = PlanOptions(device=device, gpus=gpus, interconnect=interconnect, layout=layout, tokens=tokens, mfu=mfu)
     options |= {"batch": batch, "length": length, "precision": precision}
@@ -110,5 +109,4 @@ def plan(
     for number, table in enumerate(made.tables()):
         if number:
             typer.echo()
-        header, rows, fewer = columns.without(spare_columns(table), table.header, table.rows)
-        columns.show(header, rows, table.title, [*table.remarks, *fewer], table.text)
+        columns.show(table)

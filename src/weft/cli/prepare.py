@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.console import columns
+from weft.figures.tables import Table
 
 if TYPE_CHECKING:
     from weft.data.config import Split, TextSource
@@ -124,6 +125,6 @@ def _report(shards: "Shards") -> None:
         documents = sum(shard.documents for shard in made)
         ratio = f"{size / tokens:.2f}" if tokens else "–"
         rows.append((split, f"{tokens:,}", f"{documents:,}", f"{size:,}", ratio, str(len(made))))
-    columns.show(("split", "tokens", "documents", "bytes", "bytes/token", "shards"), rows)
+    columns.show(Table(("split", "tokens", "documents", "bytes", "bytes/token", "shards"), rows))
     typer.echo(f"vocabulary {shards.index.vocab_size:,}, {shards.index.dtype}, sha256 {shards.fingerprint[:16]}")
     typer.echo(f"written to {shards.path}")

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.console import columns
+from weft.figures.tables import Table
 
 
 def presets(
@@ -34,7 +35,6 @@ def presets(
         )
         for row in models
     ]
-    shown, fitted, remarks = columns.without((5, 6, 4), header, cells)
-    columns.show(shown, fitted, remarks=remarks, text=(0, 1, 6))
+    columns.show(Table(header, cells, text=(0, 1, 6), spare=(5, 6, 4)))
     typer.echo("")
-    columns.show(("recipe", "what it learns", "data"), api.recipes(), text=(0, 1, 2))
+    columns.show(Table(("recipe", "what it learns", "data"), api.recipes(), text=(0, 1, 2)))

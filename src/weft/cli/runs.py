@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.console import columns, options
+from weft.figures.tables import Table
 
 if TYPE_CHECKING:
     from weft.runs.listing import RunRow
@@ -53,8 +54,7 @@ def _list(folder: Path, as_json: bool) -> None:
     elif found:
         header = ("run", "objective", "model", "steps", "best", "size", "age", "state")
         problems = [f"{row.name}: {row.problem}" for row in found if row.problem]
-        shown, cells, remarks = columns.without((5, 6, 1, 2), header, list(map(_cells, found)))
-        columns.show(shown, cells, remarks=[*problems, *remarks], text=(0, 1, 2, 4, 7))
+        columns.show(Table(header, list(map(_cells, found)), "", problems, (0, 1, 2, 4, 7), spare=(5, 6, 1, 2)))
     else:
         typer.echo(f"no runs in {folder}")
 
@@ -95,7 +95,7 @@ def _diff(one: str, other: str, as_json: bool) -> None:
         columns.print_json([{"key": key, "first": first, "second": second} for key, first, second in found])
     elif found:
         rows = [(key, _written(first), _written(second)) for key, first, second in found]
-        columns.show(("key", one, other), rows, text=(0, 1, 2))
+        columns.show(Table(("key", one, other), rows, text=(0, 1, 2)))
     else:
         typer.echo(f"{one} and {other} have the same settings")
 

@@ -39,7 +39,7 @@ def scale(
 
       weft scale llama-tiny --data book.txt --budget 1e13
     """
-    from weft.compare.asked import Asked
+    from weft.compare.config import Asked
     from weft.errors import ConfigError
 
     if flops is None:
@@ -53,8 +53,7 @@ def scale(
     wanted = asked.experiment()
     folder = out or Path("comparisons") / f"scale-{asked.folder}"
     with loading():
-        from weft.compare.scale import page_of
         from weft.compare.scale import scale as run
     with workplace(folder, jobs) as place:
-        page = page_of(run(wanted, place, sizes))
+        page = run(wanted, place, sizes)
     show(page, {"page": folder / "scale.html", "numbers": folder / "ladder" / "results.jsonl"}, as_json)

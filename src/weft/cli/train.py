@@ -9,6 +9,7 @@ import typer
 from weft.cli.console import columns, options
 from weft.cli.console.loading import loading
 from weft.cli.console.terminal import echo
+from weft.figures.tables import Table
 
 if TYPE_CHECKING:
     from weft.api.run import Run
@@ -105,7 +106,7 @@ def summarise(run: "Run") -> None:
         if isinstance(results.get(key), float) and (key != "unknown_share" or results[key])
     ]
     if shown:
-        columns.show(("on data it never saw", ""), shown)
+        columns.show(Table(("on data it never saw", ""), shown))
     echo(f"\nreport    {run.path / 'report.html'}")
     echo(f"use       {run.objective.usage.format(run=run.path)}")
     echo(f"evaluate  weft evaluate {run.path}")

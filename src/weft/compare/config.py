@@ -1,22 +1,29 @@
 """A comparison's settings: who is compared, on which text, with how much compute.
 
-They come from the command line or from a TOML file; both are the same to what follows.
+They come from a command's words and options or from a TOML file; both are the same to what follows.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, TypeAdapter, model_validator
 
-from weft.config import Config, Tree, flat, merge, nested, read_toml, validate
-from weft.data.config import Data
-from weft.errors import ConfigError
+from weft.config import Config, Tree, assignments, flat, merge, nested, read_toml, validate
+from weft.data.config import Data, TextSource
+from weft.errors import ConfigError, suggestion
+from weft.models.presets import PRESETS
+from weft.recipe.resolve import changed_tables, recipe_names, run_name
+from weft.text.config import KINDS, Byte, TokenizerConfig, TrainedConfig
+from weft.text.tokenizer import Tokenizer
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+,=-]{0,149}")  # of a contender, and of its files
+MAX_FOLDER_NAME = 80  # characters
 RATIO = 3  # of the budgets of one rung and the next
 STEP = 2.0  # of one learning rate and the next in the sweep
 
@@ -30,16 +37,16 @@ class Budget(Config):
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        given = [key for key in ("flops", "tokens", "minutes") if getattr(self, key) is not None]
+        given = self.model_dump(exclude_none=True)
         if len(given) != 1:
             found = " and ".join(given) or "none"
             raise ValueError(f"expected one of flops, tokens and minutes, for instance flops = 1e13; found {found}")
         return self
 
     @property
-    def axis(self) -> Literal["flops", "tokens", "minutes"]:
+    def axis(self) -> str:
         """Which of them it is."""
-        return "flops" if self.flops is not None else "tokens" if self.tokens is not None else "minutes"
+        return next(iter(self.model_dump(exclude_none=True)))
 
     @property
     def amount(self) -> float:
@@ -47,9 +54,9 @@ class Budget(Config):
         return float(self.flops or self.tokens or self.minutes or 0.0)
 
     def __str__(self) -> str:
-        flops = re.sub(r"e\+0?", "e", f"{self.amount:.3g} FLOPs")
-        words = {"flops": flops, "tokens": f"{self.amount:,.0f} tokens"}
-        return words.get(self.axis, f"{self.amount:g} minutes")
+        if self.flops is not None:
+            return re.sub(r"e\+0?", "e", f"{self.flops:.3g} FLOPs")
+        return f"{self.tokens:,} tokens" if self.tokens is not None else f"{self.minutes:g} minutes"
 
 
 class Contender(Config):
@@ -110,7 +117,18 @@ class Experiment(Config):
     @property
     def search_shares(self) -> list[float]:
         """Those of the three rounds of the search for a learning rate."""
-        return [float(RATIO) ** -3, float(RATIO) ** -2, float(RATIO) ** -1]
+        return [float(RATIO) ** -rung for rung in (3, 2, 1)]
+
+    @property
+    def varied(self) -> dict[str, tuple[str, ...]]:
+        """The names of what is varied, and of the values."""
+        return {name: tuple(map(_label, self.vary[key])) for key, name in self._short_keys.items()}
+
+    @property
+    def _short_keys(self) -> dict[str, str]:
+        """model.position.kind → position: the last word that isn't `kind`; whole keys where two would be the same."""
+        short = {key: [part for part in key.split(".") if part != "kind"][-1] for key in self.vary}
+        return {key: name if list(short.values()).count(name) == 1 else key for key, name in short.items()}
 
     def expanded(self) -> "Experiment":
         """The same with every combination of what is varied as a contender of its own."""
@@ -119,59 +137,43 @@ class Experiment(Config):
         if len(self.contenders) != 1:
             raise ConfigError(f"vary: it changes one contender, but there are {len(self.contenders)}")
         (base,) = self.contenders.values()
-        names = _short(list(self.vary))
         combinations = list(self._combinations())
         contenders = {}
         for levels in combinations:
-            changes = merge(base.changes, _together(levels))
-            labels = {names[key]: _label(value) for key, value in levels.items()}
-            contenders[",".join(labels.values())] = Contender(recipe=base.recipe, changes=changes, levels=labels)
+            changes = base.changes
+            for key, value in levels.items():
+                changes = merge(changes, nested(key, value))
+            labels = {self._short_keys[key]: _label(value) for key, value in levels.items()}
+            contenders[",".join(labels.values())] = {"recipe": base.recipe, "changes": changes, "levels": labels}
         if len(contenders) < len(combinations):
             raise ConfigError("vary: two values of one setting are the same")
-        changes = {"contenders": {name: each.model_dump() for name, each in contenders.items()}}
-        return validate(Experiment, {**self.model_dump(exclude_none=True), **changes})
-
-    @property
-    def varied(self) -> dict[str, tuple[str, ...]]:
-        """The names of what is varied, and of the values."""
-        names = _short(list(self.vary))
-        return {names[key]: tuple(map(_label, values)) for key, values in self.vary.items()}
+        return validate(Experiment, {**self.model_dump(exclude_none=True), "contenders": contenders})
 
     def _combinations(self) -> Iterator[dict[str, Any]]:
-        keys = list(self.vary)
         if self.grid == "full":
-            yield from (dict(zip(keys, values, strict=True)) for values in product(*self.vary.values()))
+            yield from (dict(zip(self.vary, values, strict=True)) for values in product(*self.vary.values()))
             return
         base = {key: values[0] for key, values in self.vary.items()}
         yield base
         yield from ({**base, key: value} for key, values in self.vary.items() for value in values[1:])
 
 
-def _together(levels: Mapping[str, Any]) -> Tree:
-    tree: Tree = {}
-    for key, value in levels.items():
-        tree = merge(tree, nested(key, value))
-    return tree
-
-
-def _short(keys: list[str]) -> dict[str, str]:
-    """model.position.kind → position: the last word that isn't `kind`; the whole key where two would be the same."""
-    short = {key: [part for part in key.split(".") if part != "kind"][-1] for key in keys}
-    return {key: name if list(short.values()).count(name) == 1 else key for key, name in short.items()}
-
-
-def plain(words: str) -> str:
-    """Words with signs that no contender's name has replaced."""
-    return re.sub(r"[^A-Za-z0-9._+,=-]+", "-", words)
+def experiment(tree: Mapping[str, Any], source: str = "") -> Experiment:
+    """Tables as an experiment, with everything that is varied written out."""
+    return validate(Experiment, tree, source).expanded()
 
 
 def _label(value: Any) -> str:
     """A value in a word: a table's kind and, if that is all there is to tell, nothing else."""
     if isinstance(value, Mapping):
-        kind = str(value.get("kind", ""))
         rest = [f"{key}={_label(each)}" for key, each in flat(value).items() if key != "kind"]
-        return kind or "+".join(rest)
-    return str(value).lower() if isinstance(value, bool) else plain(str(value))
+        return str(value.get("kind", "")) or "+".join(rest)
+    return str(value).lower() if isinstance(value, bool) else _name_signs(str(value))
+
+
+def _name_signs(words: str) -> str:
+    """Words with signs that no contender's name has replaced."""
+    return re.sub(r"[^A-Za-z0-9._+,=-]+", "-", words)
 
 
 # ---- from a file
@@ -188,11 +190,10 @@ def tables_of(source: str) -> Tree | None:
     if source in shipped():
         with resources.as_file(resources.files("weft") / "recipes" / "compare" / f"{source}.toml") as file:
             return _written_out(read_toml(file))
-    path = Path(source)
-    if path.suffix == ".toml" and path.is_file():
-        tree = read_toml(path)
-        return _written_out(tree) if "contenders" in tree else None
-    return None
+    if not source.endswith(".toml") or not Path(source).is_file():
+        return None
+    tree = read_toml(Path(source))
+    return _written_out(tree) if "contenders" in tree else None
 
 
 def _written_out(tree: Tree) -> Tree:
@@ -206,18 +207,176 @@ def _written_out(tree: Tree) -> Tree:
             raise ConfigError(f"{key} = {written[key]!r}: expected a table")
     contenders: Tree = {}
     for name, each in tree["contenders"].items():
-        if isinstance(each, str):
-            each = {"recipe": each}
-        if not isinstance(each, Mapping) or not isinstance(each.get("recipe"), str):
+        table = {"recipe": each} if isinstance(each, str) else each
+        if not isinstance(table, Mapping) or not isinstance(table.get("recipe"), str):
             raise ConfigError(f'contenders.{name}: expected a recipe\'s name, or a table with recipe = "…"')
-        own = {key: each[key] for key in ("recipe", "parameters") if key in each}
-        contenders[name] = {**own, "changes": {key: value for key, value in each.items() if key not in own}}
+        own = {key: table[key] for key in ("recipe", "parameters") if key in table}
+        contenders[name] = {**own, "changes": {key: value for key, value in table.items() if key not in own}}
     written["contenders"] = contenders
     if isinstance(tree.get("vary"), Mapping):  # dotted keys or tables of them, down to the list of values
         written["vary"] = flat(tree["vary"])
     return written
 
 
-def experiment(tree: Mapping[str, Any], source: str = "") -> Experiment:
-    """Tables as an experiment, with everything that is varied written out."""
-    return validate(Experiment, tree, source).expanded()
+# ---- from a command
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The words and options of a command.
+
+    `words` are contenders, or the one file or name of a comparison, and key=value settings for all of them. `options`
+    are keys of an experiment; what is None there or in the `budget` wasn't given.
+    """
+
+    words: Sequence[str] = ()
+    data: Sequence[str] = ()
+    vary: Sequence[str] = ()
+    tokenizers: Sequence[str] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    budget: Mapping[str, float | None] = field(default_factory=dict)
+
+    @cached_property
+    def named(self) -> list[str]:
+        """The contenders."""
+        return [word for word in self.words if "=" not in word.split(" ")[0] or _names_a_recipe(word)]
+
+    @property
+    def folder(self) -> str:
+        """A name for what comes out."""
+        return run_name("-".join(_stem(word.split(" ")[0]) for word in self.named))[:MAX_FOLDER_NAME]
+
+    def comparison(self) -> Experiment:
+        """An experiment with two contenders or more."""
+        if not self.named:
+            raise ConfigError(
+                "compare what? give two presets or recipes or more, for instance: weft compare lstm transformer"
+            )
+        wanted = self.experiment()
+        if len(wanted.contenders) < 2:
+            raise ConfigError(
+                f"{self.named[0]}: compared with what? name another contender, or vary a setting with --vary"
+            )
+        return wanted
+
+    def experiment(self) -> Experiment:
+        """Everything that was asked for, with what is varied written out."""
+        file = tables_of(self.named[0]) if len(self.named) == 1 else None
+        tree: Tree = {"budget": {}, "data": {}, **(file if file is not None else self._contenders())}
+        above = self._settings()
+        if "data" in above:  # the text is everybody's
+            tree["data"] = merge(tree["data"], above.pop("data"))
+        if above:
+            tree["settings"] = merge(tree.get("settings", {}), above)
+        if self.vary:
+            tree["vary"] = {}
+        for key, values in map(varied, self.vary):
+            if key in tree["vary"]:
+                raise ConfigError(f"--vary {key}: given twice; give all of its values at once")
+            tree["vary"][key] = values
+        if self.tokenizers:
+            tree["contenders"] = _with_tokenizers(tree["contenders"], self.tokenizers)
+        tree |= {key: value for key, value in self.options.items() if value is not None}
+        budget = {key: value for key, value in self.budget.items() if value is not None}
+        return experiment(tree | ({"budget": budget} if budget else {}), self.named[0] if file is not None else "")
+
+    def text(self) -> TextSource:
+        """The text alone, where no model is named."""
+        above = self._settings()
+        read = validate(Data, above.pop("data", {}))
+        if above:
+            raise ConfigError(
+                f"{next(iter(above))}: a model's setting, and no model is named; weft compare MODEL --tokenizers"
+            )
+        if not read.sources:
+            raise ConfigError("there is no text to compare on; give it with --data, for instance --data book.txt")
+        return read.text(read.parts[0])
+
+    def _settings(self) -> Tree:
+        """What is set for all contenders, the text among it."""
+        above = changed_tables([word for word in self.words if word not in self.named])
+        if not isinstance(above.get("data", {}), Mapping):
+            raise ConfigError(f"data = {above['data']!r}: expected a table; text is given with --data")
+        if self.data:
+            above["data"] = merge(above.get("data", {}), {"sources": list(self.data)})
+        return above
+
+    def _contenders(self) -> Tree:
+        found: Tree = {}
+        for words in self.named:
+            name, table = contender(words)
+            if name in found:
+                raise ConfigError(f"{name}: named twice; give one of them another name, as in other={words}")
+            found[name] = table
+        return {"contenders": found}
+
+
+def _stem(recipe: str) -> str:
+    return Path(recipe).name.removesuffix(".toml")
+
+
+def _names_a_recipe(word: str) -> bool:
+    """Whether a word such as wide=transformer names a contender; a setting's value is no recipe."""
+    key, _, value = word.split(" ")[0].partition("=")
+    known = value in PRESETS or value in recipe_names() or value.endswith(".toml")
+    return known and "." not in key and key not in ("tokenizer", "model")
+
+
+def contender(words: str) -> tuple[str, Tree]:
+    """'transformer model.placement=pre', or 'wide=transformer model.d_model=512': its name and its table."""
+    first, *changes = words.split() or [""]
+    if not first:
+        raise ConfigError(f"'{words}': expected a preset, a recipe or a .toml file")
+    name, equals, recipe = first.partition("=")
+    if not equals:
+        recipe = first
+        name = ",".join([run_name(_stem(recipe)), *(_name_signs(change.removeprefix("model.")) for change in changes)])
+    return name, {"recipe": recipe, "changes": changed_tables(changes)}
+
+
+def varied(words: str) -> tuple[str, list[Any]]:
+    """'model.placement=pre,post': the key and its values."""
+    key, equals, values = words.partition("=")
+    if not equals or not all(key.split(".")) or not all(values.split(",")):
+        raise ConfigError(f"--vary {words}: expected KEY=VALUE,VALUE, for instance model.placement=pre,post")
+    return key, [flat(assignments([f"value={value}"]))["value"] for value in values.split(",")]
+
+
+# ---- tokenizers
+
+
+def _with_tokenizers(contenders: Mapping[str, Any], specs: Sequence[str]) -> Tree:
+    """The one contender with each of the tokenizers."""
+    if len(contenders) != 1:
+        raise ConfigError(f"--tokenizers: they are compared with one model, but {len(contenders)} are named")
+    (base,) = contenders.values()
+    found: Tree = {}
+    for spec in specs:
+        chosen = choose(spec)
+        finished = {"kind": "pretrained", "path": spec}
+        tokenizer = finished if isinstance(chosen, Tokenizer) else chosen.model_dump(mode="json", exclude_none=True)
+        if run_name(spec) in found:
+            raise ConfigError(f"--tokenizers {spec}: it is named twice")
+        found[run_name(spec)] = {**base, "changes": merge(base["changes"], {"tokenizer": tokenizer})}
+    return found
+
+
+def choose(spec: str) -> TrainedConfig | Tokenizer:
+    """The settings of a kind to train, or a finished tokenizer by its path."""
+    kind, colon, size = spec.partition(":")
+    if kind not in KINDS:
+        if spec and Path(spec).exists():
+            return Tokenizer.load(spec)
+        near = suggestion(kind, KINDS, what="kinds")
+        raise ConfigError(f"--tokenizers {spec}: neither a kind nor a file or folder; {near}; {ALLOWED}")
+    settings: TrainedConfig = TypeAdapter(TokenizerConfig).validate_python({"kind": kind})  # type: ignore[assignment]
+    if not colon:
+        return settings
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", size):
+        raise ConfigError(f"--tokenizers {spec}: '{size}' is no vocabulary size; {ALLOWED}")
+    if isinstance(settings, Byte):
+        raise ConfigError(f"--tokenizers {spec}: a byte tokenizer has a vocabulary of its own; write byte")
+    return validate(type(settings), {"kind": kind, "vocab_size": int(size)}, "--tokenizers")
+
+
+ALLOWED = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, with a size as in bpe:8000, or a run or a tokenizer's file"

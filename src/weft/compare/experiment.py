@@ -14,10 +14,10 @@ import torch
 
 from weft import __version__
 from weft.compare.config import Experiment
-from weft.compare.entrants import Entrant, entrants
+from weft.compare.contenders import ReadyContender, make_ready
 from weft.compare.jobs import Job, Sweep, share_text
 from weft.compare.pools import HERE, Where
-from weft.compare.results import Comparison, Measured, Outcome
+from weft.compare.results import Comparison, Outcome, Result
 from weft.compare.runner import Machine, Runner, Watch, machine_for
 from weft.config import flat
 from weft.errors import ConfigError, RunError, WeftError, counted
@@ -27,7 +27,7 @@ from weft.training.precision import pick_device
 from weft.training.worker import device_name
 
 PLAN, LOCK = "plan.json", ".lock"
-FEW = 50  # steps in which hardly anything is learned
+MIN_TELLING_STEPS = 50  # in fewer hardly anything is learned
 HELD_OUT = {"cpu": 200_000, "cuda": 5_000_000}  # bytes of held-out text that every job is measured on
 
 
@@ -36,7 +36,7 @@ class Started:
     """A comparison that is ready to run, or to go on."""
 
     experiment: Experiment
-    entrants: list[Entrant]
+    contenders: list[ReadyContender]
     machine: Machine
     command: str
     began: str
@@ -44,7 +44,7 @@ class Started:
     @property
     def sweeps(self) -> list[Sweep]:
         """What each contender is put through."""
-        return [entrant.sweep(self.experiment) for entrant in self.entrants]
+        return [contender.sweep(self.experiment) for contender in self.contenders]
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def compare(experiment: Experiment, place: Workplace) -> Comparison:
     """Run a comparison, or what is left of it, and return what came out."""
     with claimed_folder(place.out):
         ready = _start(experiment, place)
-        held_out = experiment.held_out or HELD_OUT[ready.entrants[0].device]
-        runner = Runner(place.out, {each.name: each for each in ready.entrants}, ready.machine, held_out)
+        held_out = experiment.held_out or HELD_OUT[ready.contenders[0].device]
+        runner = Runner(place.out, {each.name: each for each in ready.contenders}, ready.machine, held_out)
         if experiment.budget.minutes is not None:
             ready = _timed(ready, runner, place.watch)
         outcomes = runner.run(ready.sweeps, place.watch)
@@ -76,11 +76,11 @@ def compare(experiment: Experiment, place: Workplace) -> Comparison:
 
 def _timed(ready: Started, runner: Runner, watch: Watch) -> Started:
     """The same with as many steps for each contender as its time pays for, by a few steps that are measured first."""
-    probes = [Sweep(each.name, (each.rate,), (), (0.0,), (0,)) for each in ready.entrants if not each.counts]
+    probes = [Sweep(each.name, (each.rate,), (), (0.0,), (0,)) for each in ready.contenders if not each.counts]
     outcomes = runner.run(probes, watch)
     seconds = 60 * ready.experiment.budget.amount
     timed = []
-    for each in ready.entrants:
+    for each in ready.contenders:
         if not each.counts:
             probe = outcomes[Job(each.name, 0.0, each.rate, 0)]
             steps = int(seconds * probe.steps / probe.seconds)
@@ -91,8 +91,8 @@ def _timed(ready: Started, runner: Runner, watch: Watch) -> Started:
                 )
             each = each.lasting(steps)
         timed.append(each)
-    runner.entrants = {each.name: each for each in timed}
-    return replace(ready, entrants=timed)
+    runner.contenders = {each.name: each for each in timed}
+    return replace(ready, contenders=timed)
 
 
 @contextmanager
@@ -147,7 +147,7 @@ def _start(experiment: Experiment, place: Workplace) -> Started:
                 "--out, or remove it"
             )
     device = pick_device().type
-    ready = entrants(experiment, place.data or out / "data", device, log_to_stderr)
+    ready = make_ready(experiment, place.data or out / "data", device, log_to_stderr)
     if noted is None:
         machine = machine_for(ready, place.jobs)
         noted = {"asked": asked, "machine": {"jobs": machine.jobs, "threads": machine.threads}}
@@ -181,9 +181,9 @@ def put_together(ready: Started, outcomes: Mapping[Job, Outcome]) -> Comparison:
     """What every contender reached, by the rate that its sweep found."""
     experiment = ready.experiment
     measured = [
-        _measured(entrant, sweep, outcomes) for entrant, sweep in zip(ready.entrants, ready.sweeps, strict=True)
+        _measured(contender, sweep, outcomes) for contender, sweep in zip(ready.contenders, ready.sweeps, strict=True)
     ]
-    trained = [entrant.name for entrant in ready.entrants if not entrant.counts]
+    trained = [contender.name for contender in ready.contenders if not contender.counts]
     baseline = experiment.baseline or (trained or [measured[0].name])[0]
     return Comparison(
         title=f"{len(measured)} models at {experiment.budget}",
@@ -196,24 +196,24 @@ def put_together(ready: Started, outcomes: Mapping[Job, Outcome]) -> Comparison:
     )
 
 
-def _measured(entrant: Entrant, sweep: Sweep, outcomes: Mapping[Job, Outcome]) -> Measured:
+def _measured(contender: ReadyContender, sweep: Sweep, outcomes: Mapping[Job, Outcome]) -> Result:
     jobs = [job for job in sweep.wanted(outcomes) if job in outcomes]
     rates = {share: sweep.rate(share, outcomes)[0] for share in sweep.shares}
     rungs = {Job(sweep.contender, share, rates[share], seed) for share in sweep.shares for seed in sweep.seeds}
     tried = [outcomes[job] for job in jobs if job.share in sweep.rounds and job.seed == sweep.seeds[0]]
-    return Measured(
-        entrant.name,
-        entrant.contender.recipe,
+    return Result(
+        contender.name,
+        contender.settings.recipe,
         tuple(outcomes[job] for job in jobs if job in rungs),
         tuple(tried) if len(sweep.rates) > 1 else (),
-        flat(entrant.contender.changes),
-        entrant.contender.levels or None,
+        flat(contender.settings.changes),
+        contender.settings.levels or None,
     )
 
 
 def _facts(ready: Started) -> dict[str, str]:
-    experiment, first = ready.experiment, ready.entrants[0]
-    corpora = {each.corpus.path: each.corpus for each in ready.entrants}
+    experiment, first = ready.experiment, ready.contenders[0]
+    corpora = {each.corpus.path: each.corpus for each in ready.contenders}
     held_out = [corpus.shards.validation for corpus in corpora.values()]
     size = min(text.bytes for text in held_out if text is not None)
     read = min(size, experiment.held_out or HELD_OUT[first.device])
@@ -231,7 +231,7 @@ def _facts(ready: Started) -> dict[str, str]:
     }
 
 
-def _notes(ready: Started, measured: Sequence[Measured]) -> list[str]:
+def _notes(ready: Started, measured: Sequence[Result]) -> list[str]:
     """How it was measured, and what a reader might take for granted that isn't so."""
     experiment = ready.experiment
     notes = []
@@ -244,25 +244,26 @@ def _notes(ready: Started, measured: Sequence[Measured]) -> list[str]:
             "went on there. Each point has the rate that was found with its own share of the "
             "budget, and the whole budget that of a third."
         )
-    if any(entrant.counts for entrant in ready.entrants):
+    if any(contender.counts for contender in ready.contenders):
         notes.append("The points of an n-gram model are parts of the text.")
-    if any(entrant.whole.batch.carry for entrant in ready.entrants):
+    if any(contender.whole.batch.carry for contender in ready.contenders):
         notes.append(
             "Recurrent models read the text on and on, at several places side by side, and carry their states; all "
             "others read the same windows in the same order where their batches are the same."
         )
-    for entrant in ready.entrants:
-        if entrant.counts:
+    for contender in ready.contenders:
+        if contender.counts:
             continue
-        epochs = entrant.whole.steps * entrant.tokens_per_step / max(1, len(entrant.corpus.shards.train))
-        fewest = round(entrant.whole.steps * experiment.shares[0])
-        if fewest < FEW:
+        epochs = contender.whole.steps * contender.tokens_per_step / max(1, len(contender.corpus.shards.train))
+        fewest = round(contender.whole.steps * experiment.shares[0])
+        if fewest < MIN_TELLING_STEPS:
             notes.append(
-                f"{entrant.name} takes but {counted(fewest, 'step')} with {share_text(experiment.shares[0])}, in which "
-                "it learns little more than how often tokens occur; a larger budget or a smaller batch.size tells more."
+                f"{contender.name} takes but {counted(fewest, 'step')} with {share_text(experiment.shares[0])}, in "
+                "which it learns little more than how often tokens occur; a larger budget or a smaller batch.size tells"
+                " more."
             )
         if epochs > 4:
-            notes.append(f"{entrant.name} reads the text {epochs:.0f} times with the whole budget.")
+            notes.append(f"{contender.name} reads the text {epochs:.0f} times with the whole budget.")
     for each in measured:
         failed = [outcome for outcome in (*each.outcomes, *each.sweep) if outcome.failed]
         rates = ", ".join(f"{outcome.lr:.3g}" for outcome in failed)

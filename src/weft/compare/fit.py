@@ -1,34 +1,36 @@
 """A scaling law fitted to a ladder of runs: L(N, D) = E + A/N^α + B/D^β (Hoffmann et al. 2022, §3.3).
 
 N are parameters, D the tokens read, and L the loss, in whatever unit it was measured. As in the paper, the Huber loss
-(δ = 10⁻³) of log L is minimised, with log L as the log-sum-exp of its three terms, from a grid of starting points. The
-minimiser is Levenberg's and Marquardt's, reweighted for Huber's loss, for all starting points at once: a fit takes
-hundredths of a second, so the intervals can afford to fit hundreds of ladders drawn from the measured one.
+(δ = 10⁻³) of log L is minimised, with log L as the log-sum-exp of its three terms, from a grid of starting points.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+from scipy.optimize import least_squares, minimize_scalar, nnls
 
 from weft.compare.results import Array
 from weft.errors import ConfigError, counted
 from weft.evaluate.bootstrap import ends
 
 CONSTANTS = ("E", "A", "B", "alpha", "beta")
-_DELTA = 1e-3
-_LEAST_POINTS, _LEAST_VALUES = 6, 3
-_FREE = len(CONSTANTS)
+DELTA = 1e-3
+MIN_POINTS, MIN_VALUES = 6, 3  # of runs, and of different sizes and lengths
+STARTS = 6  # of the grid's points, from which the law is fitted
 
 
-@dataclass(frozen=True)
-class Point:
-    """A trained model: its parameters, the tokens it read, and its loss on the held-out text."""
+class Point(NamedTuple):
+    """A trained model: its parameters, the tokens it read, its loss on the held-out text, and what training took."""
 
     parameters: float
     tokens: float
     loss: float
+    flops: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class Fit:
         """The 95 % interval of what such a run would measure: the law's own uncertainty, and the scatter around it."""
         laws = np.log(_law(self.draws, parameters, tokens))
         # five constants have followed the points, so what is left over is smaller than the scatter of a new run
-        scatter = self.residuals * math.sqrt(len(self.residuals) / (len(self.residuals) - _FREE))
+        runs = len(self.residuals)
+        scatter = self.residuals * math.sqrt(runs / (runs - len(CONSTANTS)))
         low, high = ends((laws[:, None] + scatter).ravel())
         return math.exp(low), math.exp(high)
 
@@ -73,140 +76,112 @@ class Fit:
         return ends(_optimal_parameters(self.draws, flops))
 
     def optimal_counted(self, flops: float, per_token: Callable[[float], float]) -> tuple[float, float]:
-        """As `optimal`, where a token's training takes `per_token(parameters)` FLOPs instead of 6 a parameter.
+        """As `optimal`, where a token's training takes `per_token(parameters)` FLOPs instead of 6 a parameter."""
 
-        The loss along the budget has one minimum, which a finer and finer grid of sizes finds.
-        """
-        centre, width = math.log(self.optimal(flops)[0]), math.log(1e3)
-        for _ in range(4):
-            sizes = np.exp(np.linspace(centre - width, centre + width, 41))
-            tokens = np.array([flops / per_token(float(size)) for size in sizes])
-            centre = math.log(sizes[np.argmin(_law(self._constants, sizes, tokens))])
-            width /= 16
-        return math.exp(centre), flops / per_token(math.exp(centre))
+        def loss(size: float) -> float:
+            return self.predict(math.exp(size), flops / per_token(math.exp(size)))
+
+        centre, far = math.log(self.optimal(flops)[0]), math.log(1e3)
+        parameters = math.exp(minimize_scalar(loss, bounds=(centre - far, centre + far), method="bounded").x)
+        return parameters, flops / per_token(parameters)
 
     @property
     def _constants(self) -> Array:
         return np.array([[self.E, self.A, self.B, self.alpha, self.beta]])
 
 
-def fit(points: Sequence[Point], draws: int = 500, seed: int = 0) -> Fit:
+def fit(points: Sequence[Point], draws: int = 200, seed: int = 0) -> Fit:
     """Fits the law to runs of several sizes and lengths. Runs without a finite loss are left out."""
     points = tuple(point for point in points if 0 < point.loss < math.inf)
     sizes, lengths = {point.parameters for point in points}, {point.tokens for point in points}
-    if len(points) < _LEAST_POINTS or min(len(sizes), len(lengths)) < _LEAST_VALUES:
+    if len(points) < MIN_POINTS or min(len(sizes), len(lengths)) < MIN_VALUES:
         raise ConfigError(
-            f"a scaling law needs at least {_LEAST_POINTS} runs, of {_LEAST_VALUES} sizes and {_LEAST_VALUES} lengths; "
+            f"a scaling law needs at least {MIN_POINTS} runs, of {MIN_VALUES} sizes and {MIN_VALUES} lengths; "
             f"there are {counted(len(points), 'run')}, of {counted(len(sizes), 'size')} "
             f"and {counted(len(lengths), 'length')}"
         )
-    ladder = _Ladder.of(points)
-    best = ladder.best()
-    weights = ladder.resampled(points, draws, np.random.default_rng(seed))
-    drawn = ladder.constants(ladder.minimise(np.repeat(best[None], draws, axis=0), weights, 40)[0])
-    E, A, B, alpha, beta = ladder.constants(best[None])[0].tolist()
-    intervals = {name: ends(drawn[:, column]) for column, name in enumerate(CONSTANTS)}
-    residuals = ladder.losses - _terms(best[None], ladder.sizes, ladder.lengths)[0][0]
-    return Fit(E, A, B, alpha, beta, intervals, points, residuals, drawn)
+    ladder = _Ladder(points)
+    every = np.arange(len(points))
+    best = min((ladder.fitted(start, every) for start in ladder.starts()), key=lambda found: found.cost).x
+    drawn = [ladder.fitted(best, rows).x for rows in _resampled(points, draws, np.random.default_rng(seed))]
+    constants = ladder.constants(np.array([best, *drawn]))
+    intervals = {name: ends(constants[1:, column]) for column, name in enumerate(CONSTANTS)}
+    E, A, B, alpha, beta = constants[0].tolist()
+    return Fit(E, A, B, alpha, beta, intervals, points, -ladder.errors(best), constants[1:])
 
 
-@dataclass(frozen=True)
+def _resampled(points: Sequence[Point], draws: int, rng: np.random.Generator) -> list[npt.NDArray[np.int64]]:
+    """The numbers of the points that count when sizes and lengths are drawn with replacement, as often as they do."""
+    cells = list(dict.fromkeys((point.parameters, point.tokens) for point in points))
+    own = [cells.index((point.parameters, point.tokens)) for point in points]
+    times = rng.multinomial(len(cells), np.full(len(cells), 1 / len(cells)), size=draws)
+    return [np.repeat(np.arange(len(points)), row[own]) for row in times]
+
+
 class _Ladder:
     """Points in logarithms (points,), sizes and lengths from their means, which keeps A and α apart.
 
-    What is fitted is (starts, 5): log A and log B at the mean size and length, log E, α, β. They stay between `lowest`
-    and `highest`, because a term that doesn't matter would wander off without end.
+    What is fitted is (5,): log A and log B at the mean size and length, log E, α, β. They have bounds, because a term
+    that doesn't matter would wander off without end.
     """
 
-    sizes: Array
-    lengths: Array
-    losses: Array
-    middle: tuple[float, float]
-    lowest: Array
-    highest: Array
+    def __init__(self, points: Sequence[Point]) -> None:
+        logs = np.log([[point.parameters, point.tokens, point.loss] for point in points]).T
+        self.middle = logs[:2].mean(axis=1)
+        self.sizes, self.lengths = logs[:2] - self.middle[:, None]
+        self.losses = logs[2]
+        low, high = self.losses.min(), self.losses.max()
+        self.bounds = np.array([low - 12, low - 12, low - 7, 0.01, 0.01]), np.array([high + 1, high + 1, high, 3, 3])
 
-    @classmethod
-    def of(cls, points: Sequence[Point]) -> "_Ladder":
-        sizes, lengths, losses = np.log([[point.parameters, point.tokens, point.loss] for point in points]).T
-        middle = float(sizes.mean()), float(lengths.mean())
-        low, high = losses.min(), losses.max()
-        lowest = np.array([low - 12, low - 12, low - 7, 0.01, 0.01])
-        highest = np.array([high + 1, high + 1, high, 3, 3])
-        return cls(sizes - middle[0], lengths - middle[1], losses, middle, lowest, highest)
-
-    def best(self) -> Array:
-        """The fit (5,): a grid of exponents, each with the least squares of the other three, then the best few."""
-        grid = np.geomspace(0.05, 1.5, 10)
-        alpha, beta = (values.ravel()[:, None] for values in np.meshgrid(grid, grid))
-        columns = [np.exp(-alpha * self.sizes), np.exp(-beta * self.lengths), np.ones((len(alpha), len(self.sizes)))]
-        design = np.stack(columns, axis=-1) / np.exp(self.losses)[:, None]  # relative errors
-        square = design.transpose(0, 2, 1) @ design + 1e-9 * np.eye(3)
-        linear = np.linalg.solve(square, design.sum(axis=1)[..., None])[..., 0]
-        starts = np.concatenate([np.log(np.maximum(linear, 1e-3 * math.exp(self.losses.min()))), alpha, beta], axis=1)
-        even = np.ones((1, len(self.sizes)))
-        found, costs = self.minimise(np.clip(starts, self.lowest, self.highest), even, 15)
-        found, costs = self.minimise(found[np.argsort(costs)[:8]], even, 150)
-        return found[costs.argmin()]
-
-    def resampled(self, points: Sequence[Point], draws: int, rng: np.random.Generator) -> Array:
-        """How often each point (draws, points) counts when sizes and lengths are drawn with replacement."""
-        cells = {(point.parameters, point.tokens): None for point in points}
-        numbers = {cell: number for number, cell in enumerate(cells)}
-        weights = rng.multinomial(len(cells), np.full(len(cells), 1 / len(cells)), size=draws).astype(np.float64)
-        return weights[:, [numbers[point.parameters, point.tokens] for point in points]]
-
-    def minimise(self, starts: Array, weights: Array, steps: int) -> tuple[Array, Array]:
-        """Minima (starts, 5) and their costs (starts,), for weights (starts or 1, points)."""
-        at, damping = starts.copy(), np.full(len(starts), 1e-2)
-        fitted, parts = _terms(at, self.sizes, self.lengths)
-        errors = self.losses - fitted
-        costs = _huber(errors, weights)
-        for _ in range(steps):
-            slopes = [parts[..., 0], parts[..., 1], parts[..., 2]]
-            slopes += [-parts[..., 0] * self.sizes, -parts[..., 1] * self.lengths]
-            jacobian = np.stack(slopes, axis=-1)
-            # beyond δ Huber's loss is linear: a square whose weight falls with the error
-            weighed = jacobian * (weights * np.minimum(1, _DELTA / np.maximum(np.abs(errors), 1e-300)))[..., None]
-            square = weighed.transpose(0, 2, 1) @ jacobian
-            diagonal = np.einsum("sii->si", square)
-            damped = damping[:, None] * (diagonal + 1e-9 * diagonal.sum(axis=1, keepdims=True) + 1e-30)
-            down = weighed.transpose(0, 2, 1) @ errors[..., None]
-            step = np.linalg.solve(square + damped[:, None] * np.eye(_FREE), down)[..., 0]
-            tried = np.clip(at + step, self.lowest, self.highest)
-            fitted, new_parts = _terms(tried, self.sizes, self.lengths)
-            new_errors = self.losses - fitted
-            new_costs = _huber(new_errors, weights)
-            better = new_costs < costs
-            at[better], parts[better], errors[better] = tried[better], new_parts[better], new_errors[better]
-            costs = np.where(better, new_costs, costs)
-            damping = np.clip(np.where(better, damping * 0.3, damping * 4), 1e-10, 1e10)
-        return at, costs
-
-    def constants(self, at: Array) -> Array:
-        """(starts, 5) in the order of `CONSTANTS`."""
-        a, b, e, alpha, beta = at.T
-        return np.stack(
-            [np.exp(e), np.exp(a + alpha * self.middle[0]), np.exp(b + beta * self.middle[1]), alpha, beta], axis=1
+    def fitted(self, start: Array, rows: npt.NDArray[np.int64]) -> Any:
+        """The minimum that is reached from a start (5,), over the points that are numbered in `rows`."""
+        return least_squares(
+            lambda at: self.errors(at)[rows],
+            start,
+            jac=lambda at: self.slopes(at)[rows],
+            bounds=self.bounds,
+            x_scale="jac",
+            loss="huber",
+            f_scale=DELTA,
+            max_nfev=50,
         )
 
+    def starts(self) -> list[Array]:
+        """A grid of exponents, each with the least squares of the other three; the best few."""
+        found = []
+        for alpha, beta in product(np.geomspace(0.05, 1.5, 10), repeat=2):
+            terms = np.stack(
+                [np.exp(-alpha * self.sizes), np.exp(-beta * self.lengths), np.ones_like(self.sizes)], axis=1
+            )
+            linear, left_over = nnls(terms / np.exp(self.losses)[:, None], np.ones_like(self.sizes))  # relative errors
+            start = [*np.log(np.maximum(linear, 1e-3 * np.exp(self.losses.min()))), alpha, beta]
+            found.append((left_over, np.clip(start, *self.bounds)))
+        return [start for _, start in sorted(found, key=lambda each: each[0])[:STARTS]]
 
-def _terms(at: Array, sizes: Array, lengths: Array) -> tuple[Array, Array]:
-    """log L (starts, points), and each term's part of L (starts, points, 3)."""
-    a, b, e, alpha, beta = (column[:, None] for column in at.T)
-    logs = np.stack(np.broadcast_arrays(a - alpha * sizes, b - beta * lengths, e), axis=-1)
-    top = logs.max(axis=-1, keepdims=True)
-    powers = np.exp(logs - top)
-    total = powers.sum(axis=-1, keepdims=True)
-    return (top + np.log(total))[..., 0], powers / total
+    def terms(self, at: Array) -> Array:
+        """(3, points): the logarithms of A/N^α, B/D^β and E."""
+        a, b, e, alpha, beta = at
+        return np.stack([a - alpha * self.sizes, b - beta * self.lengths, np.full_like(self.sizes, e)])
+
+    def errors(self, at: Array) -> Array:
+        """log(fitted / measured) of each point."""
+        return np.logaddexp.reduce(self.terms(at)) - self.losses
+
+    def slopes(self, at: Array) -> Array:
+        """How errors change with what is fitted: (points, 5)."""
+        terms = self.terms(at)
+        size, length, rest = np.exp(terms - np.logaddexp.reduce(terms))
+        return np.stack([size, length, rest, -size * self.sizes, -length * self.lengths], axis=1)
+
+    def constants(self, at: Array) -> Array:
+        """(fits, 5) in the order of `CONSTANTS`."""
+        a, b, e, alpha, beta = at.T
+        columns = [e, a + alpha * self.middle[0], b + beta * self.middle[1]]
+        return np.stack([*map(np.exp, columns), alpha, beta], axis=1)
 
 
-def _huber(errors: Array, weights: Array) -> Array:
-    size = np.abs(errors)
-    return (weights * np.where(size < _DELTA, errors**2 / 2, _DELTA * (size - _DELTA / 2))).sum(axis=1)
-
-
-def _law(constants: Array, parameters: float | Array, tokens: float | Array) -> Array:
-    """The loss by constants (draws, 5) at one size and length, or by one (1, 5) at many."""
+def _law(constants: Array, parameters: float, tokens: float) -> Array:
+    """The loss by constants (draws, 5)."""
     E, A, B, alpha, beta = constants.T
     return E + A / parameters**alpha + B / tokens**beta
 

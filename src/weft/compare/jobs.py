@@ -38,7 +38,12 @@ def share_text(share: float) -> str:
     """A share of the budget in words."""
     if not share:
         return "a few steps to see how long they take"
-    return "the whole budget" if share == 1 else f"1/{round(1 / share)} of the budget"
+    return "the whole budget" if share == 1 else f"{fraction(share)} of the budget"
+
+
+def fraction(share: float) -> str:
+    """A share of the budget as a person writes it: 1/27, 1."""
+    return "1" if share == 1 else f"1/{round(1 / share)}"
 
 
 @dataclass(frozen=True)

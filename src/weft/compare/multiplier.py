@@ -12,9 +12,10 @@ from typing import Literal
 
 import numpy as np
 
-from weft.compare.bootstrap import resample
 from weft.compare.results import Array, Curve
-from weft.evaluate.bootstrap import DRAWS, ends
+from weft.evaluate.bootstrap import DRAWS, ends, resample
+
+BEYOND = "beyond the measured range on both sides"
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,22 @@ class Multiplier:
     def text(self) -> str:
         """For a table: '2.1× (1.8–2.5)', 'more than 27×'."""
         if self.beyond:
-            return f"{'more' if self.beyond == 'above' else 'less'} than {_short(self.value)}×"
-        low, high = _short(self.low), _short(self.high)
-        if self.low > 0 and math.isfinite(self.high):
-            return f"{_short(self.value)}× ({low}–{high})"
-        if self.low > 0:
-            return f"{_short(self.value)}× (at least {low})"
-        if math.isfinite(self.high):
-            return f"{_short(self.value)}× (at most {high})"
-        return f"{_short(self.value)}× (interval beyond the measured range)"
+            return f"{'more' if self.beyond == 'above' else 'less'} than {factor_text(self.value)}×"
+        return f"{factor_text(self.value)}× ({bounds_text(self.low, self.high)})"
+
+
+def factor_text(value: float) -> str:
+    """Two figures, and whole numbers from 10 on: '0.052', '2.1', '27', '1,300'."""
+    return f"{value:,.0f}" if value >= 9.95 else f"{value:#.2g}"
+
+
+def bounds_text(low: float, high: float) -> str:
+    """An interval; an end outside of what was measured is said in words."""
+    if low > 0 and math.isfinite(high):
+        return f"{factor_text(low)}–{factor_text(high)}"
+    if low > 0 or math.isfinite(high):
+        return f"at least {factor_text(low)}" if low > 0 else f"at most {factor_text(high)}"
+    return BEYOND
 
 
 def multiplier(contender: Curve, baseline: Curve, draws: int = DRAWS, seed: int = 0) -> Multiplier | None:
@@ -62,11 +70,11 @@ def multiplier(contender: Curve, baseline: Curve, draws: int = DRAWS, seed: int 
     if ours is None or theirs is None or len(ours.amounts) == len(theirs.amounts) == 1:
         return None
     losses = [curve.bits_per_byte().mean(axis=1)[None] for curve in (ours, theirs)]
-    one = _read((losses[0], ours.amounts), (losses[1], theirs.amounts))
+    read = _read((losses[0], ours.amounts), (losses[1], theirs.amounts))
+    value, loss, amount = (float(each[0]) for each in read)
     drawn = resample([list(ours.nats), list(theirs.nats)], ours.bytes, draws, seed)
-    low, high = ends(_read((drawn[0], ours.amounts), (drawn[1], theirs.amounts)).values)
-    value, loss = float(one.values[0]), float(one.losses[0])
-    share = min(float(one.amounts[0] / ours.amounts[-1]), 1.0)
+    low, high = ends(_read((drawn[0], ours.amounts), (drawn[1], theirs.amounts))[0])
+    share = min(amount / float(ours.amounts[-1]), 1.0)
     if value == math.inf:
         value = float(theirs.amounts[-1] / ours.amounts[0])
         return Multiplier(value, min(low, value), math.inf, loss, share, "above")
@@ -77,23 +85,17 @@ def multiplier(contender: Curve, baseline: Curve, draws: int = DRAWS, seed: int 
     return Multiplier(value, low, high, loss, share, at_full=full)
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """`values` (draws,) are multipliers, ∞ or 0 beyond the range, at `losses`, which cost the contender `amounts`."""
+def _read(ours: tuple[Array, Array], theirs: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+    """Reads pairs of curves, each losses (draws, rungs) and amounts (rungs,), at the lowest loss that both reach.
 
-    values: Array
-    losses: Array
-    amounts: Array
-
-
-def _read(ours: tuple[Array, Array], theirs: tuple[Array, Array]) -> _Reading:
-    """Reads pairs of curves, each losses (draws, rungs) and amounts (rungs,), at the lowest loss both reach."""
+    (draws,) each: multipliers, ∞ or 0 beyond the range; those losses; and what they cost the contender.
+    """
     target = np.maximum(ours[0].min(axis=1), theirs[0].min(axis=1))
     mine, needed = _amounts_for(*ours, target), _amounts_for(*theirs, target)
     values = needed / mine
     values[ours[0][:, 0] < theirs[0].min(axis=1)] = math.inf
     values[theirs[0][:, 0] < ours[0].min(axis=1)] = 0.0
-    return _Reading(values, target, mine)
+    return values, target, mine
 
 
 def _measured(curve: Curve) -> Curve | None:
@@ -125,7 +127,10 @@ def _amounts_for(losses: Array, amounts: Array, target: Array) -> Array:
 
 
 def _monotone_cubic(x: Array, y: Array, at: Array) -> Array:
-    """Values (draws,) at `at` (draws,) of curves through x (draws, knots) and y (knots,), both ascending."""
+    """Values (draws,) at `at` (draws,) of curves through x (draws, knots) and y (knots,), both ascending.
+
+    That is scipy's PchipInterpolator, which has the same x for all curves: a thousand of them would take a second.
+    """
     if len(y) == 1:
         return np.repeat(y, len(at))
     h = np.diff(x)
@@ -152,10 +157,3 @@ def _monotone_cubic(x: Array, y: Array, at: Array) -> Array:
 def _end_slope(h: Array, next_h: Array, chord: Array, next_chord: Array) -> Array:
     """The slope at an end: that of the parabola through three points, if it doesn't fall."""
     return np.maximum(((2 * h + next_h) * chord - h * next_chord) / (h + next_h), 0)
-
-
-def _short(value: float) -> str:
-    """Two figures, and whole numbers from 10 on: '0.052', '2.1', '27', '1,300'."""
-    if not math.isfinite(value) or value <= 0:
-        return "0" if value <= 0 else "∞"
-    return f"{value:,.0f}" if value >= 9.95 else f"{value:#.2g}"

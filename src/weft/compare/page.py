@@ -1,34 +1,55 @@
-"""A comparison on one page, in a terminal and as figures."""
+"""A comparison on one page, in a terminal and as figures.
 
-import textwrap
-from collections.abc import Sequence
+The charts: loss against what it took, multipliers, main effects, the sweep of learning rates.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
-from weft.compare.charts import effects_chart, loss_charts, multiplier_chart, sweep_charts
-from weft.compare.drawing import Drawing, Panels, html_charts, html_notes, html_top
-from weft.compare.effects import Effect, main_effects
-from weft.compare.results import Comparison
-from weft.compare.standings import Standing, standings
-from weft.compare.table import effects_table, grid_table, html_standings, text_effects, text_standings
+from weft.compare.jobs import fraction
+from weft.compare.multiplier import BEYOND
+from weft.compare.ranking import NOTHING, Effect, Ranked, flops_text, main_effects, ranking
+from weft.compare.results import Axis as Amount
+from weft.compare.results import Comparison, Outcome
 from weft.compare.wording import method, result, warnings
-from weft.figures.page import Section
-from weft.figures.picture import Picture
-from weft.figures.tables import WIDTH, html_tables
+from weft.costs.units import plain, short
+from weft.figures.charts import Panels, PanelsPage, panel
+from weft.figures.page import Section, html_table, html_tables, part
+from weft.figures.plot import LOOKS, Axis, Look, Plot, Point, Series, Whisker, scientific, whiskers
+from weft.figures.shapes import html_plots
+from weft.figures.tables import WIDTH, Table, text_table, wrapped
 
-MANY = 6  # small charts that a page shows unasked
+MAX_OPEN = 6  # small charts, or samples, that a page shows unasked
+TABLE = (
+    "The best is on top. Everything is that of one training run with the whole budget, and the mean over seeds where"
+    " they differ. The multiplier says how many times the FLOPs the baseline needs for the same loss: above 1× is"
+    " better than the baseline."
+)
+AMOUNTS: dict[Amount, tuple[str, Callable[[float], str]]] = {  # what it is called, and how a number of it is written
+    "flops": ("FLOPs", scientific),
+    "tokens": ("tokens", short),
+    "seconds": ("seconds", plain),
+}
+BITS = Axis("bits per byte", log=True, named=lambda tick: f"{tick:.4g}")
+BASELINE, FAINT = Look("ink", "o"), Look("soft", ".", width=0.9)
+SMALL = (320, 240)
 
 
 @dataclass(frozen=True)
-class ComparisonPage(Picture):
+class ComparisonPage(PanelsPage):
     """Everything that a comparison found. What is resampled is resampled once."""
 
     comparison: Comparison
-    scripts: ClassVar[tuple[str, ...]] = ("compare.js",)
+    about: str = (
+        "Trained on the same text at equal compute, and measured on the same held-out part of it. Bits per byte is"
+        " what a model needs to spell a byte of that text: lower is better."
+    )
+    scripts: ClassVar[tuple[str, ...]] = ("command.js",)
 
     @property
     def title(self) -> str:  # type: ignore[override]
@@ -36,22 +57,14 @@ class ComparisonPage(Picture):
         return self.comparison.title
 
     @property
-    def about(self) -> str:  # type: ignore[override]
-        """What it is."""
-        return (
-            "Trained on the same text at equal compute, and measured on the same held-out part of it. Bits per byte is"
-            " what a model needs to spell a byte of that text: lower is better."
-        )
-
-    @property
     def result(self) -> str:
         """Who is best and by how much, in a sentence or two."""
-        return result(self.standings)
+        return result(self.ranking)
 
     @cached_property
-    def standings(self) -> tuple[Standing, ...]:
-        """How the contenders stand, best first."""
-        return standings(self.comparison)
+    def ranking(self) -> tuple[Ranked, ...]:
+        """The contenders, best first."""
+        return ranking(self.comparison)
 
     @cached_property
     def effects(self) -> list[Effect]:
@@ -59,65 +72,257 @@ class ComparisonPage(Picture):
         varied = self.comparison.varied
         return main_effects(self.comparison.contenders, varied) if varied else []
 
-    def figure(self) -> Figure:
-        """The first chart."""
-        return self.drawings()[0].figure()
-
-    def drawings(self) -> list[Drawing | Panels]:
+    def panels(self) -> list[Panels]:
         """All charts, in reading order."""
-        found = self.standings
-        drawings = [*self._losses(), multiplier_chart(found), effects_chart(self.effects), sweep_charts(found)]
-        return [drawing for drawing in drawings if drawing]
+        found = [multiplier_chart(self.ranking), effects_chart(self.effects), sweep_charts(self.ranking)]
+        return [*self._losses(), *filter(None, found)]
 
-    def _losses(self) -> list[Drawing]:
+    def _losses(self) -> list[Panels]:
         """Loss against what it took; an ablation at one share of the budget has no curves to draw."""
-        single = all(len(standing.contender.shares) <= 1 for standing in self.standings)
-        return [] if self.comparison.varied and single else loss_charts(self.standings)
+        single = all(len(ranked.result.shares) <= 1 for ranked in self.ranking)
+        return [] if self.comparison.varied and single else loss_charts(self.ranking)
 
     def text(self) -> str:
         """The table, the effects, the result and what weakens it, in 80 columns."""
-        parts = [text_standings(self.standings)]
-        if self.effects:
-            parts.append(text_effects(self.effects))
-        told = [self.result, *warnings(self.standings)]
-        parts += [textwrap.fill(each, WIDTH, break_long_words=False, break_on_hyphens=False) for each in told]
-        return "\n\n".join(parts)
+        tables = [ranking_table(self.ranking), *([effects_table(self.effects)] if self.effects else [])]
+        told = ["\n".join(wrapped(each)) for each in (self.result, *warnings(self.ranking))]
+        return "\n\n".join([*(text_table(table, WIDTH) for table in tables), *told])
 
     def record(self) -> dict[str, Any]:
         """The same as values: the result, and a record for each contender, best first."""
-        return {"result": self.result, "contenders": [standing.record() for standing in self.standings]}
+        return {"result": self.result, "contenders": [ranked.record() for ranked in self.ranking]}
 
     def sections(self) -> list[Section]:
         """From the result to how it was measured."""
-        found = self.standings
-        multipliers, effects, sweep = multiplier_chart(found), effects_chart(self.effects), sweep_charts(found)
-        top = html_top(self.result, self.comparison.facts, self.comparison.command)
+        found, comparison = self.ranking, self.comparison
+        top = part("lead", self.result) + part("facts", comparison.facts) + part("command", comparison.command)
         sections = [
             Section("The result", "", top, self.scripts),
-            Section("The contenders", TABLE, str(html_standings(found))),
+            Section("The contenders", TABLE, html_ranking(found)),
         ]
         if losses := self._losses():
-            sections.append(Section("Loss against what it took", losses[0].about, html_charts(losses)))
-        if multipliers:
-            sections.append(Section("Multipliers", multipliers.about, html_charts([multipliers])))
-        if effects and self.comparison.varied:
-            tables = html_tables([effects_table(self.effects), grid_table(found, self.comparison.varied)])
-            sections.append(Section("Main effects", effects.about, html_charts([effects]) + tables))
-        if sweep:
-            sections.append(Section("Learning rates", sweep.about, _sweep(sweep.drawings)))
-        sections.append(Section("How it was measured", "", html_notes(method(self.comparison, found))))
-        return sections
+            plots = [plot for panels in losses for plot in panels.plots]
+            sections.append(Section("Loss against what it took", losses[0].about, html_plots(plots)))
+        if multipliers := multiplier_chart(found):
+            sections.append(Section("Multipliers", multipliers.about, html_plots(multipliers.plots)))
+        if (effects := effects_chart(self.effects)) and comparison.varied:
+            tables = html_tables([effects_table(self.effects), grid_table(found, comparison.varied)])
+            sections.append(Section("Main effects", effects.about, html_plots(effects.plots) + tables))
+        if sweep := sweep_charts(found):
+            charts = html_plots(sweep.plots, "small")
+            charts = charts if len(sweep.plots) <= MAX_OPEN else part("fold", f"{len(sweep.plots)} charts", charts)
+            sections.append(Section("Learning rates", sweep.about, charts))
+        return [*sections, Section("How it was measured", "", part("notes", method(comparison, found)))]
 
 
-TABLE = (
-    "The best is on top. Everything is that of one training run with the whole budget, and the mean over seeds where"
-    " they differ. The multiplier says how many times the FLOPs the baseline needs for the same loss: above 1× is"
-    " better than the baseline."
-)
+# ---- tables
 
 
-def _sweep(drawings: Sequence[Drawing]) -> Markup:
-    charts = html_charts(drawings, "cmp-small")
-    if len(drawings) <= MANY:
-        return charts
-    return Markup('<details class="cost-fold"><summary>{} charts</summary>{}</details>').format(len(drawings), charts)
+def _cells(ranked: Ranked) -> dict[str, str]:
+    """What there is to tell of a contender, by the names of columns."""
+    columns = ("parameters", "tokens", "FLOPs", "seconds", "bits per byte", "95 % interval", "rate", "multiplier")
+    if not ranked.finished:
+        return dict.fromkeys(columns, NOTHING) | {"multiplier": "failed"}
+    low, high = ranked.bounds
+    rate = ranked.result.rate
+    values = (
+        short(ranked.mean("parameters")),
+        short(ranked.mean("tokens")),
+        flops_text(ranked.mean("flops")),
+        plain(ranked.mean("seconds")),
+        f"{ranked.bits:.3f}",
+        f"{low:.3f}–{high:.3f}",
+        NOTHING if rate is None else f"{rate:.2g}",
+        ranked.multiplier_text(),
+    )
+    return dict(zip(columns, values, strict=True))
+
+
+def ranking_table(found: Sequence[Ranked]) -> Table:
+    """Best first, for a terminal of 80 columns."""
+    header = ("contender", "parameters", "FLOPs", "bits per byte", "rate", "multiplier")
+    rows = []
+    for ranked in found:
+        cells = _cells(ranked) | ({"bits per byte": ranked.bits_text()} if ranked.finished else {})
+        rows.append((ranked.name, *(cells[column].replace(BEYOND, "0–∞") for column in header[1:])))
+    return Table(header, rows)
+
+
+def html_ranking(found: Sequence[Ranked]) -> Markup:
+    """Best first; on a narrow page every contender is a card. Below, a sample of what each one writes."""
+    rows = [[part("named", each.name, each.differs), *_cells(each).values()] for each in found]
+    marked = [number for number, ranked in enumerate(found) if ranked.baseline]
+    table = Table(("contender", *_cells(found[0])), rows)
+    samples = [part("fold", f"What {each.name} writes", part("texts", [each.sample])) for each in found if each.sample]
+    told = Markup("").join(samples)
+    told = told if len(samples) <= MAX_OPEN else part("fold", "What they write", told)
+    return html_table(table, row_names=True, cards=True, marked=marked) + told
+
+
+def effects_table(effects: Sequence[Effect]) -> Table:
+    """Main effects in numbers. Of the pairs that the mean is taken over, how many were planned where some failed."""
+    rows = [
+        (
+            effect_name(each),
+            f"{each.difference:+.4f}",
+            f"{each.low:+.4f} to {each.high:+.4f}",
+            str(each.pairs) if each.pairs == each.planned else f"{each.pairs} of {each.planned}",
+        )
+        for each in effects
+    ]
+    remark = "A negative change is better: fewer bits per byte with the value on the right of the arrow."
+    return Table(("setting", "bits per byte", "95 % interval", "pairs"), rows, "Main effects", [remark])
+
+
+def grid_table(found: Sequence[Ranked], varied: Mapping[str, tuple[str, ...]]) -> Table:
+    """Every combination that was trained, best first."""
+    rows = [
+        (*(each.result.levels.get(setting, NOTHING) for setting in varied), each.bits_text(), each.multiplier_text())
+        for each in found
+        if each.result.levels is not None
+    ]
+    return Table((*varied, "bits per byte", "multiplier"), rows, "The grid, best first", text=range(len(varied)))
+
+
+# ---- charts
+
+
+def looks(found: Sequence[Ranked]) -> dict[str, Look]:
+    """How each contender is drawn: the baseline in ink, the best four others in colour, what is left in grey."""
+    others = [ranked.name for ranked in found if not ranked.baseline and ranked.finished]
+    chosen = {name: LOOKS[number] if number < len(LOOKS) else FAINT for number, name in enumerate(others)}
+    return chosen | {ranked.name: BASELINE for ranked in found if ranked.baseline}
+
+
+# ---- loss against what it took
+
+
+def loss_charts(found: Sequence[Ranked]) -> list[Panels]:
+    """Bits per byte against FLOPs, tokens and seconds."""
+    about = (
+        "A mark is the mean of all seeds at one share of the budget, and the band around the line goes from the best"
+        " seed to the worst. Faint lines are evaluations during training, of the first seed. Lower is better; further"
+        " left is cheaper."
+    )
+    done = [ranked for ranked in found if ranked.finished]
+    chosen = looks(done)
+    others = sum(look is FAINT for look in chosen.values())
+    charts = []
+    for amount, (what, named) in AMOUNTS.items():
+        if any(ranked.mean(amount) > 0 for ranked in done):
+            series = [each for ranked in done for each in _loss_series(ranked, amount, chosen[ranked.name])]
+            series = sorted(series, key=lambda each: bool(each.name))  # what has a name is drawn on top
+            series += [Series(f"{others} others", look=FAINT)] if others else []
+            height = 330 + 17 * sum(len(each.name) > 30 for each in series)  # a line each under the title
+            axis = Axis(f"{what} in training", log=True, named=named, pad=0.06)
+            plot = Plot(f"Bits per byte against {what}", series, axis, BITS, size=(480, height))
+            charts.append(panel(f"loss-{amount}", about, plot))
+    return charts
+
+
+def _loss_series(ranked: Ranked, amount: Amount, look: Look) -> list[Series]:
+    """A line through the shares of the budget; of what has no place on the axis, a level."""
+    rungs = [ranked.result.at(share) for share in ranked.result.shares]
+    amounts = [float(np.mean([getattr(outcome, amount) for outcome in rung])) for rung in rungs]
+    bits = [[outcome.bits_per_byte for outcome in rung] for rung in rungs]
+    if not max(amounts):
+        return [Series(ranked.name, look=look._replace(marker=""), level=ranked.bits)]
+    means = [(spent, float(np.mean(seeds))) for spent, seeds in zip(amounts, bits, strict=True)]
+    if look is FAINT:
+        return [Series(points=means, look=look)]
+    behind = [Series(points=_progress(rung[0], amount), look=Look(look.colour), background=True) for rung in rungs]
+    return [*behind, Series(ranked.name, means, look, [(min(seeds), max(seeds)) for seeds in bits])]
+
+
+def _progress(outcome: Outcome, amount: Amount) -> list[Point]:
+    """The evaluations during training: operations and seconds are spent evenly over tokens."""
+    whole = getattr(outcome, amount)
+    each = whole / outcome.tokens if outcome.tokens else 0.0
+    points = [(tokens * each, bits) for tokens, bits in outcome.progress if 0 < tokens < outcome.tokens]
+    return [*points, (whole, outcome.bits_per_byte)]
+
+
+# ---- multipliers and main effects
+
+
+def multiplier_chart(found: Sequence[Ranked]) -> Panels | None:
+    """The multiplier of each contender that has one; None where none has."""
+    chosen = looks(found)
+    rows = [
+        Whisker(f"{times.text()}  {each.name}", times.value, times.low, times.high, chosen[each.name], times.beyond)
+        for each in found
+        if (times := each.multiplier)
+    ]
+    if not rows:
+        return None
+    base = next(ranked.name for ranked in found if ranked.baseline)
+    about = (
+        f"How many times a contender's FLOPs {base} needs for the same loss, the lowest that both reach. Right of 1× is"
+        " more efficient. The whisker is the 95 % interval; an arrow stands at the end of what was measured: the value"
+        " lies beyond."
+    )
+    axis = Axis("times as many FLOPs for the baseline", log=True, named=lambda tick: f"{tick:g}×")
+    return panel("multipliers", about, whiskers(f"Compute multiplier against {base}", rows, axis, 1.0))
+
+
+def effects_chart(effects: Sequence[Effect]) -> Panels | None:
+    """The main effect of every value of a setting against its base."""
+    if not effects:
+        return None
+    about = (
+        "How bits per byte change with one setting, on average over all others that were compared with both of its"
+        " values. Left of zero, a negative number, is better than the base. The whisker is the 95 % interval."
+    )
+    rows = [
+        Whisker(f"{each.difference:+.3f}  {effect_name(each)}", each.difference, each.low, each.high, _side(each))
+        for each in effects
+    ]
+    axis = Axis("← better · change in bits per byte · worse →", named=lambda tick: f"{tick:+g}" if tick else "0")
+    return panel("effects", about, whiskers("Main effects", rows, axis, 0.0))
+
+
+def _side(effect: Effect) -> Look:
+    """Better, worse, or neither as far as the interval tells."""
+    unclear = effect.low <= 0 <= effect.high
+    return Look("soft", "o") if unclear else LOOKS[0] if effect.difference < 0 else LOOKS[1]
+
+
+def effect_name(effect: Effect) -> str:
+    """'placement: post → pre', by the last word of the key; 'position' for position.kind."""
+    setting = effect.setting.removesuffix(".kind").rpartition(".")[2]
+    return f"{setting}: {effect.base} → {effect.value}"
+
+
+# ---- the sweep
+
+
+def sweep_charts(found: Sequence[Ranked]) -> Panels | None:
+    """Loss against learning rate, a small chart for each contender that has a sweep; None where none has."""
+    about = (
+        "A line is a round of the sweep, at one share of the budget; a ring is the rate that was chosen for it, and a"
+        " cross at the top a run that failed."
+    )
+    plots = [_sweep_plot(ranked) for ranked in found if any(each.nats and each.lr for each in ranked.result.sweep)]
+    return Panels("sweep", "Bits per byte against the learning rate", about, plots) if plots else None
+
+
+def _sweep_plot(ranked: Ranked) -> Plot:
+    result = ranked.result
+    sweep = [outcome for outcome in result.sweep if outcome.lr]
+    chosen = {(outcome.share, outcome.lr) for outcome in result.outcomes}
+    series, rings = list[Series](), list[Point]()
+    for number, share in enumerate(sorted({outcome.share for outcome in sweep if outcome.nats})):
+        by_rate: dict[float, list[float]] = {}
+        for outcome in sweep:
+            if outcome.share == share and outcome.nats and outcome.lr:
+                by_rate.setdefault(outcome.lr, []).append(outcome.bits_per_byte)
+        points = [(rate, float(np.mean(bits))) for rate, bits in sorted(by_rate.items())]
+        series.append(Series(fraction(share), points, LOOKS[number % len(LOOKS)]._replace(marker=".")))
+        found = {(share, result.rate)} if share not in result.shares else chosen
+        rings += [point for point in points if (share, point[0]) in found]
+    top = max(bits for each in series for _, bits in each.points)
+    failed = [(outcome.lr, 1.02 * top) for outcome in sweep if not outcome.nats and outcome.lr]
+    series += [Series(points=rings, look=Look("ink", "ring", width=0))]
+    series += [Series("failed", failed, Look("soft", "x", width=0))] if failed else []
+    rates = Axis("learning rate", log=True, named=lambda tick: f"{tick:.2g}".replace("e-0", "e-"))
+    return Plot(ranked.name, series, rates, BITS, size=SMALL)

@@ -50,8 +50,9 @@ class Outcome(Config):
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A contender: its outcomes at every share of the budget with every seed, and those of the search for its rate.
+class Result:
+    """What a contender reached: its outcomes at every share of the budget with every seed, and those of the search for
+    its rate.
 
     `changes` are the settings in which it differs from the recipe it is named after. `levels` says which value it has
     of each setting that is varied.
@@ -92,10 +93,9 @@ class Curve:
     bytes: Array
 
     @classmethod
-    def of(cls, contender: Measured, axis: Axis = "flops") -> "Curve":
+    def of(cls, result: Result, axis: Axis = "flops") -> "Curve":
         """A contender's curve. Seeds that did not finish at every share are left out."""
-        shares = contender.shares
-        rows = [{outcome.seed: outcome for outcome in contender.at(share)} for share in shares]
+        rows = [{outcome.seed: outcome for outcome in result.at(share)} for share in result.shares]
         seeds = sorted(set.intersection(*map(set, rows))) if rows else []
         if not seeds:
             return cls(np.zeros(0), np.zeros((0, 0, 0)), np.zeros(0))
@@ -119,11 +119,7 @@ class Comparison:
     title: str
     command: str
     baseline: str
-    contenders: tuple[Measured, ...]
+    contenders: tuple[Result, ...]
     facts: Mapping[str, str]
     notes: Sequence[str] = ()
     varied: Mapping[str, tuple[str, ...]] | None = None
-
-    def named(self, name: str) -> Measured:
-        """The contender of that name."""
-        return next(contender for contender in self.contenders if contender.name == name)

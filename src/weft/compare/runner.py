@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from weft.compare.entrants import Entrant
+from weft.compare.contenders import ReadyContender
 from weft.compare.jobs import Job, Sweep
 from weft.compare.pools import HERE, Ended, Processes, Where, slurm_tasks, srun
 from weft.compare.ray_pool import RayTasks, ray_tasks
@@ -32,12 +32,12 @@ from weft.runs.lines import append, read_lines
 from weft.training.memory import free_memory
 from weft.workers import cores
 
-PROCESS = 600e6  # bytes that a process takes before it does anything
-CONTEXT = 800e6  # the same of a GPU's memory
+PROCESS_BYTES = 600e6  # bytes that a process takes before it does anything
+CUDA_CONTEXT_BYTES = 800e6  # the same of a GPU's memory
 AMPLE = 1.5  # times the memory that a step is predicted to take
-MOST_ON_A_GPU = 6  # small jobs there wait for the processor; more of them wait for each other
+MAX_JOBS_PER_GPU = 6  # small jobs there wait for the processor; more of them wait for each other
 BESIDE_A_GPU = 4  # processors of a job that Slurm or Ray starts
-STOPPING = 60.0  # seconds that jobs have to save when the comparison is interrupted
+STOPPING_SECONDS = 60.0  # seconds that jobs have to save when the comparison is interrupted
 
 Pool = Processes | RayTasks
 
@@ -52,19 +52,20 @@ class Machine:
     where: Where = HERE
 
 
-def machine_for(entrants: Sequence[Entrant], where: Where) -> Machine:
+def machine_for(contenders: Sequence[ReadyContender], where: Where) -> Machine:
     """As many jobs side by side as cores and memory allow, for the contender that needs most; or those wanted.
 
     What Slurm and Ray start has the processors that a task of the allocation has, or a few.
     """
-    device = torch.device(entrants[0].device)
+    device = torch.device(contenders[0].device)
     gpus = int(device.type == "cuda")
     if where.kind != "here":
         threads = int(os.environ.get("SLURM_CPUS_PER_TASK", BESIDE_A_GPU if gpus else 1))
         jobs = slurm_tasks(where) if where.kind == "slurm" else where.count or ray_tasks(threads, gpus)
         return Machine(jobs, threads, gpus, where)
-    each = AMPLE * max(entrant.memory for entrant in entrants) + (PROCESS if device.type == "cpu" else CONTEXT)
-    fit = min(cores() if device.type == "cpu" else min(MOST_ON_A_GPU, cores() // 2), int(free_memory(device) // each))
+    on_cpu = device.type == "cpu"
+    each = AMPLE * max(each.memory for each in contenders) + (PROCESS_BYTES if on_cpu else CUDA_CONTEXT_BYTES)
+    fit = min(cores() if on_cpu else min(MAX_JOBS_PER_GPU, cores() // 2), int(free_memory(device) // each))
     jobs = where.count or max(1, fit)
     return Machine(jobs, max(1, cores() // jobs))
 
@@ -97,7 +98,7 @@ class Runner:
     """The jobs of a comparison in its folder."""
 
     out: Path
-    entrants: Mapping[str, Entrant]
+    contenders: Mapping[str, ReadyContender]
     machine: Machine
     held_out: int | None
     outcomes: dict[Job, Outcome] = field(default_factory=dict)
@@ -138,7 +139,7 @@ class Runner:
         try:
             yield pool
         except KeyboardInterrupt:
-            pool.stop(STOPPING)
+            pool.stop(STOPPING_SECONDS)
             raise
         finally:
             pool.close()
@@ -152,8 +153,8 @@ class Runner:
         return {sweep.contender for sweep in sweeps if not sweep.rate(1.0, self.outcomes)[1]}
 
     def _cost(self, job: Job) -> float:
-        entrant = self.entrants[job.contender]
-        return 0.0 if entrant.counts else entrant.flops_per_step * entrant.whole.steps * job.share
+        contender = self.contenders[job.contender]
+        return 0.0 if contender.counts else contender.flops_per_step * contender.whole.steps * job.share
 
     # ---- jobs
 
@@ -165,9 +166,9 @@ class Runner:
             return False
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / JOB).is_file():
-            entrant = self.entrants[job.contender]
+            contender = self.contenders[job.contender]
             names = {"contender": job.contender, "share": job.share, "lr": job.lr, "seed": job.seed}
-            recipe = entrant.settled(job).model_dump(mode="json", exclude_none=True)
+            recipe = contender.settled(job).model_dump(mode="json", exclude_none=True)
             kept = job.share == 1 and job.seed == 0
             write_text(
                 folder / JOB,
@@ -207,8 +208,8 @@ class Runner:
 
     def _step(self, job: Job) -> tuple[int, int, float | None]:
         """How far a job is, by the last line of its metrics."""
-        entrant = self.entrants[job.contender]
-        steps = 1 if entrant.counts else max(1, round(entrant.whole.steps * job.share))
+        contender = self.contenders[job.contender]
+        steps = 1 if contender.counts else max(1, round(contender.whole.steps * job.share))
         last = _last_line(self._folder(job) / RUN / "metrics.jsonl")
         return int(last.get("step", 0)), steps, last.get("loss")
 

@@ -3,159 +3,34 @@
 L(N, D) = E + A/N^α + B/D^β for N parameters and D tokens (Hoffmann et al. 2022, §3.3).
 """
 
-import textwrap
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from matplotlib.figure import Figure
+import numpy as np
 
-from weft.compare.drawing import Drawing, html_charts, html_notes, html_top
-from weft.compare.fit import Fit
-from weft.compare.scaling_charts import (
-    Check,
-    Rung,
-    by_size,
-    loss_chart,
-    optimum_chart,
-    residual,
-    residual_chart,
-    runs_chart,
-)
-from weft.compare.standings import flops_text
+from weft.compare.fit import Fit, Point
+from weft.compare.page import BITS
+from weft.compare.ranking import flops_text
 from weft.costs.units import short
-from weft.figures.page import Section
-from weft.figures.picture import Picture
-from weft.figures.tables import WIDTH, Table, html_tables, text_tables
+from weft.figures.charts import Panels, PanelsPage, panel
+from weft.figures.page import Section, html_tables, part
+from weft.figures.plot import Axis, Look, Plot, Series, scientific
+from weft.figures.shapes import html_plots
+from weft.figures.tables import Table, text_tables, wrapped
 
+FURTHER = 30.0  # times the largest budget that was fitted: so far the optimal size is drawn
+FLOPS = Axis("FLOPs in training", log=True, named=scientific, pad=0.06)
+PARAMETERS = Axis("parameters", log=True, named=short, pad=0.08)
+SIZE = (480, 330)  # of a chart
 CONSTANTS = {
-    "E": "loss that no size and no text removes",
-    "A": "weight of the size",
-    "B": "weight of the text",
-    "alpha": "how fast the loss falls with parameters",
-    "beta": "how fast the loss falls with tokens",
+    "E": ("E", "loss that no size and no text removes"),
+    "A": ("A", "weight of the size"),
+    "B": ("B", "weight of the text"),
+    "alpha": ("α", "how fast the loss falls with parameters"),
+    "beta": ("β", "how fast the loss falls with tokens"),
 }
-
-
-@dataclass(frozen=True)
-class ScalingPage(Picture):
-    """A fit, the points it goes through, and the next rung, which it had not seen.
-
-    `budget` is a larger one, in FLOPs, for which the optimal size is asked, and `optimum` its parameters and tokens
-    where FLOPs are counted otherwise than 6ND. `unit` is that of all losses.
-    """
-
-    fit: Fit
-    points: Sequence[Rung]
-    check: Check | None = None
-    budget: float | None = None
-    optimum: tuple[float, float] | None = None
-    title: str = "Scaling law"
-    command: str = ""
-    facts: Mapping[str, str] = field(default_factory=dict)
-    notes: Sequence[str] = ()
-    unit: str = "bits per byte"
-    about: str = (
-        "L(N, D) = E + A/Nᵅ + B/Dᵝ: the loss of a model with N parameters after D tokens (Hoffmann et al. 2022), fitted"
-        " to small training runs in order to choose the size of a large one."
-    )
-    scripts: ClassVar[tuple[str, ...]] = ("compare.js",)
-
-    @property
-    def result(self) -> str:
-        """What the law says, and whether it held, in two sentences."""
-        fit = self.fit
-        share = fit.beta / (fit.alpha + fit.beta)  # N ∝ C^share, D ∝ C^(1 − share)
-        told = f"The optimal size grows with C^{share:.2f} and the tokens with C^{1 - share:.2f} of the budget C."
-        if self.budget:
-            size, tokens = self.optimum or self.fit.optimal(self.budget)
-            low, high = self.fit.optimal_interval(self.budget)
-            bounds = (
-                f"{short(low)}–{short(high)}" if low > 1 and high < 0.99 * self.budget / 6 else "the runs hardly tell"
-            )
-            told += (
-                f" For {flops_text(self.budget)} FLOPs it is {short(size)} parameters ({bounds}), trained on"
-                f" {short(tokens)} tokens."
-            )
-        if self.check:
-            word = "inside" if self.check.holds else "outside"
-            told += (
-                f" The next rung, which was not fitted, was predicted at {self.check.predicted:.3f} {self.unit} and"
-                f" measured at {self.check.measured.loss:.3f}: {abs(self.check.error):.1%} off, {word} the interval"
-                f" ({self.check.low:.3f}–{self.check.high:.3f})."
-            )
-        return told
-
-    def drawings(self) -> list[Drawing]:
-        """All charts, in reading order."""
-        return [
-            loss_chart(self.fit, self.points, self.check, self.unit),
-            optimum_chart(self.fit, self.points, self.budget),
-            runs_chart(self.fit, self.points, self.check),
-            residual_chart(self.fit, self.points, self.unit),
-        ]
-
-    def figure(self) -> Figure:
-        """The first chart."""
-        return self.drawings()[0].figure()
-
-    def tables(self) -> list[Table]:
-        """The constants, and the points by size."""
-        return [self._constants(), self._runs()]
-
-    def record(self) -> dict[str, Any]:
-        """The same as values: the constants with their intervals, the runs, and the next rung."""
-        fit = self.fit
-        constants = {name: [getattr(fit, name), *fit.intervals[name]] for name in CONSTANTS}
-        check = None
-        if self.check:
-            check = {**self.check.measured._asdict(), "predicted": self.check.predicted}
-            check |= {"low": self.check.low, "high": self.check.high}
-        runs = [rung._asdict() for rung in self.points]
-        return {"result": self.result, "constants": constants, "runs": runs, "next": check}
-
-    def text(self) -> str:
-        """The tables and the result, in 80 columns."""
-        told = textwrap.fill(self.result, WIDTH, break_long_words=False, break_on_hyphens=False)
-        return f"{text_tables(self.tables())}\n\n{told}"
-
-    def sections(self) -> list[Section]:
-        """From the result to how it was fitted."""
-        top = html_top(self.result, self.facts, self.command)
-        sections = [Section("The result", "", top, self.scripts)]
-        loss, optimum, runs, left = self.drawings()
-        sections += [
-            Section("The law", f"{loss.about} {optimum.about}", html_charts([loss, optimum])),
-            Section("What it stands on", f"{runs.about} {left.about}", html_charts([runs, left])),
-        ]
-        sections.append(Section("In numbers", "", html_tables(self.tables())))
-        return [*sections, Section("How it was fitted", "", html_notes([*METHOD, *self.notes]))]
-
-    def _constants(self) -> Table:
-        rows = []
-        for name, meaning in CONSTANTS.items():
-            low, high = self.fit.intervals[name]
-            symbol = {"alpha": "α", "beta": "β"}.get(name, name)
-            rows.append((symbol, meaning, f"{getattr(self.fit, name):.4g}", f"{low:.4g}–{high:.4g}"))
-        return Table(("constant", "what it is", "value", "95 % interval"), rows, "The fit", text=(0, 1))
-
-    def _runs(self) -> Table:
-        rows = [
-            (
-                short(run.parameters),
-                short(run.tokens),
-                flops_text(run.flops),
-                f"{run.loss:.4f}",
-                f"{self.fit.predict(run.parameters, run.tokens):.4f}",
-                f"{residual(self.fit, run):+.2%}",
-            )
-            for runs in by_size(self.points).values()
-            for run in runs
-        ]
-        header = ("parameters", "tokens", "FLOPs", f"{self.unit}", "fit", "residual")
-        return Table(header, rows, "The training runs that were fitted", text=())
-
-
 METHOD = (
     "The constants minimise the Huber loss (δ = 0.001) between the logarithms of measured and predicted loss, from many"
     " starting points (Hoffmann et al. 2022, §3.3).",
@@ -164,3 +39,218 @@ METHOD = (
     "The optimal size minimises the fit for a budget of C = 6·N·D operations.",
     "Only the smaller rungs are fitted. The next rung is trained afterwards, to see whether the fit predicts it.",
 )
+
+
+class Check(NamedTuple):
+    """The next rung, which was not fitted: what was measured, and what the fit had predicted with its interval."""
+
+    measured: Point
+    predicted: float
+    low: float
+    high: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the interval includes what was measured."""
+        return self.low <= self.measured.loss <= self.high
+
+    @property
+    def error(self) -> float:
+        """By what part of the measured loss the prediction is too high."""
+        return self.predicted / self.measured.loss - 1
+
+
+@dataclass(frozen=True)
+class ScalingPage(PanelsPage):
+    """A fit to bits per byte, and the next rung, which it had not seen; there is none where that diverged.
+
+    `optimum` are the parameters and tokens that are best for a larger `budget`, in FLOPs.
+    """
+
+    fit: Fit
+    check: Check | None
+    budget: float
+    optimum: tuple[float, float]
+    title: str = "Scaling law"
+    command: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    about: str = (
+        "L(N, D) = E + A/Nᵅ + B/Dᵝ: the loss of a model with N parameters after D tokens (Hoffmann et al. 2022), fitted"
+        " to small training runs in order to choose the size of a large one."
+    )
+    scripts: ClassVar[tuple[str, ...]] = ("command.js",)
+
+    @property
+    def result(self) -> str:
+        """What the law says, and whether it held, in a few sentences."""
+        share = self.fit.beta / (self.fit.alpha + self.fit.beta)  # N ∝ C^share, D ∝ C^(1 − share)
+        size, tokens = map(short, self.optimum)
+        low, high = self.fit.optimal_interval(self.budget)
+        known = low > 1 and high < 0.99 * self.budget / 6
+        bounds = f"{short(low)}–{short(high)}" if known else "the runs hardly tell"
+        told = (
+            f"The optimal size grows with C^{share:.2f} and the tokens with C^{1 - share:.2f} of the budget C."
+            f" For {flops_text(self.budget)} FLOPs it is {size} parameters ({bounds}), trained on {tokens} tokens."
+        )
+        if self.check:
+            word = "inside" if self.check.holds else "outside"
+            told += (
+                f" The next rung, which was not fitted, was predicted at {self.check.predicted:.3f} bits per byte and"
+                f" measured at {self.check.measured.loss:.3f}: {abs(self.check.error):.1%} off, {word} the interval"
+                f" ({self.check.low:.3f}–{self.check.high:.3f})."
+            )
+        return told
+
+    def record(self) -> dict[str, Any]:
+        """The same as values: the constants with their intervals, the runs, and the next rung."""
+        check = self.check and {**self.check.measured._asdict(), **self.check._asdict()}
+        return {
+            "result": self.result,
+            "constants": {name: [getattr(self.fit, name), *self.fit.intervals[name]] for name in CONSTANTS},
+            "runs": [point._asdict() for point in self.fit.points],
+            "next": check and {key: value for key, value in check.items() if key != "measured"},
+        }
+
+    def text(self) -> str:
+        """The tables and the result, in 80 columns."""
+        return "\n\n".join([text_tables(self.tables()), "\n".join(wrapped(self.result))])
+
+    def sections(self) -> list[Section]:
+        """From the result to how it was fitted."""
+        top = part("lead", self.result) + part("facts", self.facts) + part("command", self.command)
+        pairs = zip(("The law", "What it stands on"), (self.panels()[:2], self.panels()[2:]), strict=True)
+        charts = [
+            Section(
+                title, " ".join(each.about for each in pair), html_plots([plot for each in pair for plot in each.plots])
+            )
+            for title, pair in pairs
+        ]
+        return [
+            Section("The result", "", top, self.scripts),
+            *charts,
+            Section("In numbers", "", html_tables(self.tables())),
+            Section("How it was fitted", "", part("notes", [*METHOD, *self.notes])),
+        ]
+
+    def tables(self) -> list[Table]:
+        """The constants, and the training runs by size."""
+        constants = [
+            (
+                symbol,
+                meaning,
+                f"{getattr(self.fit, name):.4g}",
+                "–".join(f"{end:.4g}" for end in self.fit.intervals[name]),
+            )
+            for name, (symbol, meaning) in CONSTANTS.items()
+        ]
+        runs = [
+            (
+                short(run.parameters),
+                short(run.tokens),
+                flops_text(run.flops),
+                f"{run.loss:.4f}",
+                f"{self.fit.predict(run.parameters, run.tokens):.4f}",
+                f"{self._residual(run):+.2%}",
+            )
+            for runs in self._by_size().values()
+            for run in runs
+        ]
+        header = ("parameters", "tokens", "FLOPs", "bits per byte", "fit", "residual")
+        return [
+            Table(("constant", "what it is", "value", "95 % interval"), constants, "The fit", text=(0, 1)),
+            Table(header, runs, "The training runs that were fitted", text=()),
+        ]
+
+    def _by_size(self) -> dict[float, list[Point]]:
+        """The runs of each size, ascending, in the order of their tokens."""
+        ordered = sorted(self.fit.points, key=lambda point: (point.parameters, point.tokens))
+        sizes = dict.fromkeys(point.parameters for point in ordered)
+        return {size: [point for point in ordered if point.parameters == size] for size in sizes}
+
+    def _residual(self, point: Point) -> float:
+        """Measured over predicted loss, less 1."""
+        return point.loss / self.fit.predict(point.parameters, point.tokens) - 1
+
+    # ---- charts
+
+    def panels(self) -> list[Panels]:
+        """Loss against operations, the optimal size, what was trained, residuals."""
+        return [self._losses(), self._optima(), self._runs(), self._residuals()]
+
+    def _losses(self) -> Panels:
+        about = (
+            "A mark is a training run, and a line is the fit at one size, from fewer tokens to more. The lowest line at"
+            " a budget is the size to train with it. The star is the next rung, which was not fitted, and the bar"
+            " beside it the interval that the fit predicted."
+        )
+        series, sizes = list[Series](), self._by_size()
+        for number, (size, runs) in enumerate(sizes.items()):
+            colour = _shade(number / max(len(sizes) - 1, 1))
+            each = float(np.mean([run.flops / run.tokens for run in runs]))
+            tokens = [float(count) for count in np.geomspace(runs[0].tokens, runs[-1].tokens, 40)]
+            line = [(each * count, self.fit.predict(size, count)) for count in tokens]
+            series.append(Series(points=line, look=Look(colour, width=1.3), labels=[*[""] * 39, short(size)]))
+            series.append(Series(points=[(run.flops, run.loss) for run in runs], look=Look(colour, "o", width=0)))
+        if self.check:
+            run, interval = self.check.measured, [(self.check.measured.flops, end) for end in self.check[2:]]
+            series.append(Series(points=interval, look=Look("c1", "_")))
+            star = Look("c1", "*", width=0)
+            series.append(Series(points=[(run.flops, run.loss)], look=star, labels=[short(run.parameters)]))
+        return panel(
+            "scaling-loss", about, Plot("Bits per byte against FLOPs, by parameters", series, FLOPS, BITS, size=SIZE)
+        )
+
+    def _optima(self) -> Panels:
+        about = (
+            "The optimum is the size, with as many tokens as the budget then allows, that the fit gives the lowest"
+            " loss; the band is its 95 % interval. Right of the dashed vertical line nothing was trained: there the fit"
+            " is continued."
+        )
+        largest = max(point.flops for point in self.fit.points)
+        last = max(FURTHER * largest, 1.5 * self.budget)
+        budgets = [float(flops) for flops in np.geomspace(min(point.flops for point in self.fit.points), last, 40)]
+        best = [(flops, self.fit.optimal(flops)[0]) for flops in budgets]
+        asked = [(self.budget, self.fit.optimal(self.budget)[0])]
+        series = [
+            Series(points=best, band=[self.fit.optimal_interval(flops) for flops in budgets]),
+            Series(points=asked, look=Look("c1", "D", width=0), labels=[short(asked[0][1])]),
+        ]
+        marks = [(largest, "the largest training run")]
+        return panel(
+            "scaling-optimum", about, Plot("Optimal size for a budget", series, FLOPS, PARAMETERS, marks, SIZE)
+        )
+
+    def _runs(self) -> Panels:
+        about = (
+            "Each mark is a training run, with its loss: the stronger the shade, the lower. The dashed line joins the"
+            " optimal sizes."
+        )
+        every = [*self.fit.points, *([self.check.measured] if self.check else [])]
+        budgets = [point.flops for point in every]
+        best = [self.fit.optimal(float(flops)) for flops in np.geomspace(min(budgets), max(budgets), 40)]
+        line = Series(points=[(tokens, size) for size, tokens in best], look=Look("soft", dash="6 3", width=1.2))
+        losses = [math.log(point.loss) for point in self.fit.points]
+        span = max(losses) - min(losses) or 1.0
+        series = [line]
+        for point, loss in zip(self.fit.points, losses, strict=True):
+            look = Look(_shade((max(losses) - loss) / span), "o", width=0)
+            series.append(Series(points=[(point.tokens, point.parameters)], look=look, labels=[f"{point.loss:.3g}"]))
+        if self.check:
+            run = self.check.measured
+            series.append(Series(points=[(run.tokens, run.parameters)], look=Look("c1", "*", width=0)))
+        tokens = Axis("tokens", log=True, named=short, pad=0.08)
+        return panel("scaling-runs", about, Plot("What was trained", series, tokens, PARAMETERS, size=SIZE))
+
+    def _residuals(self) -> Panels:
+        about = "A good fit leaves no pattern: as many marks above zero as below, at low losses and at high ones."
+        left = [(point.loss, 100 * self._residual(point)) for point in self.fit.points]
+        most = max(0.1, *(abs(y) for _, y in left)) * 1.2
+        series = [Series(points=left, look=Look(marker="o", width=0)), Series(look=Look("ink", width=0.9), level=0.0)]
+        x, y = Axis("measured bits per byte"), Axis("%", holds=(-most, most))
+        return panel("scaling-residuals", about, Plot("Residuals: measured less predicted", series, x, y, size=SIZE))
+
+
+def _shade(part: float) -> str:
+    """A shade for a part of a whole: the strongest for 1, and one that can still be read for 0."""
+    return f"{50 + 50 * part:.0f}%"

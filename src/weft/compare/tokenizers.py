@@ -4,19 +4,27 @@ Each is trained on the training side alone and measured on what is held out. Not
 which tokenizer a model predicts text best with is a matter of bits per byte, at equal compute.
 """
 
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from markupsafe import Markup
 
-from weft.compare.asked import ALLOWED, choose
-from weft.compare.tokenizer_picture import TokenizerComparison, TokenizerMeasure
+from weft.compare.config import ALLOWED, choose
+from weft.costs.units import byte_size
 from weft.data.config import TextSource
 from weft.data.split import split_sections, train_texts
 from weft.errors import ConfigError, DataError, TokenizerError
+from weft.figures.charts import Charts
+from weft.figures.page import part
+from weft.figures.plot import Axis, Look, Plot, Series
+from weft.figures.tables import WIDTH, Table
 from weft.files import utf8_size
 from weft.progress import Log, bar, log_to_stderr
 from weft.text.config import Byte, TrainedConfig
@@ -24,11 +32,181 @@ from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 LECTURE = "Henry is givin' a lectrue on transformers"  # the sentence under each tokenizer of lecture 3
 RARE = 10  # an entry that training has seen less often has hardly been learned
-TOGETHER = 256  # sections encoded at a time
-TIMED = 1 << 20  # bytes of text that speed is measured on
+SECTIONS_AT_ONCE = 256  # that are encoded
+TIMED_BYTES = 1 << 20  # of text that speed is measured on
 REPEATS = 3  # the best of them counts
+MAX_LABEL = 16  # characters of a tokenizer's name in a table
+MARKERS = "os^Dv*><"  # points differ in these as well as in colour
+SPACE = "␣"
 
 Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TokenizerMeasure:
+    """A tokenizer on the held-out text of `bytes` and `words`, which are what stands between white space.
+
+    `used` is the share of the vocabulary, special tokens apart, that occurs there; `rare` the share that occurs fewer
+    than ten times in the training text. `exact`: decoding gives the held-out text back. Speeds are in megabytes of text
+    a second. `pieces` are the sentence's tokens, and whether each is known.
+    """
+
+    name: str
+    kind: str
+    entries: int
+    bytes: int
+    words: int
+    tokens: int
+    unknown_tokens: int
+    unknown_words: int
+    used: float
+    rare: float
+    exact: bool
+    training_seconds: float | None
+    encode_speed: float
+    encode_all_cores_speed: float
+    decode_speed: float
+    pieces: tuple[tuple[str, bool], ...]
+
+    @property
+    def bytes_per_token(self) -> float:
+        """How much text a token stands for."""
+        return self.bytes / max(1, self.tokens)
+
+    @property
+    def tokens_per_byte(self) -> float:
+        """The inverse: what bits per token are multiplied by for bits per byte."""
+        return self.tokens / max(1, self.bytes)
+
+    @property
+    def tokens_per_word(self) -> float:
+        """Tokens for what stands between white space (fertility; Rust et al. 2021)."""
+        return self.tokens / max(1, self.words)
+
+    @property
+    def unknown_word_share(self) -> float:
+        """The share of the words that are unknown in whole or in part."""
+        return self.unknown_words / max(1, self.words)
+
+    @property
+    def unknown_token_share(self) -> float:
+        """The share of the tokens that stand for something unknown."""
+        return self.unknown_tokens / max(1, self.tokens)
+
+    @property
+    def label(self) -> str:
+        """The name, cut where a long path is too wide for a table."""
+        return self.name if len(self.name) <= MAX_LABEL else f"…{self.name[1 - MAX_LABEL :]}"
+
+
+@dataclass(frozen=True)
+class TokenizerComparison(Charts):
+    """Tokenizers, each trained on `training` bytes of a text (`source`) and measured on the rest of it."""
+
+    measures: tuple[TokenizerMeasure, ...]
+    sentence: str
+    source: str
+    training: int
+    title = "Tokenizers compared"
+
+    @property
+    def about(self) -> str:  # type: ignore[override]
+        """What was read."""
+        return (
+            f"Trained on {byte_size(self.training)} of {self.source}, measured on the "
+            f"{byte_size(self.measures[0].bytes)} held out. More bytes per token make shorter texts; a larger "
+            "vocabulary makes larger embeddings, and entries that are rare are hardly learned."
+        )
+
+    def charts(self) -> Sequence[Plot]:
+        """How long texts get with vocabularies of different size."""
+        series = [
+            Series(
+                each.label,
+                [(each.entries, each.bytes_per_token)],
+                Look(f"c{n % 4}", MARKERS[n % len(MARKERS)], width=0),
+            )
+            for n, each in enumerate(self.measures)
+        ]
+        x = Axis("vocabulary size", log=True, named=lambda tick: f"{tick:,.0f}", pad=0.12)
+        y = Axis("bytes per token, held-out text", holds=(0.0,), pad=0.12)
+        return [Plot("Bytes per token by vocabulary size", series, x, y, size=(480, 330))]
+
+    def tables(self) -> Sequence[Table]:
+        """The numbers."""
+        first = self.measures[0]
+        lengths = [
+            (
+                each.label,
+                f"{each.entries:,}",
+                f"{each.bytes_per_token:.3f}",
+                f"{each.tokens_per_byte:.4f}",
+                f"{each.tokens_per_word:.3f}",
+                f"{each.unknown_word_share:.2%}",
+                "yes" if each.exact else "no",
+            )
+            for each in self.measures
+        ]
+        speeds = [
+            (
+                each.label,
+                f"{each.used:.1%}",
+                f"{each.rare:.1%}",
+                f"{each.unknown_token_share:.2%}",
+                "" if each.training_seconds is None else f"{each.training_seconds:.2f} s",
+                f"{each.encode_speed:.2f}",
+                f"{each.encode_all_cores_speed:.2f}",
+                f"{each.decode_speed:.2f}",
+            )
+            for each in self.measures
+        ]
+        unknown = (
+            "unknown: the share of the words, between white space, that are unknown in whole or in part; their bytes "
+            "count, though no token spells them. exact: decoding gives the text back."
+        )
+        used = (
+            "used: the share of the vocabulary, without special tokens, that occurs in the held-out text; rare: fewer "
+            "than ten times in the training text. <unk>: the share of tokens. Encoding and decoding in MB of text a "
+            "second: one text after another, and many at once, on all cores."
+        )
+        columns = ("tokenizer", "entries", "bytes/token", "tokens/byte", "tokens/word", "unknown", "exact")
+        more = ("tokenizer", "used", "rare", "<unk>", "training", "encode", "at once", "decode")
+        return [
+            Table(columns, lengths, f"Held-out text: {first.bytes:,} bytes, {first.words:,} words", [unknown]),
+            Table(more, speeds, "Vocabulary and speed", [used]),
+        ]
+
+    def text(self) -> str:
+        """The tables, and the sentence under each tokenizer."""
+        lines = [f"“{self.sentence}”"]
+        for each in self.measures:
+            cut = " ".join(shown(piece) for piece, _ in each.pieces)
+            begin = f"{each.label} ({len(each.pieces)}): {cut}"
+            lines += textwrap.wrap(begin, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        return "\n\n".join(filter(None, [super().text(), "\n".join(lines)]))
+
+    def record(self) -> dict[str, Any]:
+        """The same as values: a record for each tokenizer."""
+        return {"tokenizers": [asdict(each) for each in self.measures]}
+
+    def html(self) -> str:
+        """The chart, the tables, and the sentence as boxes."""
+        rows = [
+            part("pieces", each.name, [(shown(piece), known) for piece, known in each.pieces]) for each in self.measures
+        ]
+        return (
+            Markup(super().html())
+            + Markup('<h3 class="tok-title">“{}”</h3>').format(self.sentence)
+            + Markup("").join(rows)
+        )
+
+
+def shown(piece: str) -> str:
+    """A token with its spaces visible."""
+    return "".join(SPACE if sign == " " else sign if sign.isprintable() else repr(sign)[1:-1] for sign in piece)
+
+
+# ---- measured
 
 
 def compare_tokenizers(
@@ -134,7 +312,7 @@ def _counts(encoded: Iterable[Sequence[int]], entries: int) -> Ints:
 
 def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
     rest = iter(texts)
-    while some := list(islice(rest, TOGETHER)):
+    while some := list(islice(rest, SECTIONS_AT_ONCE)):
         yield some
 
 
@@ -156,7 +334,7 @@ def _speeds(tokenizer: Tokenizer, held_out: Sequence[str]) -> tuple[float, float
     for each in held_out:
         some.append(each)
         size += utf8_size(each)
-        if size >= TIMED:
+        if size >= TIMED_BYTES:
             break
     encoded = tokenizer.encode_batch(some)
     single = _best(lambda: [tokenizer.encode(each) for each in some])

@@ -144,13 +144,9 @@ def layouts_table(found: Search) -> Table:
     ]
     header = (*axes, "rows", "recompute", "memory", "compute", "waits", "bubble", "step", "MFU", "")
     title = f"{job.rows:,} × {job.length:,} tokens a step over {job.gpus:,} GPUs"
-    return Table(header, [_row(each, axes, why) for each, why in shown], title, remarks, text=(len(header) - 1,))
-
-
-def spare_columns(table: Table) -> list[int]:
-    """Those of a plan's table that a narrow terminal can do without, the first one first."""
-    spare = ("compute", "waits", "bubble", "MFU", "recompute")
-    return [table.header.index(name) for name in spare if name in table.header]
+    spare = [header.index(name) for name in ("compute", "waits", "bubble", "MFU", "recompute")]
+    rows = [_row(each, axes, why) for each, why in shown]
+    return Table(header, rows, title, remarks, text=(len(header) - 1,), spare=spare)
 
 
 def _row(each: Prediction, axes: Sequence[str], remark: str) -> tuple[str, ...]:

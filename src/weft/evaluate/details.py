@@ -1,6 +1,5 @@
 """What a text's loss is made of: by tokens seen before, by how often a token was learned, and the worst passages."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.data.shards import Ids, Tokens
-from weft.evaluate.overlap import shortened
-from weft.evaluate.perplexity import TokenScores
+from weft.evaluate.overlap import passages_table
+from weft.evaluate.perplexity import TokenScores, perplexity
 from weft.evaluate.unspelled import spelled
 from weft.figures.tables import Table
 from weft.text.tokenizer import Tokenizer
@@ -79,7 +78,8 @@ class Details:
         tables = [_buckets_table("Loss by tokens seen before", "seen before", self.positions)]
         if self.frequencies:
             tables.append(_buckets_table("Loss by occurrences in the training text", "occurs", self.frequencies))
-        return [*tables, _passages_table(self.passages, most)]
+        passages = [(f"{each.loss:.2f}", each.text, each.document, each.byte, each.words) for each in self.passages]
+        return [*tables, passages_table("The most surprising passages", ("loss", "passage"), passages, most)]
 
 
 def by_position(costs: Sequence[TextCosts]) -> list[Bucket]:
@@ -165,9 +165,6 @@ def _between(low: int, high: int) -> str:
     return f"{low:,}" if low == high else f"{low:,}–{high:,}"
 
 
-# ---- tables and charts
-
-
 def _buckets_table(title: str, first: str, buckets: Sequence[Bucket]) -> Table:
     tokens, nats = sum(each.tokens for each in buckets), sum(each.nats for each in buckets)
     rows = [
@@ -176,28 +173,9 @@ def _buckets_table(title: str, first: str, buckets: Sequence[Bucket]) -> Table:
             f"{each.tokens:,}",
             f"{each.tokens / tokens:.1%}",
             f"{each.loss:.3f}",
-            f"{_perplexity(each.loss):,.2f}",
+            f"{perplexity(each.loss):,.2f}",
             f"{each.nats / nats:.1%}" if nats else "–",
         )
         for each in buckets
     ]
     return Table((first, "tokens", "of all", "loss", "perplexity", "of the loss"), rows, title)
-
-
-def _perplexity(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else math.inf
-
-
-def _passages_table(passages: Sequence[Passage], most: int) -> Table:
-    several = any(each.text > 1 for each in passages)
-    rows = [
-        (
-            f"{each.loss:.2f}",
-            f"{each.text}:{each.document:,}" if several else f"{each.document:,}",
-            f"{each.byte:,}",
-            shortened(each.words, most),
-        )
-        for each in passages
-    ]
-    header = ("loss", "part:document" if several else "document", "byte", "passage")
-    return Table(header, rows, "The most surprising passages", text=(3,))

@@ -4,8 +4,8 @@ Words are lower-cased and lose their punctuation. A text whose "words" are long,
 50-grams of characters. N-grams lie inside of documents; a document that is shorter than one counts as a whole.
 
 The n-grams of the evaluation text are kept as sorted 64-bit hashes, and the training text goes past them a block at a
-time, so that memory is bounded by the evaluation text: 24 bytes for each n-gram, and the text. Beyond MOST n-grams a
-sample of them is kept: those whose hash is a multiple of some number, which the result names.
+time, so that memory is bounded by the evaluation text: 24 bytes for each n-gram, and the text. Beyond MAX_KEPT_NGRAMS
+a sample of them is kept: those whose hash is a multiple of some number, which the result names.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,14 +22,14 @@ from weft.figures.tables import Table
 from weft.progress import Advance
 from weft.text.tokenizer import Tokenizer
 
-MOST = 1 << 23  # n-grams that are kept
-HELD = 1 << 20  # tokens of the evaluation text that are hashed at a time
-TRAINED = 1 << 18  # and of the training text
+MAX_KEPT_NGRAMS = 1 << 23
+HELD_OUT_BLOCK = 1 << 20  # tokens of the evaluation text that are hashed at a time
+TRAINING_BLOCK = 1 << 18  # and of the training text
 WORD = 5  # bytes a word has at least, about
-AGAIN = 256  # tokens that the next block of training text begins with again, which hold an n-gram
-QUICK = 16_000_000  # bytes that are compared in a second or two
-SHARED = 5  # passages that are shown
-BEGINNING = 200  # bytes of one
+OVERLAPPING_TOKENS = 256  # that the next block of training text begins with again, which hold an n-gram
+QUICK_BYTES = 16_000_000  # that are compared in a second or two
+MAX_SHOWN = 5  # passages that are shown
+MAX_PASSAGE_BYTES = 200  # of one
 Hashes = npt.NDArray[np.uint64]
 
 
@@ -89,17 +89,17 @@ def overlap(
 ) -> Overlap:
     """Compare an evaluation text with a training text, both as tokens; `progress` gets the bytes as they are read."""
     speller = _Speller(tokenizer)
-    blocks = [(number, block) for number, text in enumerate(held, 1) for block in speller.blocks(text, HELD)]
+    blocks = [(number, block) for number, text in enumerate(held, 1) for block in speller.blocks(text, HELD_OUT_BLOCK)]
     progress(sum(text.bytes for text in held))
     unit = CHARACTERS if blocks and words_are_long(blocks[0][1].text) else WORDS
-    every = max(1, -(-sum(text.bytes for text in held) // (WORD * MOST)))
+    every = max(1, -(-sum(text.bytes for text in held) // (WORD * MAX_KEPT_NGRAMS)))
     found = [ngrams(block.text, block.starts, unit, every) for _, block in blocks]
     hashes = np.concatenate([np.zeros(0, np.uint64), *(each.hashes for each in found)])
     kept, own = np.unique(hashes, return_inverse=True)
     met = np.zeros(len(kept), dtype=bool)
     sieve = _Sieve(kept)
     for text in training if len(kept) else ():
-        for block in speller.blocks(text, TRAINED, AGAIN):
+        for block in speller.blocks(text, TRAINING_BLOCK, OVERLAPPING_TOKENS):
             met[sieve.places(ngrams(block.text, block.starts, unit, every).hashes)] = True
             progress(len(block.text))
     result = _result(blocks, found, met[own], unit, sum(text.bytes for text in held))
@@ -176,7 +176,7 @@ def _result(
         for first, last in _runs(grams.firsts[mine], grams.lasts[mine]):
             own = int(np.searchsorted(block.starts, first, side="right")) - 1
             byte = int(block.offsets[own]) + first - int(block.starts[own])
-            words = block.text[first : min(last, first + BEGINNING)].decode(errors="ignore")
+            words = block.text[first : min(last, first + MAX_PASSAGE_BYTES)].decode(errors="ignore")
             shared.append(Shared(number, int(block.documents[own]) + 1, byte, last - first, words))
     return Overlap(
         unit,
@@ -186,7 +186,7 @@ def _result(
         covered=sum(each.bytes for each in shared),
         documents=len(documents),
         touched=len({(each.text, each.document) for each in shared}),
-        longest=sorted(shared, key=lambda each: -each.bytes)[:SHARED],
+        longest=sorted(shared, key=lambda each: -each.bytes)[:MAX_SHOWN],
     )
 
 
@@ -201,20 +201,22 @@ def _runs(firsts: Ids, lasts: Ids) -> list[tuple[int, int]]:
 
 def overlap_tables(found: Overlap, most: int = 44) -> list[Table]:
     """The longest passages that occur in the training text, if there are any, so many characters of each."""
-    if not found.longest:
-        return []
-    several = any(each.text > 1 for each in found.longest)
-    rows = [
-        (
-            f"{each.bytes:,}",
-            f"{each.text}:{each.document:,}" if several else f"{each.document:,}",
-            f"{each.byte:,}",
-            shortened(each.words, most),
-        )
-        for each in found.longest
+    rows = [(f"{each.bytes:,}", each.text, each.document, each.byte, each.words) for each in found.longest]
+    title = "The longest passages that occur in the training text"
+    return [passages_table(title, ("bytes", "begins"), rows, most)] if rows else []
+
+
+def passages_table(
+    title: str, ends: tuple[str, str], rows: Sequence[tuple[str, int, int, int, str]], most: int
+) -> Table:
+    """Passages with a number each, the part and the document that they stand in, their byte there and their words."""
+    several = any(part > 1 for _, part, *_ in rows)
+    cells = [
+        (number, f"{part}:{document:,}" if several else f"{document:,}", f"{byte:,}", shortened(words, most))
+        for number, part, document, byte, words in rows
     ]
-    header = ("bytes", "part:document" if several else "document", "byte", "begins")
-    return [Table(header, rows, "The longest passages that occur in the training text", text=(3,))]
+    header = (ends[0], "part:document" if several else "document", "byte", ends[1])
+    return Table(header, cells, title, text=(3,))
 
 
 def shortened(text: str, most: int) -> str:

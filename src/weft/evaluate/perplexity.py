@@ -30,6 +30,11 @@ LANE_WINDOWS = 64  # at least so many windows follow each other at each place of
 HEAD_ELEMENTS = 1 << 24  # logits computed at a time: 64 MiB in fp32, whatever the batch and the vocabulary
 
 
+def perplexity(loss: float) -> float:
+    """exp of a mean loss in nats, which may be more than a float holds."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
 @dataclass(frozen=True)
 class Score:
     """The negative log-likelihood of a text, summed, and what to divide it by."""
@@ -48,7 +53,7 @@ class Score:
     @property
     def perplexity(self) -> float:
         """exp of the mean: as uncertain as a fair choice among this many tokens."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
+        return perplexity(self.loss)
 
     @property
     def bits_per_byte(self) -> float:
@@ -85,8 +90,7 @@ class Score:
         return {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A window of a text: it reads tokens start … start + length − 1 and scores its last `scored` predictions."""
 
     start: int
@@ -283,3 +287,35 @@ def token_losses(model: LanguageModel, features: Tensor, targets: Tensor) -> Ten
         for i in range(0, len(targets), rows)
     ]
     return torch.cat(parts) if parts else features.new_zeros(0)
+
+
+# ---- the surprisal of each token: −log p, as psycholinguistics calls it (Hale 2001; Levy 2008)
+
+
+class Surprisal(NamedTuple):
+    """A token as it stands in the text, and its surprisal in nats; None for a first token that nothing predicts."""
+
+    token: str
+    nats: float | None
+
+
+@torch.no_grad()
+def surprisals(model: LanguageModel, ids: Sequence[int], before: Sequence[int], length: int) -> list[float | None]:
+    """−log p in nats of each of `ids` that are read after `before`.
+
+    More than `length` tokens are read in windows of so many, each half a window further on: a token is predicted from
+    half a window or more.
+    """
+    if not ids:
+        raise DataError("the text to score is empty")
+    if isinstance(model, NGram):  # it counted texts without anything before them
+        return [-each for each in model.log_prob(np.asarray(ids), np.zeros(0, dtype=np.int64)).tolist()]
+    tokens = torch.tensor([*before, *ids])
+    found: list[float | None] = [None] * (not before)
+    with evaluating(model) as device:
+        for span in spans(len(tokens), length, max(1, length // 2)):
+            row = tokens[span.start : span.start + span.length + 1].to(device)
+            features = model.advance(row[None, :-1], model.start(1, span.length))
+            losses = token_losses(model, features[0, -span.scored :], row[-span.scored :])
+            found += losses.tolist()
+    return found[-len(ids) :]

@@ -16,13 +16,13 @@ import numpy.typing as npt
 from weft.data.shards import Ids, Tokens
 from weft.errors import DataError
 from weft.evaluate.bootstrap import Interval, ratio_interval, weights
-from weft.evaluate.perplexity import BYTE, Score, TokenScores
+from weft.evaluate.perplexity import BYTE, Score, TokenScores, perplexity
 from weft.evaluate.unspelled import spelled
 from weft.text.tokenizer import Tokenizer
 
 PIECES = 100  # that a text of one document is cut into
-SHORTEST = 500  # bytes of a piece
-MOST = 1000  # sections that short documents are put together to, about
+MIN_PIECE_BYTES = 500
+MAX_SECTIONS = 1000  # sections that short documents are put together to, about
 
 Array = npt.NDArray[np.float64]
 
@@ -75,7 +75,7 @@ class SectionScores:
         bits = self.nats / math.log(2)
         return {
             "loss": loss,
-            "perplexity": Interval(*(math.exp(each) if each < 700 else math.inf for each in loss)),
+            "perplexity": Interval(*map(perplexity, loss)),
             "bits_per_byte": ratio_interval(bits, self.bytes, drawn),
             "bits_per_character": ratio_interval(bits, self.characters, drawn),
         }
@@ -176,7 +176,7 @@ def _borders(stored: Ids, most_bytes: int | None) -> Ids:
     if not whole:
         raise DataError("the text to evaluate is empty")
     read = whole if most_bytes is None else min(most_bytes, whole)
-    longest, shortest = max(SHORTEST, -(-read // PIECES)), read / MOST
+    longest, shortest = max(MIN_PIECE_BYTES, -(-read // PIECES)), read / MAX_SECTIONS
     borders, at, waiting = [0], 0, 0
     for size in documents.tolist():
         if borders[-1] >= read:

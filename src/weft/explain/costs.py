@@ -15,9 +15,9 @@ from weft.costs.count import Component, Count, count
 from weft.costs.memory import Memory, Workload, cache_bytes, kept_bytes, narrow, training_memory
 from weft.costs.units import byte_size, reach, short
 from weft.errors import ModelError
-from weft.figures.page import template
+from weft.figures.page import html_tables, template
 from weft.figures.picture import SHADES, Picture, new_figure
-from weft.figures.tables import Table, html_tables, text_tables
+from weft.figures.tables import Table, text_tables
 from weft.models import config
 
 MIN_SHARE = 0.01  # that is drawn by itself, and not together with others

@@ -22,11 +22,9 @@ from weft.errors import DataError, ModelError
 from weft.explain.capture import capture
 from weft.explain.reading import Reading, pieces, running
 from weft.explain.surprise import predicts_masked
-from weft.figures import tables
 from weft.figures.picture import COLOURS, Picture, new_figure
 from weft.figures.shaded import (
     Measure,
-    Table,
     Token,
     Told,
     drawable,
@@ -35,7 +33,7 @@ from weft.figures.shaded import (
     percent,
     shaded_html,
 )
-from weft.figures.tables import text_table
+from weft.figures.tables import Table, text_table
 from weft.models.base import evaluating
 from weft.models.ngram import NGram
 from weft.models.transformer import Transformer
@@ -135,7 +133,7 @@ class Saliency(Picture):
         rows.sort(key=lambda row: row[0])
         header = ("", "place", "token", "norm", "× input")
         title = "log-probability of {}: {} nats, probability {}".format(*self._target)
-        return text_table(tables.Table(header, [row for _, row in rows[:MAX_TOLD]], title, text=(0, 2)))
+        return text_table(Table(header, [row for _, row in rows[:MAX_TOLD]], title, text=(0, 2)))
 
     @property
     def _target(self) -> tuple[str, str, str]:

@@ -2,19 +2,30 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from markupsafe import Markup
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
-from weft.figures.picture import COLOURS, Picture, new_figure, svg
-from weft.figures.tables import Table, html_tables, text_tables
+from weft.figures.page import html_charts, html_tables
+from weft.figures.picture import COLOURS, SHADES, Picture, new_figure, svg
+from weft.figures.plot import Plot
+from weft.figures.shapes import AREAS, TEXTS, laid_out, plot_svg
+from weft.figures.tables import Table, text_tables
 
 DASHES = ("-", "--", "-.", ":")  # lines differ in these as well as in colour
+UNITS = 104  # of a plot's plane to the inch
+INK = {"ink": "#000000", "soft": "#808080", "": "#000000", **{f"c{n}": colour for n, colour in enumerate(COLOURS)}}
+INKS = {"grid": "soft", "axis": "soft", "mark": "c1"}  # of what is no series
+ALPHAS = {"grid": 0.4, "faint": 0.4, "band": 0.18}
+AT = {"start": "left", "middle": "center", "end": "right"}
 
 
 class Chart(NamedTuple):
-    """A chart: what it is called, and what draws it on matplotlib's axes."""
+    """A chart that is drawn by hand: what it is called, and what draws it on matplotlib's axes."""
 
     title: str
     draw: Callable[[Any], None]
@@ -24,10 +35,10 @@ class Charts(Picture):
     """Charts, and tables that say the same in numbers."""
 
     columns: ClassVar[int] = 2
-    size: ClassVar[tuple[float, float]] = (4.6, 3.1)  # inches of a chart
+    size: ClassVar[tuple[float, float]] = (4.6, 3.1)  # inches of a chart that is drawn by hand
 
     @abstractmethod
-    def charts(self) -> Sequence[Chart]:
+    def charts(self) -> Sequence[Chart | Plot]:
         """What is drawn, in reading order."""
 
     def tables(self) -> Sequence[Table]:
@@ -36,28 +47,107 @@ class Charts(Picture):
 
     def figure(self) -> Figure:
         """All charts together, for print."""
-        charts = self.charts()
-        columns = min(self.columns, len(charts))
-        rows = -(-len(charts) // columns)
-        figure = new_figure(columns * self.size[0], rows * self.size[1])
-        for number, chart in enumerate(charts, 1):
-            _draw(figure.add_subplot(rows, columns, number), chart)
-        return figure
+        return self._figure(self.charts())
 
     def html(self) -> str:
         """Every chart by itself, so that a narrow page shows them in full size, and the tables."""
-        drawn = [Markup(svg(self._alone(chart), chart.title)) for chart in self.charts()]
-        charts = Markup('<div class="charts cost-charts">{}</div>').format(Markup("").join(drawn))
-        return charts + html_tables(self.tables())
+        return html_charts([self._on_page(chart) for chart in self.charts()]) + html_tables(self.tables())
 
     def text(self) -> str | None:
         """The tables."""
         return text_tables(self.tables()) or None
 
-    def _alone(self, chart: Chart) -> Figure:
-        figure = new_figure(*self.size)
-        _draw(figure.add_subplot(), chart)
+    def _figure(self, charts: Sequence[Chart | Plot]) -> Figure:
+        columns = min(self.columns, len(charts))
+        rows = -(-len(charts) // columns)
+        sizes = [
+            (each.size[0] / UNITS, each.size[1] / UNITS) if isinstance(each, Plot) else self.size for each in charts
+        ]
+        width, height = (max(sides) for sides in zip(*sizes, strict=True))
+        figure = new_figure(columns * width, rows * height)
+        for number, chart in enumerate(charts, 1):
+            axes = figure.add_subplot(rows, columns, number)
+            if isinstance(chart, Plot):
+                draw_plot(axes, chart)
+            else:
+                _draw(axes, chart)
         return figure
+
+    def _on_page(self, chart: Chart | Plot) -> str:
+        return plot_svg(chart) if isinstance(chart, Plot) else svg(self._figure([chart]), chart.title)
+
+
+@dataclass(frozen=True)
+class Panels(Charts):
+    """Described charts of one kind, with the `name` of the file that they are saved as."""
+
+    name: str
+    title: str
+    about: str
+    plots: Sequence[Plot]
+    columns: ClassVar[int] = 4
+
+    def charts(self) -> Sequence[Plot]:
+        """All of them."""
+        return self.plots
+
+
+def panel(name: str, about: str, plot: Plot) -> Panels:
+    """One described chart by itself."""
+    return Panels(name, plot.title, about, [plot])
+
+
+class PanelsPage(Picture):
+    """A page with described charts in it, which are saved as figures beside it."""
+
+    @abstractmethod
+    def panels(self) -> Sequence[Panels]:
+        """All charts, in reading order."""
+
+    def figure(self) -> Figure:
+        """The first."""
+        return self.panels()[0].figure()
+
+    def save_figures(self, folder: Path) -> list[Path]:
+        """Write each as .svg and .png under its name: loss-flops.svg, multipliers.png, …"""
+        return [each.save(folder / f"{each.name}{suffix}") for each in self.panels() for suffix in (".svg", ".png")]
+
+
+def draw_plot(axes: Any, plot: Plot) -> None:
+    """A described chart on matplotlib's axes, as it is laid out for a page."""
+    axes.set(xlim=(0, plot.size[0]), ylim=(plot.size[1], 0))
+    axes.axis("off")
+    layout = laid_out(plot)
+    for shape in layout.shapes if layout else ():
+        look, (xs, ys) = shape.look, zip(*shape.places, strict=True)
+        ink = {"color": _ink(look.colour or INKS.get(shape.kind, "ink")), "alpha": ALPHAS.get(shape.kind)}
+        if shape.kind in TEXTS:
+            size, level = 9.5 if shape.kind == "title" else 8.5, "center" if shape.angle == -90 else "baseline"
+            where = {"ha": AT[shape.anchor], "va": level, "rotation": -shape.angle, "rotation_mode": "anchor"}
+            behind = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.5}} if shape.kind == "name" else {}
+            axes.text(xs[0], ys[0], shape.text, fontsize=size, parse_math=False, **ink, **where, **behind)
+            continue
+        if shape.kind in AREAS:
+            (drawn,) = axes.fill(xs, ys, linewidth=0, **ink)
+        elif shape.kind == "dot":
+            ring = look.marker == "ring"
+            style = {"markersize": 8, "fillstyle": "none"} if ring else {"markersize": 4.5}
+            (drawn,) = axes.plot(xs, ys, marker="o" if ring else look.marker, **style, **ink)
+        else:
+            dash = (0, [float(length) for length in look.dash.split()]) if look.dash else "-"
+            (drawn,) = axes.plot(
+                xs, ys, linewidth=0.4 if shape.kind == "faint" else 0.8 * look.width, linestyle=dash, **ink
+            )
+        if shape.cut and layout:
+            x, y, width, height = layout.box
+            drawn.set_clip_path(Rectangle((x, y), width, height, transform=axes.transData))
+
+
+def _ink(colour: str) -> str:
+    return to_hex(SHADES(float(colour[:-1]) / 100)) if colour.endswith("%") else INK[colour]
+
+
+# ---- drawn by hand
 
 
 def _draw(axes: Any, chart: Chart) -> None:

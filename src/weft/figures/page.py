@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, Template
 from markupsafe import Markup
 
+from weft.figures.tables import Table
 from weft.untrusted import printable
+
+STYLES = ("page.css", "explain.css")
 
 
 class Section(NamedTuple):
@@ -21,18 +24,46 @@ class Section(NamedTuple):
     scripts: tuple[str, ...] = ()
 
 
-def page(title: str, sections: Sequence[Section], *, summary: str = "", frame: bool = False) -> str:
-    """The whole page; as a `frame`, one that stands in a notebook beside other things."""
+def page(
+    title: str,
+    sections: Sequence[Section],
+    *,
+    summary: str = "",
+    frame: bool = False,
+    styles: Sequence[str] = STYLES,
+) -> str:
+    """The whole page; as a `frame`, one that stands in a notebook beside other things. `styles` are files of web/."""
     names = dict.fromkeys(name for section in sections for name in section.scripts)
     text = template("page.html").render(
         title=title,
         summary=summary,
-        style=Markup(web_file("page.css") + web_file("explain.css")),
+        style=Markup("").join(Markup(web_file(name)) for name in styles),
         sections=[(f"s{number}", section) for number, section in enumerate(sections)],
         scripts=[Markup(web_file(name)) for name in names],
     )
     text = printable(text)
     return template("frame.html").render(page=text, title=title) if frame else text
+
+
+def part(macro: str, /, *values: Any, **options: Any) -> Markup:
+    """A part of a page: a macro of web/parts.html, such as cards, facts, command, notes, texts, lead or fold."""
+    return Markup(getattr(template("parts.html").module, macro)(*values, **options))
+
+
+def html_table(table: Table, **options: Any) -> Markup:
+    """A table as a part of a page; a wide one scrolls by itself. The options are those of its macro."""
+    return part("table", table, **options)
+
+
+def html_tables(tables: Sequence[Table]) -> Markup:
+    """Several, one below another."""
+    return Markup("").join(map(html_table, tables))
+
+
+def html_charts(charts: Sequence[str], kind: str = "") -> Markup:
+    """Charts side by side, or one below another on a narrow page; nothing where there are none."""
+    drawn = Markup("".join(charts))
+    return Markup('<div class="charts {}">{}</div>').format(kind, drawn) if drawn else drawn
 
 
 def data(name: str, value: Any) -> Markup:

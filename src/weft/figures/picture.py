@@ -4,7 +4,7 @@ import io
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from weft.errors import ConfigError, DataError
 from weft.figures.page import Section, page
-from weft.files import check_place, write_bytes, write_text
+from weft.files import check_place, write_bytes
 
 FIGURES = (".svg", ".png", ".pdf")
 PAGE = ".html"
@@ -71,9 +71,14 @@ class Picture(ABC):
         check_picture(path, self.suffixes)
         if path.suffix.lower() == PAGE:
             sections = self.sections()
-            text = page(self.title, sections, summary=self.about if len(sections) > 1 else "")
-            return _written(path, lambda: write_text(path, text))
-        return _written(path, lambda: write_bytes(path, drawn(self.figure(), path.suffix[1:].lower())))
+            content = page(self.title, sections, summary=self.about if len(sections) > 1 else "").encode()
+        else:
+            content = drawn(self.figure(), path.suffix[1:].lower())
+        try:
+            write_bytes(path, content)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be written: {error.strerror}") from None
+        return path
 
     suffixes: ClassVar[tuple[str, ...]] = (PAGE, *FIGURES)
 
@@ -142,11 +147,3 @@ def _any_sign() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
-
-
-def _written(path: Path, write: Callable[[], object]) -> Path:
-    try:
-        write()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror}") from None
-    return path

@@ -11,8 +11,9 @@ from matplotlib import font_manager
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from weft.figures.page import data, template
+from weft.figures.page import data, html_table, template
 from weft.figures.picture import SHADES, new_figure
+from weft.figures.tables import Table
 
 DARKEST = 0.55  # of SHADES: black letters can still be read on it
 FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Hiragino Sans", "Microsoft YaHei")
@@ -62,13 +63,6 @@ class Told(NamedTuple):
     others: Sequence[tuple[str, float]] = ()
 
 
-class Table(NamedTuple):
-    """The same for those who don't see shades."""
-
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
 def percent(probability: float) -> str:
     """As a person reads it."""
     if probability == 0:
@@ -85,7 +79,10 @@ def percent(probability: float) -> str:
 def shaded_html(
     label: str, tokens: Sequence[Token], measures: Sequence[Measure], told: Sequence[Told], table: Table
 ) -> Markup:
-    """A part of a page, which needs shaded.js: the text, shaded by the first of `measures`; each token tells more."""
+    """A part of a page, which needs shaded.js: the text, shaded by the first of `measures`; each token tells more.
+
+    The table says the same to those who don't see shades.
+    """
     marked = [
         (*_parted(token.text), token.piece, _sign(token), shade)
         for token, shade in zip(tokens, measures[0].shades, strict=True)
@@ -99,7 +96,7 @@ def shaded_html(
         tokens=marked,
         measures=measures,
         others=any(one.others for one in told),
-        table=table,
+        table=html_table(table._replace(title="All tokens as a table", text=(0, 1)), fold=True),
         data=data("shaded-data", {"told": facts, "shades": [each.shades for each in measures]}),
     )
     return Markup(text)

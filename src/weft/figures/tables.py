@@ -1,34 +1,50 @@
-"""Tables as a page and a terminal show them."""
+"""Tables: described once, here set in plain text; `figures/page.py` has them on a page."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
-from markupsafe import Markup
-
-from weft.figures.page import template
-
 WIDTH = 80
+MIN_TEXT_WIDTH = 16  # characters that a column of text is left with, however narrow the terminal
+WRAPPED_WIDTH = 36  # a column that is wider may be wrapped, so it need not be left out
 
 
 class Table(NamedTuple):
-    """Something to print: columns numbered in `text` stand to the left, all others to the right."""
+    """Columns numbered in `text` stand to the left, all others to the right; those without anything are left out.
+
+    Where there is too little space, columns of `spare` are left out, the first one first.
+    """
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    title: str
+    title: str = ""
     remarks: Sequence[str] = ()
     text: Sequence[int] = (0,)
+    spare: Sequence[int] = ()
 
 
-def text_table(table: Table) -> str:
-    """A table in plain text; its remarks are wrapped at 80 columns."""
-    rows = [[str(cell) for cell in row] for row in (table.header, *table.rows)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [table.title, *("  ".join(_cells(row, widths, table.text)).rstrip() for row in rows)]
-    for remark in table.remarks:
-        lines += textwrap.wrap(remark, WIDTH, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(line for line in lines if line)
+def text_lines(table: Table, width: int | None = None, prose: int = WIDTH) -> Iterator[tuple[str, str]]:
+    """The lines of a table, and what each belongs to: title, header, row or remark.
+
+    In a `width` that is too narrow, the widest of the columns in `text` is wrapped between its words. Title and remarks
+    are wrapped at `prose` columns.
+    """
+    table = table if width is None else _without_spare(table, width)
+    widths = _widths(table)
+    if width is not None and (over := _line_width(widths) - width) > 0:
+        widest = max(table.text, key=lambda column: widths[column])
+        widths[widest] = max(MIN_TEXT_WIDTH, widths[widest] - over)
+    yield from (("title", line) for line in wrapped(table.title, prose))
+    for number, row in enumerate((table.header, *table.rows)):
+        if any(row):
+            yield from (("row" if number else "header", line) for line in _row_lines(row, widths, table.text, width))
+    yield from (("remark", line) for remark in table.remarks for line in wrapped(remark, prose))
+
+
+def text_table(table: Table, width: int | None = None) -> str:
+    """A table in plain text."""
+    return "\n".join(line for _, line in text_lines(table, width))
 
 
 def text_tables(tables: Sequence[Table]) -> str:
@@ -36,16 +52,43 @@ def text_tables(tables: Sequence[Table]) -> str:
     return "\n\n".join(map(text_table, tables))
 
 
-def html_table(table: Table) -> Markup:
-    """A table as part of a page; a wide one scrolls by itself."""
-    return Markup(template("costs.html").module.table(table))  # type: ignore[attr-defined]
+def wrapped(text: str, width: int = WIDTH) -> list[str]:
+    """A paragraph in lines; no word is broken."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-def html_tables(tables: Sequence[Table]) -> Markup:
-    """Several, one below another."""
-    return Markup("").join(map(html_table, tables))
+def _without_spare(table: Table, width: int) -> Table:
+    """The table with as many spare columns empty as it takes to fit, and a remark that says so."""
+    rows, gone = [list(row) for row in (table.header, *table.rows)], []
+    for column in table.spare:
+        if _line_width([min(each, WRAPPED_WIDTH) for each in _widths(Table(rows[0], rows[1:]))]) <= width:
+            break
+        gone.append(table.header[column])
+        for row in rows:
+            row[column] = ""
+    remark = [f"not shown for lack of space: {', '.join(gone)}; --json has all"] if gone else []
+    return table._replace(header=rows[0], rows=rows[1:], remarks=[*table.remarks, *remark])
 
 
-def _cells(row: Sequence[str], widths: Sequence[int], text: Sequence[int]) -> list[str]:
-    sized = enumerate(zip(row, widths, strict=True))
-    return [cell.ljust(width) if column in text else cell.rjust(width) for column, (cell, width) in sized if width]
+def _widths(table: Table) -> list[int]:
+    return [max(map(len, column)) for column in zip(table.header, *table.rows, strict=True)]
+
+
+def _line_width(widths: Sequence[int]) -> int:
+    """How long a line of cells is, with two spaces between them."""
+    return sum(width + 2 for width in widths if width) - 2
+
+
+def _row_lines(row: Sequence[str], widths: Sequence[int], text: Sequence[int], width: int | None) -> Iterator[str]:
+    """A row as one line, or as more where a cell is wider than its column.
+
+    A first cell with a word that is too long for its column has lines of its own.
+    """
+    cells = [wrapped(cell, column) if len(cell) > column else [cell] for cell, column in zip(row, widths, strict=True)]
+    if width is not None and max(map(len, cells[0])) > widths[0]:
+        yield from textwrap.wrap(row[0], width)
+        cells[0] = [""]
+    for parts in zip_longest(*cells, fillvalue=""):
+        sized = enumerate(zip(parts, widths, strict=True))
+        line = [part.ljust(size) if column in text else part.rjust(size) for column, (part, size) in sized if size]
+        yield "  ".join(line).rstrip()

@@ -1,27 +1,28 @@
 """report.html: what a run did, on one page that needs nothing else."""
 
 import math
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from weft.costs.count import count
 from weft.costs.devices import MFU, device_called
 from weft.costs.memory import Workload, training_memory
-from weft.costs.units import byte_size, short
+from weft.costs.units import byte_size, duration, short
+from weft.figures.page import Section, html_table, page, part
+from weft.figures.plot import PLAIN, Axis, Look, Plot, Series
+from weft.figures.shapes import html_plots
+from weft.figures.tables import Table
 from weft.files import write_text
 from weft.recipe.config import Recipe
 from weft.recipe.metrics import METRICS
-from weft.runs.curves import Series, chart, template
 from weft.runs.folder import RunFolder, writing
 from weft.runs.lines import read_lines
-from weft.untrusted import printable
 
 Lines = Sequence[dict[str, Any]]
+DOTTED = Look(marker="o")  # measured now and then
 
 
 @dataclass(frozen=True)
@@ -56,30 +57,52 @@ class Record:
 def write_report(run: RunFolder) -> Path:
     """Write a run's report from what its folder holds, and return where it is."""
     with writing(run.report):
-        write_text(run.report, printable(page(run)))  # a model may write any byte; a page may not hold any
+        write_text(run.report, report(run))
     return run.report
 
 
-def page(run: RunFolder) -> str:
+def report(run: RunFolder) -> str:
     """The report as HTML."""
     record = Record(run.recipe(), *(read_lines(path) for path in (run.metrics, run.timings, run.events)))
     start, result = record.last("start"), record.last("result")
-    return template("report.html").render(
-        name=record.recipe.name,
-        style=(resources.files("weft") / "web" / "page.css").read_text("utf-8"),
-        summary=_summary(record, start),
-        cards=_cards(record, result),
-        charts=_charts(record, result),
-        examples=result.get("table") or [],
-        mistakes="predicted" in (result.get("table") or [[]])[0],
-        trouble=_trouble(record),
-        result=result,
-        samples=_earlier_samples(record.all("samples")),
-        cost=_cost(record),
-        start=start,
-        provenance=_provenance(start),
-        recipe=run.config.read_text(encoding="utf-8"),
-    )
+    header, *examples = result.get("table") or [[]]
+    parts = {
+        "": part("cards", _cards(record, result)),
+        "Curves": html_plots(_plots(record, result)),
+        "When training went wrong": _pairs(_trouble(record)),
+        "Confusion matrix": _confusion(result),
+        "Mistakes it was surest of" if "predicted" in header else "Held-out examples": _examples(header, examples),
+        "What it writes": part("texts", result.get("samples") or ()),
+        "What it wrote during training": _pairs(_earlier_samples(record.all("samples"))),
+        "Cost": _filled(Table(("", "predicted", "measured"), _cost(record))),
+        "What was chosen, and why": _pairs(start.get("choices") or ()),
+        "How to repeat it": _pairs(_provenance(start)),
+        "Recipe": part("texts", [run.config.read_text(encoding="utf-8")]),
+    }
+    sections = [Section(title, "", html) for title, html in parts.items() if html]
+    return page(record.recipe.name, sections, summary=_summary(record, start), styles=("page.css",))
+
+
+def _filled(table: Table, **options: Any) -> str:
+    """A table, or nothing where it has no rows. What a run's files say may be no text."""
+    rows = [list(map(str, row)) for row in table.rows]
+    return html_table(table._replace(rows=rows), **options) if rows else ""
+
+
+def _pairs(rows: Sequence[Sequence[str]]) -> str:
+    return _filled(Table(("", ""), rows, text=(0, 1)), kind="prose pairs")
+
+
+def _examples(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return _filled(Table(header, rows, text=range(len(header))), kind="prose")
+
+
+def _confusion(result: dict[str, Any]) -> str:
+    """Counts by actual label (rows) and predicted label, each on a shade of its share of the row."""
+    labels, matrix = result.get("labels") or (), result.get("matrix") or ()
+    rows = [(label, *(f"{count:,}" for count in counts)) for label, counts in zip(labels, matrix, strict=False)]
+    shades = [[round(70 * count / max(1, sum(counts))) for count in counts] for counts in matrix]
+    return _filled(Table(("actual ↓ predicted →", *labels), rows), kind="shades", shades=shades)
 
 
 def _summary(record: Record, start: dict[str, Any]) -> str:
@@ -99,31 +122,31 @@ def _state(record: Record) -> str:
     last, steps = told[-1] if told else {}, record.recipe.steps
     if last.get("event") == "finish":
         seconds = sum(event.get("seconds", 0.0) for event in record.all("finish"))
-        return f"finished after {_duration(seconds)}"
+        return f"finished after {duration(seconds)}"
     done = max((line["step"] for line in record.metrics), default=0)
     state = f"interrupted after step {last['step']}" if last.get("event") == "interrupted" else f"at step {done}"
     return f"not finished: {state}{f' of {steps}' if steps else ''}"
 
 
+def _metric_cards(values: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
+    hidden = ("nats_per_character", "baseline_bits_per_byte")
+    return [
+        (format(values[key], metric.format), f"{metric.title}, {where}")
+        for key, metric in METRICS.items()
+        if isinstance(values.get(key), float | int) and key not in hidden and (values[key] or key != "unknown_share")
+    ]
+
+
 def _cards(record: Record, result: dict[str, Any]) -> list[tuple[str, str]]:
     """The numbers to look at first."""
-    cards: list[tuple[str, str]] = []
-    for key, metric in METRICS.items():
-        if key in ("nats_per_character", "baseline_bits_per_byte") or (key == "unknown_share" and not result.get(key)):
-            continue
-        if isinstance(result.get(key), float | int):
-            cards.append((format(result[key], metric.format), f"{metric.title}, held out"))
+    cards = _metric_cards(result, "held out")
     baseline = result.get("baseline_bits_per_byte")
     if cards and baseline is not None:
         cards[0] = (cards[0][0], f"{cards[0][1]} (characters alone: {baseline:.3f})")
     evaluated = [line for line in record.metrics if "validation_loss" in line]
     if evaluated and not cards:
-        for key, metric in METRICS.items():
-            value = evaluated[-1].get(f"validation_{key}")
-            if value is not None:
-                cards.append(
-                    (format(value, metric.format), f"{metric.title}, held out, at step {evaluated[-1]['step']}")
-                )
+        last = {key.removeprefix("validation_"): evaluated[-1][key] for key in evaluated[-1] if "validation_" in key}
+        cards = _metric_cards(last, f"held out, at step {evaluated[-1]['step']}")
     logged = [line for line in record.metrics if "loss" in line]
     if logged:
         cards.append((f"{logged[-1]['loss']:.3f}", "last training loss"))
@@ -140,47 +163,44 @@ def _cards(record: Record, result: dict[str, Any]) -> list[tuple[str, str]]:
     return cards
 
 
-def _charts(record: Record, result: dict[str, Any]) -> list[str]:
+def _plots(record: Record, result: dict[str, Any]) -> list[Plot]:
     metrics = record.metrics
-    losses = [
-        Series("training", _points(metrics, "loss")),
-        Series("held out", _points(metrics, "validation_loss"), dots=True),
-    ]
+    losses = [_curve("training", metrics, "loss"), _curve("held out", metrics, "validation_loss", Look("c1", "o"))]
     for event in record.rollbacks[-1:]:
         abandoned = [(step, math.nan if loss is None else loss) for step, loss in event.get("abandoned") or []]
-        losses.append(Series("abandoned", abandoned, faint=True))
-    marks = [(event["to"], f"rolled back to here from step {event['step']}") for event in record.rollbacks]
+        losses.append(Series("abandoned", abandoned, Look("c2", width=0.9)))
+    bits = [_curve("held out", metrics, "validation_bits_per_byte", DOTTED)]
     baseline = result.get("baseline_bits_per_byte")
-    bits = [Series("held out", _points(metrics, "validation_bits_per_byte"), dots=True)]
     if baseline is not None:
-        bits.append(Series("characters", [], level=baseline))
+        bits.append(_level(baseline))
         if result.get("bits_per_byte") and result.get("loss"):  # the same in nats a token, as the loss is
-            losses.append(Series("characters", [], level=baseline * result["loss"] / result["bits_per_byte"]))
-    speed = Series("tokens per second", _points(record.timings, "tokens_per_second"))
-    norm = Series("gradient norm", _points(metrics, "gradient_norm"))
-    return [
-        chart("Loss", losses, marks=marks),
-        chart("Loss, both axes on a log scale", losses, logarithmic=True, marks=marks),
-        chart("Bits per byte, held out", bits),
-        *(
-            chart(
-                f"{_capital(METRICS[key].title)}, held out",
-                [Series(key, _points(metrics, f"validation_{key}"), dots=True)],
-            )
-            for key in ("accuracy", "next_accuracy", "spearman")
-        ),
-        chart("Learning rate", [Series("learning rate", _points(metrics, "lr"))], from_zero=True),
-        chart("Gradient norm before clipping", [norm], from_zero=True, marks=marks),
-        chart("Tokens per second", [speed], from_zero=True),
+            losses.append(_level(baseline * result["loss"] / result["bits_per_byte"]))
+    marks = [(event["to"], f"rolled back to here from step {event['step']}") for event in record.rollbacks]
+    step, log_step, from_zero = Axis("step", pad=0), Axis("step", log=True, pad=0), Axis(holds=(0.0,), clips=True)
+    kept = ("accuracy", "next_accuracy", "spearman")
+    others = {METRICS[key].title: _curve(key, metrics, f"validation_{key}", DOTTED) for key in kept}
+    plots = [
+        Plot("Loss", losses, step, Axis(clips=True), marks),
+        Plot("Loss, both axes on a log scale", losses, log_step, Axis(log=True, clips=True), marks),
+        Plot("Bits per byte, held out", bits, step, Axis(clips=True)),
+        *(Plot(f"{title[0].upper()}{title[1:]}, held out", [each], step) for title, each in others.items()),
+        Plot("Learning rate", [_curve("learning rate", metrics, "lr")], step, from_zero),
+        Plot("Gradient norm before clipping", [_curve("norm", metrics, "gradient_norm")], step, from_zero, marks),
+        Plot("Tokens per second", [_curve("speed", record.timings, "tokens_per_second")], step, from_zero),
     ]
+    return [plot for plot in plots if any(len(each.points) > 1 for each in plot.series)]
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _curve(name: str, lines: Lines, key: str, look: Look = PLAIN) -> Series:
+    """A value over steps. One point is no curve: its value is told beside its name."""
+    points = [(line["step"], line[key]) for line in lines if line.get(key) is not None]
+    if len(points) < 2:
+        return Series(f"{name} {points[0][1]:.4g}" if points else "", look=look)
+    return Series(name, points, look)
 
 
-def _points(lines: Lines, key: str) -> list[tuple[float, float]]:
-    return [(line["step"], math.nan if line[key] is None else line[key]) for line in lines if key in line]
+def _level(value: float) -> Series:
+    return Series(f"characters {value:.4g}", look=Look("c3", dash="6 4", width=1.3), level=value)
 
 
 def _trouble(record: Record) -> list[tuple[str, str]]:
@@ -213,7 +233,6 @@ def _cost(record: Record) -> list[tuple[str, str, str]]:
     a_step = recipe.batch.tokens or ((size or 0) * length if recipe.objective.reads != "rows" else 0)
     tokens = (recipe.steps or 0) * a_step
     rows = [
-        ("", "predicted", "measured"),
         ("parameters", f"{predicted.parameters:,}", f"{built:,}" if built else ""),
         ("tokens", f"{tokens:,}" if tokens else "", f"{read:,}"),
         ("operations", _flop(tokens * each) if tokens else "", _flop(read * each)),
@@ -221,10 +240,10 @@ def _cost(record: Record) -> list[tuple[str, str, str]]:
     ]
     if record.seconds:
         rows.append(("speed", "", f"{_flop(read * each / record.seconds)} per second"))
-        rows.append(("time in steps", _expected(record, tokens * each), _duration(record.seconds)))
+        rows.append(("time in steps", _expected(record, tokens * each), duration(record.seconds)))
     evaluating = sum(event.get("seconds", 0.0) for event in record.all("evaluation"))
     if evaluating:
-        rows.append(("time in evaluations", "", _duration(evaluating)))
+        rows.append(("time in evaluations", "", duration(evaluating)))
     return rows
 
 
@@ -236,7 +255,7 @@ def _expected(record: Record, operations: float) -> str:
         return ""
     processes = start.get("processes")
     speed = MFU * device.peak(record.recipe.precision or "bf16") * (processes if isinstance(processes, int) else 1)
-    return f"{_duration(operations / speed)} at {MFU:.0%} of the peak"
+    return f"{duration(operations / speed)} at {MFU:.0%} of the peak"
 
 
 def _flop(operations: float) -> str:
@@ -266,11 +285,3 @@ def _provenance(start: dict[str, Any]) -> list[tuple[str, str]]:
     noted = {key: start.get(key) for key in ("command", "corpus", "weft", "torch", "python")}
     noted["corpus"] = ", ".join(noted["corpus"] or [])
     return [(key, str(value)) for key, value in noted.items() if value]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return "{} min {} s".format(*divmod(int(seconds), 60))
-    return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else f"{seconds / 86400:.1f} days"

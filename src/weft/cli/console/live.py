@@ -38,10 +38,8 @@ def workplace(folder: Path, jobs: str | None) -> Iterator["Workplace"]:
 
 def show(page: "ComparisonPage | ScalingPage", places: Mapping[str, Path], as_json: bool) -> None:
     """Write the page and its figures, and print what it says and where everything is."""
-    from weft.compare.drawing import save_figures
-
     page.save(places["page"])
-    save_figures(page.drawings(), places["page"].parent / "figures")
+    page.save_figures(places["page"].parent / "figures")
     if as_json:
         columns.print_json(page.record())
         return
@@ -99,7 +97,7 @@ def _table(progress: "Progress", seconds: float) -> "Group":
         done = [progress.outcomes[job] for job in mine if job in progress.outcomes]
         best = min((outcome.bits_per_byte for outcome in done if outcome.nats), default=None)
         now = [
-            f"{_share(job.share)} · {step:,}/{steps:,}" + (f" · {loss:.2f}" if loss is not None else "")
+            " · ".join([_part(job.share), f"{step:,}/{steps:,}", *([] if loss is None else [f"{loss:.2f}"])])
             for job, (step, steps, loss) in progress.running.items()
             if job.contender == name
         ]
@@ -113,7 +111,7 @@ def _table(progress: "Progress", seconds: float) -> "Group":
     return Group(table, Text(line, style="dim"))
 
 
-def _share(share: float) -> str:
+def _part(share: float) -> str:
     """A share of the budget in a word; the first steps of a budget in minutes are taken to time them."""
     return "timing" if not share else "whole" if share == 1 else f"1/{round(1 / share)}"
 

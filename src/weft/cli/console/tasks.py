@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from weft.cli.console import columns
 from weft.cli.console.loading import loading
+from weft.figures.tables import Table
 
 NONE = ("N/A", None)
 
@@ -40,7 +41,8 @@ def evaluate_on_tasks(run: Path, asked: Asked, others: Mapping[str, Any]) -> Non
     rows = [row for task, metrics in found["results"].items() for row in _rows(found, task, metrics)]
     remarks = [] if asked.limit is None else [f"on the first {asked.limit} examples of each task only"]
     filters = "filter" if any(row[2] for row in rows) else ""
-    columns.show(("task", "shots", filters, "metric", "", "value", "± stderr"), rows, "", remarks, text=(0, 2, 3, 4))
+    header = ("task", "shots", filters, "metric", "", "value", "± stderr")
+    columns.show(Table(header, rows, "", remarks, text=(0, 2, 3, 4)))
 
 
 def _names(asked: Asked, others: Mapping[str, Any]) -> list[str]:

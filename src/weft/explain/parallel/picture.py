@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from weft.costs.units import byte_size, short
 from weft.explain.parallel.figure import BYTES, draw, listed
 from weft.explain.parallel.parallel import Sizes, Splits, Way, measure
-from weft.figures.page import Section
+from weft.figures.page import Section, html_tables
 from weft.figures.picture import Picture, svg
-from weft.figures.tables import Table, html_tables, text_tables
+from weft.figures.tables import Table, text_tables
 
 RING = (
     "Sent by each of n processes around a ring: 2(n − 1)/n · b bytes for an all-reduce of b; (n − 1)/n · b for a "

@@ -1,5 +1,5 @@
-// The command of a comparison: copied, or selected where a page may not copy.
-for (const box of document.querySelectorAll(".cmp-command")) {
+// A command that repeats what a page tells: copied, or selected where a page may not copy.
+for (const box of document.querySelectorAll(".command")) {
   const code = box.querySelector("code"), button = box.querySelector("button");
   button.hidden = false;
   button.addEventListener("click", async () => {

@@ -36,7 +36,7 @@ OWN = ("data.document_mask", "data.tokens")  # what of `data` a contender may ha
 LENGTHS = ("warmup", "hold", "every")  # of a schedule, in steps
 INTERVALS = (("evaluate", "every"), ("checkpoint", "every"), ("log", "every"))
 PROBE = 20  # steps that are taken to measure how long one takes
-FEWEST_BYTES = 2000  # of held-out text
+MIN_HELD_OUT_BYTES = 2000  # of held-out text
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class Entrant:
-    """A contender that can start. `recipe` has everything but what differs from job to job."""
+class ReadyContender:
+    """A contender with its recipe, which has everything but what differs from job to job, and its text as tokens."""
 
     name: str
-    contender: Contender
+    settings: Contender
     recipe: Recipe
     corpus: Corpus
     whole: SettledRecipe  # with the whole budget, at its own learning rate
@@ -77,7 +77,9 @@ class Entrant:
     @cached_property
     def flops_per_step(self) -> float:
         """Operations of a step, forward and backward."""
-        return flops_per_step(self.whole)
+        batch = self.whole.batch
+        cost = count(self.whole.model, batch.length, self.whole.adapter)
+        return cost.training(batch.recompute) * self.tokens_per_step
 
     @property
     def rate(self) -> float:
@@ -95,7 +97,7 @@ class Entrant:
         work = Workload(rows, batch.length, self.whole.precision, self.whole.optimizer.kind)
         return training_memory(self.whole.model, work, self.whole.adapter).total(batch.recompute)
 
-    def lasting(self, steps: int) -> "Entrant":
+    def lasting(self, steps: int) -> "ReadyContender":
         """The same with another number of steps as its whole budget.
 
         A recipe that says nothing of its own length has the lengths of its schedule in steps of this one.
@@ -134,14 +136,7 @@ class Entrant:
         return _settled(self.recipe, changes, self.corpus, self.device)
 
 
-def flops_per_step(recipe: SettledRecipe) -> float:
-    """Operations of a step of training, forward and backward."""
-    batch = recipe.batch
-    cost = count(recipe.model, batch.length, recipe.adapter)
-    return cost.training(batch.recompute) * (batch.size or 1) * batch.length
-
-
-def entrants(experiment: Experiment, folder: Path, device: str, log: Log) -> list[Entrant]:
+def make_ready(experiment: Experiment, folder: Path, device: str, log: Log) -> list[ReadyContender]:
     """Every contender with its text as tokens in `folder`, those with the same tokenizer sharing them.
 
     `device` is "cpu" or "cuda". Steps are those of a budget in FLOPs or tokens; for minutes they are found later.
@@ -167,7 +162,7 @@ def entrants(experiment: Experiment, folder: Path, device: str, log: Log) -> lis
             recipe = recipe.replace(data={**recipe.data.model_dump(exclude_none=True), "tokens": most})
         # how long it is follows from what a step costs, so its batch is chosen first
         whole = _settled(recipe, {"schedule": _least(recipe)}, corpus, device)
-        each = Entrant(name, experiment.contenders[name], recipe, corpus, whole, device)
+        each = ReadyContender(name, experiment.contenders[name], recipe, corpus, whole, device)
         made.append(
             each if each.counts or experiment.budget.axis == "minutes" else each.lasting(_steps(experiment, each))
         )
@@ -221,11 +216,11 @@ def _corpora(
         found[name] = made[asked]
     for corpus in made.values():
         held_out = corpus.shards.validation
-        if held_out is None or held_out.bytes < FEWEST_BYTES:
+        if held_out is None or held_out.bytes < MIN_HELD_OUT_BYTES:
             few = 0 if held_out is None else held_out.bytes
             raise DataError(
                 f"{', '.join(data.sources)}: {few:,} bytes are held out to measure on, too few to tell models apart; "
-                f"expected {FEWEST_BYTES:,} or more: give more text, or hold out more with data.validation"
+                f"expected {MIN_HELD_OUT_BYTES:,} or more: give more text, or hold out more with data.validation"
             )
     return found
 
@@ -249,16 +244,16 @@ def _corpus(recipe: Recipe, text: TextSource, place: Path, known: tuple[int, str
 # ---- the budget
 
 
-def _steps(experiment: Experiment, entrant: Entrant) -> int:
+def _steps(experiment: Experiment, contender: ReadyContender) -> int:
     """How many steps a whole budget in FLOPs or tokens pays for."""
-    budget, batch = experiment.budget, entrant.whole.batch
-    tokens = entrant.tokens_per_step
-    cost = entrant.flops_per_step if budget.axis == "flops" else float(tokens)
+    budget, batch = experiment.budget, contender.whole.batch
+    tokens = contender.tokens_per_step
+    cost = contender.flops_per_step if budget.axis == "flops" else float(tokens)
     steps = int(budget.amount // cost)
     if steps < 1:
         what = f"{cost:.3g} FLOPs" if budget.axis == "flops" else f"{tokens:,} tokens"
         raise ConfigError(
-            f"{entrant.name}: one step of {batch.size} × {batch.length} tokens takes {what}, more than the budget of "
+            f"{contender.name}: one step of {batch.size} × {batch.length} tokens takes {what}, more than the budget of "
             f"{budget}; give a larger budget, or a smaller model or batch.size"
         )
     return steps

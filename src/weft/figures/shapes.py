@@ -1,0 +1,272 @@
+"""A chart laid out as shapes, and the shapes as SVG in the colours of the page, which suits light and dark.
+
+A report is written at every evaluation, so nothing here loads matplotlib.
+"""
+
+import math
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import NamedTuple
+
+from markupsafe import Markup, escape
+
+from weft.figures.page import html_charts
+from weft.figures.plot import Axis, Look, Plot, Point, Series
+
+MAX_POINTS = 500  # of a line; more are thinned
+EDGE, GAP = 14.0, 17.0  # around everything; from one line of text to the next
+LETTER, BOLD = 7.0, 9.2  # width of one, about; in a title
+BARE = Look("", width=1.0)  # of what is no part of a series
+AREAS, TEXTS = ("band", "bar"), ("title", "name", "tick")  # kinds of shapes
+CIRCLES = {"o": 2.6, ".": 1.8, "ring": 5.5}  # radii
+MARKERS = {  # from the middle
+    "s": "m-3-3h6v6h-6z",
+    "^": "m0-4 4 7h-8z",
+    "D": "m0-4 4 4-4 4-4-4z",
+    "v": "m0 4 4-7h-8z",
+    ">": "m4 0-7 4v-8z",
+    "<": "m-4 0 7 4v-8z",
+    "*": "m0-6 1.4 4.2h4.4l-3.6 2.6 1.4 4.2-3.6-2.6-3.6 2.6 1.4-4.2-3.6-2.6h4.4z",
+    "x": "m-3-3 6 6m0-6-6 6",
+    "|": "m0-5v10",
+    "_": "m-5 0h10",
+}
+
+
+class Shape(NamedTuple):
+    """A line, an area, a marker (of kind dot) or a text. Its kind is its class on a page.
+
+    `text` is what a text says, or what shows when anything else is pointed at. A text's start, middle or end stands at
+    its place. What is `cut` ends at the edges of the box.
+    """
+
+    kind: str
+    places: Sequence[Point]
+    look: Look = BARE
+    text: str = ""
+    anchor: str = "start"
+    angle: float = 0.0
+    cut: bool = False
+
+
+class Layout(NamedTuple):
+    """The box that series are drawn in (x, y, width, height), and all shapes in the order in which they are drawn."""
+
+    box: tuple[float, float, float, float]
+    shapes: list[Shape]
+
+
+def laid_out(plot: Plot) -> Layout | None:
+    """A chart on a plane of its size; None where no series has a point to draw."""
+    series = [replace(each, points=[point for point in each.points if _has_place(plot, point)]) for each in plot.series]
+    front = [each for each in series if not each.background]
+    xs, ys = ([point[axis] for each in front for point in each.points] for axis in (0, 1))
+    if not xs:
+        return None
+    top = _clipped_at(ys) if plot.y.clips else math.inf
+    held = [end for each in front for ends in each.band for end in ends]
+    held += [each.level for each in front if each.level is not None]
+    frame = _Frame(plot, plot.x.limits(xs), plot.y.limits([*(y for y in ys if y <= top), *held]))
+    drawn = [shape for each in sorted(series, key=lambda each: not each.background) for shape in frame.drawn(each)]
+    outliers = [shape for each in front for shape in frame.outliers(each, top)]
+    # lines are cut together; marks and then texts stand on top
+    order = {"dot": 2} | dict.fromkeys(TEXTS, 3)
+    every = [shape for shape in (*frame.around(), *drawn, *outliers) if shape.text or shape.kind not in TEXTS]
+    ordered = sorted(every, key=lambda shape: order.get(shape.kind, int(shape.cut)))
+    return Layout((frame.left, frame.top, frame.right - frame.left, frame.foot - frame.top), ordered)
+
+
+def _has_place(plot: Plot, point: Point) -> bool:
+    on_axes = zip(point, (plot.x, plot.y), strict=True)
+    return all(math.isfinite(value) and (value > 0 or not axis.log) for value, axis in on_axes)
+
+
+class _Frame:
+    """Where everything stands in a chart: the box that series are drawn in, and what is around it."""
+
+    def __init__(self, plot: Plot, x_limits: Point, y_limits: Point) -> None:
+        self.plot, self.x_limits, self.y_limits = plot, x_limits, y_limits
+        width, height = plot.size
+        titles = textwrap.wrap(plot.title, int((width - 2 * EDGE) / BOLD), max_lines=2, placeholder=" …")
+        self.texts = [Shape("title", [(EDGE, 22 + GAP * row)], BARE, line) for row, line in enumerate(titles)]
+        self.top = 22 + GAP * (len(titles) - 1)
+        self._add_names([each for each in plot.series if each.name])
+        self.top += 20 if plot.y.clips else 14  # with space for what lies above
+        self.rows = plot.y.ticks or plot.y.round_numbers(y_limits, max(2, int((height - self.top - 40) // 32)))
+        beside = 0.0 if plot.y.ticks else LETTER * max(map(len, self.rows.values()), default=0) + 6
+        self.left, self.right = EDGE + beside + (GAP if plot.y.label else 0), width - EDGE - 6
+        self.columns = plot.x.ticks or _fitting_ticks(plot.x, x_limits, self.right - self.left)
+        self.tilted = _width_of(self.columns.values()) > self.right - self.left
+        under = 0.65 * (LETTER + 1) * max(map(len, self.columns.values()), default=0) + 15 if self.tilted else GAP
+        self.foot = height - 9 - under - (GAP if plot.x.label else 0)
+
+    def _add_names(self, named: Sequence[Series]) -> None:
+        """Those of several series, one after another under the title, in as many lines as they need."""
+        if len(named) < 2:
+            return
+        x, self.top = EDGE, self.top + GAP + 2
+        for each in named:
+            name, y = self._fitting(each.name), self.top
+            if x > EDGE and x + 25 + LETTER * len(name) > self.plot.size[0] - EDGE:
+                x, y = EDGE, y + GAP
+            self.texts += [Shape("line", [(x, y - 4), (x + 20, y - 4)], each.look)] if each.look.width else []
+            self.texts += [Shape("dot", [(x + 10, y - 4)], each.look)] if each.look.marker else []
+            self.texts.append(Shape("name", [(x + 25, y)], BARE, name))
+            x, self.top = x + 25 + LETTER * len(name) + 14, y
+
+    def _fitting(self, name: str) -> str:
+        """As much of a name as has space beside its sign."""
+        most = int((self.plot.size[0] - 2 * EDGE - 25) / LETTER)
+        return name if len(name) <= most else f"{name[: most - 1]}…"
+
+    def around(self) -> Iterator[Shape]:
+        """Title, names and axes, and lines where something happened."""
+        plot, left, right, top, foot = self.plot, self.left, self.right, self.top, self.foot
+        yield from self.texts
+        for tick, name in self.rows.items():
+            y = self.y_of(tick)
+            if plot.y.ticks:  # names stand above what they name
+                yield Shape("name", [(left, y - 9)], BARE, self._fitting(name))
+            else:
+                yield Shape("grid", [(left, y), (right, y)])
+                yield Shape("tick", [(left - 6, y + 4)], BARE, name, "end")
+        for tick, name in self.columns.items():
+            x = self.x_of(tick)
+            yield Shape("grid", [(x, top), (x, foot)]) if plot.y.ticks else Shape("axis", [(x, foot), (x, foot + 4)])
+            tilted = Shape("tick", [(x + 4, foot + 14)], BARE, name, "end", -40)
+            yield tilted if self.tilted else Shape("tick", [(x, foot + 18)], BARE, name, "middle")
+        yield Shape("axis", [(left, foot), (right, foot)])
+        yield Shape("tick", [(right, plot.size[1] - 9)], BARE, plot.x.label, "end")
+        yield Shape("tick", [(EDGE + 8, (top + foot) / 2)], BARE, plot.y.label, "middle", -90)
+        for value, text in plot.marks:
+            x = self.x_of(min(max(value, self.x_limits[0]), self.x_limits[1]))
+            yield Shape("mark", [(x, top), (x, foot)], text=text)
+
+    def x_of(self, value: float) -> float:
+        return round(self.left + (self.right - self.left) * _share(value, self.x_limits, self.plot.x.log), 1)
+
+    def y_of(self, value: float) -> float:
+        return round(self.foot + (self.top - self.foot) * _share(value, self.y_limits, self.plot.y.log), 1)
+
+    def drawn(self, series: Series) -> Iterator[Shape]:
+        """The shapes of a series."""
+        look, places = series.look, [(self.x_of(x), self.y_of(y)) for x, y in series.points]
+        if series.level is not None:
+            y = self.y_of(series.level)
+            yield Shape("line", [(self.left, y), (self.right, y)], look, cut=True)
+        if series.band:
+            lows, highs = (
+                [(x, self.y_of(ends[side])) for (x, _), ends in zip(places, series.band, strict=True)]
+                for side in (0, 1)
+            )
+            yield Shape("band", [*lows, *reversed(highs)], look, cut=True)
+        if series.bars:
+            half = round(0.35 * (self.right - self.left) / len(places), 1)
+            for x, y in places:
+                left, right = x - half, x + half
+                yield Shape("bar", [(left, self.foot), (left, y), (right, y), (right, self.foot)], look, cut=True)
+        elif look.width and len(places) > 1:
+            yield Shape("faint" if series.background else "line", _thinned(places), look, cut=True)
+        for (x, y), place in zip(series.points, places, strict=True) if look.marker else ():
+            if self.top <= place[1] <= self.foot:
+                yield Shape("dot", [place], look, f"{self.plot.x.named(x)}: {y:.4g}")
+        for (x, y), label in zip(places, series.labels, strict=False):
+            late = x + LETTER * len(label) / 2 > self.right
+            yield Shape("tick", [(self.right if late else x, y - 8)], look, label, "end" if late else "middle")
+
+    def outliers(self, series: Series, limit: float) -> Iterator[Shape]:
+        """What lies above the chart as arrows at its edge, each with its value; of neighbours the highest."""
+        said, arrow = -math.inf, Look("c1", "^")
+        for above, group in groupby(series.points, key=lambda point: point[1] > limit):
+            if not above:
+                continue
+            x, value = max(group, key=lambda point: point[1])
+            at, late = self.x_of(x), self.x_of(x) > self.right - 44
+            yield Shape("dot", [(at, self.top - 5)], arrow, f"{self.plot.x.named(x)}: {value:.4g}")
+            if at - said > 44:
+                beside = [(at - 7 if late else at + 7, self.top - 1)]
+                yield Shape("tick", beside, arrow, f"{value:.3g}", "end" if late else "start")
+                said = at
+
+
+def _share(value: float, limits: Point, log: bool) -> float:
+    """How far along its axis a value lies: 0 at the beginning, 1 at the end."""
+    low, high = limits
+    return math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)
+
+
+def _width_of(names: Collection[str]) -> float:
+    """Of names at equal distances."""
+    return len(names) * ((LETTER + 1) * max(map(len, names), default=0) + 6)
+
+
+def _fitting_ticks(axis: Axis, limits: Point, width: float) -> dict[float, str]:
+    """As many ticks as have space beside each other."""
+    several = (axis.round_numbers(limits, most) for most in range(7, 0, -1))
+    return next((ticks for ticks in several if _width_of(ticks.values()) <= width), {})
+
+
+def _clipped_at(ys: Sequence[float]) -> float:
+    """A few spikes must not flatten the rest: the height above which values are far from nine tenths of them."""
+    ordered = sorted(ys)
+    high = ordered[int(0.9 * (len(ordered) - 1))]
+    return high + 4 * max(high - ordered[0], abs(high) * 0.05)
+
+
+def _thinned(places: list[Point]) -> list[Point]:
+    """At most MAX_POINTS, each the mean of its neighbours."""
+    size = -(-len(places) // MAX_POINTS)
+    if size <= 1:
+        return places
+    groups = [places[at : at + size] for at in range(0, len(places), size)]
+    return [(group[-1][0], round(sum(y for _, y in group) / len(group), 1)) for group in groups]
+
+
+# ---- as SVG
+
+
+def plot_svg(plot: Plot) -> Markup:
+    """A chart as a part of a page; nothing where there is nothing to draw."""
+    layout = laid_out(plot)
+    if layout is None:
+        return Markup("")
+    lines = []
+    for cut, some in groupby(layout.shapes, key=lambda shape: shape.cut):
+        drawn = "\n".join(map(_element, some))
+        x, y, width, height = layout.box
+        box = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" viewBox="{x:g} {y:g} {width:g} {height:g}"'
+        lines.append(f"<svg {box}>{drawn}</svg>" if cut else drawn)
+    head = '<svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="chart">\n'
+    return Markup(head).format(*plot.size, plot.title) + Markup("\n".join([*lines, "</svg>"]))
+
+
+def html_plots(plots: Sequence[Plot], kind: str = "") -> Markup:
+    """Charts side by side, or one below another on a narrow page."""
+    return html_charts([plot_svg(plot) for plot in plots], kind)
+
+
+def _element(shape: Shape) -> str:
+    (x, y), look = shape.places[0], shape.look
+    shaded = look.colour.endswith("%")
+    kinds = (shape.kind, shape.anchor, "ring" if look.marker == "ring" else "", "" if shaded else look.colour)
+    end = f'class="{" ".join(kind for kind in kinds if kind not in ("", "start"))}"'
+    end += f' style="color:color-mix(in srgb,var(--deep) {look.colour},var(--card))"' if shaded else ""
+    if shape.kind in TEXTS:
+        turned = f' transform="rotate({shape.angle:g} {x:g} {y:g})"' if shape.angle else ""
+        return f'<text x="{x:g}" y="{y:g}"{turned} {end}>{escape(shape.text)}</text>'
+    points = " ".join(f"{x:g},{y:g}" for x, y in shape.places)
+    if shape.kind == "dot" and look.marker in CIRCLES:
+        tag, begin = "circle", f'cx="{x:g}" cy="{y:g}" r="{CIRCLES[look.marker]}"'
+    elif shape.kind == "dot":
+        tag, begin = "path", f'd="M{x:g} {y:g}{MARKERS[look.marker]}"'
+    elif shape.kind in AREAS:
+        tag, begin = "polygon", f'points="{points}"'
+    else:
+        drawn = {"stroke-width": look.width if look.width != 1 else "", "stroke-dasharray": look.dash}
+        tag, begin = (
+            "polyline",
+            f'points="{points}"' + "".join(f' {key}="{value}"' for key, value in drawn.items() if value),
+        )
+    return f"<{tag} {begin} {end}" + (f"><title>{escape(shape.text)}</title></{tag}>" if shape.text else "/>")
