@@ -4,10 +4,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 from tests.models.contract import SomeSource, check_causal, check_rows_are_independent, check_step_equals_forward
 from torch import nn
 
 from weft.errors import ModelError
+from weft.models import config
 from weft.models.build import build as build_model
 from weft.models.config import Recurrent
 from weft.models.recurrent import Recurrent as Model
@@ -157,6 +159,64 @@ def test_learns_to_count() -> None:
             loss.backward()
             optimizer.step()
         assert (model(x[:, :-1]).argmax(-1) == x[:, 1:]).float().mean() > 0.95, (cell, activation, float(loss))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", ["recurrent", "bahdanau"])
+def test_weights_are_drawn_as_the_settings_say(kind: str, tied: bool) -> None:
+    sizes = {"kind": kind, "vocab_size": 500, "d_model": 64, "layers": 2}
+    sizes |= {"tied": tied} if kind == "recurrent" else {"source_vocab_size": 500 if tied else None}
+    drawn = {}
+    for init in ({}, {"init": {"kind": "uniform"}}, {"init": {"kind": "orthogonal"}}):
+        torch.manual_seed(0)
+        model = build_model(TypeAdapter(config.Model).validate_python(sizes | init))
+        drawn[init.get("init", {}).get("kind")] = dict(model.named_parameters())
+        torch.manual_seed(0)
+        model.reset_parameters()
+        again = dict(model.named_parameters())
+        assert all(weight.isfinite().all() and weight.shape == again[name].shape for name, weight in again.items())
+    std = 1.0 if kind == "bahdanau" else 64**-0.5
+    assert drawn[None]["embedding.weight"].std().item() == pytest.approx(std, rel=0.02)
+    stack = "recurrence" if kind == "recurrent" else "decoder"
+    assert drawn[None][f"{stack}.weight_hh_l1"].abs().max().item() == pytest.approx(64**-0.5, rel=0.01)
+    for name, weight in drawn["uniform"].items():  # every one of them, and over the whole range
+        assert weight.abs().max() <= 0.05, name
+        assert weight.numel() < 500 or weight.std().item() == pytest.approx(0.05 / 3**0.5, rel=0.1), name
+    for name, weight in drawn["orthogonal"].items():
+        if "weight_hh" in name:
+            for gate in weight.split(64):
+                torch.testing.assert_close(gate @ gate.T, torch.eye(64), atol=1e-5, rtol=0)
+        else:
+            wanted = 0.0 if weight.dim() == 1 else 0.01
+            assert weight.numel() < 500 or weight.std().item() == pytest.approx(wanted, rel=0.1), name
+
+
+def test_layers_with_dropout_between_them_read_as_a_whole_stack() -> None:
+    """Evaluation reads layer by layer, as training does, where dropouts lie between them: with the same numbers."""
+    model, x = build("lstm", "tanh", dropout=0.5).eval(), tokens(3, 9)
+    with torch.no_grad():
+        layer_by_layer = model(x)
+        for dropout in model.between:
+            dropout.p = 0.0
+        assert torch.equal(layer_by_layer, model(x))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("cell", ["elman", "lstm", "gru"])
+def test_weights_stay_in_one_piece(cell: str, dropout: float, recwarn: pytest.WarningsRecorder) -> None:
+    """cuDNN says so when it has to copy them: not in training, evaluation, steps, nor after a move to and fro."""
+    model, x = build(cell, "tanh", dropout=dropout).cuda(), tokens(3, 9).cuda()
+    documents = torch.arange(9, device="cuda").expand(3, 9) // 4
+    for _ in range(2):
+        model.train()(x).sum().backward()
+        with torch.autocast("cuda", torch.bfloat16):
+            model(x, documents=documents).sum().backward()
+        with torch.no_grad():
+            model.eval()(x)
+            model.step(x, model.start(3, 9))
+        model.cpu().cuda()
+    assert not [str(each.message) for each in recwarn if "contiguous" in str(each.message)]
 
 
 @pytest.mark.gpu

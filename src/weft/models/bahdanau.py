@@ -14,6 +14,7 @@ from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Bahdanau as BahdanauConfig
 from weft.models.recurrent import HiddenStates
 from weft.nn.dropout import Dropout, RowRng, number_dropouts
+from weft.nn.init import reset_recurrent
 from weft.nn.loss import Across, Readout
 from weft.nn.recurrent import Between, Layers, parts, read, read_masked, recurrence
 from weft.nn.scaled_dot_product import Probabilities
@@ -98,6 +99,11 @@ class Bahdanau(LanguageModel):
         self.maxout = nn.Linear(D + 2 * D + d_embedding, 2 * D)
         self.output = nn.Linear(D, config.vocab_size)
         number_dropouts(self)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew."""
+        reset_recurrent(self, self.config.init)
 
     @property
     def alignment(self) -> Probabilities:

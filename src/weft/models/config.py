@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 
 from weft.config import Config
 from weft.models.smoothing import ModifiedKneserNey, Smoothing
-from weft.nn.config import Activation, Block, Init, NormalInit, Probability
+from weft.nn.config import Activation, Block, FanInInit, Init, NormalInit, Probability, RecurrentInit
 from weft.nn.position_config import NoPosition, Position, Sizes
 
 # ---- what a Transformer's last layer is for
@@ -322,6 +322,7 @@ class Recurrent(Config):
     tied: bool = False
     dropout: Probability = 0.0
     variational: bool = False  # what is dropped is the same at all places of a row (Gal and Ghahramani 2016)
+    init: RecurrentInit = FanInInit()
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:
@@ -345,6 +346,7 @@ class Bahdanau(Config):
     d_embedding: PositiveInt | None = None
     d_attention: PositiveInt | None = None
     dropout: Probability = 0.0
+    init: RecurrentInit = FanInInit(embedding_std=1.0)  # PyTorch's: translators learn faster from it
 
 
 # ---- n-grams

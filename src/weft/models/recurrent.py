@@ -14,6 +14,7 @@ from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Recurrent as RecurrentConfig
 from weft.nn.dropout import Dropout, RowRng, number_dropouts
+from weft.nn.init import reset_recurrent
 from weft.nn.loss import Across, Readout
 from weft.nn.recurrent import Between, Carried, Layers, parts, read, read_documents, recurrence
 
@@ -70,22 +71,12 @@ class Recurrent(LanguageModel):
         # W_yh and b_y. Tied, W_yh is the embedding table and is stored once.
         self.output = None if config.tied else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
         self.output_bias = nn.Parameter(torch.zeros(config.vocab_size))
-        self._reset_output()
         number_dropouts(self)
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew, in PyTorch's ranges."""
-        super().reset_parameters()
-        self._reset_output()
-
-    def _reset_output(self) -> None:
-        """PyTorch's range; a tied table is drawn smaller, so that the first distribution is nearly even."""
-        nn.init.zeros_(self.output_bias)
-        narrow = self.config.d_model**-0.5
-        if self.output is None:
-            nn.init.normal_(self.embedding.weight, std=narrow)
-        else:
-            nn.init.uniform_(self.output, -narrow, narrow)
+        """Draw all weights anew."""
+        reset_recurrent(self, self.config.init)
 
     def forward_features(
         self,
@@ -137,7 +128,7 @@ class Recurrent(LanguageModel):
         now = state.current()
         hidden = []
         for t in range(T):
-            h, now = read(self.recurrence, inputs[:, t : t + 1], now)
+            h, now = read(self.recurrence, inputs[:, t : t + 1], now, self.between.drop(None))
             state.keep(now, t + 1)
             hidden.append(h)
         state.advance(T, lengths)

@@ -188,6 +188,30 @@ class XavierInit(Config):
 Init = Annotated[NormalInit | XavierInit, Field(discriminator="kind")]
 
 
+class FanInInit(Config):
+    """As PyTorch draws them, from ±1/√inputs, gates from ±1/√d_model; embeddings normal, deviation 1/√width if None."""
+
+    kind: Literal["fan-in"] = "fan-in"
+    embedding_std: PositiveFloat | None = None
+
+
+class UniformInit(Config):
+    """Every weight, biases and tables too, from ±width (Zaremba et al. 2014; Sutskever et al. 2014)."""
+
+    kind: Literal["uniform"] = "uniform"
+    width: PositiveFloat = 0.05
+
+
+class OrthogonalInit(Config):
+    """Recurrent matrices orthogonal (Saxe et al. 2014), others normal, biases 0; after Bahdanau et al. 2015, B.1."""
+
+    kind: Literal["orthogonal"] = "orthogonal"
+    std: PositiveFloat = 0.01
+
+
+RecurrentInit = Annotated[FanInInit | UniformInit | OrthogonalInit, Field(discriminator="kind")]
+
+
 # ---- losses
 
 

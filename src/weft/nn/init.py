@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from weft.nn.config import Init, NormalInit, XavierInit
+from weft.nn.config import FanInInit, Init, NormalInit, OrthogonalInit, RecurrentInit, UniformInit, XavierInit
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,32 @@ def reset(model: nn.Module, init: Initialiser, first: tuple[type[nn.Module], ...
     parts = [part for part in model.modules() if next(part.parameters(recurse=False), None) is not None]
     for part in sorted(parts, key=lambda part: not isinstance(part, first)):
         part.reset_parameters(init)  # type: ignore[operator]
+
+
+@torch.no_grad()
+def reset_recurrent(model: nn.Module, settings: RecurrentInit) -> None:
+    """Draw every weight of a model that is made of embeddings, PyTorch's recurrent modules and linear layers."""
+    for part in model.modules():
+        for name, weight in part.named_parameters(recurse=False):
+            bias = weight.dim() == 1
+            match settings:
+                case UniformInit(width=width):
+                    weight.uniform_(-width, width)
+                case OrthogonalInit() if name.startswith("weight_hh"):
+                    for gate in weight.split(weight.shape[1]):
+                        nn.init.orthogonal_(gate)
+                case OrthogonalInit(std=std):
+                    weight.zero_() if bias else weight.normal_(std=std)
+                case FanInInit(embedding_std=std) if isinstance(part, nn.Embedding):
+                    weight.normal_(std=std or weight.shape[1] ** -0.5)
+                case FanInInit() if isinstance(part, nn.RNNBase | nn.Linear) or not bias:
+                    inputs = part.hidden_size if isinstance(part, nn.RNNBase) else weight.shape[-1]
+                    inputs = part.in_features if isinstance(part, nn.Linear) else inputs
+                    weight.uniform_(-(inputs**-0.5), inputs**-0.5)
+                case FanInInit():  # what is added to the logits: the first distribution is nearly even
+                    weight.zero_()
+                case _:
+                    assert_never(settings)
 
 
 @contextmanager

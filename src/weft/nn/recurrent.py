@@ -97,8 +97,12 @@ class Between(nn.ModuleList):
         super().__init__(Dropout(p, variational) for _ in range(layers - 1))
 
     def drop(self, rng: RowRng | None, begin: int = 0) -> Drop | None:
-        """What is done in a pass whose places count from `begin`; None where nothing is dropped."""
-        if not any(dropout.drops for dropout in self):
+        """What is done in a pass whose places count from `begin`; None where nothing is ever dropped.
+
+        Evaluation takes the same way as training, though it drops nothing: on a GPU the weights of each layer, or of
+        all together, lie in one piece of memory, and would have to be moved between the two.
+        """
+        if not any(dropout.p for dropout in self):
             return None
         return lambda layer, x: self[layer - 1](x, rng, begin)
 
@@ -135,7 +139,16 @@ def _single_layers(stack: nn.RNNBase) -> list[nn.RNNBase]:
         kept[:] = [_single_layer(stack, layer) for layer in range(stack.num_layers)]
     for layer in kept:
         layer.training = stack.training
+        if layer.all_weights[0][1].is_cuda and vars(layer).get("flattened") != _memory(layer):
+            layer.flatten_parameters()  # or cuDNN would copy them into one piece in every call
+            vars(layer)["flattened"] = _memory(layer)
     return kept
+
+
+def _memory(layer: nn.RNNBase) -> tuple[int, int]:
+    """Where a layer's weights lie: moving the model, or the whole stack's own flattening, changes that."""
+    storage = layer.all_weights[0][1].untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
 
 
 def _single_layer(stack: nn.RNNBase, layer: int) -> nn.RNNBase:
