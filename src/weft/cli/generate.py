@@ -1,6 +1,7 @@
 """`weft generate`: let a trained model write."""
 
 import json
+import math
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -148,12 +149,8 @@ def generate(
     refuse_together(ranks, {"--quantize": quantize, "--draft": draft, "--amateur": amateur, "--out": out})
     given = given_settings(context, greedy)
     penalties = {"power": length_penalty, "gnmt": gnmt_penalty}
-
-    def settings_over(defaults: Given) -> "Sampling | Beam":
-        if beam is None:
-            return _sampling(given, penalties, defaults)
-        return _beam(beam, n, {**given, "greedy": greedy or None}, penalties, defaults)
-
+    drawn = {**given, "greedy": None if beam is None else greedy or None}
+    settings_over = partial(_settings, drawn, beam, n, penalties)
     settings_over({})  # what can't be is refused before anything is loaded
     if out is not None:
         check_place(out)
@@ -197,18 +194,15 @@ def generate(
     remarks.report()
 
 
-def _sampling(given: Given, penalties: Given, defaults: Given) -> "Sampling":
-    from weft.api.settings import sampling, with_defaults
-
-    if any(penalty is not None for penalty in penalties.values()):
-        raise ConfigError("--length-penalty and --gnmt-penalty belong to --beam")
-    return sampling(**with_defaults(given, defaults))
-
-
-def _beam(beams: int, n: int, given: Given, penalties: Given, defaults: Given) -> "Beam":
-    from weft.api.settings import beam, with_defaults
+def _settings(given: Given, beams: int | None, n: int, penalties: Given, defaults: Given) -> "Sampling | Beam":
+    from weft.api.settings import beam, sampling, with_defaults
     from weft.decode.config import Rules
 
+    chosen = [{"kind": kind, "alpha": alpha} for kind, alpha in penalties.items() if alpha is not None]
+    if beams is None:
+        if chosen:
+            raise ConfigError("--length-penalty and --gnmt-penalty belong to --beam")
+        return sampling(**with_defaults(given, defaults))
     if given["slide"] is not None:
         raise ConfigError(
             "--no-slide doesn't apply to --beam: beam search always stops where the model's window is full"
@@ -219,7 +213,6 @@ def _beam(beams: int, n: int, given: Given, penalties: Given, defaults: Given) -
         raise ConfigError(
             f"--{option} doesn't apply to --beam: beam search draws nothing, it looks for the likeliest text"
         )
-    chosen = [{"kind": kind, "alpha": alpha} for kind, alpha in penalties.items() if alpha is not None]
     if len(chosen) == 2:
         raise ConfigError("--length-penalty and --gnmt-penalty exclude each other")
     rules = {key: value for key, value in given.items() if key in Rules.model_fields}
@@ -261,9 +254,6 @@ def _pattern(run: "Run", regex: str | None, schema: Path | None, grammar: Path |
 
 
 def _table(completion: "Completion") -> None:
-    """Tokens and their probabilities."""
-    import math
-
     from rich.console import Console
     from rich.table import Table
 

@@ -5,6 +5,7 @@ name the same blocks. Which block belongs to which text is decided in `pool.py`;
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -85,11 +86,13 @@ class PagedCache:
         return self._slots, self._reach
 
 
-class PagedLayer:
+class PagedLayer(NamedTuple):
     """One layer's blocks (blocks, 2, kv_heads, block_size, d_head) while new keys and values come in."""
 
-    def __init__(self, cache: PagedCache, store: Tensor, places: Tensor | None, start: int):
-        self.cache, self.store, self.places, self.start = cache, store, places, start
+    cache: PagedCache
+    store: Tensor
+    places: Tensor | None
+    start: int
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write these (batch, kv_heads, time, d_head) and give all up to the longest row."""

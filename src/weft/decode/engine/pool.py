@@ -59,10 +59,7 @@ class BlockPool:
 
     def shared(self, keys: Sequence[Key]) -> int:
         """How many of a text's first blocks are here already."""
-        for count, key in enumerate(keys):
-            if key not in self.known:
-                return count
-        return len(keys)
+        return next((count for count, key in enumerate(keys) if key not in self.known), len(keys))
 
     def awaits(self, keys: Sequence[Key]) -> bool:
         """Whether the next block that this text lacks is being read just now, so that it pays to wait for it."""
@@ -111,23 +108,25 @@ class BlockPool:
             if key not in self.known and block not in self.key_of:
                 self.known[key] = block
                 self.key_of[block] = key
-            self._no_longer_pending(table, key)
+            if key in table.pending:
+                table.pending.remove(key)
+                self.pending.remove(key)
 
     def release(self, table: BlockTable) -> None:
         """The text needs its blocks no more; what is known in them may serve others."""
-        for key in list(table.pending):
-            self._no_longer_pending(table, key)
+        self.pending -= table.pending
+        table.pending.clear()
         while table.blocks:  # the last first: a prefix is worth more than what followed it
-            self._drop(table.blocks.pop())
+            block = table.blocks.pop()
+            assert self.uses[block] > 0, "a block is given back once"
+            self.uses[block] -= 1
+            if not self.uses[block] and block in self.key_of:
+                self.unused[block] = None
+            elif not self.uses[block]:
+                self.blank.append(block)
         table.read = 0
 
-    def _no_longer_pending(self, table: BlockTable, key: Key) -> None:
-        if key in table.pending:
-            table.pending.remove(key)
-            self.pending.remove(key)
-
     def _take(self) -> int:
-        """A block for one use, its content forgotten."""
         if self.blank:
             block = self.blank.pop()
         else:
@@ -135,14 +134,3 @@ class BlockPool:
             del self.known[self.key_of.pop(block)]
         self.uses[block] = 1
         return block
-
-    def _drop(self, block: int) -> None:
-        """One use less."""
-        assert self.uses[block] > 0, "a block is given back once"
-        self.uses[block] -= 1
-        if self.uses[block]:
-            return
-        if block in self.key_of:
-            self.unused[block] = None
-        else:
-            self.blank.append(block)
