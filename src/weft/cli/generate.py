@@ -1,20 +1,21 @@
 """`weft generate`: let a trained model write."""
 
 import json
-import math
 from functools import partial
 from itertools import chain
+from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.console import options
+from weft.cli.console import columns, options
 from weft.cli.console.loading import loading
 from weft.cli.console.terminal import echo, write
 from weft.cli.console.together import load_together, refuse_together, together
 from weft.cli.console.writing import DEFAULT_MAX_TOKENS, Remarks, check_writes, given_settings, log_defaults
 from weft.errors import ConfigError, WeftError
+from weft.figures.tables import Table
 from weft.files import check_place
 from weft.untrusted import parse_json
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from weft.api.run import Run
     from weft.decode.config import Beam, Sampling
     from weft.decode.constrain import Grammar
-    from weft.decode.text import Completion
 
 MAX_LOOKUP = 1000  # tokens that --lookup may ask for
 choice = partial(typer.Option, rich_help_panel="How tokens are chosen")
@@ -190,7 +190,11 @@ def generate(
                 echo("---")
             echo(prompts[0] + each.text)
             if each.scored:
-                _table(each)
+                rows = [
+                    (repr(t.text), f"{exp(t.logprob):.3f}", "  ".join(f"{text!r} {exp(p):.3f}" for text, p in t.top))
+                    for t in each.scored
+                ]
+                columns.show(Table(("token", "probability", "likeliest here"), rows, text=(0, 2)))
     remarks.report()
 
 
@@ -251,15 +255,3 @@ def _pattern(run: "Run", regex: str | None, schema: Path | None, grammar: Path |
         return run.grammar(text) if schema is None else run.schema(tree)
     except WeftError as error:
         raise ConfigError(f"{file}: {error}") from None
-
-
-def _table(completion: "Completion") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("token", "probability", "likeliest here", box=None)
-    table.columns[1].justify = "right"
-    for each in completion.scored:
-        others = "  ".join(f"{text!r} {math.exp(value):.3f}" for text, value in each.top)
-        table.add_row(repr(each.text), f"{math.exp(each.logprob):.3f}", others)
-    Console(markup=False, highlight=False).print(table)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -116,9 +116,17 @@ def bulk(
         for index, (prompt, found) in texts
     )
     lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
-    with bar("writing", len(left)) as advance, _appending(job.out, len(written)) as append:
+    if job.out is not None:
+        with _refusing(job.out):
+            job.out.parent.mkdir(parents=True, exist_ok=True)
+            with open(job.out, "ab") as file:
+                file.truncate(len(written))
+    with bar("writing", len(left)) as advance:
         while some := list(islice(lines, job.batch)):
-            append(some)
+            if job.out is not None:
+                with _refusing(job.out), open(job.out, "ab") as file:
+                    file.write("".join(f"{line}\n" for line in some).encode())
+                    sync(file)
             advance(len(some))
             yield from some
 
@@ -142,26 +150,6 @@ def _written(path: Path, prompts: Sequence[str], settings: dict[str, Any]) -> by
         if known[2] != settings:
             raise DataError(f"{path}: begun with other settings ({known[2]}); name another file")
     return whole
-
-
-@contextmanager
-def _appending(path: Path | None, size: int) -> Iterator[Callable[[Sequence[str]], None]]:
-    """What adds lines to a file after its first `size` bytes; they are on the disk when it returns."""
-    if path is None:
-        yield lambda lines: None
-        return
-    with _refusing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "ab")  # noqa: SIM115 — it stays open between batches
-        file.truncate(size)
-
-    def append(lines: Sequence[str]) -> None:
-        with _refusing(path):
-            file.write("".join(f"{line}\n" for line in lines).encode())
-            sync(file)
-
-    with file:
-        yield append
 
 
 @contextmanager

@@ -79,7 +79,19 @@ class Scheduler:
         some of them may have ended, and only one whose text is known can be read again later.
         """
         self._admit()
-        return self._with_blocks(self._plan())
+        work: Work = [(request, 1) for request in self.running if request.unread == 1 and not request.ends_or_slides]
+        new = [request for request in self.running if request.unread > 1]
+        # the oldest goes first, then the shortest; while others wait, one gets half of the tokens at most
+        new[1:] = sorted(new[1:], key=lambda request: request.unread)
+        left = self.prefill
+        for request in new:
+            most = max(1, self.prefill // 2) if len(new) > 1 else left
+            size = min(request.unread, left, most)
+            work.append((request, size))
+            left -= size
+            if left == 0:
+                break
+        return self._with_blocks(work)
 
     def remove(self, request: Request) -> None:
         if request in self.running:
@@ -105,21 +117,6 @@ class Scheduler:
                 self.waiting.appendleft(request)
                 break
         self.waiting.extendleft(reversed(later))
-
-    def _plan(self) -> Work:
-        work: Work = [(request, 1) for request in self.running if request.unread == 1 and not request.ends_or_slides]
-        new = [request for request in self.running if request.unread > 1]
-        # the oldest goes first, then the shortest; while others wait, one gets half of the tokens at most
-        new[1:] = sorted(new[1:], key=lambda request: request.unread)
-        left = self.prefill
-        for request in new:
-            most = max(1, self.prefill // 2) if len(new) > 1 else left
-            size = min(request.unread, left, most)
-            work.append((request, size))
-            left -= size
-            if left == 0:
-                break
-        return work
 
     def _with_blocks(self, work: Work) -> Work | None:
         """The work that has blocks; where too few are free, the youngest requests are preempted."""

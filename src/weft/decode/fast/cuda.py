@@ -198,7 +198,8 @@ class PagedFastPath(FusedLayers):
     def attention_of(self, batch: int) -> Any:
         """Attention of a step of so many rows."""
         attention = self.attention_for(batch, self.attend.CROWD if batch == 1 else CROWD)
-        attention.warps = attention.warps if batch == 1 else WARPS
+        if batch > 1:
+            attention.warps = WARPS
         return attention
 
     def step(self, tokens: Tensor, reads: Tensor, slots: Tensor, attention: Any) -> Tensor:

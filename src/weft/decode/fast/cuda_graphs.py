@@ -15,7 +15,7 @@ block `nowhere`.
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -175,17 +175,18 @@ class GraphStep:
 
     def _capture(self, seen: int) -> Captured:
         """The work, captured, with tokens and lengths as they were before."""
-        kept = self.tokens.clone(), self.state.lengths.clone()
-        kind = len(self.tokens), 0 if self.kernels else seen, None if self.sampler is None else self.sampler.kind
-        captured = capture(self.model, kind, lambda: self._work(seen), lambda: self._undo(*kept))
-        self._undo(*kept)
-        return captured
+        tokens, lengths = self.tokens.clone(), self.state.lengths.clone()
 
-    def _undo(self, tokens: Tensor, lengths: Tensor) -> None:
-        self.tokens.copy_(tokens)
-        self.state.lengths.copy_(lengths)
-        if self.sampler is not None:
-            self.sampler.count.fill_(self.sampler.begun)
+        def undo() -> None:
+            self.tokens.copy_(tokens)
+            self.state.lengths.copy_(lengths)
+            if self.sampler is not None:
+                self.sampler.count.fill_(self.sampler.begun)
+
+        kind = len(self.tokens), 0 if self.kernels else seen, None if self.sampler is None else self.sampler.kind
+        captured = capture(self.model, kind, partial(self._work, seen), undo)
+        undo()
+        return captured
 
 
 class DeviceSampler:

@@ -40,21 +40,18 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
-class Matrix(Structure):
-    """c/products.h's Matrix."""
+# ---- structures of c/products.h and c/step.c, by their names there
 
+
+class Matrix(Structure):
     _fields_ = _fields(c_int32, "kind rows columns") + _fields(c_void_p, "weights scales centres bias")
 
 
 class Norm(Structure):
-    """c/step.c's Norm."""
-
     _fields_ = _fields(c_void_p, "gain bias") + _fields(c_float, "eps offset") + _fields(c_int32, "centred")
 
 
 class Layer(Structure):
-    """c/step.c's Layer."""
-
     _fields_ = [
         *_fields(Norm, "attention_norm feedforward_norm"),
         *_fields(Matrix, "qkv out up down"),
@@ -63,8 +60,6 @@ class Layer(Structure):
 
 
 class Model(Structure):
-    """c/step.c's Model."""
-
     _fields_ = [
         *_fields(c_int32, "layers d_model heads kv_heads d_head d_ff gated activation capacity"),
         ("scale", c_float),

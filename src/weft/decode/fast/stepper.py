@@ -53,12 +53,9 @@ class Stepper:
         more = FIRST_CAPACITY if source is None else source.tokens.shape[1] + 1
         capacity = min(limit, first + (FIRST_CAPACITY_ON_CUDA if device_of(model).type == "cuda" else more))
         self.state = model.start(batch, capacity, source)
-        if isinstance(self.state, TransformerState):
-            grows = isinstance(self.state.cache, KeyValueCache)
-        else:
-            grows = isinstance(self.state, HiddenStates | Recent)
-        if capacity < limit and not grows:  # then it needs all of it at the start
-            self.state = model.start(batch, limit, source)
+        whole = isinstance(self.state, TransformerState) and not isinstance(self.state.cache, KeyValueCache)
+        if whole or not isinstance(self.state, TransformerState | HiddenStates | Recent):  # such a state can't grow
+            self.state = model.start(batch, limit, source) if capacity < limit else self.state
         self._step: Step | None = None
 
     def read(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
