@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.decode.config import Sampling
-from weft.decode.engine.paging import BlockStore, PagedCache
-from weft.decode.engine.pool import BlockPool, BlockTable, Key
+from weft.decode.engine.paging import BlockPool, BlockStore, BlockTable, Key, PagedCache
 from weft.decode.fast.cuda import Chunk
 from weft.decode.fast.stepper import paged_graphs
 from weft.decode.prompt import Prompt
