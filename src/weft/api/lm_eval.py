@@ -19,7 +19,7 @@ from weft.api.load import load
 from weft.api.run import Run
 from weft.api.settings import sampling, with_defaults
 from weft.decode.config import Sampling
-from weft.decode.many import completions
+from weft.decode.generate import completions
 from weft.decode.prompt import Prompt, opening
 from weft.errors import ConfigError, suggestion
 from weft.evaluate.perplexity import HEAD_ELEMENTS

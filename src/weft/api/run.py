@@ -16,13 +16,12 @@ from weft.api.export_model import export_model
 from weft.api.settings import BulkOptions, check_several, generation_defaults, sampling, translation_beam, with_defaults
 from weft.costs.count import count
 from weft.decode.bulk import Job, bulk, texts_of
-from weft.decode.chat import GENTLE, Message, before_reply, chat_prompt
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar, json_schema, lark, regex
 from weft.decode.contrastive import Contrasted
 from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
-from weft.decode.prompt import Prompt, context_window
+from weft.decode.prompt import GENTLE, Message, Prompt, before_reply, chat_prompt, context_window
 from weft.decode.speculative import Draft, LookUp, speculate
 from weft.decode.text import Chunk, Completion
 from weft.decode.translate import RATIO
@@ -173,8 +172,8 @@ class Run:
         check_several(prompts, "prompts")
         if n < 1:
             raise ConfigError(f"n = {n}: at least one text a prompt")
-        job = Job(settings, n, max(1, len(prompts)), first, pattern)
-        return list(texts_of(self.model, self.tokenizer, prompts, job))
+        job = Job(settings, n, max(1, len(prompts)), pattern)
+        return list(texts_of(self.model, self.tokenizer, prompts, job, first))
 
     def bulk(self, prompts: Sequence[str], settings: Sampling | Beam, **options: Unpack[BulkOptions]) -> Iterator[str]:
         """Texts for many prompts as lines of JSON, in order: `n` for each, `batch` prompts at a time.

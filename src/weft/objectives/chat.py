@@ -11,7 +11,7 @@ from weft.data.examples import Examples
 from weft.data.messages import encode_chat
 from weft.data.table import Kind, Row
 from weft.decode.config import Sampling
-from weft.decode.many import complete
+from weft.decode.generate import complete
 from weft.decode.prompt import Prompt, context_window
 from weft.errors import DataError, WeftError
 from weft.models.base import LanguageModel

@@ -12,7 +12,7 @@ from weft.data.sampler import Lanes, rows
 from weft.data.shards import Shards, Side, Tokens
 from weft.data.split import split_sections
 from weft.decode.config import Sampling
-from weft.decode.many import complete
+from weft.decode.generate import complete
 from weft.decode.prompt import Prompt
 from weft.errors import DataError
 from weft.evaluate.baseline import Baseline, character_baseline
