@@ -44,15 +44,17 @@ def body(base: str) -> Rules:
     return (*embeddings(f"{base}.embeddings"), *layers(f"{base}.encoder.layer.{{layer}}", qkv))
 
 
-TAGS, ANSWERS = module("output.out", "classifier"), module("output.out", "qa_outputs")
-OTHERS: Heads = {"token": TAGS, "span": ANSWERS, "embedding": ()}
+def usual_heads(words: tuple[str, ...], pooler: str, out: str = "classifier") -> Heads:
+    """The names of the heads that all have: masked words, labels of a text or its tokens, answers, and none."""
+    tags, answers = module("output.out", "classifier"), module("output.out", "qa_outputs")
+    both = {"mlm": words_head("output", *words), "sequence": pooled("output", pooler, out)}
+    return {**both, "token": tags, "span": answers, "embedding": ()}
+
+
 BERT_WORDS = tuple(f"cls.predictions.{part}" for part in ("transform.dense", "transform.LayerNorm", "decoder", "bias"))
+ROBERTA_WORDS = tuple(f"lm_head.{part}" for part in ("dense", "layer_norm", "decoder", "bias"))
+ROBERTA_HEADS = usual_heads(ROBERTA_WORDS, "classifier.dense", "classifier.out_proj")
 _NEXT_SENTENCE = ("bert.pooler.dense", "cls.seq_relationship")
-ROBERTA_HEADS: Heads = {
-    "mlm": words_head("output", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
-    "sequence": pooled("output", "classifier.dense", "classifier.out_proj"),
-    **OTHERS,
-}
 
 
 def unused_pooler(pooler: str, model: Encoder) -> LazyWeights:
@@ -105,10 +107,8 @@ BERT = family(
     body=body("bert"),
     heads={
         "mlm+nsp": (*words_head("output.words", *BERT_WORDS), *pooled("output.next_sentence", *_NEXT_SENTENCE)),
-        "mlm": words_head("output", *BERT_WORDS),
         "nsp": pooled("output", *_NEXT_SENTENCE),
-        "sequence": pooled("output", "bert.pooler.dense", "classifier"),
-        **OTHERS,
+        **usual_heads(BERT_WORDS, "bert.pooler.dense"),
     },
     pooler="bert.pooler.dense",
     unused=(r"cls\.(seq_relationship|predictions)\..*",),
@@ -162,11 +162,9 @@ DISTILBERT = family(
             ff_norm="output_layer_norm",
         ),
     ),
-    heads={
-        "mlm": words_head("output", "vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),
-        "sequence": pooled("output", "pre_classifier", "classifier"),
-        **OTHERS,
-    },
+    heads=usual_heads(
+        ("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"), "pre_classifier"
+    ),
     unused=(r"vocab_(transform|layer_norm|projector)\..*",),
 )
 
@@ -181,9 +179,7 @@ ELECTRA = family(
             *module("output.dense", "discriminator_predictions.dense"),
             *module("output.out", "discriminator_predictions.dense_prediction"),
         ),
-        "mlm": words_head("output", *_GENERATOR, "generator_lm_head.bias"),
-        "sequence": pooled("output", "classifier.dense", "classifier.out_proj"),
-        **OTHERS,
+        **usual_heads((*_GENERATOR, "generator_lm_head.bias"), "classifier.dense", "classifier.out_proj"),
     },
     unused=(r"(generator|discriminator)_(predictions|lm_head)\..*",),
 )
@@ -231,9 +227,7 @@ ALBERT = family(
             *words_head("output.words", *_ALBERT_WORDS),
             *pooled("output.next_sentence", "albert.pooler", "sop_classifier.classifier"),
         ),
-        "mlm": words_head("output", *_ALBERT_WORDS),
-        "sequence": pooled("output", "albert.pooler", "classifier"),
-        **OTHERS,
+        **usual_heads(_ALBERT_WORDS, "albert.pooler"),
     },
     pooler="albert.pooler",
     unused=(r"(predictions|sop_classifier)\..*",),
@@ -344,11 +338,7 @@ DEBERTA_V2 = family(
             "deberta.encoder.layer.{layer}", tuple(f"attention.self.{part}_proj" for part in ("query", "key", "value"))
         ),
     ),
-    heads={
-        "mlm": words_head("output", *BERT_WORDS),
-        "sequence": pooled("output", "pooler.dense", "classifier"),
-        **OTHERS,
-    },
+    heads=usual_heads(BERT_WORDS, "pooler.dense"),
     root="deberta",
     unused=(r"(cls|lm_predictions|mask_predictions|pooler)\..*", r"deberta\.embeddings\.position_embeddings\..*"),
 )

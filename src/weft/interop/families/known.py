@@ -1,4 +1,4 @@
-"""Every family of Hugging Face models that weft reads and writes: a new one is a file, its import and its name here.
+"""Every family of Hugging Face models that weft reads and writes; a new one is named here, or in its relatives' file.
 
 What no family describes is told which one comes nearest, and what that lacks.
 """
