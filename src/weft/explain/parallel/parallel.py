@@ -206,17 +206,10 @@ def _run(block: Block, way: Way, mesh: DeviceMesh, example: _Example) -> Split:
     results = [gathered(each) for each in (outputs[-1], passed, *gradients)]
     off = [float((one - other).abs().max()) for one, other in zip(results, example.expected, strict=True)]
     assert not forward[0] and not backward[0], "nothing is sent before the norm"
-    return Split(
-        way=way,
-        forward=tuple(forward[1:]),
-        backward=tuple(backward[1:]),
-        late=tuple(late),
-        flops=flops,
-        weights=sum(weight.to_local().numel() for stage in stages for weight in stage.weights),
-        activations=activations,
-        layout=tuple(layout[1:]),
-        differences=(off[0], off[1], max(off[2:])),
-    )
+    talked = tuple(forward[1:]), tuple(backward[1:]), tuple(late)
+    weights = sum(weight.to_local().numel() for stage in stages for weight in stage.weights)
+    differences = off[0], off[1], max(off[2:])
+    return Split(way, *talked, flops, weights, activations, tuple(layout[1:]), differences)
 
 
 class _Stage(NamedTuple):
