@@ -124,7 +124,6 @@ def drawing(written: Written, root: Group, opened: frozenset[str], shapes: bool,
 
 
 def figure(drawing: Drawing) -> Figure:
-    """For print."""
     scale = min(1.0, MAX_INCHES / max(drawing.width / 96, drawing.height / 96))
     fig = Figure(figsize=(drawing.width / 96 * scale, drawing.height / 96 * scale))
     FigureCanvasAgg(fig)
@@ -202,7 +201,6 @@ def _rectangle(mark: Mark) -> tuple[float, float, float, float]:
 
 
 def _texts(mark: Mark) -> Iterator[_Text]:
-    """All that is written at a box, by its baselines."""
     box, labels = mark.box, mark.labels
     if mark.frame:
         yield _Text(box.x + box.title_x, box.y + HEAD - 8.0, f"{labels.name} · {labels.inside}", TEXT, soft=True)

@@ -162,7 +162,6 @@ class _Recorder(TorchDispatchMode):
         return Node(kind, kind, name, call, tuple(tensor.shape), tensor.is_floating_point())
 
     def enter(self, path: str, module: nn.Module) -> None:
-        """A module begins."""
         self.calls.append(Call(path, type(module).__name__, self.open[-1] if self.open else 0))
         self.open.append(len(self.calls) - 1)
 

@@ -7,7 +7,7 @@ that no line crosses a box or a label. The page does the same sums when a group 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from weft.explain.graph.level import NARROW, OUTSIDE, Level, Piece, Size, Trunk, level
 
@@ -73,8 +73,7 @@ class Line(NamedTuple):
     targets: tuple[int, ...]
 
     def moved(self, x: float, y: float) -> "Line":
-        """The same elsewhere."""
-        down = {"y": self.y + y, "bend": self.bend + y, "straight": self.straight + y, "to_y": self.to_y + y}
+        down: Any = {"y": self.y + y, "bend": self.bend + y, "straight": self.straight + y, "to_y": self.to_y + y}
         return self._replace(x=self.x + x, to_x=self.to_x + x, **down)
 
 
