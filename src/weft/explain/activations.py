@@ -35,7 +35,6 @@ class Activations(Charts):
         return [lines(name, pair, self.x, Axis("x", holds=(self.x[0], self.x[-1])), y) for name, pair in pairs.items()]
 
     def tables(self) -> list[Table]:
-        """Both at a few places."""
         places = [int(np.abs(self.x - at).argmin()) for at in TABLED]
         rows = []
         for name, values in self.values.items():

@@ -54,19 +54,10 @@ def gradient_flow(
     placement: Placement, residual: bool, layers: int = 24, d_model: int = 64, seed: int = 0
 ) -> GradientFlow:
     """Build a stack with Xavier weights, as the 2017 Transformer has them, and read the gradient between its layers."""
-    settings = Decoder(
-        vocab_size=64,
-        context=TIME,
-        layers=layers,
-        d_model=d_model,
-        attention=Attention(heads=4),
-        feedforward=Plain(d_ff=4 * d_model),
-        norm=LayerNorm(),
-        placement=placement,
-        residual=residual,
-        position=Learned(),
-        init=XavierInit(),
-    )
+    inside = {"attention": Attention(heads=4), "feedforward": Plain(d_ff=4 * d_model), "norm": LayerNorm()}
+    around = {"placement": placement, "residual": residual, "position": Learned(), "init": XavierInit()}
+    sizes = {"vocab_size": 64, "context": TIME, "layers": layers, "d_model": d_model}
+    settings = Decoder(**sizes, **inside, **around)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Transformer(settings)
@@ -116,18 +107,13 @@ class GradientFlows(Charts):
         ]
 
     def tables(self) -> list[Table]:
-        """Both at some layers."""
         layers = self.layers
         depths = sorted({0, layers // 4, layers // 2, 3 * layers // 4, layers})
-        rows = [
-            (
-                NAMES[found.placement],
-                "yes" if found.residual else "no",
-                f"{found.full[0]:.1e}",
-                *(f"{found.token_specific[depth]:.1e}" for depth in depths),
-            )
-            for found in self.flows
-        ]
+        rows = []
+        for found in self.flows:
+            specific = (f"{found.token_specific[depth]:.1e}" for depth in depths)
+            skips = "yes" if found.residual else "no"
+            rows.append((NAMES[found.placement], skips, f"{found.full[0]:.1e}", *specific))
         remark = (
             "'full' is the norm of the full gradient at layer 0; the columns after it are its token-specific part,"
             " which distinguishes one token from another, at the input of some layers and at the output of the last."
@@ -194,7 +180,6 @@ class GradientNorms(Charts):
         return [*_stream_chart(stacks), _chart("of the parameters", parts, "layer")]
 
     def tables(self) -> list[Table]:
-        """A line a layer."""
         parts = list(dict.fromkeys(group.part for group in self.parameters if group.layer))
         rows = []
         for layer in dict.fromkeys([*self.stream, *(group.layer for group in self.parameters if group.layer)]):

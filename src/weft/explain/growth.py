@@ -75,7 +75,6 @@ class Growth(Charts):
         return [_chart(axis) for axis in self.axes]
 
     def tables(self) -> list[Table]:
-        """The laws."""
         rows = [
             (f"{axis.name}, {axis.letter}", f"{axis.now:,}", curve.name, f"{curve.slope:.2f}", curve.law(axis.letter))
             for axis in self.axes

@@ -31,7 +31,6 @@ class Schedule(Charts):
         return [Plot(self.title, [rates, top], x, y, size=(640, 300))]
 
     def tables(self) -> list[Table]:
-        """Its peak and some steps between."""
         steps, peak = len(self.rates), int(self.rates.argmax())
         places = sorted({0, *(steps * part // 10 for part in range(1, 10)), steps - 1, peak})
         rows = [(f"{step + 1:,}", f"{self.rates[step]:.3e}", "peak" if step == peak else "") for step in places]

@@ -58,7 +58,6 @@ class StepTime(Charts):
 
     @property
     def seconds(self) -> float:
-        """The median."""
         return median(self.measured)
 
     @property
@@ -100,7 +99,6 @@ class StepTime(Charts):
         return f"A step of {self.batch} × {counted(self.length, 'token')} on {self.device}"
 
     def charts(self) -> list[Plot]:
-        """Three bars: what either bound predicts, and what was measured."""
         seconds = {"products alone": self.compute_bound, "memory alone": self.memory_bound, "measured": self.seconds}
         points = list(enumerate(seconds.values()))
         bars = Series(points=points, bars=True, labels=list(map(_seconds, seconds.values())))
@@ -129,17 +127,9 @@ def step_time(model: LanguageModel, length: int, batch: int = 1, repeats: int = 
         measured = tuple(_clock(step, device) for _ in range(repeats))
         speed, bandwidth = _speed(device, weights[0].dtype), _bandwidth(device)
     sheet = device_called(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    return StepTime(
-        device=_name(device),
-        batch=batch,
-        length=length,
-        measured=measured,
-        flops=cost.training() * batch * length,
-        speed=speed,
-        traffic=3.0 * weights[0].element_size() * cost.parameters,
-        bandwidth=bandwidth,
-        peak=None if sheet is None else sheet.peak({torch.float32: "fp32"}.get(weights[0].dtype, "bf16")),
-    )
+    flops, traffic = cost.training() * batch * length, 3.0 * weights[0].element_size() * cost.parameters
+    peak = None if sheet is None else sheet.peak({torch.float32: "fp32"}.get(weights[0].dtype, "bf16"))
+    return StepTime(_name(device), batch, length, measured, flops, speed, traffic, bandwidth, peak)
 
 
 def _random(model: LanguageModel, shape: tuple[int, int], device: torch.device) -> dict[str, Any]:
@@ -162,7 +152,6 @@ def _loss(out: Any, tokens: Tensor) -> Tensor:
 
 
 def _clock(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds that something takes."""
     wait = torch.cuda.synchronize if device.type == "cuda" else nullcontext
     wait()
     start = time.perf_counter()

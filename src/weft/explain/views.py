@@ -30,22 +30,8 @@ if TYPE_CHECKING:
     attention, graph = _attention, _graph
 
 VIEWS = (
-    "anatomy",
-    "attention",
-    "heads",
-    "surprise",
-    "lens",
-    "saliency",
-    "search",
-    "costs",
-    "growth",
-    "timing",
-    "graph",
-    "gradients",
-    "positions",
-    "activations",
-    "schedule",
-    "weights",
+    *("anatomy", "attention", "heads", "surprise", "lens", "saliency", "search", "costs", "growth", "timing", "graph"),
+    *("gradients", "positions", "activations", "schedule", "weights"),
 )
 # those that show a text, and so need a model that is trained
 OF_A_TEXT = ("attention", "heads", "surprise", "lens", "saliency", "search", "gradients", "weights", "graph")

@@ -83,16 +83,10 @@ class Histograms(Charts):
         return drawn
 
     def tables(self) -> list[Table]:
-        """A line a part, and a line a layer."""
-        rows = [
-            (
-                part,
-                str(len(layers)),
-                *(_range(layers, what) for what in ("deviation", "largest")),
-                _range(layers, "zeros", "%"),
-            )
-            for part, layers in self.weights.items()
-        ]
+        rows = []
+        for part, layers in self.weights.items():
+            ranges = (_range(layers, *what) for what in (("deviation",), ("largest",), ("zeros", "%")))
+            rows.append((part, str(len(layers)), *ranges))
         header = ("part", "layers", "deviation", "largest", "zeros")
         tables = [Table(header, rows, "Weights, from the least layer to the most")]
         for place, layers in self.activations.items():
@@ -190,17 +184,10 @@ def _histogram(values: Tensor) -> Histogram:
     deviation = float(values.std(unbiased=False)) if len(values) > 1 else 0.0
     low, high = _bounds(values)
     bins = min(MAX_BINS, max(MIN_BINS, math.isqrt(len(values)) // 2))  # few numbers in many bins are noise
-    counts = torch.histc(values, bins, low, high)
-    return Histogram(
-        counts=counts.numpy().astype(np.int64),
-        edges=np.linspace(low, high, bins + 1),
-        numbers=len(values),
-        mean=mean,
-        deviation=deviation,
-        largest=float(values.abs().max()),
-        zeros=float((values == 0).float().mean()),
-        small=float((values.abs() < 0.01 * deviation).float().mean()),
-    )
+    counts = torch.histc(values, bins, low, high).numpy().astype(np.int64)
+    largest = float(values.abs().max())
+    zeros, small = (float(share.float().mean()) for share in (values == 0, values.abs() < 0.01 * deviation))
+    return Histogram(counts, np.linspace(low, high, bins + 1), len(values), mean, deviation, largest, zeros, small)
 
 
 def _bounds(values: Tensor) -> tuple[float, float]:

@@ -41,7 +41,6 @@ class Anatomy(Picture):
 
     @property
     def parameters(self) -> int:
-        """Of the whole model."""
         return sum(part.parameters for part in self.columns)
 
     def figure(self) -> Figure:
@@ -65,7 +64,6 @@ class Anatomy(Picture):
         return f"B: texts in a batch; T: tokens of a text{length}{source}"
 
     def text(self) -> str:
-        """A tree of 80 columns."""
         total = f"{self.parameters:,} parameters" if self.parameters else "counts, no parameters"
         lines = [f"{self.kind}, {total}", self.letters()]
         for column in self.columns:

@@ -53,7 +53,6 @@ class Part:
 
     @property
     def parameters(self) -> int:
-        """Of one of its repeats."""
         return self.own + sum(part.repeats * part.parameters for part in self.parts)
 
 
