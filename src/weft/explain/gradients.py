@@ -236,7 +236,8 @@ def gradient_norms(reading: Reading) -> GradientNorms:
         stream = [seen[name] for name in names]
         weights = [weight for group in groups.values() for weight in group]
         found = torch.autograd.grad(loss, [*stream, *weights], allow_unused=True)
-    along = dict(zip(map(_place, names), map(_norm, found[: len(stream)]), strict=True))
+    shown = [name.removesuffix(".residual").replace(".dropout", ".in") for name in names]
+    along = dict(zip(shown, map(_norm, found[: len(stream)]), strict=True))
     rest, parameters = iter(found[len(stream) :]), {}
     for group, members in groups.items():
         parameters[group] = (_all([next(rest) for _ in members]), _all(members))
@@ -283,11 +284,6 @@ def _learning(model: nn.Module) -> Iterator[None]:
     finally:
         for weight, learned in before:
             weight.requires_grad_(learned)
-
-
-def _place(name: str) -> str:
-    stack, where = name.split(".")[:2]
-    return f"{stack}.in" if where == "dropout" else f"{stack}.{where}"
 
 
 def _norm(gradient: Tensor | None) -> float:

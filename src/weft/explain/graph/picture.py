@@ -11,7 +11,7 @@ from torch import nn
 from weft.errors import ModelError
 from weft.explain.graph import draw
 from weft.explain.graph.fold import Group, fold, opened
-from weft.explain.graph.formulas import LECTURE, MODULES, Rule
+from weft.explain.graph.formulas import LECTURE, MODULES
 from weft.explain.graph.graph import Call, Graph, Node, graph
 from weft.explain.graph.labels import Written, function, names, shape
 from weft.explain.graph.level import Level
@@ -124,7 +124,12 @@ class GraphPicture(Picture):
         used |= dict.fromkeys(MODULES[group.kind] for group in self.root.groups() if group.kind in MODULES)
         found = [(name, self.written.rules[name]) for name in used if name in self.written.rules]
         result = "b" if self.written.substitute else "y"
-        return [(name, *_rule_text(rule, result)) for name, rule in found]
+        rules = []
+        for name, rule in found:
+            letters = {letter: letter for letter in rule.operands} | {"y": result}
+            forward = f"{result} = " + rule.forward.format_map(letters)
+            rules.append((name, forward, [rule.gradient(of, letters) for of in rule.gradients]))
+        return rules
 
     def _data(self) -> dict[str, Any]:
         """What web/graph.js needs: nodes, groups with what is inside of them, edges, and what several have in common,
@@ -148,11 +153,6 @@ class GraphPicture(Picture):
             groups.append([group.kind, group.label, group.path, lines, group.path in self.open, *inside])
         edges = [place for edge in written.graph.edges for place in edge]
         return {"nodes": nodes, "groups": groups, "edges": edges, "texts": list(formulas), "levels": list(levels)}
-
-
-def _rule_text(rule: Rule, result: str) -> tuple[str, list[str]]:
-    letters = {letter: letter for letter in rule.operands} | {"y": result}
-    return f"{result} = " + rule.forward.format_map(letters), [rule.gradient(of, letters) for of in rule.gradients]
 
 
 def graph_picture(

@@ -141,17 +141,15 @@ def measure(sizes: Sizes, ranks: int) -> list[Splits]:
         torch.manual_seed(0)
         x, upstream = torch.randn(2, 1, sizes.tokens, sizes.d_model, dtype=torch.float64)
         blocks = [_mlp(sizes), _attention(sizes)]
-    return [_measure_block(block, sizes, ranks, x, upstream) for block in blocks]
-
-
-def _measure_block(block: Block, sizes: Sizes, ranks: int, x: Tensor, upstream: Tensor) -> Splits:
-    x = x.clone().requires_grad_()
-    out = block.module(block.norm(x))
-    of_x, *of_weights = torch.autograd.grad(out, [x, *block.parameters], upstream)
-    example = _Example(x.detach(), upstream, [out.detach(), of_x, *block.ordered(of_weights)])
-    with simulated(ranks) as mesh:
-        splits = sorted((_run(block, way, mesh, example) for way in WAYS), key=lambda each: _cost(each, ranks))
-    return Splits(block, sizes, ranks, tuple(splits), _unsummed(block, x, ranks))
+    x, found = x.clone().requires_grad_(), []
+    for block in blocks:
+        out = block.module(block.norm(x))
+        of_x, *of_weights = torch.autograd.grad(out, [x, *block.parameters], upstream)
+        example = _Example(x.detach(), upstream, [out.detach(), of_x, *block.ordered(of_weights)])
+        with simulated(ranks) as mesh:
+            splits = sorted((_run(block, way, mesh, example) for way in WAYS), key=lambda each: _cost(each, ranks))
+        found.append(Splits(block, sizes, ranks, tuple(splits), _unsummed(block, x, ranks)))
+    return found
 
 
 def _cost(split: Split, ranks: int) -> tuple[float, ...]:
