@@ -16,7 +16,6 @@ from weft.figures.plot import Plot
 from weft.figures.shapes import AREAS, TEXTS, laid_out, plot_svg
 from weft.figures.tables import Table, text_tables
 
-DASHES = ("-", "--", "-.", ":")  # lines differ in these as well as in colour
 UNITS = 104  # of a plot's plane to the inch
 INK = {"ink": "#000000", "soft": "#808080", "": "#000000", **{f"c{n}": colour for n, colour in enumerate(COLOURS)}}
 INKS = {"grid": "soft", "axis": "soft", "mark": "c1"}  # of what is no series
@@ -155,25 +154,3 @@ def _draw(axes: Any, chart: Chart) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8.5)
     chart.draw(axes)
-
-
-def grid(axes: Any) -> None:
-    """Faint lines at the ticks, which suit a light page and a dark one."""
-    axes.grid(True, color="#808080", alpha=0.25, linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
-def line(axes: Any, xs: Any, ys: Any, number: int, label: str | None = None, **style: Any) -> None:
-    """The numbered line of a chart: each has a colour and a dash of its own."""
-    chosen = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)], "linewidth": 1.6}
-    axes.plot(xs, ys, label=label, **chosen | style)
-
-
-def legend(axes: Any, **options: Any) -> None:
-    """The names of the lines, without a box."""
-    axes.legend(frameon=False, fontsize=8.5, handlelength=2.4, **options)
-
-
-def legend_below(axes: Any) -> None:
-    """The same under the chart, where lines are everywhere in it."""
-    legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=4, columnspacing=1.0)
