@@ -123,12 +123,20 @@ def _gradients(ranks: Ranks, folder: Path, cases: list[tuple[str, dict[str, Any]
     note(folder, ranks, found=found)
 
 
-def test_gradients_are_those_of_one_process(tmp_path: Path) -> None:
-    tensor, sequence, shard = {"tensor": 2}, {"tensor": 2, "sequence": True}, {"shard": 2}
-    cases = [(name, tensor) for name in FAMILIES] + [(name, shard) for name in ("gpt", "vaswani", "lstm", "bahdanau")]
-    cases += [
-        (name, sequence) for name in ("gpt", "llama", "bert", "vaswani", "t5", "qk-norm", "side by side", "sandwich")
-    ]
+SEQUENCES = ("gpt", "llama", "bert", "vaswani", "t5", "qk-norm", "side by side", "sandwich")
+# each family once over the tensor axis, some of them with `sequence`, and both kinds of model sharded
+PAIRWISE = {
+    "tensor": ("gpt", "alibi", "relative", "qk-norm", "vaswani", "lstm", "bahdanau"),
+    "sequence": ("llama", "bert", "vaswani", "t5", "side by side", "sandwich"),
+    "shard": ("vaswani", "lstm"),
+}
+EVERY = {"tensor": tuple(FAMILIES), "sequence": SEQUENCES, "shard": ("gpt", "vaswani", "lstm", "bahdanau")}
+
+
+@pytest.mark.parametrize("names", [PAIRWISE, pytest.param(EVERY, marks=pytest.mark.slow)], ids=["pairwise", "every"])
+def test_gradients_are_those_of_one_process(tmp_path: Path, names: dict[str, tuple[str, ...]]) -> None:
+    axes = {"tensor": {"tensor": 2}, "sequence": {"tensor": 2, "sequence": True}, "shard": {"shard": 2}}
+    cases = [(name, sizes) for axis, sizes in axes.items() for name in names[axis]]
     assert together(_gradients, tmp_path, cases) == [0, 0]
     for one in noted(tmp_path):
         assert len(one["found"]) == len(cases)
@@ -138,7 +146,7 @@ def test_gradients_are_those_of_one_process(tmp_path: Path) -> None:
 
 def test_two_axes_at_once(tmp_path: Path) -> None:
     both: dict[str, Any] = {"tensor": 2, "shard": 2}
-    cases = [("gpt", both), ("llama", {**both, "sequence": True}), ("vaswani", both), ("bert", {"tensor": 2})]
+    cases = [("llama", {**both, "sequence": True}), ("vaswani", both), ("bert", {"tensor": 2})]
     assert together(_gradients, tmp_path, cases, count=4) == [0] * 4
     for one in noted(tmp_path, 4):
         for name, sizes, loss, gradients, norm in one["found"]:
@@ -222,14 +230,20 @@ def weights(run: Path) -> dict[str, Tensor]:
     return load(checkpoint.newest_good(RunFolder(run).checkpoints)[0] / "model.safetensors")
 
 
-def test_curves_are_those_of_one_process(tmp_path: Path, straight: Path) -> None:
-    runs = {
-        "shard": ["parallel.shard=2"],
-        "tensor": ["parallel.tensor=2", "batch.recompute=true"],
-        "sequence": ["parallel.tensor=2", "parallel.sequence=true", "batch.micro=16"],
-        "pipeline": ["parallel.pipeline=2", "batch.micro=8"],
-        "context": ["parallel.context=2"],
-    }
+RUNS = {
+    "shard": ["parallel.shard=2"],
+    "sequence": ["parallel.tensor=2", "parallel.sequence=true", "batch.micro=16", "batch.recompute=true"],
+    "pipeline": ["parallel.pipeline=2", "batch.micro=8"],
+    "context": ["parallel.context=2"],
+}
+MORE_RUNS = {
+    "tensor": ["parallel.tensor=2", "batch.recompute=true"],
+    "tokens": ["parallel.tensor=2", "parallel.sequence=true", "batch.micro=16"],
+}
+
+
+@pytest.mark.parametrize("runs", [RUNS, pytest.param(MORE_RUNS, marks=pytest.mark.slow)], ids=["axes", "more"])
+def test_curves_are_those_of_one_process(tmp_path: Path, straight: Path, runs: dict[str, list[str]]) -> None:
     assert together(_runs, tmp_path, runs) == [0, 0]
     for name in runs:
         assert np.allclose(curve(tmp_path / name / "run"), curve(straight), rtol=1e-5, atol=1e-6), name

@@ -159,15 +159,12 @@ class WeightsAndBiases:
 
 def check_log(settings: LogConfig) -> None:
     """Refuse, before anything is written, to log to what is not installed."""
-    asked = {}
-    if settings.tensorboard:
-        asked["torch.utils.tensorboard"] = (
-            "log.tensorboard = true: tensorboard is not installed; pip install 'weft[tensorboard]', or leave it out"
-        )
-    if settings.wandb != "off":
-        asked["wandb"] = f"log.wandb = '{settings.wandb}': wandb is not installed; pip install wandb, or leave it out"
-    for module, message in asked.items():
-        try:
-            import_module(module)
-        except ImportError:
-            raise ConfigError(message) from None
+    try:
+        asked = "log.tensorboard = true: tensorboard is not installed; pip install 'weft[tensorboard]'"
+        if settings.tensorboard:
+            import_module("torch.utils.tensorboard")
+        asked = f"log.wandb = '{settings.wandb}': wandb is not installed; pip install wandb"
+        if settings.wandb != "off":
+            import_module("wandb")
+    except ImportError:
+        raise ConfigError(f"{asked}, or leave it out") from None
