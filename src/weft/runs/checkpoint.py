@@ -31,10 +31,8 @@ from weft.models.renamed import current_name
 from weft.runs.folder import CHECKPOINT, writing
 from weft.runs.snapshot import (
     Snapshot,
-    copies,
     learned_state,
     load_optimizer_state,
-    optimizer_state,
     restore_random_state,
 )
 
@@ -71,14 +69,6 @@ def step_of(path: Path) -> int:
 
 
 # ---- writing
-
-
-def try_moments(folder: Path, model: nn.Module, optimizer: optim.Optimizer) -> None:
-    """Write the optimizer's state as a checkpoint would: it is most of one, and exists after the first update only."""
-    file = folder / "moments.safetensors"
-    with writing(file):
-        tensors.save(file, copies(optimizer_state(optimizer, model)))
-        file.unlink()
 
 
 def write(folder: Path, copy: Snapshot, keep: int, interrupted: bool = False) -> Path:

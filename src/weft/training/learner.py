@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import optim
 
+from weft import tensors
 from weft.errors import DivergedError, LostError, RunError
 from weft.models.base import LanguageModel
 from weft.models.transformer import Stack
@@ -67,8 +68,11 @@ class Learner:
         return snapshot.size(self.model, self.optimizer)
 
     def try_moments(self, folder: Path) -> None:
-        """Write the moments, which are most of a checkpoint, once there are some."""
-        checkpoint.try_moments(folder, self.model, self.optimizer)
+        """Write the moments as a checkpoint would: they are most of one, and exist after the first update only."""
+        file = folder / "moments.safetensors"
+        with writing(file):
+            tensors.save(file, snapshot.copies(snapshot.optimizer_state(self.optimizer, self.model)))
+            file.unlink()
 
     @contextmanager
     def holding(self, path: Path) -> Iterator[None]:
