@@ -154,7 +154,6 @@ OPTIONAL = {
     "weft.decode.fast.kernels",
     "weft.decode.fast.kernels4",
     "weft.nn.kernels.loss",
-    "weft.training.parts",
     "weft.training.split",
 }
 

@@ -24,7 +24,7 @@ from weft.api.load import load
 from weft.api.run import Run
 from weft.api.settings import beam, sampling
 from weft.interop.hf.tokenizer import M2M100
-from weft.objectives.languages import ANY, Asked
+from weft.objectives.frame import ANY, Asked
 
 transformers = pytest.importorskip("transformers")
 sentencepiece = pytest.importorskip("sentencepiece")

@@ -11,8 +11,7 @@ from weft.errors import ConfigError
 from weft.models.transformer import Transformer
 from weft.parallel.ranks import ALONE, Ranks
 from weft.progress import warn
-from weft.runs.folder import open_run
-from weft.runs.noted import changed_files
+from weft.runs.folder import changed_files, open_run
 from weft.text.tokenizer import Tokenizer
 from weft.training.precision import pick_device
 from weft.training.weights import load_model, written_in
@@ -50,9 +49,9 @@ def load(
         if isinstance(model, Transformer):
             model.to(dtype or written_in(recipe, model, device))
     else:
-        from weft.training import parts  # loads torch's own ways to split a model
+        from weft.training import split  # loads torch's own ways to split a model
 
-        model, damage = parts.load_model(folder, ranks, device, dtype)
+        model, damage = split.load_part(folder, ranks, device, dtype)
     for line in (*changed_files(folder), *damage) if ranks.leads else ():
         warn(line)
     with ranks.leader_first():

@@ -32,7 +32,7 @@ from weft.objectives import table as objectives
 from weft.objectives.answer import Answer, Found
 from weft.objectives.classify import Classify
 from weft.objectives.contrastive import Embedding, Pooling, embed
-from weft.objectives.languages import ANY, Asked
+from weft.objectives.frame import ANY, Asked
 from weft.objectives.pairs import Pairs
 from weft.objectives.regress import Regress
 from weft.objectives.spans import Spans

@@ -33,10 +33,9 @@ from weft.recipe.resolve import changed_tables, continues, extended, is_run, res
 from weft.recipe.settle import Choice, Facts, choose_tokenizer, settle
 from weft.recipe.unread import refuse_unread
 from weft.runs import checkpoint
-from weft.runs.folder import FollowedRun, RunFolder, claimed, held, open_run
+from weft.runs.folder import FollowedRun, RunFolder, claimed, held, note_files, open_run, report_changes
 from weft.runs.journal import check_lines, check_log
 from weft.runs.lines import read_lines
-from weft.runs.noted import note_files, report_changes
 from weft.runs.report import write_report
 from weft.text import builtin
 from weft.text.config import Pretrained, TokenizerConfig

@@ -57,7 +57,7 @@ def translate(
         from weft.api.settings import beam as beam_settings
         from weft.api.settings import with_defaults
         from weft.decode.translate import RATIO
-        from weft.objectives.languages import Asked
+        from weft.objectives.frame import Asked
         from weft.parallel.ranks import join
     from weft.data.streams import lines
     from weft.progress import bar

@@ -29,7 +29,7 @@ from weft.config import validate
 from weft.errors import RunError
 from weft.files import write_text
 from weft.runs.lines import append, read_lines
-from weft.training.memory import free_memory
+from weft.training.preflight import free_memory
 from weft.workers import cores
 
 PROCESS_BYTES = 600e6  # bytes that a process takes before it does anything

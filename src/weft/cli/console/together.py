@@ -23,9 +23,9 @@ def together(command: Callable[P, None]) -> Callable[P, None]:
     @wraps(command)
     def by_all(*args: P.args, **kwargs: P.kwargs) -> None:
         with loading():
-            from weft.parallel.ranks import join
+            from weft.parallel.ranks import join, reaching
         ranks = join()
-        with ranks.reaching(), _quiet(ranks):
+        with reaching(), _quiet(ranks):
             command(*args, **kwargs)
             ranks.wait()
 
