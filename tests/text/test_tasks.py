@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from weft.text import tasks
-from weft.text.grammars import chatter, dates, numbers, questions
+from weft.text.grammars import rewriting, sentences
 from weft.text.grammars.rng import Rng
 
 MANY = 1500
@@ -87,14 +87,14 @@ def test_copies_and_reversals() -> None:
 
 
 def test_dates_say_the_day_they_mean() -> None:
-    months = {month.lower()[:3]: place for place, month in enumerate(dates.MONTHS, 1)}
+    months = {month.lower()[:3]: place for place, month in enumerate(rewriting.MONTHS, 1)}
     read = 0
     for row in first_rows("dates", "train", 2000):
         day = datetime.date.fromisoformat(row["target"])
         text = row["source"].lower()
-        for weekday in dates.WEEKDAYS:
+        for weekday in rewriting.WEEKDAYS:
             if text.startswith(weekday.lower()):
-                assert dates.WEEKDAYS[day.weekday()] == weekday
+                assert rewriting.WEEKDAYS[day.weekday()] == weekday
                 text = text.split(", ", 1)[1]
         if (said := re.search(r"\b(\d\d?)(st|nd|rd|th)?\b", text)) and (year := re.search(r"\b(\d{4})\b", text)):
             month = next(place for name, place in months.items() if re.search(rf"\b{name}", text))
@@ -109,12 +109,12 @@ def test_dates_say_the_day_they_mean() -> None:
      (2007, "two thousand and seven"), (2010, "twenty ten"), (2063, "twenty sixty-three")],
 )  # fmt: skip
 def test_years_as_one_says_them(year: int, words: str) -> None:
-    assert dates.spoken_year(year) == words
+    assert rewriting.spoken_year(year) == words
 
 
 def test_days_as_one_says_them() -> None:
-    assert dates._said(dates.SPOKEN, datetime.date(1999, 5, 3)) == "the third of May, nineteen ninety-nine"
-    assert [dates.ordinal(day) for day in (1, 12, 20, 21, 30, 31)] == [
+    assert rewriting._said(rewriting.SPOKEN, datetime.date(1999, 5, 3)) == "the third of May, nineteen ninety-nine"
+    assert [rewriting.ordinal(day) for day in (1, 12, 20, 21, 30, 31)] == [
         "first", "twelfth", "twentieth", "twenty-first", "thirtieth", "thirty-first",
     ]  # fmt: skip
 
@@ -127,11 +127,11 @@ def test_days_as_one_says_them() -> None:
      "ninety-nine")],
 )  # fmt: skip
 def test_numbers_in_words(number: int, words: str) -> None:
-    assert numbers.cardinal(number) == words
+    assert rewriting.cardinal(number) == words
 
 
 def test_no_two_numbers_share_their_words() -> None:
-    assert len({numbers.cardinal(number) for number in range(20_000)}) == 20_000
+    assert len({rewriting.cardinal(number) for number in range(20_000)}) == 20_000
 
 
 # ---- sentiment
@@ -199,7 +199,7 @@ def test_one_sentence_of_a_story_answers_its_question() -> None:
 
 def told(sentence: str) -> tuple[dict[str, Any], str, str, str]:
     """The kind of a fact, of whom it is told, what it holds, and the clothes if it is about some."""
-    for fact in questions.GRAMMAR["facts"]:
+    for fact in sentences.QUESTIONS["facts"]:
         pattern = re.escape(fact["told"]).replace(r"\{n\}", "(?P<n>[A-Z][a-z]+)").replace(r"\{x\}", "(?P<x>[A-Za-z]+)")
         found = re.fullmatch(pattern.replace(r"\{c\}", "(?P<c>[a-z]+)"), sentence)
         if found and found["x"] in fact["values"]:
@@ -211,7 +211,7 @@ def test_frequent_names_are_a_few_and_no_name_is_left_out() -> None:
     counts = Counter(
         name
         for row in first_rows("questions", "train", MANY)
-        for name in questions.GRAMMAR["names"]
+        for name in sentences.QUESTIONS["names"]
         if name in row["context"]
     )
     assert [name for name, _ in counts.most_common(2)] == ["Anna", "Omar"]
@@ -237,4 +237,4 @@ def test_conversations_alternate_and_sums_are_right() -> None:
                 assert signs[found[2]](int(found[1]), int(found[3])) == int(found[4])
                 checked += 1
     assert checked > 300
-    assert all(not meaning.endswith(".") for meaning in chatter.MEANINGS.values())
+    assert all(not meaning.endswith(".") for meaning in sentences.MEANINGS.values())
