@@ -16,9 +16,8 @@ import pytest
 from weft.data import encode
 from weft.data import folder as folders
 from weft.data.config import FilesSplit, HashSplit, NoSplit, NumberedPart, Split, TailSplit, TextSource
-from weft.data.parts import merge as put_together
-from weft.data.parts import shares
-from weft.data.prepare import prepare
+from weft.data.prepare import merge as put_together
+from weft.data.prepare import prepare, shares
 from weft.data.shards import Shards
 from weft.errors import DataError, TokenizerError
 from weft.text.config import Byte, Specials, Word

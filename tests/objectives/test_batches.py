@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.data import held
 
 from weft.data.batch import Frame, framed
-from weft.data.bucket import Buckets
 from weft.data.messages import encode_chat
+from weft.data.sampler import Buckets
 from weft.decode.translate import Direction
 from weft.errors import ConfigError, DataError, TokenizerError
 from weft.objectives import table as objectives

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.text import tasks
+from weft.data.shards import Side
+from weft.text import builtin
 from weft.text.grammars import rewriting, sentences
 from weft.text.grammars.rng import Rng
 
-MANY = 1500
+ROWS = 1000  # of a side that are looked at
 COLUMNS = {
     "sentiment": ("text", "label"),
     "questions": ("context", "question", "answer", "source", "target"),
@@ -24,16 +25,16 @@ COLUMNS = {
 }
 
 
-def first_rows(name: str, split: tasks.Split, count: int) -> Iterator[dict[str, Any]]:
+def first_rows(name: str, split: Side, count: int) -> Iterator[dict[str, Any]]:
     """The first rows of a side."""
-    return islice(tasks.rows(name, split), count)
+    return islice(builtin.task_rows(name, split), count)
 
 
-@pytest.mark.parametrize("name", tasks.TASKS)
+@pytest.mark.parametrize("name", builtin.TASKS)
 def test_rows_have_their_columns_and_none_comes_twice(name: str) -> None:
     columns = COLUMNS.get(name, ("source", "target"))
-    train, held = list(first_rows(name, "train", MANY)), list(first_rows(name, "validation", 300))
-    assert len(train) == MANY and len(held) == 300
+    train, held = list(first_rows(name, "train", ROWS)), list(first_rows(name, "validation", 300))
+    assert len(train) == ROWS and len(held) == 300
     assert all(tuple(row) == columns for row in train + held)
     written = [json.dumps(row) for row in train + held]
     assert len(set(written)) == len(written)
@@ -47,7 +48,7 @@ def test_what_is_held_out_is_so_in_every_wording(name: str, item: str) -> None:
 
 
 def test_a_sum_that_is_held_out_is_in_no_conversation_of_the_training_side() -> None:
-    def sums(split: tasks.Split, count: int) -> set[tuple[str, ...]]:
+    def sums(split: Side, count: int) -> set[tuple[str, ...]]:
         found = set()
         for row in first_rows("chatter", split, count):
             for message in row["messages"]:
@@ -63,8 +64,8 @@ def test_a_sum_that_is_held_out_is_in_no_conversation_of_the_training_side() -> 
 def test_the_rows_are_the_same_everywhere() -> None:
     """A change of a grammar changes this on purpose; a version of Python must not."""
     digest = hashlib.sha256()
-    for name in tasks.TASKS:
-        for row in (*first_rows(name, "train", MANY), *first_rows(name, "validation", 200)):
+    for name in builtin.TASKS:
+        for row in (*first_rows(name, "train", 1500), *first_rows(name, "validation", 200)):
             digest.update(json.dumps(row).encode())
     assert digest.hexdigest()[:16] == "621cf67334b72891"
 
@@ -181,7 +182,7 @@ def bag_of_words(texts: list[str], labels: list[bool]):  # type: ignore[no-untyp
 
 def test_one_sentence_of_a_story_answers_its_question() -> None:
     people: Counter[int] = Counter()
-    for row in first_rows("questions", "train", MANY):
+    for row in first_rows("questions", "train", ROWS):
         sentences = re.findall(r"[^. ][^.]*\.", row["context"])
         facts = [told(sentence) for sentence in sentences]
         people[len(sentences)] += 1
@@ -210,7 +211,7 @@ def told(sentence: str) -> tuple[dict[str, Any], str, str, str]:
 def test_frequent_names_are_a_few_and_no_name_is_left_out() -> None:
     counts = Counter(
         name
-        for row in first_rows("questions", "train", MANY)
+        for row in first_rows("questions", "train", ROWS)
         for name in sentences.QUESTIONS["names"]
         if name in row["context"]
     )
@@ -220,7 +221,7 @@ def test_frequent_names_are_a_few_and_no_name_is_left_out() -> None:
 
 def test_who_has_what_is_new_in_the_held_out_stories() -> None:
     def stories(side: str) -> set[tuple[str, ...]]:
-        rows = first_rows("questions", side, MANY)  # type: ignore[arg-type]
+        rows = first_rows("questions", side, ROWS)  # type: ignore[arg-type]
         return {tuple(sorted(re.findall(r"[^.]+\.", f" {row['context']}"))) for row in rows}
 
     assert not stories("train") & stories("validation")
@@ -229,7 +230,7 @@ def test_who_has_what_is_new_in_the_held_out_stories() -> None:
 def test_conversations_alternate_and_sums_are_right() -> None:
     signs = {"plus": int.__add__, "minus": int.__sub__, "times": int.__mul__}
     checked = 0
-    for row in first_rows("chatter", "train", MANY):
+    for row in first_rows("chatter", "train", ROWS):
         roles = [message["role"] for message in row["messages"]]
         assert roles == ["user", "assistant"] * (len(roles) // 2)
         for message in row["messages"]:

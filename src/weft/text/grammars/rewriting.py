@@ -7,22 +7,23 @@ from weft.text.grammars.rng import Mine, Rng, Row
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MIN_LETTERS, MAX_LETTERS = 3, 12
 
-SMALL = (
+_words = str.split
+SMALL = _words(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
     " eighteen nineteen"
-).split()
+)
 TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 
 FIRST_DAY = datetime.date(1900, 1, 1)
 DAYS = (datetime.date(2100, 1, 1) - FIRST_DAY).days
-MONTHS = "January February March April May June July August September October November December".split()
-WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+MONTHS = _words("January February March April May June July August September October November December")
+WEEKDAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 FEASTS = {(1, 1): "New Year's Day", (2, 14): "Valentine's Day", (5, 1): "May Day", (10, 31): "Halloween"}
 FEASTS |= {(12, 24): "Christmas Eve", (12, 25): "Christmas Day", (12, 31): "New Year's Eve"}
-ORDINALS = (
+ORDINALS = _words(
     "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth"
     " sixteenth seventeenth eighteenth nineteenth"
-).split()
+)
 SPOKEN = "the {ordinal} of {month}, {spoken}"
 WAYS = (
     SPOKEN,
