@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.data import held
 
 from weft.data.batch import Frame, framed
-from weft.data.bucket import Buckets
 from weft.data.examples import Labels
 from weft.data.messages import encode_chat
+from weft.data.sampler import Buckets
 from weft.data.table import Row
 from weft.decode.translate import Direction
 from weft.errors import ConfigError, DataError, TokenizerError

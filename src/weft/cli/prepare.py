@@ -61,8 +61,8 @@ def prepare(
     """
     from weft.config import validate
     from weft.data.config import Data, TextSource
-    from weft.data.parts import merge as put_together
-    from weft.data.parts import parse_part
+    from weft.data.prepare import merge as put_together
+    from weft.data.prepare import parse_part
     from weft.data.prepare import prepare as write
     from weft.data.sources import is_plain
     from weft.errors import ConfigError

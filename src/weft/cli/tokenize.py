@@ -102,7 +102,7 @@ def choose(name: str, vocab: int | None) -> "Tokenizer | TokenizerConfig":
 
 
 def _tokenizer(name: str, vocab: int | None, data: list[str] | None) -> "Tokenizer":
-    from weft.data.documents import read
+    from weft.data.sources import read
     from weft.errors import ConfigError
     from weft.text.tokenizer import Tokenizer, build_tokenizer
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from weft.data.amount import amount
 from weft.data.batch import Batch, Frame, framed
-from weft.data.bucket import Buckets
 from weft.data.examples import Examples, Labels, encode_rows, verify_files, write_sides
 from weft.data.rows import MissingColumnError, RowError
+from weft.data.sampler import Buckets
 from weft.data.shards import Side
 from weft.data.split import split_rows
 from weft.data.table import Kind, Row, RowSource, Skipped, read_rows

@@ -14,10 +14,10 @@ from weft.errors import InteropError, TokenizerError, suggestion
 from weft.interop import tokenizer_json
 from weft.interop.tokenizer_json import SPACE, SPACE_FIRST, SPACES, BPEVocabulary, merges_by_score
 from weft.text.config import Role
-from weft.text.tiktoken import PATTERNS
 from weft.text.token_bytes import BYTE_TOKEN, byte_tokens
 from weft.text.tokenizer import Tokenizer
 from weft.text.training import look_alikes
+from weft.text.vocabularies import PATTERNS
 
 UNNAMED = "the tokenizer normalizes or splits text in a way that GGUF has no name for"
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # `tokenizer.ggml.token_type`

@@ -23,7 +23,7 @@ from weft.text import sentencepiece, vocabularies
 from weft.text.bounds import careful
 from weft.text.config import ROLES, Role
 from weft.text.tokenizer import FILE, Tokenizer
-from weft.text.tokenizer_config import FILE as SETTINGS
+from weft.text.vocabularies import SETTINGS
 from weft.untrusted import optional_object, read_bytes, read_object
 
 SPECIALS = "special_tokens_map.json"
