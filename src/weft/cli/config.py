@@ -6,6 +6,7 @@ import typer
 
 from weft.cli.console import options
 from weft.cli.console.help import Command, Group
+from weft.cli.console.options import argument
 
 app = typer.Typer(
     help="Show a recipe in full, the schema of recipes, or a script for Slurm.", no_args_is_help=True, cls=Group
@@ -16,10 +17,8 @@ app = typer.Typer(
 def show(
     recipe: Annotated[
         str,
-        typer.Argument(
-            metavar="PRESET|RECIPE",
-            help="A preset, a recipe's name, or a .toml file.",
-            autocompletion=options.complete_recipes,
+        argument(
+            "PRESET|RECIPE", "A preset, a recipe's name, or a .toml file.", autocompletion=options.complete_recipes
         ),
     ],
     changes: options.Changes = None,

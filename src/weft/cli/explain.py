@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.console import options
-from weft.cli.console.loading import loading
-from weft.cli.console.terminal import echo
+from weft.cli.console.options import argument, flag, option
+from weft.cli.console.terminal import echo, loading
 from weft.explain.views import OF_A_TEXT, VIEWS
 
 if TYPE_CHECKING:
@@ -24,40 +24,33 @@ def explain(
     context: typer.Context,
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="RUN|PRESET",
-            help="A run's folder; a preset or recipe, which has no weights yet; mlp, the lectures' small network; or "
+        argument(
+            "RUN|PRESET",
+            "A run's folder; a preset or recipe, which has no weights yet; mlp, the lectures' small network; or "
             "parallel, a layer split over processes in every way (d_model=, d_ff=, heads=, tokens=).",
             autocompletion=options.complete_recipes,
         ),
     ],
     changes: options.Changes = None,
-    text: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The text to look at.", show_default="one of the run's own")
-    ] = None,
+    text: Annotated[str | None, option("TEXT", "The text to look at.", show_default="one of the run's own")] = None,
     target: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="For a translator, the text that it writes.", show_default="its own"),
+        str | None, option("TEXT", "For a translator, the text that it writes.", show_default="its own")
     ] = None,
-    only: Annotated[
-        What | None, typer.Option(metavar="WHAT", help="One view: " + ", ".join(VIEWS) + ".", show_default="all")
-    ] = None,
-    layer: Annotated[int | None, typer.Option(help="Attention: one layer, counted from 0.")] = None,
-    head: Annotated[int | None, typer.Option(help="Attention: one head of it.")] = None,
-    word: Annotated[str | None, typer.Option(metavar="WORD", help="Attention: what this word attends to.")] = None,
-    shapes: Annotated[bool, typer.Option("--shapes", help="Graph: the shape of each tensor.")] = False,
-    backward: Annotated[bool, typer.Option("--backward", help="Graph: the backward pass, with its formulas.")] = False,
-    open: Annotated[
-        str | None, typer.Option(metavar="MODULE", help="Graph: show what is inside of it, such as decoder.0.")
-    ] = None,
+    only: Annotated[What | None, option("WHAT", "One view: " + ", ".join(VIEWS) + ".", show_default="all")] = None,
+    layer: Annotated[int | None, option(None, "Attention: one layer, counted from 0.")] = None,
+    head: Annotated[int | None, option(None, "Attention: one head of it.")] = None,
+    word: Annotated[str | None, option("WORD", "Attention: what this word attends to.")] = None,
+    shapes: Annotated[bool, flag("--shapes", "Graph: the shape of each tensor.")] = False,
+    backward: Annotated[bool, flag("--backward", "Graph: the backward pass, with its formulas.")] = False,
+    open: Annotated[str | None, option("MODULE", "Graph: show what is inside of it, such as decoder.0.")] = None,
     ranks: Annotated[
-        int | None, typer.Option(help="Parallel: how many processes the layer is split over.", show_default="2")
+        int | None, option(None, "Parallel: how many processes the layer is split over.", show_default="2")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A page, .html; of one view also .svg, .png or .pdf, of a graph .dot.",
+        option(
+            "FILE",
+            "A page, .html; of one view also .svg, .png or .pdf, of a graph .dot.",
             show_default="explain.html in the run's folder, or here; one view is printed",
         ),
     ] = None,

@@ -16,6 +16,7 @@ import typer
 from weft import __version__
 from weft.cli import config
 from weft.cli.console.help import Command, Group, unknown_option
+from weft.cli.console.options import option
 
 app = typer.Typer(
     name="weft",
@@ -52,7 +53,7 @@ def _version(wanted: bool) -> None:
 def _options(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+        bool, option(None, "Show the version and exit.", "--version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """From a text file to a language model: train it, measure it, let it write."""

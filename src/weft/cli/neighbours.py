@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from weft.cli.console import columns, options
-from weft.cli.console.loading import loading
-from weft.cli.console.terminal import echo
+from weft.cli.console import options
+from weft.cli.console.options import argument, option
+from weft.cli.console.terminal import echo, loading, print_tables
 from weft.figures.tables import Table
 
 if TYPE_CHECKING:
@@ -16,15 +14,15 @@ if TYPE_CHECKING:
 
 def neighbours(
     run: options.Run,
-    word: Annotated[str | None, typer.Argument(metavar="WORD", help="The word whose neighbours are shown.")] = None,
+    word: Annotated[str | None, argument("WORD", "The word whose neighbours are shown.")] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option("--text", help="Take the word's vector in this sentence, not from the table; may be repeated."),
+        option(None, "Take the word's vector in this sentence, not from the table; may be repeated.", "--text"),
     ] = None,
-    top: Annotated[int | None, typer.Option(min=1, help="How many neighbours to show (default: 10).")] = None,
+    top: Annotated[int | None, option(None, "How many neighbours to show (default: 10).", min=1)] = None,
     pairs: Annotated[
         Path | None,
-        typer.Option(help="Instead of a word: a file of word pairs with human ratings, to correlate the vectors with."),
+        option(None, "Instead of a word: a file of word pairs with human ratings, to correlate the vectors with."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -39,14 +37,13 @@ def neighbours(
     with loading():
         from weft.api.load import load
 
-    if pairs is not None:
-        _measure(load(run), pairs, as_json)
+    loaded = load(run)
+    if word is None:
+        _measure(loaded, str(pairs), as_json)
     elif text:
-        assert word is not None
-        _in_sentences(load(run), word, text, top or 10, as_json)
+        _in_sentences(loaded, word, text, top or 10, as_json)
     else:
-        assert word is not None
-        _in_table(load(run), word, top or 10, as_json)
+        _in_table(loaded, word, top or 10, as_json)
 
 
 def _in_table(run: "Run", word: str, top: int, as_json: bool) -> None:
@@ -58,7 +55,7 @@ def _in_table(run: "Run", word: str, top: int, as_json: bool) -> None:
         listed = [{"text": near.text, "id": near.id, "cosine": round(near.cosine, 6)} for near in found]
         echo(record({"word": word, "neighbours": listed}))
         return
-    columns.show(Table(("nearest to " + word, "cosine"), [(near.text, f"{near.cosine:.4f}") for near in found]))
+    print_tables(Table(("nearest to " + word, "cosine"), [(near.text, f"{near.cosine:.4f}") for near in found]))
 
 
 def _in_sentences(run: "Run", word: str, sentences: list[str], top: int, as_json: bool) -> None:
@@ -72,7 +69,7 @@ def _in_sentences(run: "Run", word: str, sentences: list[str], top: int, as_json
             echo(record({**place._asdict(), "neighbours": listed}))
             continue
         rows = [(there.text, f"{cosine:.4f}", _marked(sentences, there)) for there, cosine in found]
-        columns.show(Table(("word", "cosine", "where"), rows, _marked(sentences, place), text=(0, 2)))
+        print_tables(Table(("word", "cosine", "where"), rows, _marked(sentences, place), text=(0, 2)))
         echo()
 
 
@@ -82,7 +79,7 @@ def _marked(sentences: list[str], place: tuple[int, int, int, str]) -> str:
     return " ".join(f"{sentence[:start]}[{sentence[start:end]}]{sentence[end:]}".split())
 
 
-def _measure(run: "Run", pairs: Path, as_json: bool) -> None:
+def _measure(run: "Run", pairs: str, as_json: bool) -> None:
     from dataclasses import asdict
 
     from weft.errors import counted
@@ -90,7 +87,7 @@ def _measure(run: "Run", pairs: Path, as_json: bool) -> None:
     from weft.explain.neighbours import word_vector
     from weft.runs.lines import record
 
-    found = similarity(read_pairs(str(pairs)), lambda word: word_vector(run.model, run.tokenizer, word))
+    found = similarity(read_pairs(pairs), lambda word: word_vector(run.model, run.tokenizer, word))
     if as_json:
         echo(record(asdict(found)))
         return

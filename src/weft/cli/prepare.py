@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.console import columns
+from weft.cli.console.options import argument, flag, option
+from weft.cli.console.terminal import print_tables
 from weft.figures.tables import Table
 
 if TYPE_CHECKING:
@@ -15,40 +16,26 @@ if TYPE_CHECKING:
 
 
 def prepare(
-    sources: Annotated[
-        list[str],
-        typer.Argument(metavar="SOURCE", help="Files, folders, globs, '-', builtin:python or hub names."),
-    ],
-    out: Annotated[Path, typer.Option(help="The folder to write; an unfinished one is continued.")],
+    sources: Annotated[list[str], argument("SOURCE", "Files, folders, globs, '-', builtin:python or hub names.")],
+    out: Annotated[Path, option(None, "The folder to write; an unfinished one is continued.")],
     tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND|RUN|PATH", help="A kind to train on this text (default: bpe), or a finished tokenizer."
-        ),
+        str | None, option("KIND|RUN|PATH", "A kind to train on this text (default: bpe), or a finished tokenizer.")
     ] = None,
-    vocab: Annotated[int | None, typer.Option(help="Vocabulary size of a tokenizer that is trained.")] = None,
+    vocab: Annotated[int | None, option(None, "Vocabulary size of a tokenizer that is trained.")] = None,
     validation: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHARE|SOURCE", help="The share to hold out (default: 0.1; 0: none), or a source of its own."
-        ),
+        str | None, option("SHARE|SOURCE", "The share to hold out (default: 0.1; 0: none), or a source of its own.")
     ] = None,
     column: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The column of JSONL, CSV or Parquet that holds the text (default: text)."),
+        str | None, option("NAME", "The column of JSONL, CSV or Parquet that holds the text (default: text).")
     ] = None,
     encoding: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The encoding of the files, such as cp1252 (default: utf-8).")
+        str | None, option("NAME", "The encoding of the files, such as cp1252 (default: utf-8).")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes that encode (default: as many as there are processors).")
+        int | None, option(None, "Processes that encode (default: as many as there are processors).", min=1)
     ] = None,
-    part: Annotated[
-        str | None, typer.Option(metavar="NUMBER/COUNT", help="Prepare this part of the text alone, such as 3/16.")
-    ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="The SOURCEs are all parts of a text: put them together.")
-    ] = False,
+    part: Annotated[str | None, option("NUMBER/COUNT", "Prepare this part of the text alone, such as 3/16.")] = None,
+    merge: Annotated[bool, flag("--merge", "The SOURCEs are all parts of a text: put them together.")] = False,
 ) -> None:
     """Turn text into token shards that training reads straight from disk.
 
@@ -125,6 +112,6 @@ def _report(shards: "Shards") -> None:
         documents = sum(shard.documents for shard in made)
         ratio = f"{size / tokens:.2f}" if tokens else "–"
         rows.append((split, f"{tokens:,}", f"{documents:,}", f"{size:,}", ratio, str(len(made))))
-    columns.show(Table(("split", "tokens", "documents", "bytes", "bytes/token", "shards"), rows))
+    print_tables(Table(("split", "tokens", "documents", "bytes", "bytes/token", "shards"), rows))
     typer.echo(f"vocabulary {shards.index.vocab_size:,}, {shards.index.dtype}, sha256 {shards.fingerprint[:16]}")
     typer.echo(f"written to {shards.path}")

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import echo
 
 if TYPE_CHECKING:
@@ -15,23 +14,23 @@ if TYPE_CHECKING:
 
 
 def tokenize(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="A text, a file that holds it, or - for stdin.")],
+    text: Annotated[str, argument("TEXT", "A text, a file that holds it, or - for stdin.")],
     tokenizer: Annotated[
         str,
-        typer.Option(
-            help="word, char, byte, bpe, wordpiece or unigram, trained on --data; or a run, a tokenizer.json, "
-            "a SentencePiece model, tiktoken's ranks or a vocab.txt."
+        option(
+            None,
+            "word, char, byte, bpe, wordpiece or unigram, trained on --data; or a run, a tokenizer.json, "
+            "a SentencePiece model, tiktoken's ranks or a vocab.txt.",
         ),
     ] = "bpe",
     data: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SOURCE", help="Text to train the tokenizer on; built-in documentation if not given."),
+        list[str] | None, option("SOURCE", "Text to train the tokenizer on; built-in documentation if not given.")
     ] = None,
     vocab: Annotated[
-        int | None, typer.Option(help="Vocabulary size of a tokenizer that is trained (8192 for subwords).", min=1)
+        int | None, option(None, "Vocabulary size of a tokenizer that is trained (8192 for subwords).", min=1)
     ] = None,
-    ids: Annotated[bool, typer.Option("--ids", help="Show the ids too.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    ids: Annotated[bool, flag("--ids", "Show the ids too.")] = False,
+    json: Annotated[bool, flag("--json", "Print one JSON object.")] = False,
 ) -> None:
     """Show how a text is split into tokens, and how many there are.
 

@@ -24,16 +24,7 @@ What the allocator loses, and the device's own libraries, come on top: 5 to 15 %
 from dataclasses import dataclass
 
 from weft.config import Config
-from weft.costs.count import (
-    GATES,
-    STATE_VECTORS,
-    adapted_linears,
-    count,
-    layers_linears,
-    seen,
-    stacks,
-    sublayer_norms,
-)
+from weft.costs.count import GATES, STATE_VECTORS, adapted_linears, count, layers_linears, seen, stacks, sublayer_norms
 from weft.errors import ModelError
 from weft.models import config
 from weft.nn.config import Gated, LoRA

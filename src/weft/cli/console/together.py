@@ -8,7 +8,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from weft.cli.console.loading import loading
+from weft.cli.console.terminal import loading
 
 if TYPE_CHECKING:
     from weft.api.run import Run
