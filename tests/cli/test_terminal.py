@@ -12,7 +12,8 @@ import pytest
 
 from weft import progress
 from weft.cli.console import terminal
-from weft.cli.main import COMMANDS, app, run
+from weft.cli.console.options import complete_runs
+from weft.cli.main import COMMANDS, program, run
 from weft.config import merge, validate
 from weft.figures.tables import Table
 from weft.models.presets import PRESETS
@@ -135,17 +136,12 @@ def complete(words: str, folder: Path) -> list[str]:
 def test_shells_complete_commands_recipes_runs_and_keys(tmp_path: Path) -> None:
     (tmp_path / "runs" / "book").mkdir(parents=True)
     (tmp_path / "runs" / "book" / "config.toml").touch()
-    assert "--install-completion" in [option for p in _options() for option in p]
+    assert "--install-completion" in [option for param in program.params for option in param.opts]
     assert complete("weft tra", tmp_path) == ["train", "translate"]
     assert complete("weft train senti", tmp_path) == ["sentiment"]
     assert "optimizer.lr=" in complete("weft train gpt-tiny optim", tmp_path)
     assert complete("weft generate ", tmp_path) == ["runs/book"]
-
-
-def _options() -> list[list[str]]:
-    import typer
-
-    return [param.opts for param in typer.main.get_command(app).params]
+    assert complete_runs(None, f"{tmp_path}/ru") == [f"{tmp_path}/runs"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")

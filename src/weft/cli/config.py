@@ -39,10 +39,10 @@ def schema() -> None:
     """Print the JSON Schema of recipes, for editors that complete TOML."""
     import json
 
-    from weft.config import json_schema
     from weft.recipe.config import Recipe
 
-    typer.echo(json.dumps(json_schema(Recipe), indent=2))
+    schema = {**Recipe.model_json_schema(), "$schema": "https://json-schema.org/draft/2020-12/schema"}
+    typer.echo(json.dumps(schema, indent=2))
 
 
 @app.command(cls=Command)

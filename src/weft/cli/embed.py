@@ -6,6 +6,7 @@ from typing import Annotated
 from weft.cli.console import options
 from weft.cli.console.options import flag, option
 from weft.cli.console.terminal import echo, loading
+from weft.errors import ConfigError, DataError, suggestion
 
 
 def embed(
@@ -26,8 +27,6 @@ def embed(
     ] = None,
 ) -> None:
     """Turn texts into vectors: similar texts get similar vectors. Reads standard input if no FILE is given."""
-    from weft.errors import ConfigError, DataError, suggestion
-
     ways = ("mean", "first", "last")
     if pooling is not None and pooling not in ways:
         raise ConfigError(f"--pooling {pooling}: {suggestion(pooling, ways)}")

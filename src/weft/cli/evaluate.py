@@ -9,6 +9,7 @@ from weft.cli.console import options
 from weft.cli.console.options import flag, option
 from weft.cli.console.terminal import echo, loading, print_tables
 from weft.cli.console.together import load_together, refuse_together, together
+from weft.errors import ConfigError
 
 
 @together
@@ -66,10 +67,9 @@ def evaluate(
     with loading():
         import torch
 
-        from weft.api.auto import check_width
         from weft.api.evaluation_report import Wanted, evaluation_report
+        from weft.api.load import check_width
         from weft.parallel.ranks import join
-    from weft.errors import ConfigError
     from weft.figures.picture import FIGURES, PAGE, check_picture
     from weft.runs.lines import record
 

@@ -9,6 +9,7 @@ import typer
 from weft.cli.console import options
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import echo, loading
+from weft.errors import ConfigError
 from weft.explain.views import OF_A_TEXT, VIEWS
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ def explain(
     ] = None,
 ) -> None:
     """Look inside a model: attention, surprise, gradients, costs, the computation graph …"""
-    from weft.errors import ConfigError
     from weft.runs.folder import RunFolder
 
     is_run = RunFolder(source).config.is_file()
@@ -106,7 +106,6 @@ def explain(
 def _parallel(given: dict[str, Any]) -> None:
     """An MLP and an attention block, split over processes in every way."""
     from weft.config import assignments, validate
-    from weft.errors import ConfigError
 
     for name in ("text", "target", "only", *OF_ATTENTION, *OF_A_GRAPH):
         if given[name] is not None and given[name] is not False:
@@ -128,9 +127,6 @@ ALL = (".html", ".svg", ".png", ".pdf", ".dot")
 
 
 def _picture(explained: "Explain", only: str | None, given: dict[str, Any], chosen: dict[str, Any]) -> "Picture":
-    """The view that was asked for."""
-    from weft.errors import ConfigError
-
     if only is None:
         return explained.all(**given)
     if only == "graph":

@@ -6,6 +6,7 @@ from typing import Annotated
 from weft.cli.console import options
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import print_json, print_tables
+from weft.errors import ConfigError
 
 Lecture = StrEnum("Lecture", ["gpt3", "opt"])  # tables that can be shown beside weft's own count
 Precision = StrEnum("Precision", ["bf16", "tf32", "fp32"])
@@ -63,8 +64,6 @@ def plan(
     as_json: options.AsJson = False,
 ) -> None:
     """Estimate parameters, operations, memory, time and energy from the settings alone, and choose a layout."""
-    from weft.errors import ConfigError
-
     if lecture is not None or published:
         shown = f"--lecture {lecture}" if lecture is not None else "--published"
         if source is not None:
@@ -72,8 +71,7 @@ def plan(
         given = (gpus > 1, interconnect, layout, tokens, mfu, batch, length, precision, as_json, lecture and published)
         if device != "h100" or any(given):
             raise ConfigError(f"{shown} shows a fixed table, which no other option changes; leave the others out")
-        from weft.costs.published import published_table
-        from weft.costs.size_tables import gpt3_table, opt_table
+        from weft.costs.published import gpt3_table, opt_table, published_table
 
         tables = {Lecture.gpt3: gpt3_table, Lecture.opt: opt_table, None: published_table}
         print_tables(tables[lecture]())

@@ -7,6 +7,7 @@ import typer
 
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import print_tables
+from weft.errors import ConfigError, TokenizerError
 from weft.figures.tables import Table
 
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ def prepare(
     from weft.data.parts import parse_part
     from weft.data.prepare import prepare as write
     from weft.data.sources import is_plain
-    from weft.errors import ConfigError
 
     if merge:
         given = {"tokenizer": tokenizer, "vocab": vocab, "validation": validation, "column": column}
@@ -85,7 +85,6 @@ def _tokenizer(text: "TextSource", name: str, vocab: int | None) -> "Tokenizer":
     """A finished tokenizer by its path, or one of a kind, trained on the training side of the text."""
     from weft.cli.tokenize import choose
     from weft.data.split import train_texts
-    from weft.errors import TokenizerError
     from weft.text.tokenizer import Tokenizer, build_tokenizer
 
     chosen = choose(name, vocab)

@@ -1,6 +1,7 @@
 """`weft runs`: the runs of a folder, and what two of them differ in."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 from weft.cli.console import options
 from weft.cli.console.options import argument
 from weft.cli.console.terminal import print_json, print_tables
+from weft.errors import ConfigError
 from weft.figures.tables import Table
 
 if TYPE_CHECKING:
@@ -30,8 +32,6 @@ def runs(
 
     weft runs diff A B shows the settings in which two runs, recipes or presets differ.
     """
-    from weft.errors import ConfigError
-
     words = words or ["runs"]
     if words[0] == "diff":
         if len(words) != 3:
@@ -42,15 +42,9 @@ def runs(
         return
     if len(words) > 1:
         raise ConfigError(f"'{words[1]}': one folder at a time; two runs are compared by weft runs diff A B")
-    _list(Path(words[0]), as_json)
-
-
-def _list(folder: Path, as_json: bool) -> None:
-    from dataclasses import asdict
-
     from weft.runs.listing import list_runs
 
-    found = list_runs(folder)
+    found = list_runs(Path(words[0]))
     if as_json:
         print_json([asdict(row) for row in found])
     elif found:
@@ -58,7 +52,7 @@ def _list(folder: Path, as_json: bool) -> None:
         problems = [f"{row.name}: {row.problem}" for row in found if row.problem]
         print_tables(Table(header, list(map(_cells, found)), "", problems, (0, 1, 2, 4, 7), spare=(5, 6, 1, 2)))
     else:
-        typer.echo(f"no runs in {folder}")
+        typer.echo(f"no runs in {words[0]}")
 
 
 def _cells(row: "RunRow") -> tuple[str, ...]:

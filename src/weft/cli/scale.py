@@ -7,6 +7,7 @@ from weft.cli.console import options
 from weft.cli.console.live import show, workplace
 from weft.cli.console.options import argument, option
 from weft.cli.console.terminal import loading
+from weft.errors import ConfigError
 
 
 def scale(
@@ -39,7 +40,6 @@ def scale(
       weft scale llama-tiny --data book.txt --budget 1e13
     """
     from weft.compare.config import Asked
-    from weft.errors import ConfigError
 
     if flops is None:
         raise ConfigError("how large? give the operations of the ladder's largest run, for instance --budget 1e13")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import echo
+from weft.errors import ConfigError, DataError, suggestion
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +63,6 @@ def tokenize(
 def _subject(text: str) -> str:
     """The text itself, or what the file that it names holds."""
     from weft.data.streams import characters
-    from weft.errors import DataError
 
     try:
         if text == "-":
@@ -82,7 +82,6 @@ def choose(name: str, vocab: int | None) -> "Tokenizer | TokenizerConfig":
     from pydantic import TypeAdapter
 
     from weft.config import validate
-    from weft.errors import ConfigError, suggestion
     from weft.text.config import KINDS, TokenizerConfig
     from weft.text.tokenizer import Tokenizer
 
@@ -102,7 +101,6 @@ def choose(name: str, vocab: int | None) -> "Tokenizer | TokenizerConfig":
 
 def _tokenizer(name: str, vocab: int | None, data: list[str] | None) -> "Tokenizer":
     from weft.data.documents import read
-    from weft.errors import ConfigError
     from weft.text.tokenizer import Tokenizer, build_tokenizer
 
     chosen = choose(name, vocab)

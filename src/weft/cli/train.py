@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from weft.cli.console import options
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import echo, loading, print_json, print_tables
+from weft.errors import ConfigError
 from weft.figures.tables import Table
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ def train(
     """
     with loading():
         from weft.api import train as api
-    from weft.errors import ConfigError
     from weft.parallel.ranks import join
 
     # `--data *.txt` arrives as --data a.txt b.txt …: words that assign nothing are further sources

@@ -188,7 +188,6 @@ class SequenceObjective(ObjectiveConfig):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The columns that hold the text, or both texts."""
         return (self.text,) if self.second is None else (self.text, self.second)
 
 

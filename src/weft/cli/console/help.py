@@ -67,7 +67,6 @@ class Group(TyperGroup):
         return [_plain(param) for param in super().get_params(ctx)]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that a word names, or what to write instead."""
         word, rest = args[0], " ".join(shlex.quote(each) for each in args[1:])
         if ctx.parent is None and word in COMMANDS and word not in self.commands:
             raise ConfigError(f"no such command '{word}'; write `weft {COMMANDS[word].format(rest).strip()}`")
@@ -113,7 +112,6 @@ def unknown_option(error: Any, arguments: Sequence[str]) -> str | None:
 
 
 def _recipe_key(name: str) -> str | None:
-    """The key of a recipe that an option may mean."""
     from weft.config import keys_of
     from weft.recipe.config import Recipe
 

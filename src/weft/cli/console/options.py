@@ -1,5 +1,6 @@
 """Arguments and options that several commands share, and what a shell completes them with."""
 
+from glob import escape
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +28,7 @@ def complete_recipes(ctx: Any, incomplete: str) -> list[str]:
     from weft.recipe.resolve import recipe_names
 
     names = [*recipe_names(), *PRESETS]
-    files = [str(path) for path in Path().glob(f"{_plain(incomplete)}*.toml")]
+    files = [str(path) for path in _paths(incomplete, ".toml")]
     return [name for name in (*names, *files) if name.startswith(incomplete)] + complete_runs(ctx, incomplete)
 
 
@@ -35,7 +36,12 @@ def complete_runs(ctx: Any, incomplete: str) -> list[str]:
     """Folders that begin so; of those in runs/ the runs."""
     if not incomplete or "runs/".startswith(incomplete):
         return [str(path.parent) for path in sorted(Path("runs").glob("*/config.toml"))]
-    return [str(path) for path in sorted(Path().glob(f"{_plain(incomplete)}*")) if path.is_dir()]
+    return [str(path) for path in _paths(incomplete) if path.is_dir()]
+
+
+def _paths(incomplete: str, ending: str = "") -> list[Path]:
+    above = Path("/" if incomplete.startswith("/") else "")
+    return sorted(above.glob(f"{escape(incomplete.lstrip('/'))}*{ending}"))
 
 
 def complete_keys(ctx: Any, incomplete: str) -> list[str]:
@@ -52,11 +58,6 @@ def complete_keys(ctx: Any, incomplete: str) -> list[str]:
     except WeftError:
         pass
     return [f"{key}=" for key in keys_of(Recipe, tree) if key.startswith(incomplete)]
-
-
-def _plain(incomplete: str) -> str:
-    """What a person typed of a path, without the signs that a pattern gives a meaning."""
-    return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in incomplete.lstrip("/"))
 
 
 Run = Annotated[Path, argument("RUN", "A run's folder.", autocompletion=complete_runs)]

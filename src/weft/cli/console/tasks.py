@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from weft.cli.console.terminal import loading, print_json, print_tables
+from weft.errors import ConfigError
 from weft.figures.tables import Table
 
 NONE = ("N/A", None)
@@ -20,8 +21,8 @@ def evaluate_on_tasks(given: Mapping[str, Any]) -> None:
     with loading():
         import torch
 
+        from weft.api.lm_eval import evaluate_tasks
         from weft.api.load import load
-        from weft.api.tasks import evaluate_tasks
 
     found = evaluate_tasks(load(given["run"], dtype=torch.float32), names, limit=limit, folder=folder)
     if given["as_json"]:
@@ -36,9 +37,6 @@ def evaluate_on_tasks(given: Mapping[str, Any]) -> None:
 
 
 def _names(given: Mapping[str, Any]) -> list[str]:
-    """The names of the tasks, if all that is asked for can be done with them."""
-    from weft.errors import ConfigError
-
     tasks = given["tasks"]
     if tasks is None:
         option = "limit" if given["tasks_path"] is None else "tasks_path"
