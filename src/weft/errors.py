@@ -6,8 +6,6 @@ The command line prints the line and exits with 2. A bug is an `assert`, never o
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-MAX_NAMES = 12  # that are shown where none is near
-
 
 class WeftError(ValueError):
     """The root of every error that a person can fix."""
@@ -78,7 +76,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def suggestion(name: str, known: Iterable[str], what: str = "available") -> str:
+def suggestion(name: str, known: Iterable[str], limit: int = 12, what: str = "available") -> str:
     """The tail of an error about an unknown name: the nearest known ones, or a few of all; nothing if there are none.
 
     `what` says in a word or two what the known ones are.
@@ -87,7 +85,7 @@ def suggestion(name: str, known: Iterable[str], what: str = "available") -> str:
     near = get_close_matches(name, known, n=3, cutoff=0.6)
     if near:
         return did_you_mean(near)
-    shown = ", ".join(known[:MAX_NAMES]) + (", …" if len(known) > MAX_NAMES else "")
+    shown = ", ".join(known[:limit]) + (", …" if len(known) > limit else "")
     return f"{what}: {shown}" if known else ""
 
 

@@ -46,7 +46,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 # what a task may ask for under another name
 NAMED = {"max_gen_toks": "max_tokens", "until": "stop"}
 SILENT = ("do_sample", "use_cache", "num_beams")
-LIBRARIES = ("lm_eval", "datasets", "huggingface_hub", "evaluate")  # whose logs are not shown
 
 Ids = tuple[int, ...]
 Pair = tuple[tuple[str, str] | None, list[int], list[int]]  # the texts, and the ids of context and continuation
@@ -355,10 +354,8 @@ def _loaded(manager: TaskManager, names: Sequence[str]) -> dict[str, dict[str, A
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without what the libraries log; and where nobody watches a terminal, without their progress bars."""
-    levels = {name: logging.getLogger(name).level for name in LIBRARIES}
-    bars = datasets.are_progress_bars_disabled()
-    for name in LIBRARIES:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    bars, disabled = datasets.are_progress_bars_disabled(), logging.root.manager.disable
+    logging.disable(logging.ERROR)
     datasets.disable_progress_bars()
     try:
         if sys.stderr.isatty():
@@ -367,7 +364,6 @@ def _quiet() -> Iterator[None]:
             with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
                 yield
     finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+        logging.disable(disabled)
         if not bars:
             datasets.enable_progress_bars()

@@ -1,5 +1,7 @@
 """`weft config`: see a recipe with everything in it, what a recipe may hold, and a script for Slurm."""
 
+import json
+from importlib import resources
 from typing import Annotated
 
 import typer
@@ -37,8 +39,6 @@ def show(
 @app.command(cls=Command)
 def schema() -> None:
     """Print the JSON Schema of recipes, for editors that complete TOML."""
-    import json
-
     from weft.recipe.config import Recipe
 
     schema = {**Recipe.model_json_schema(), "$schema": "https://json-schema.org/draft/2020-12/schema"}
@@ -53,7 +53,5 @@ def slurm() -> None:
 
     sbatch --nodes=2 --gpus-per-node=8 train.sbatch runs/large gpt2 --data tokens parallel.shard=16
     """
-    from importlib import resources
-
     script = resources.files("weft") / "recipes" / "slurm" / "train.sbatch"
     typer.echo(script.read_text(encoding="utf-8"), nl=False)

@@ -46,8 +46,7 @@ app.add_typer(config.app, name="config", rich_help_panel="Look and prepare")
 
 @app.callback()
 def _options(
-    context: typer.Context,
-    version: Annotated[bool, flag("--version", "Show the version and exit.")] = False,
+    context: typer.Context, version: Annotated[bool, flag("--version", "Show the version and exit.")] = False
 ) -> None:
     """From a text file to a language model: train it, measure it, let it write."""
     if version:

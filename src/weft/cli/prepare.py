@@ -1,5 +1,6 @@
 """`weft prepare`: text to token shards, once, for as many trainings as you like."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,13 +8,13 @@ import typer
 
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import print_tables
+from weft.cli.tokenize import find_tokenizer
 from weft.errors import ConfigError, TokenizerError
 from weft.figures.tables import Table
 
 if TYPE_CHECKING:
-    from weft.data.config import Split, TextSource
+    from weft.data.config import Split
     from weft.data.shards import Shards
-    from weft.text.tokenizer import Tokenizer
 
 
 def prepare(
@@ -53,6 +54,7 @@ def prepare(
     from weft.data.parts import parse_part
     from weft.data.prepare import prepare as write
     from weft.data.sources import is_plain
+    from weft.data.split import train_texts
 
     if merge:
         given = {"tokenizer": tokenizer, "vocab": vocab, "validation": validation, "column": column}
@@ -67,7 +69,19 @@ def prepare(
     read = validate(Data, {"encoding": encoding or "utf-8"})
     number = None if part is None else parse_part(part)
     text = TextSource(sources, _split(validation or "0.1"), column or "text", read.encoding, number)
-    _report(write(text, out, _tokenizer(text, tokenizer or "bpe", vocab), jobs=jobs))
+    name = tokenizer or "bpe"
+
+    def learned() -> Iterable[str]:
+        if part is not None:
+            raise TokenizerError(
+                f"--part {part}: all parts need the same finished tokenizer; train one on some of the text, for "
+                f"instance with weft prepare FILE --tokenizer {name} --out first, and give --tokenizer first"
+            )
+        if "-" in sources:
+            raise TokenizerError("'-': standard input can be read once only; give a finished tokenizer, or name a file")
+        return train_texts(text)
+
+    _report(write(text, out, find_tokenizer(name, vocab, learned), jobs=jobs))
 
 
 def _split(validation: str) -> "Split":
@@ -79,27 +93,6 @@ def _split(validation: str) -> "Split":
     except ValueError:
         return FilesSplit(sources=(validation,))
     return validate(HashSplit, {"fraction": share}, "--validation") if share else NoSplit()
-
-
-def _tokenizer(text: "TextSource", name: str, vocab: int | None) -> "Tokenizer":
-    """A finished tokenizer by its path, or one of a kind, trained on the training side of the text."""
-    from weft.cli.tokenize import choose
-    from weft.data.split import train_texts
-    from weft.text.tokenizer import Tokenizer, build_tokenizer
-
-    chosen = choose(name, vocab)
-    if isinstance(chosen, Tokenizer):
-        return chosen
-    if name == "byte":  # nothing to learn
-        return build_tokenizer(chosen, [])
-    if text.part is not None:
-        raise TokenizerError(
-            f"--part {text.part}: all parts need the same finished tokenizer; train one on some of the text, for "
-            f"instance with weft prepare FILE --tokenizer {name} --out first, and give --tokenizer first"
-        )
-    if "-" in text.sources:
-        raise TokenizerError("'-': standard input can be read once only; give a finished tokenizer, or name a file")
-    return build_tokenizer(chosen, train_texts(text))
 
 
 def _report(shards: "Shards") -> None:

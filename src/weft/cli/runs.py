@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from time import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,8 +57,6 @@ def runs(
 
 
 def _cells(row: "RunRow") -> tuple[str, ...]:
-    from time import time
-
     from weft.costs.units import byte_size, short
     from weft.recipe.metrics import metric
 
