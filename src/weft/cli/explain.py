@@ -127,15 +127,11 @@ ALL = (".html", ".svg", ".png", ".pdf", ".dot")
 
 
 def _picture(explained: "Explain", only: str | None, given: dict[str, Any], chosen: dict[str, Any]) -> "Picture":
-    if only is None:
-        return explained.all(**given)
-    if only == "graph":
-        return explained.graph(**given, **chosen)
     if only == "search":
         return explained.search(given["text"])
     if only != "attention" or not chosen:
-        view = getattr(explained, only)
-        return view(**given)
+        view = getattr(explained, only or "all")
+        return view(**given, **chosen)
     maps = explained.attention(**given)
     if "word" in chosen:
         return maps.follow(chosen["word"], chosen.get("layer", 0), chosen.get("head"))
