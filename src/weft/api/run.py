@@ -110,8 +110,8 @@ class Run:
         """The same chunk by chunk, as it is written. The oldest turns are left out where the window is too small."""
         if not self.config.objective.continues:
             raise self.objective.cannot("chat")
-        most = before_reply(context_window(self.model), settings.max_tokens)
-        return generate(self.model, [chat_prompt(self.tokenizer, messages, most)], settings)
+        max_prompt = before_reply(context_window(self.model), settings.max_tokens)
+        return generate(self.model, [chat_prompt(self.tokenizer, messages, max_prompt)], settings)
 
     def pattern(self, expression: str) -> Grammar:
         """Texts that match a regular expression, for `write`, `candidates` and `bulk`."""
@@ -182,7 +182,8 @@ class Run:
         another run, other settings or other `notes` began is refused. Texts keep to a `pattern`.
         """
         check_several(prompts, "prompts")
-        n, batch, pattern = options.get("n", 1), options.get("batch", 16), options.get("pattern")
+        n, batch = options.get("n", 1), options.get("batch", 16)
+        out, pattern = options.get("out"), options.get("pattern")
         if batch < 1:
             raise ConfigError(f"batch = {batch}: at least one prompt at a time")
         if n < 1:
@@ -191,7 +192,6 @@ class Run:
         noted |= options.get("notes") or {}
         if pattern is not None:
             noted |= pattern.notes
-        out = options.get("out")
         job = Job(settings, n, batch, grammar=pattern, out=None if out is None else Path(out))
         return bulk(self.model, self.tokenizer, prompts, job, noted)
 
@@ -322,7 +322,6 @@ class Run:
         return embed(self.model, self.tokenizer, texts, settings, warn)
 
     def _learned(self, wanted: type[T], verb: str) -> T:
-        """The run's objective, if it is the wanted one."""
         if not isinstance(self.objective, wanted):
             raise self.objective.cannot(verb)
         return self.objective

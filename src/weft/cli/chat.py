@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.console import options
-from weft.cli.console.loading import loading
-from weft.cli.console.terminal import broken_between_words, echo, terminal_width, write
+from weft.cli.console.terminal import broken_between_words, echo, loading, terminal_width, write
 from weft.cli.console.together import load_together, refuse_together, together
 from weft.cli.console.writing import DEFAULT_MAX_TOKENS, Remarks, check_writes, given_settings, log_defaults
 from weft.errors import DataError, WeftError, suggestion

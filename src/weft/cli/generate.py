@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.console import columns, options
-from weft.cli.console.loading import loading
-from weft.cli.console.terminal import echo, write
+from weft.cli.console import options
+from weft.cli.console.terminal import echo, loading, print_tables, write
 from weft.cli.console.together import load_together, refuse_together, together
 from weft.cli.console.writing import DEFAULT_MAX_TOKENS, Remarks, check_writes, given_settings, log_defaults
 from weft.errors import ConfigError, WeftError
@@ -194,7 +193,7 @@ def generate(
                     (repr(t.text), f"{exp(t.logprob):.3f}", "  ".join(f"{text!r} {exp(p):.3f}" for text, p in t.top))
                     for t in each.scored
                 ]
-                columns.show(Table(("token", "probability", "likeliest here"), rows, text=(0, 2)))
+                print_tables(Table(("token", "probability", "likeliest here"), rows, text=(0, 2)))
     remarks.report()
 
 

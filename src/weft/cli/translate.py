@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.console import options
-from weft.cli.console.loading import loading
-from weft.cli.console.terminal import write
+from weft.cli.console.terminal import loading, write
 from weft.cli.console.together import load_together, together
 from weft.errors import ConfigError, DataError
 from weft.files import check_place, write_text

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.console import columns
-from weft.cli.console.terminal import echo
+from weft.cli.console.terminal import echo, print_json
 from weft.errors import counted
 from weft.progress import log_to_stderr
 
@@ -41,7 +40,7 @@ def show(page: "ComparisonPage | ScalingPage", places: Mapping[str, Path], as_js
     page.save(places["page"])
     page.save_figures(places["page"].parent / "figures")
     if as_json:
-        columns.print_json(page.record())
+        print_json(page.record())
         return
     echo(page.text())
     echo("")
