@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 
 from weft.compare.fit import Point, fit
-from weft.compare.results import Comparison, Outcome, Result
+from weft.compare.jobs import Comparison, Outcome, Result
 from weft.compare.scaling_page import Check, ScalingPage
 
 BUDGET = 1e15

@@ -10,8 +10,7 @@ from scipy.interpolate import PchipInterpolator
 from scipy.stats import t as student
 from tests.compare.simulate import World
 
-from weft.compare.multiplier import Multiplier, multiplier
-from weft.compare.results import Curve
+from weft.compare.multiplier import Curve, Multiplier, multiplier
 from weft.evaluate.bootstrap import bands, resample
 
 SIZES = np.array([100.0, 300.0, 200.0])

@@ -151,7 +151,7 @@ def test_ticks_are_round_and_inside() -> None:
 
 def test_print_has_the_same_shapes() -> None:
     series = [Series("$a", FALLING, LOOKS[0], labels=["x_1$"]), Series("b", FALLING, Look("70%", "ring"))]
-    panels = Panels("name", "title", "about", [Plot("One_$", series, marks=[(2, "")]), bars("Two", {"a": 1.0}, "", "")])
+    panels = Panels("name", "about", [Plot("One_$", series, marks=[(2, "")]), bars("Two", {"a": 1.0}, "", "")])
     figure = panels.figure()
     assert [axes.axison for axes in figure.axes] == [False, False]
     svg = drawn(figure, "svg")

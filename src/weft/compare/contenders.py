@@ -82,6 +82,11 @@ class ReadyContender:
         return cost.training(batch.recompute) * self.tokens_per_step
 
     @property
+    def flops(self) -> float:
+        """Operations of the whole budget."""
+        return 0.0 if self.counts else self.flops_per_step * self.whole.steps
+
+    @property
     def rate(self) -> float:
         """Its own learning rate: the schedule's scale where that sets it."""
         schedule = self.whole.schedule

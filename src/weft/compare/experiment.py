@@ -15,9 +15,8 @@ import torch
 from weft import __version__
 from weft.compare.config import Experiment
 from weft.compare.contenders import ReadyContender, make_ready
-from weft.compare.jobs import Job, Sweep, share_text
+from weft.compare.jobs import Comparison, Job, Outcome, Result, Sweep, share_text
 from weft.compare.pools import HERE, Where
-from weft.compare.results import Comparison, Outcome, Result
 from weft.compare.runner import Machine, Runner, Watch, machine_for
 from weft.config import flat
 from weft.errors import ConfigError, RunError, WeftError, counted

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares, minimize_scalar, nnls
 
-from weft.compare.results import Array
 from weft.errors import ConfigError, counted
-from weft.evaluate.bootstrap import ends
+from weft.evaluate.bootstrap import Array, ends
 
 CONSTANTS = ("E", "A", "B", "alpha", "beta")
 DELTA = 1e-3

@@ -6,19 +6,18 @@ The charts: loss against what it took, multipliers, main effects, the sweep of l
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
-from weft.compare.jobs import fraction
+from weft.compare.jobs import Comparison, Outcome, fraction
 from weft.compare.multiplier import BEYOND
 from weft.compare.ranking import NOTHING, Effect, Ranked, flops_text, main_effects, ranking
-from weft.compare.results import Axis as Amount
-from weft.compare.results import Comparison, Outcome
 from weft.compare.wording import method, result, warnings
 from weft.costs.units import plain, short
-from weft.figures.charts import Panels, PanelsPage, panel
+from weft.figures.charts import Panels, PanelsPage
 from weft.figures.page import Section, html_table, html_tables, part
 from weft.figures.plot import LOOKS, Axis, Look, Plot, Point, Series, Whisker, scientific, whiskers
 from weft.figures.shapes import html_plots
@@ -30,7 +29,7 @@ TABLE = (
     " they differ. The multiplier says how many times the FLOPs the baseline needs for the same loss: above 1× is"
     " better than the baseline."
 )
-AMOUNTS: dict[Amount, tuple[str, Callable[[float], str]]] = {  # what it is called, and how a number of it is written
+AMOUNTS: dict[str, tuple[str, Callable[[float], str]]] = {  # what it is called, and how a number of it is written
     "flops": ("FLOPs", scientific),
     "tokens": ("tokens", short),
     "seconds": ("seconds", plain),
@@ -49,11 +48,9 @@ class ComparisonPage(PanelsPage):
         "Trained on the same text at equal compute, and measured on the same held-out part of it. Bits per byte is"
         " what a model needs to spell a byte of that text: lower is better."
     )
-    scripts: ClassVar[tuple[str, ...]] = ("command.js",)
 
     @property
     def title(self) -> str:  # type: ignore[override]
-        """The comparison's."""
         return self.comparison.title
 
     @property
@@ -73,14 +70,11 @@ class ComparisonPage(PanelsPage):
         return main_effects(self.comparison.contenders, varied) if varied else []
 
     def panels(self) -> list[Panels]:
-        """All charts, in reading order."""
-        found = [multiplier_chart(self.ranking), effects_chart(self.effects), sweep_charts(self.ranking)]
-        return [*self._losses(), *filter(None, found)]
-
-    def _losses(self) -> list[Panels]:
-        """Loss against what it took; an ablation at one share of the budget has no curves to draw."""
+        # an ablation at one share of the budget has no curves to draw
         single = all(len(ranked.result.shares) <= 1 for ranked in self.ranking)
-        return [] if self.comparison.varied and single else loss_charts(self.ranking)
+        losses = [] if self.comparison.varied and single else loss_charts(self.ranking)
+        found = [multiplier_chart(self.ranking), effects_chart(self.effects), sweep_charts(self.ranking)]
+        return [*losses, *filter(None, found)]
 
     def text(self) -> str:
         """The table, the effects, the result and what weakens it, in 80 columns."""
@@ -95,24 +89,27 @@ class ComparisonPage(PanelsPage):
     def sections(self) -> list[Section]:
         """From the result to how it was measured."""
         found, comparison = self.ranking, self.comparison
-        top = part("lead", self.result) + part("facts", comparison.facts) + part("command", comparison.command)
         sections = [
-            Section("The result", "", top, self.scripts),
+            result_section(self.result, comparison.facts, comparison.command),
             Section("The contenders", TABLE, html_ranking(found)),
         ]
-        if losses := self._losses():
-            plots = [plot for panels in losses for plot in panels.plots]
-            sections.append(Section("Loss against what it took", losses[0].about, html_plots(plots)))
-        if multipliers := multiplier_chart(found):
-            sections.append(Section("Multipliers", multipliers.about, html_plots(multipliers.plots)))
-        if (effects := effects_chart(self.effects)) and comparison.varied:
-            tables = html_tables([effects_table(self.effects), grid_table(found, comparison.varied)])
-            sections.append(Section("Main effects", effects.about, html_plots(effects.plots) + tables))
-        if sweep := sweep_charts(found):
-            charts = html_plots(sweep.plots, "small")
-            charts = charts if len(sweep.plots) <= MAX_OPEN else part("fold", f"{len(sweep.plots)} charts", charts)
-            sections.append(Section("Learning rates", sweep.about, charts))
+        titles = {"multipliers": "Multipliers", "effects": "Main effects", "sweep": "Learning rates"}
+        for title, group in groupby(self.panels(), lambda each: titles.get(each.name, "Loss against what it took")):
+            panels = list(group)
+            plots = [plot for each in panels for plot in each.plots]
+            charts = html_plots(plots, "small" if title == titles["sweep"] else "")
+            if title == titles["sweep"] and len(plots) > MAX_OPEN:
+                charts = part("fold", f"{len(plots)} charts", charts)
+            elif title == titles["effects"]:
+                charts += html_tables([effects_table(self.effects), grid_table(found, comparison.varied or {})])
+            sections.append(Section(title, panels[0].about, charts))
         return [*sections, Section("How it was measured", "", part("notes", method(comparison, found)))]
+
+
+def result_section(result: str, facts: Mapping[str, str], command: str) -> Section:
+    """What a page begins with: the result, what it was measured on, and the command that repeats it."""
+    html = part("lead", result) + part("facts", facts) + part("command", command)
+    return Section("The result", "", html, ("command.js",))
 
 
 # ---- tables
@@ -216,11 +213,11 @@ def loss_charts(found: Sequence[Ranked]) -> list[Panels]:
             height = 330 + 17 * sum(len(each.name) > 30 for each in series)  # a line each under the title
             axis = Axis(f"{what} in training", log=True, named=named, pad=0.06)
             plot = Plot(f"Bits per byte against {what}", series, axis, BITS, size=(480, height))
-            charts.append(panel(f"loss-{amount}", about, plot))
+            charts.append(Panels(f"loss-{amount}", about, [plot]))
     return charts
 
 
-def _loss_series(ranked: Ranked, amount: Amount, look: Look) -> list[Series]:
+def _loss_series(ranked: Ranked, amount: str, look: Look) -> list[Series]:
     """A line through the shares of the budget; of what has no place on the axis, a level."""
     rungs = [ranked.result.at(share) for share in ranked.result.shares]
     amounts = [float(np.mean([getattr(outcome, amount) for outcome in rung])) for rung in rungs]
@@ -234,7 +231,7 @@ def _loss_series(ranked: Ranked, amount: Amount, look: Look) -> list[Series]:
     return [*behind, Series(ranked.name, means, look, [(min(seeds), max(seeds)) for seeds in bits])]
 
 
-def _progress(outcome: Outcome, amount: Amount) -> list[Point]:
+def _progress(outcome: Outcome, amount: str) -> list[Point]:
     """The evaluations during training: operations and seconds are spent evenly over tokens."""
     whole = getattr(outcome, amount)
     each = whole / outcome.tokens if outcome.tokens else 0.0
@@ -262,7 +259,7 @@ def multiplier_chart(found: Sequence[Ranked]) -> Panels | None:
         " lies beyond."
     )
     axis = Axis("times as many FLOPs for the baseline", log=True, named=lambda tick: f"{tick:g}×")
-    return panel("multipliers", about, whiskers(f"Compute multiplier against {base}", rows, axis, 1.0))
+    return Panels("multipliers", about, [whiskers(f"Compute multiplier against {base}", rows, axis, 1.0)])
 
 
 def effects_chart(effects: Sequence[Effect]) -> Panels | None:
@@ -278,7 +275,7 @@ def effects_chart(effects: Sequence[Effect]) -> Panels | None:
         for each in effects
     ]
     axis = Axis("← better · change in bits per byte · worse →", named=lambda tick: f"{tick:+g}" if tick else "0")
-    return panel("effects", about, whiskers("Main effects", rows, axis, 0.0))
+    return Panels("effects", about, [whiskers("Main effects", rows, axis, 0.0)])
 
 
 def _side(effect: Effect) -> Look:
@@ -303,7 +300,7 @@ def sweep_charts(found: Sequence[Ranked]) -> Panels | None:
         " cross at the top a run that failed."
     )
     plots = [_sweep_plot(ranked) for ranked in found if any(each.nats and each.lr for each in ranked.result.sweep)]
-    return Panels("sweep", "Bits per byte against the learning rate", about, plots) if plots else None
+    return Panels("sweep", about, plots) if plots else None
 
 
 def _sweep_plot(ranked: Ranked) -> Plot:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.compare.multiplier import Multiplier, multiplier
-from weft.compare.results import Comparison, Curve, Result
+from weft.compare.jobs import Comparison, Result
+from weft.compare.multiplier import Curve, Multiplier, multiplier
 from weft.evaluate.bootstrap import DRAWS, bands, ends, resample
 
 NOTHING = "–"

@@ -14,7 +14,7 @@ from scipy.interpolate import make_interp_spline
 from weft.compare.config import RATIO, Experiment
 from weft.compare.experiment import PLAN, Workplace, claimed_folder, compare
 from weft.compare.fit import Fit, Point, fit
-from weft.compare.results import Comparison
+from weft.compare.jobs import Comparison
 from weft.compare.scaling_page import Check, ScalingPage
 from weft.costs.units import short
 from weft.errors import ConfigError

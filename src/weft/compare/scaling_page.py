@@ -6,15 +6,16 @@ L(N, D) = E + A/N^α + B/D^β for N parameters and D tokens (Hoffmann et al. 202
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft.compare.fit import Fit, Point
-from weft.compare.page import BITS
+from weft.compare.page import BITS, result_section
 from weft.compare.ranking import flops_text
 from weft.costs.units import short
-from weft.figures.charts import Panels, PanelsPage, panel
+from weft.figures.charts import Panels, PanelsPage
 from weft.figures.page import Section, html_tables, part
 from weft.figures.plot import Axis, Look, Plot, Series, scientific
 from weft.figures.shapes import html_plots
@@ -79,7 +80,6 @@ class ScalingPage(PanelsPage):
         "L(N, D) = E + A/Nᵅ + B/Dᵝ: the loss of a model with N parameters after D tokens (Hoffmann et al. 2022), fitted"
         " to small training runs in order to choose the size of a large one."
     )
-    scripts: ClassVar[tuple[str, ...]] = ("command.js",)
 
     @property
     def result(self) -> str:
@@ -118,16 +118,12 @@ class ScalingPage(PanelsPage):
 
     def sections(self) -> list[Section]:
         """From the result to how it was fitted."""
-        top = part("lead", self.result) + part("facts", self.facts) + part("command", self.command)
-        pairs = zip(("The law", "What it stands on"), (self.panels()[:2], self.panels()[2:]), strict=True)
-        charts = [
-            Section(
-                title, " ".join(each.about for each in pair), html_plots([plot for each in pair for plot in each.plots])
-            )
-            for title, pair in pairs
-        ]
+        panels, charts = self.panels(), []
+        for title, pair in (("The law", panels[:2]), ("What it stands on", panels[2:])):
+            plots = html_plots([plot for each in pair for plot in each.plots])
+            charts.append(Section(title, " ".join(each.about for each in pair), plots))
         return [
-            Section("The result", "", top, self.scripts),
+            result_section(self.result, self.facts, self.command),
             *charts,
             Section("In numbers", "", html_tables(self.tables())),
             Section("How it was fitted", "", part("notes", [*METHOD, *self.notes])),
@@ -135,27 +131,14 @@ class ScalingPage(PanelsPage):
 
     def tables(self) -> list[Table]:
         """The constants, and the training runs by size."""
-        constants = [
-            (
-                symbol,
-                meaning,
-                f"{getattr(self.fit, name):.4g}",
-                "–".join(f"{end:.4g}" for end in self.fit.intervals[name]),
-            )
-            for name, (symbol, meaning) in CONSTANTS.items()
-        ]
-        runs = [
-            (
-                short(run.parameters),
-                short(run.tokens),
-                flops_text(run.flops),
-                f"{run.loss:.4f}",
-                f"{self.fit.predict(run.parameters, run.tokens):.4f}",
-                f"{self._residual(run):+.2%}",
-            )
-            for runs in self._by_size().values()
-            for run in runs
-        ]
+        constants, runs = [], []
+        for name, (symbol, meaning) in CONSTANTS.items():
+            interval = "–".join(f"{end:.4g}" for end in self.fit.intervals[name])
+            constants.append((symbol, meaning, f"{getattr(self.fit, name):.4g}", interval))
+        for run in chain.from_iterable(self._by_size().values()):
+            fitted, left = self.fit.predict(run.parameters, run.tokens), self._residual(run)
+            took = (short(run.parameters), short(run.tokens), flops_text(run.flops))
+            runs.append((*took, f"{run.loss:.4f}", f"{fitted:.4f}", f"{left:+.2%}"))
         header = ("parameters", "tokens", "FLOPs", "bits per byte", "fit", "residual")
         return [
             Table(("constant", "what it is", "value", "95 % interval"), constants, "The fit", text=(0, 1)),
@@ -175,7 +158,6 @@ class ScalingPage(PanelsPage):
     # ---- charts
 
     def panels(self) -> list[Panels]:
-        """Loss against operations, the optimal size, what was trained, residuals."""
         return [self._losses(), self._optima(), self._runs(), self._residuals()]
 
     def _losses(self) -> Panels:
@@ -197,9 +179,8 @@ class ScalingPage(PanelsPage):
             series.append(Series(points=interval, look=Look("c1", "_")))
             star = Look("c1", "*", width=0)
             series.append(Series(points=[(run.flops, run.loss)], look=star, labels=[short(run.parameters)]))
-        return panel(
-            "scaling-loss", about, Plot("Bits per byte against FLOPs, by parameters", series, FLOPS, BITS, size=SIZE)
-        )
+        plot = Plot("Bits per byte against FLOPs, by parameters", series, FLOPS, BITS, size=SIZE)
+        return Panels("scaling-loss", about, [plot])
 
     def _optima(self) -> Panels:
         about = (
@@ -217,9 +198,8 @@ class ScalingPage(PanelsPage):
             Series(points=asked, look=Look("c1", "D", width=0), labels=[short(asked[0][1])]),
         ]
         marks = [(largest, "the largest training run")]
-        return panel(
-            "scaling-optimum", about, Plot("Optimal size for a budget", series, FLOPS, PARAMETERS, marks, SIZE)
-        )
+        plot = Plot("Optimal size for a budget", series, FLOPS, PARAMETERS, marks, SIZE)
+        return Panels("scaling-optimum", about, [plot])
 
     def _runs(self) -> Panels:
         about = (
@@ -240,7 +220,7 @@ class ScalingPage(PanelsPage):
             run = self.check.measured
             series.append(Series(points=[(run.tokens, run.parameters)], look=Look("c1", "*", width=0)))
         tokens = Axis("tokens", log=True, named=short, pad=0.08)
-        return panel("scaling-runs", about, Plot("What was trained", series, tokens, PARAMETERS, size=SIZE))
+        return Panels("scaling-runs", about, [Plot("What was trained", series, tokens, PARAMETERS, size=SIZE)])
 
     def _residuals(self) -> Panels:
         about = "A good fit leaves no pattern: as many marks above zero as below, at low losses and at high ones."
@@ -248,7 +228,7 @@ class ScalingPage(PanelsPage):
         most = max(0.1, *(abs(y) for _, y in left)) * 1.2
         series = [Series(points=left, look=Look(marker="o", width=0)), Series(look=Look("ink", width=0.9), level=0.0)]
         x, y = Axis("measured bits per byte"), Axis("%", holds=(-most, most))
-        return panel("scaling-residuals", about, Plot("Residuals: measured less predicted", series, x, y, size=SIZE))
+        return Panels("scaling-residuals", about, [Plot("Residuals: measured less predicted", series, x, y, size=SIZE)])
 
 
 def _shade(part: float) -> str:

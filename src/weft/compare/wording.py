@@ -3,10 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from weft.compare.jobs import fraction
+from weft.compare.jobs import Comparison, fraction
 from weft.compare.multiplier import bounds_text, factor_text
 from weft.compare.ranking import Ranked
-from weft.compare.results import Comparison
 from weft.errors import counted
 
 MIN_LUCKY = 4  # trained contenders from which on the best one is also the luckiest

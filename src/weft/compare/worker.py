@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from weft.api.train import finish
-from weft.compare.results import Outcome
+from weft.compare.jobs import Outcome
 from weft.compare.sizes import multiplied
 from weft.config import validate
 from weft.costs.count import count
@@ -100,17 +100,16 @@ def _outcome(recipe: SettledRecipe, objective: Any, model: LanguageModel, job: d
     }
 
 
-def main(threads: int) -> None:
-    """Run the jobs of folders that this process is told."""
-    torch.set_num_threads(threads)
-    for folder in told():
-        try:
-            run_job(Path(folder))
-        except WeftError as error:
-            answer({"error": str(error)})
-        else:
-            answer({})
+def attempt(folder: Path) -> str | None:
+    """Run the job of a folder, and say what is wrong with it if anything is."""
+    try:
+        run_job(folder)
+    except WeftError as error:
+        return str(error)
+    return None
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    torch.set_num_threads(int(sys.argv[1]))
+    for told_folder in told():
+        answer({"error": attempt(Path(told_folder))})
