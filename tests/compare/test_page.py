@@ -24,8 +24,7 @@ from weft.compare.page import (
     ranking_table,
     sweep_charts,
 )
-from weft.compare.ranking import Ranked, main_effects, ranking
-from weft.compare.wording import method, result, warnings
+from weft.compare.ranking import Ranked, main_effects, method, ranking, result, warnings
 from weft.figures.plot import Series
 from weft.figures.tables import text_table
 

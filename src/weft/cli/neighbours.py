@@ -86,7 +86,7 @@ def _measure(run: "Run", pairs: Path, as_json: bool) -> None:
     from dataclasses import asdict
 
     from weft.errors import counted
-    from weft.evaluate.similarity import read_pairs, similarity
+    from weft.evaluate.agreement import read_pairs, similarity
     from weft.explain.neighbours import word_vector
     from weft.runs.lines import record
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from weft import __version__
-from weft.compare.config import Experiment
+from weft.compare.config import SEARCH_SHARES, Experiment
 from weft.compare.contenders import ReadyContender, make_ready
 from weft.compare.jobs import Comparison, Job, Outcome, Result, Sweep, share_text
 from weft.compare.pools import HERE, Where
@@ -116,21 +116,15 @@ def claimed_folder(out: Path, plan: str = PLAN) -> Iterator[None]:
             yield
         except (WeftError, OSError):
             if not (out / plan).exists():
-                _clear(out, before, missing)
+                for entry in [entry for entry in out.iterdir() if entry.name not in before]:
+                    if entry.is_dir():
+                        shutil.rmtree(entry, ignore_errors=True)
+                    else:
+                        entry.unlink(missing_ok=True)
+                with suppress(OSError):
+                    for place in missing:  # inside out
+                        place.rmdir()
             raise
-
-
-def _clear(out: Path, before: set[str], missing: Sequence[Path]) -> None:
-    """Remove what is in a folder beside what was there `before`, and the folders that were `missing`, inside out."""
-    for entry in out.iterdir():
-        if entry.name not in before:
-            if entry.is_dir():
-                shutil.rmtree(entry, ignore_errors=True)
-            else:
-                entry.unlink(missing_ok=True)
-    with suppress(OSError):
-        for place in missing:
-            place.rmdir()
 
 
 def _start(experiment: Experiment, place: Workplace) -> Started:
@@ -145,17 +139,15 @@ def _start(experiment: Experiment, place: Workplace) -> Started:
                 f"{out}: holds another comparison (differs in: {', '.join(differing)}); give another folder with "
                 "--out, or remove it"
             )
-    device = pick_device().type
-    ready = make_ready(experiment, place.data or out / "data", device, log_to_stderr)
-    if noted is None:
-        machine = machine_for(ready, place.jobs)
-        noted = {"asked": asked, "machine": {"jobs": machine.jobs, "threads": machine.threads}}
-        noted |= {"command": place.command, "began": time.strftime("%Y-%m-%d %H:%M"), "weft": __version__}
-        write_text(out / PLAN, json.dumps(noted, indent=1) + "\n")
-    elif place.jobs == HERE:
+    ready = make_ready(experiment, place.data or out / "data", pick_device().type, log_to_stderr)
+    if noted is not None and place.jobs == HERE:
         machine = Machine(noted["machine"]["jobs"], 1)
     else:
         machine = machine_for(ready, place.jobs)
+    if noted is None:
+        noted = {"asked": asked, "machine": {"jobs": machine.jobs, "threads": machine.threads}}
+        noted |= {"command": place.command, "began": time.strftime("%Y-%m-%d %H:%M"), "weft": __version__}
+        write_text(out / PLAN, json.dumps(noted, indent=1) + "\n")
     # threads decide the last bit of a sum, so they stay what they were
     machine = replace(machine, threads=noted["machine"]["threads"])
     return Started(experiment, ready, machine, noted["command"], noted["began"])
@@ -178,21 +170,13 @@ def _noted(out: Path) -> dict[str, Any] | None:
 
 def put_together(ready: Started, outcomes: Mapping[Job, Outcome]) -> Comparison:
     """What every contender reached, by the rate that its sweep found."""
-    experiment = ready.experiment
-    measured = [
-        _measured(contender, sweep, outcomes) for contender, sweep in zip(ready.contenders, ready.sweeps, strict=True)
-    ]
+    experiment, pairs = ready.experiment, zip(ready.contenders, ready.sweeps, strict=True)
+    measured = tuple(_measured(contender, sweep, outcomes) for contender, sweep in pairs)
+    title = f"{len(measured)} models at {experiment.budget}"
     trained = [contender.name for contender in ready.contenders if not contender.counts]
     baseline = experiment.baseline or (trained or [measured[0].name])[0]
-    return Comparison(
-        title=f"{len(measured)} models at {experiment.budget}",
-        command=ready.command,
-        baseline=baseline,
-        contenders=tuple(measured),
-        facts=_facts(ready),
-        notes=_notes(ready, measured),
-        varied=experiment.varied or None,
-    )
+    facts, notes = _facts(ready), _notes(ready, measured)
+    return Comparison(title, ready.command, baseline, measured, facts, notes, experiment.varied or None)
 
 
 def _measured(contender: ReadyContender, sweep: Sweep, outcomes: Mapping[Job, Outcome]) -> Result:
@@ -235,7 +219,7 @@ def _notes(ready: Started, measured: Sequence[Result]) -> list[str]:
     experiment = ready.experiment
     notes = []
     if experiment.rates > 1:
-        first, second, third = map(share_text, experiment.search_shares)
+        first, second, third = map(share_text, SEARCH_SHARES)
         notes.append(
             f"Learning rates were searched with the first seed: {experiment.rates} around the recipe's own, each twice "
             f"the one before it, with {first}; the best third of them with {second}; the best one, and half of it, "

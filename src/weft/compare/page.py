@@ -14,8 +14,7 @@ from markupsafe import Markup
 
 from weft.compare.jobs import Comparison, Outcome, fraction
 from weft.compare.multiplier import BEYOND
-from weft.compare.ranking import NOTHING, Effect, Ranked, flops_text, main_effects, ranking
-from weft.compare.wording import method, result, warnings
+from weft.compare.ranking import NOTHING, Effect, Ranked, flops_text, main_effects, method, ranking, result, warnings
 from weft.costs.units import plain, short
 from weft.figures.charts import Panels, PanelsPage
 from weft.figures.page import Section, html_table, html_tables, part
@@ -87,7 +86,6 @@ class ComparisonPage(PanelsPage):
         return {"result": self.result, "contenders": [ranked.record() for ranked in self.ranking]}
 
     def sections(self) -> list[Section]:
-        """From the result to how it was measured."""
         found, comparison = self.ranking, self.comparison
         sections = [
             result_section(self.result, comparison.facts, comparison.command),
@@ -115,24 +113,22 @@ def result_section(result: str, facts: Mapping[str, str], command: str) -> Secti
 # ---- tables
 
 
+COLUMNS: dict[str, Callable[[Ranked], str]] = {  # what there is to tell of a contender that finished
+    "parameters": lambda ranked: short(ranked.mean("parameters")),
+    "tokens": lambda ranked: short(ranked.mean("tokens")),
+    "FLOPs": lambda ranked: flops_text(ranked.mean("flops")),
+    "seconds": lambda ranked: plain(ranked.mean("seconds")),
+    "bits per byte": lambda ranked: f"{ranked.bits:.3f}",
+    "95 % interval": lambda ranked: "–".join(f"{end:.3f}" for end in ranked.bounds),
+    "rate": lambda ranked: NOTHING if ranked.result.rate is None else f"{ranked.result.rate:.2g}",
+    "multiplier": Ranked.multiplier_text,
+}
+
+
 def _cells(ranked: Ranked) -> dict[str, str]:
-    """What there is to tell of a contender, by the names of columns."""
-    columns = ("parameters", "tokens", "FLOPs", "seconds", "bits per byte", "95 % interval", "rate", "multiplier")
     if not ranked.finished:
-        return dict.fromkeys(columns, NOTHING) | {"multiplier": "failed"}
-    low, high = ranked.bounds
-    rate = ranked.result.rate
-    values = (
-        short(ranked.mean("parameters")),
-        short(ranked.mean("tokens")),
-        flops_text(ranked.mean("flops")),
-        plain(ranked.mean("seconds")),
-        f"{ranked.bits:.3f}",
-        f"{low:.3f}–{high:.3f}",
-        NOTHING if rate is None else f"{rate:.2g}",
-        ranked.multiplier_text(),
-    )
-    return dict(zip(columns, values, strict=True))
+        return dict.fromkeys(COLUMNS, NOTHING) | {"multiplier": "failed"}
+    return {name: told(ranked) for name, told in COLUMNS.items()}
 
 
 def ranking_table(found: Sequence[Ranked]) -> Table:
@@ -149,7 +145,7 @@ def html_ranking(found: Sequence[Ranked]) -> Markup:
     """Best first; on a narrow page every contender is a card. Below, a sample of what each one writes."""
     rows = [[part("named", each.name, each.differs), *_cells(each).values()] for each in found]
     marked = [number for number, ranked in enumerate(found) if ranked.baseline]
-    table = Table(("contender", *_cells(found[0])), rows)
+    table = Table(("contender", *COLUMNS), rows)
     samples = [part("fold", f"What {each.name} writes", part("texts", [each.sample])) for each in found if each.sample]
     told = Markup("").join(samples)
     told = told if len(samples) <= MAX_OPEN else part("fold", "What they write", told)
@@ -158,15 +154,10 @@ def html_ranking(found: Sequence[Ranked]) -> Markup:
 
 def effects_table(effects: Sequence[Effect]) -> Table:
     """Main effects in numbers. Of the pairs that the mean is taken over, how many were planned where some failed."""
-    rows = [
-        (
-            effect_name(each),
-            f"{each.difference:+.4f}",
-            f"{each.low:+.4f} to {each.high:+.4f}",
-            str(each.pairs) if each.pairs == each.planned else f"{each.pairs} of {each.planned}",
-        )
-        for each in effects
-    ]
+    rows = []
+    for each in effects:
+        pairs = str(each.pairs) if each.pairs == each.planned else f"{each.pairs} of {each.planned}"
+        rows.append((each.name, f"{each.difference:+.4f}", f"{each.low:+.4f} to {each.high:+.4f}", pairs))
     remark = "A negative change is better: fewer bits per byte with the value on the right of the arrow."
     return Table(("setting", "bits per byte", "95 % interval", "pairs"), rows, "Main effects", [remark])
 
@@ -271,7 +262,7 @@ def effects_chart(effects: Sequence[Effect]) -> Panels | None:
         " values. Left of zero, a negative number, is better than the base. The whisker is the 95 % interval."
     )
     rows = [
-        Whisker(f"{each.difference:+.3f}  {effect_name(each)}", each.difference, each.low, each.high, _side(each))
+        Whisker(f"{each.difference:+.3f}  {each.name}", each.difference, each.low, each.high, _side(each))
         for each in effects
     ]
     axis = Axis("← better · change in bits per byte · worse →", named=lambda tick: f"{tick:+g}" if tick else "0")
@@ -282,12 +273,6 @@ def _side(effect: Effect) -> Look:
     """Better, worse, or neither as far as the interval tells."""
     unclear = effect.low <= 0 <= effect.high
     return Look("soft", "o") if unclear else LOOKS[0] if effect.difference < 0 else LOOKS[1]
-
-
-def effect_name(effect: Effect) -> str:
-    """'placement: post → pre', by the last word of the key; 'position' for position.kind."""
-    setting = effect.setting.removesuffix(".kind").rpartition(".")[2]
-    return f"{setting}: {effect.base} → {effect.value}"
 
 
 # ---- the sweep

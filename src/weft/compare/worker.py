@@ -84,8 +84,8 @@ def _outcome(recipe: SettledRecipe, objective: Any, model: LanguageModel, job: d
     measured = {"nats": sections.nats.tolist(), "bytes": sections.bytes.tolist(), "sample": sample}
     if isinstance(model, NGram):
         seconds = next(line["seconds"] for line in read_lines(run.events) if line["event"] == "finish")
-        tokens, parameters = len(objective.training_text), sum(model.entries)
-        return {**measured, "tokens": tokens, "flops": 0.0, "seconds": round(seconds, 3), "parameters": parameters}
+        measured |= {"tokens": len(objective.training_text), "parameters": sum(model.entries)}
+        return {**measured, "flops": 0.0, "seconds": round(seconds, 3)}
     counted = count(recipe.model, recipe.batch.length, recipe.adapter)
     each, key = (recipe.batch.size or 1) * recipe.batch.length, "validation_bits_per_byte"
     tokens = recipe.steps * each

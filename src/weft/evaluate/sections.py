@@ -53,11 +53,6 @@ class SectionScores:
         return float(self.nats.sum() / math.log(2) / self.bytes.sum())
 
     @property
-    def bits_per_character(self) -> float:
-        """The same for characters."""
-        return self.bits_per_byte * float(self.bytes.sum() / self.characters.sum())
-
-    @property
     def score(self) -> Score:
         """The text as a whole."""
         nats, unpaid = float(self.token_nats.sum()), float(self.unpaid.sum())
@@ -157,7 +152,7 @@ def section_metrics(found: SectionScores) -> dict[str, Any]:
     whole = found.score
     return {
         **whole.metrics(),
-        "bits_per_character": found.bits_per_character,
+        "bits_per_character": found.bits_per_byte * float(found.bytes.sum() / found.characters.sum()),
         "unknown_share": whole.unknown_share,
         "tokens": whole.tokens,
         "bytes": whole.bytes,

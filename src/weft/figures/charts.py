@@ -68,8 +68,11 @@ class Charts(Picture):
         width, height = (max(sides) for sides in zip(*sizes, strict=True))
         figure = new_figure(columns * width, rows * height)
         for number, chart in enumerate(charts, 1):
-            draw = _draw_plot if isinstance(chart, Plot) else _draw_by_hand
-            draw(figure.add_subplot(rows, columns, number), chart)
+            axes = figure.add_subplot(rows, columns, number)
+            if isinstance(chart, Plot):
+                _draw_plot(axes, chart)
+            else:
+                _draw_by_hand(axes, chart)
         return figure
 
 

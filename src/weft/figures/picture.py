@@ -127,7 +127,7 @@ def svg(figure: Figure, label: str) -> str:
     return text.replace("<svg", Markup('<svg class="figure" role="img" aria-label="{}"').format(label), 1)
 
 
-def _saved(figure: Figure, kind: str, settings: dict[str, Any], **options: Any) -> bytes:
+def _saved(figure: Figure, kind: str, settings: Any, **options: Any) -> bytes:
     undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
     out = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "weft", **settings}), warnings.catch_warnings():
