@@ -123,14 +123,19 @@ class ReadyContender:
         rates = rates_around(self.rate, experiment.rates)
         return Sweep(self.name, rates, SEARCH_SHARES, shares, tuple(range(experiment.seeds)))
 
+    def steps(self, job: Job) -> int:
+        """Those of a job; what is counted takes one."""
+        if self.counts:
+            return 1
+        return max(1, round(self.whole.steps * job.share)) if job.share else PROBE
+
     def settled(self, job: Job) -> SettledRecipe:
         """The recipe of a job."""
         if self.counts:
             total = self.recipe.data.tokens or len(self.corpus.shards.train)
             text = {"tokens": max(2, round(total * job.share))} if job.share < 1 else {}
             return _settled(self.recipe, {"seed": job.seed, "data": text}, self.corpus, self.device)
-        steps = max(1, round(self.whole.steps * job.share)) if job.share else PROBE
-        changes: dict[str, Any] = {"seed": self.recipe.seed + job.seed, "steps": steps}
+        changes: dict[str, Any] = {"seed": self.recipe.seed + job.seed, "steps": self.steps(job)}
         if job.lr is not None:
             noam = isinstance(self.whole.schedule, Noam)
             changes |= {"schedule": {"scale": job.lr}} if noam else {"optimizer": {"lr": job.lr}}

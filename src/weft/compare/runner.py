@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -184,17 +184,9 @@ class Runner:
 
     def _step(self, job: Job) -> tuple[int, int, float | None]:
         """How far a job is, by the last line of its metrics."""
-        contender = self.contenders[job.contender]
-        steps = 1 if contender.counts else max(1, round(contender.whole.steps * job.share))
-        last = _last_line(self._folder(job) / RUN / "metrics.jsonl")
-        return int(last.get("step", 0)), steps, last.get("loss")
-
-
-def _last_line(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
+        path, last = self._folder(job) / RUN / "metrics.jsonl", dict[str, Any]()
+        with suppress(OSError, ValueError, StopIteration), path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 1000))
-            lines = file.read().splitlines()
-        return next(json.loads(line) for line in reversed(lines) if line.endswith(b"}") and b'"loss"' in line)
-    except (OSError, ValueError, StopIteration):
-        return {}
+            lines = reversed(file.read().splitlines())
+            last = next(json.loads(line) for line in lines if line.endswith(b"}") and b'"loss"' in line)
+        return int(last.get("step", 0)), self.contenders[job.contender].steps(job), last.get("loss")
