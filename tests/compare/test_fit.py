@@ -68,7 +68,7 @@ def coverage(
     return covered / ladders, predicted / ladders, errors
 
 
-@pytest.mark.parametrize(("constants", "seeds"), [(HOFFMANN, 1), (BITS, 3)])
+@pytest.mark.parametrize(("constants", "seeds"), [(BITS, 3), pytest.param(HOFFMANN, 1, marks=pytest.mark.slow)])
 def test_intervals_cover_the_truth_with_noise(constants: tuple[float, ...], seeds: int) -> None:
     covered, predicted, errors = coverage(constants, seeds, ladders=4, draws=40)
     assert covered.min() >= 3 / 4

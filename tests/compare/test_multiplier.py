@@ -71,7 +71,15 @@ def test_a_known_multiplier_is_found_within_two_percent_without_noise(world: tup
     assert found.value == pytest.approx(times, rel=0.02)
 
 
-@pytest.mark.parametrize(("times", "noise"), [(2, 0.003), (3, 0.003), (10, 0.003), (3, 0.01)])
+@pytest.mark.parametrize(
+    ("times", "noise"),
+    [
+        (10, 0.003),
+        (3, 0.01),
+        pytest.param(2, 0.003, marks=pytest.mark.slow),
+        pytest.param(3, 0.003, marks=pytest.mark.slow),
+    ],
+)
 def test_the_interval_covers_the_truth(times: float, noise: float) -> None:
     world = World(seed_noise=noise)
     rng = np.random.default_rng(round(times))

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.data.shards import Ids, Tokens
 from weft.evaluate.overlap import passages_table
@@ -17,7 +16,6 @@ from weft.text.tokenizer import Tokenizer
 READ = 1 << 20  # tokens counted at a time
 PASSAGES = 10  # that are shown
 PASSAGE = 20  # tokens of one
-Array = npt.NDArray[np.float64]
 
 
 class Bucket(NamedTuple):

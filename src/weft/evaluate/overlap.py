@@ -113,11 +113,11 @@ def overlap(
     held: Sequence[Tokens], training: Sequence[Tokens], tokenizer: Tokenizer, progress: Advance = lambda read: None
 ) -> Overlap:
     """Compare an evaluation text with a training text, both as tokens; `progress` gets the bytes as they are read."""
-    speller = _Speller(tokenizer)
+    speller, size = _Speller(tokenizer), sum(text.bytes for text in held)
     blocks = [(number, block) for number, text in enumerate(held, 1) for block in speller.blocks(text, HELD_OUT_BLOCK)]
-    progress(sum(text.bytes for text in held))
+    progress(size)
     unit = CHARACTERS if blocks and words_are_long(blocks[0][1].text) else WORDS
-    every = max(1, -(-sum(text.bytes for text in held) // (WORD * MAX_KEPT_NGRAMS)))
+    every = max(1, -(-size // (WORD * MAX_KEPT_NGRAMS)))
     found = [ngrams(block.text, block.starts, unit, every) for _, block in blocks]
     hashes = np.concatenate([np.zeros(0, np.uint64), *(each.hashes for each in found)])
     kept, own = np.unique(hashes, return_inverse=True)
@@ -133,10 +133,10 @@ def overlap(
             at = np.minimum(np.searchsorted(kept, likely), len(kept) - 1)
             met[at[kept[at] == likely]] = True
             progress(len(block.text))
-    result = _result(blocks, found, met[own], unit, sum(text.bytes for text in held))
+    result = _result(blocks, found, met[own], unit, size)
     if every == 1:
         return result
-    return replace(result, covered=round(result.bytes * result.share), longest=(), sampled=every)
+    return replace(result, covered=round(size * result.share), longest=(), sampled=every)
 
 
 class _Block(NamedTuple):

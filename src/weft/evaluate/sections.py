@@ -11,11 +11,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.data.shards import Ids, Tokens
 from weft.errors import DataError
-from weft.evaluate.bootstrap import Interval, ratio_interval, weights
+from weft.evaluate.bootstrap import Array, Interval, ratio_interval, weights
 from weft.evaluate.perplexity import BYTE, Score, TokenScores, perplexity
 from weft.evaluate.unspelled import spelled
 from weft.text.tokenizer import Tokenizer
@@ -23,8 +22,6 @@ from weft.text.tokenizer import Tokenizer
 PIECES = 100  # that a text of one document is cut into
 MIN_PIECE_BYTES = 500
 MAX_SECTIONS = 1000  # sections that short documents are put together to, about
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
