@@ -33,7 +33,7 @@ def neighbours(
 
     with loading():
         from weft.api.load import load
-        from weft.evaluate.similarity import read_pairs, similarity
+        from weft.evaluate.agreement import read_pairs, similarity
         from weft.explain.neighbours import in_context, nearest_words, word_vector
         from weft.runs.lines import record
 

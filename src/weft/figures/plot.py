@@ -50,10 +50,8 @@ class Series:
 
 def tick_text(value: float) -> str:
     """A number beside an axis: 25k, 1.5M, 5e-5."""
-    if abs(value) >= 1e6:
-        return f"{value / 1e6:g}M"
     if abs(value) >= 1e4:
-        return f"{value / 1e3:g}k"
+        return f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k"
     return f"{value:.6g}".replace("e-0", "e-")
 
 

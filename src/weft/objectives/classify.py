@@ -16,7 +16,7 @@ from weft.data.examples import Examples
 from weft.data.shards import Side
 from weft.data.table import Kind, Row, read_texts
 from weft.errors import ConfigError
-from weft.evaluate.classification import label_metrics
+from weft.evaluate.agreement import label_metrics
 from weft.models.base import LanguageModel
 from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outputs, read_framed, read_pairs
 from weft.progress import bar

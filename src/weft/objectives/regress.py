@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.batch import Batch
-from weft.evaluate.classification import correlations
+from weft.evaluate.agreement import correlations
 from weft.models.base import LanguageModel
 from weft.objectives.classify import SequenceObjective
 from weft.objectives.rows import head_outputs

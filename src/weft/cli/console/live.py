@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weft.compare.experiment import Workplace
     from weft.compare.page import ComparisonPage
     from weft.compare.runner import Progress, Watch
-    from weft.compare.scaling_page import ScalingPage
+    from weft.compare.scale import ScalingPage
 
 
 NOW = "now: share of the budget · step · loss"
