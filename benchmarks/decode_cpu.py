@@ -37,7 +37,6 @@ from weft.decode.generate import generate
 from weft.interop.bundle import ModelBundle, lazily
 from weft.interop.gguf import file as gguf_file
 from weft.interop.gguf import gguf
-from weft.interop.gguf import models as gguf_models
 from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.presets import llama
@@ -152,7 +151,7 @@ def as_gguf(config: Decoder, path: Path) -> None:
     torch.manual_seed(0)
     weights = build(config).state_dict()
     bundle = ModelBundle(config, lazily(weights.__getitem__, weights), None, "random weights")
-    architecture = gguf_models.architecture_of(config)
+    architecture = gguf.architecture_of(config)
     keys = {**gguf._keys(bundle, architecture, "random"), "tokenizer.ggml.model": gguf_file.typed("none")}
     gguf_file.write_file(path, keys, gguf._tensors(bundle, architecture, "q4_0"), lambda count: None)
 

@@ -15,7 +15,7 @@ almost equally likely, for sums are rounded in another order.
 
 Weights are random, so nothing is learned from the texts; their lengths are what counts. The engine is timed between two
 halves of the other way, for a machine may be busy with other things, and their ratio is what is reported. The batches
-show what `decode.many.engine_is_faster` says: with as many texts at a time, which way is faster for which lengths.
+show what `decode.generate.engine_is_faster` says: with as many texts at a time, which way is faster for which lengths.
 """
 
 import argparse

@@ -15,10 +15,9 @@ from torch.cuda.green_contexts import GreenContext
 
 from engine_trace import Trace, kernels_of
 from weft.decode.config import Sampling
-from weft.decode.engine.blocks import BlockManager
+from weft.decode.engine.blocks import BlockManager, Request
 from weft.decode.engine.engine import Engine, Limits
 from weft.decode.engine.paging import BlockStore
-from weft.decode.engine.requests import Request
 from weft.decode.fast.cuda import CROWD, Chunk
 from weft.decode.fast.stepper import paged_graphs
 from weft.decode.prompt import Prompt

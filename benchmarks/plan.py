@@ -18,9 +18,8 @@ from dataclasses import replace
 import torch
 
 from gpu_cases import SIZES, Bench, Size, gpt2_weft, llama_weft
-from weft.costs.devices import DEVICES, Device, device_called
-from weft.costs.interconnect import interconnect_named
-from weft.costs.layout_time import Prediction, Predictor
+from weft.costs.devices import DEVICES, Device, device_called, interconnect_named
+from weft.costs.layout_search import Prediction, Predictor
 from weft.costs.layouts import Choice, Job
 from weft.layout import Layout
 from weft.models.presets import gpt, llama

@@ -20,9 +20,9 @@ from rich.table import Table
 
 from weft.data import prepare as preparing
 from weft.data.config import HashSplit, TextSource
-from weft.data.documents import read
 from weft.data.encode import BATCH
 from weft.data.prepare import prepare
+from weft.data.sources import read
 from weft.data.split import section_for
 from weft.text import builtin
 from weft.text.config import BPE

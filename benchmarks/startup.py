@@ -55,7 +55,7 @@ def ours(clock: Clock, place: str) -> None:
     import weft.cli.main  # noqa: F401
 
     clock.lap("the command line")
-    from weft.cli.console.loading import loading
+    from weft.cli.console.terminal import loading
 
     with loading():
         bare(clock, place)

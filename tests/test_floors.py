@@ -43,7 +43,7 @@ NAMESAKES = {
     "nn/position_config.py": {"t5"},  # a kind of position
     "explain/positions.py": {"t5"},
     "text/config.py": {"gpt2", "qwen2"},  # ways to cut text
-    "text/tiktoken.py": {"gpt2", "qwen2"},
+    "text/vocabularies.py": {"gpt2", "qwen2"},
 }
 
 
@@ -154,7 +154,6 @@ OPTIONAL = {
     "weft.decode.fast.kernels",
     "weft.decode.fast.kernels4",
     "weft.nn.kernels.loss",
-    "weft.training.parts",
     "weft.training.split",
 }
 

@@ -94,7 +94,11 @@ def assignments(words: Iterable[str]) -> Tree:
             raise ConfigError(f"'{word}': an override is written key=value, for instance model.layers=8")
         if not text:
             raise ConfigError(f"'{word}': the value is missing")
-        tree = merge(tree, nested(key.strip(), _value(text)))
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        tree = merge(tree, nested(key.strip(), value))
     return tree
 
 
@@ -126,13 +130,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, PurePath):
         return str(value)
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def validate(kind: type[C], tree: Mapping[str, Any], source: str = "") -> C:
@@ -178,8 +175,11 @@ def _describe(kind: type[Config], tree: Mapping[str, Any], problem: Any) -> str:
             return f"{key}: {context['error']}" if keys else str(context["error"])
         case "string_pattern_mismatch":
             return f"{key} = {given!r}: expected text that matches {context['pattern']}"
-        case _:
-            return f"{key} = {given!r}: expected {_expected(problem)}"
+        case kind_:
+            compared = "a number " if kind_.startswith(("greater", "less")) else ""
+            message = compared + re.sub(r"^\w+ should (be|have|match) ", "", problem["msg"])
+            expected = next((words for begins, words in EXPECTED.items() if kind_.startswith(begins)), message)
+            return f"{key} = {given!r}: expected {expected}"
 
 
 QUOTED = re.compile(r"'([^']*)'")
@@ -193,14 +193,6 @@ EXPECTED = {
     "string_too_short": "some text",
     "string": "text",
 }
-
-
-def _expected(problem: Any) -> str:
-    for kind, words in EXPECTED.items():
-        if problem["type"].startswith(kind):
-            return words
-    a = "a number " if problem["type"].startswith(("greater", "less")) else ""
-    return a + re.sub(r"^\w+ should (be|have|match) ", "", problem["msg"])
 
 
 def advice(kind: type[Config], tree: Mapping[str, Any], key: str, beside: Sequence[str] = ()) -> str:
@@ -260,7 +252,6 @@ def _walk(kind: type[Config], location: tuple[Any, ...]) -> tuple[list[str], typ
 
 
 def _members(field: FieldInfo | None) -> list[type[Config]]:
-    """The config types that a field may hold."""
     return [] if field is None else _among(field.annotation, field.metadata)
 
 
@@ -288,10 +279,3 @@ def to_toml(config: Config, comments: Mapping[str, str] | None = None) -> str:
         else:
             text = f"# {key}: {comment}\n{text}"
     return text
-
-
-def json_schema(kind: type[Config]) -> Tree:
-    """The JSON Schema of a config type, for editors that complete TOML."""
-    schema = kind.model_json_schema()
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    return schema

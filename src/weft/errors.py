@@ -68,10 +68,15 @@ def hub_failure(error: BaseException) -> str:
         if any(word in type(each).__name__ for word in _UNREACHABLE):
             return "weft couldn't reach the hub"
         each = each.__cause__ or each.__context__
-    return f"the hub says: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+    return f"the hub says: {first_line(error)}"
 
 
-def suggestion(name: str, known: Iterable[str], most: int = 12, what: str = "available") -> str:
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, in one line; its name where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def suggestion(name: str, known: Iterable[str], limit: int = 12, what: str = "available") -> str:
     """The tail of an error about an unknown name: the nearest known ones, or a few of all; nothing if there are none.
 
     `what` says in a word or two what the known ones are.
@@ -80,7 +85,7 @@ def suggestion(name: str, known: Iterable[str], most: int = 12, what: str = "ava
     near = get_close_matches(name, known, n=3, cutoff=0.6)
     if near:
         return did_you_mean(near)
-    shown = ", ".join(known[:most]) + (", …" if len(known) > most else "")
+    shown = ", ".join(known[:limit]) + (", …" if len(known) > limit else "")
     return f"{what}: {shown}" if known else ""
 
 

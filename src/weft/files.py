@@ -195,9 +195,6 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-# ---- checksums
-
-
 def checksums(path: Path) -> list[str]:
     """The SHA-256 of each 32 MiB of a file: several threads hash a large one, and damage is known by its place."""
     size = path.stat().st_size

@@ -147,8 +147,8 @@ def products(
         # a processor without bf16 products says so with a stack trace, and then computes them another way
         warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
         tiny = _rates(TRIAL, formats, device, 0.0) if device == "cpu" else {}  # a GPU's would be that of its launches
-        least = 2.0 * math.prod(sizes) / MAX_SECONDS
-        slow = {format_: rate for format_, rate in tiny.items() if rate < least and format_ != "fp32"}
+        min_rate = 2.0 * math.prod(sizes) / MAX_SECONDS
+        slow = {format_: rate for format_, rate in tiny.items() if rate < min_rate and format_ != "fp32"}
         rest = tuple(format_ for format_ in formats if format_ not in slow)
         rates = slow | _rates(sizes, rest, device, SECONDS)
     return {format_: rates[format_] for format_ in formats}

@@ -75,11 +75,9 @@ class Bar:
             self._drawn = now
 
     def note(self, text: str) -> None:
-        """Show a text beside the bar."""
         self._progress.update(self._task, note=printable(text))
 
     def print(self, line: str) -> None:
-        """Print a line above the bar."""
         self._progress.console.print(wrapped(printable(line)), highlight=False, markup=False, soft_wrap=True)
 
 

@@ -98,19 +98,15 @@ class Children:
         try:
             child = self._free.get_nowait()
         except Empty:
-            child = self._start()
+            with self._lock:
+                if self._closed:
+                    raise ChildProcessError("it was not started, for all are to end") from None
+                child = Child(self._command, self._environment)
+                self._started.append(child)
+            if self._first is not None:
+                child.tell(self._first)
         yield child
         self._free.put(child)
-
-    def _start(self) -> Child:
-        with self._lock:
-            if self._closed:
-                raise ChildProcessError("it was not started, for all are to end")
-            child = Child(self._command, self._environment)
-            self._started.append(child)
-        if self._first is not None:
-            child.tell(self._first)
-        return child
 
     def interrupt(self, seconds: float) -> None:
         """Interrupt all, and give them so many seconds to save what they have."""

@@ -11,9 +11,8 @@ import torch
 import weft
 from weft.cli.main import run as command
 from weft.errors import ConfigError
-from weft.runs.folder import RunFolder
+from weft.runs.folder import RunFolder, changed_files
 from weft.runs.lines import read_lines
-from weft.runs.noted import changed_files
 
 TINY = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=16"]
 SMALL = ["batch.size=2", "batch.length=16", "evaluate.tokens=64", "evaluate.every=2", "log.every=1"]

@@ -36,8 +36,7 @@ if find_spec("lm_eval") is None:
 
 from lm_eval.api.model import CacheHook
 
-from weft.api.lm_eval import WeftLM
-from weft.api.tasks import evaluate_tasks
+from weft.api.lm_eval import WeftLM, evaluate_tasks
 
 Capture = pytest.CaptureFixture[str]
 WORDS = "the cat sat on the mat, and the dog ate the hat. " * 8
@@ -324,7 +323,7 @@ def test_a_chat_template_frames_the_messages(runs: Path) -> None:
         (["--tasks", "local_choice", "--tasks-path", "nowhere"], "--tasks-path nowhere: no such folder"),
         (["--tasks", "local_choice,local_choice*"], None),
         (["--tasks", "broken"], "--tasks broken: it cannot be loaded"),
-        (["--tasks", "far"], "--tasks far: its dataset is on the hub: weft couldn't reach it"),
+        (["--tasks", "far"], "--tasks far: its dataset is on the hub: weft couldn't reach the hub"),
     ],
 )
 def test_mistakes_get_one_line(

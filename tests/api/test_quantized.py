@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import weft
-from weft.api import auto
+from weft.api import load as loading
 from weft.cli.main import run as command
 from weft.decode.fast.quantize import fill, quantize
 from weft.decode.fast.rounding import Packed, quantize_around_zero, quantize_groups, quantize_rows
@@ -227,9 +227,9 @@ def test_an_adapter_is_merged_and_its_base_noticed(run: RunFolder, tmp_path: Pat
 # ---- auto
 
 
-def measured(losses: list[float], speeds: list[float]) -> auto.Measured:
+def measured(losses: list[float], speeds: list[float]) -> loading.Measured:
     names = ["fp32", "bf16", "int8", "int4"]
-    return auto.Measured(
+    return loading.Measured(
         dict(zip(names, losses, strict=True)), dict(zip(names, speeds, strict=True)), 20_000, "held-out tokens"
     )
 
@@ -268,7 +268,7 @@ def test_auto_measures_once_and_then_knows(
     run: RunFolder, calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     speeds = iter([100.0, 150.0, 310.0, 200.0])
-    monkeypatch.setattr(auto, "_speed", lambda model: next(speeds))
+    monkeypatch.setattr(loading, "_speed", lambda model: next(speeds))
     words = ["generate", str(run.path), "--prompt", "the", "--greedy", "--max-tokens", "6", "--quantize"]
     said = []
     for _ in range(2):
@@ -283,8 +283,8 @@ def test_auto_measures_once_and_then_knows(
     assert note["losses"]["fp32"] == pytest.approx(exact, rel=1e-6)
     assert note["losses"]["int8"] == pytest.approx(small, rel=1e-6)
     # another machine has other speeds, and the same losses
-    monkeypatch.setattr(auto, "machine", lambda device: "another")
-    monkeypatch.setattr(auto.Text, "of", None)
+    monkeypatch.setattr(loading, "machine", lambda device: "another")
+    monkeypatch.setattr(loading, "_text", None)
     speeds = iter([100.0, 90.0, 80.0, 70.0])
     assert weft.load(run.path, "cpu", quantize="auto").quantized is None
     assert "weft: quantize = fp32: nothing is faster" in capsys.readouterr().err
@@ -296,9 +296,9 @@ def test_auto_measures_once_and_then_knows(
 def test_without_held_out_text_python_documentation_is_read(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(auto, "MIN_TOKENS", 200)
-    monkeypatch.setattr(auto, "WORK", 0)
-    monkeypatch.setattr(auto, "corpus", lambda name: weft.text.builtin.Corpus(["The interpreter.\n" * 30], ""))
+    monkeypatch.setattr(loading, "MIN_TOKENS", 200)
+    monkeypatch.setattr(loading, "WORK", 0)
+    monkeypatch.setattr(loading, "corpus", lambda name: weft.text.builtin.Corpus(["The interpreter.\n" * 30], ""))
     assert command(["export", str(run.path), "--to", "weft", str(tmp_path / "alone")]) == 0
     capsys.readouterr()
     loaded = weft.load(tmp_path / "alone", "cpu", quantize="auto")

@@ -22,11 +22,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same sentences as running text, as documents and as rows."""
     folder, pick = tmp_path_factory.mktemp("sources"), random.Random(0)
     words = ["".join(pick.choices("abcdefghij", k=6)) for _ in range(200)]
-    lines = [" ".join(pick.choices(words, k=40)) + "." for _ in range(1000)]
+    lines = [" ".join(pick.choices(words, k=40)) + "." for _ in range(500)]
     (folder / "book.txt").write_text("\n".join(lines))
     documents = [" ".join(lines[at : at + 5]) for at in range(0, len(lines), 5)]
     (folder / "documents.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in documents))
-    signs = [chr(0x4E00 + pick.randrange(700)) for _ in range(100_000)]  # more characters than tokens would be chosen
+    signs = [chr(0x4E00 + pick.randrange(700)) for _ in range(50_000)]  # more characters than tokens would be chosen
     (folder / "signs.txt").write_text("\n".join("".join(signs[at : at + 60]) for at in range(0, len(signs), 60)))
     rows = [{"text": text, "label": number % 2, "source": text, "target": text} for number, text in enumerate(lines)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -68,10 +68,10 @@ def count_reads(monkeypatch: pytest.MonkeyPatch, file: Path) -> list[int]:
         ("gpt-tiny", "book.txt", ["data.validation.kind=tail"], 2),
         ("gpt-tiny", "book.txt", ["tokenizer=byte"], 1),
         ("gpt-tiny", "documents.jsonl", [], 2),
-        ("gpt-tiny", "documents.jsonl", ["data.validation.kind=tail"], 2),
+        pytest.param("gpt-tiny", "documents.jsonl", ["data.validation.kind=tail"], 2, marks=pytest.mark.slow),
         ("bert-tiny", "signs.txt", ["objective=masked"], 2),
         ("bert-tiny", "documents.jsonl", ["objective=masked+next", "batch.length=32"], 2),
-        ("bert-tiny", "rows.jsonl", ["objective=classify"], 2),
+        pytest.param("bert-tiny", "rows.jsonl", ["objective=classify"], 2, marks=pytest.mark.slow),
         ("bert-tiny", "rows.jsonl", ["objective=classify", "data.validation.kind=tail"], 2),
         ("vaswani-tiny", "rows.jsonl", ["tokenizer.vocab_size=300"], 2),
         ("vaswani-tiny", "rows.jsonl", ["tokenizer=byte"], 1),

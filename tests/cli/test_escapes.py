@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.cli.console import columns, terminal
+from weft.cli.console import terminal
 from weft.cli.main import run
 from weft.figures.tables import Table
 
@@ -44,7 +44,7 @@ def test_output_is_spelled_out_on_a_terminal_alone(monkeypatch: pytest.MonkeyPat
     screen = Terminal()
     monkeypatch.setattr(sys, "stdout", screen)
     terminal.write(f"model says {EVIL}\n\tmore")
-    columns.show(Table(("label", EVIL), [(EVIL, "1")], title=EVIL, remarks=[EVIL]))
+    terminal.print_tables(Table(("label", EVIL), [(EVIL, "1")], title=EVIL, remarks=[EVIL]))
     assert EVIL not in screen.text
     assert "\x1b]" not in screen.text and "\x1b[2J" not in screen.text and "\x9b" not in screen.text
     assert r"model says \x1b]0;owned\x07" in screen.text and "\n\tmore" in screen.text

@@ -10,7 +10,7 @@ from weft.cli.main import run
 from weft.decode.translate import Translator
 from weft.errors import ConfigError, WeftError
 from weft.explain.attention.maps import AttentionMaps
-from weft.explain.gradient_norms import GradientNorms
+from weft.explain.gradients import GradientNorms
 from weft.explain.surprise import Surprise
 from weft.explain.views import VIEWS
 

@@ -409,7 +409,7 @@ def templated(trained: Path, tmp_path: Path) -> Path:
 
 
 def test_a_template_frames_the_turns_and_old_ones_make_room(templated: Path) -> None:
-    from weft.decode.chat import chat_prompt
+    from weft.decode.prompt import chat_prompt
     from weft.errors import DataError
 
     tokenizer = weft.load(templated).tokenizer

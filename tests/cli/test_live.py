@@ -6,8 +6,7 @@ import pytest
 from rich.console import Console
 
 from weft.cli.console.live import _Lines, _table
-from weft.compare.jobs import Job
-from weft.compare.results import Outcome
+from weft.compare.jobs import Job, Outcome
 from weft.compare.runner import Progress
 
 SEARCH, RUNG, TIMED = Job("gpt", 1 / 27, 0.01, 0), Job("gpt", 1 / 9, 0.01, 1), Job("lstm", 0.0, 0.01, 0)

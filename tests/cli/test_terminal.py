@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from weft import progress
-from weft.cli.console import columns, terminal
-from weft.cli.main import COMMANDS, app, run
+from weft.cli.console import terminal
+from weft.cli.console.options import complete_runs
+from weft.cli.main import COMMANDS, program, run
 from weft.config import merge, validate
 from weft.figures.tables import Table
 from weft.models.presets import PRESETS
@@ -24,7 +25,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_presets_fit_the_terminal(width: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "terminal_width", lambda: width)
+    monkeypatch.setattr(terminal, "terminal_width", lambda: width)
     assert run(["presets"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not any("…" in line for line in lines)
@@ -43,10 +44,10 @@ def test_presets_fit_the_terminal(width: int, capsys: Capture, monkeypatch: pyte
 def test_tables_fit_the_terminal(
     words: list[str], width: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(columns, "terminal_width", lambda: None)
+    monkeypatch.setattr(terminal, "terminal_width", lambda: None)
     assert run(words) == 0
     whole = capsys.readouterr().out
-    monkeypatch.setattr(columns, "terminal_width", lambda: width)
+    monkeypatch.setattr(terminal, "terminal_width", lambda: width)
     assert run(words) == 0
     fitted = capsys.readouterr().out
     assert max(map(len, fitted.splitlines())) <= width
@@ -54,8 +55,9 @@ def test_tables_fit_the_terminal(
 
 
 def test_a_long_cell_is_wrapped_between_words(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "terminal_width", lambda: 30)
-    columns.show(Table(("a", "b"), [("one", "weft train --resume runs/a-very-long-name goes on")], text=(0, 1)))
+    monkeypatch.setattr(terminal, "terminal_width", lambda: 30)
+    table = Table(("a", "b"), [("one", "weft train --resume runs/a-very-long-name goes on")], text=(0, 1))
+    terminal.print_tables(table)
     assert capsys.readouterr().out.splitlines()[1:] == [
         "one  weft train --resume",
         "     runs/a-very-long-name",
@@ -64,7 +66,7 @@ def test_a_long_cell_is_wrapped_between_words(capsys: Capture, monkeypatch: pyte
 
 
 def test_json_has_no_nan(capsys: Capture) -> None:
-    columns.print_json({"a": float("nan"), "b": [1.5, float("inf")], "c": Path("x")})
+    terminal.print_json({"a": float("nan"), "b": [1.5, float("inf")], "c": Path("x")})
     assert capsys.readouterr().out.split() == [
         "{",
         '"a":',
@@ -134,17 +136,12 @@ def complete(words: str, folder: Path) -> list[str]:
 def test_shells_complete_commands_recipes_runs_and_keys(tmp_path: Path) -> None:
     (tmp_path / "runs" / "book").mkdir(parents=True)
     (tmp_path / "runs" / "book" / "config.toml").touch()
-    assert "--install-completion" in [option for p in _options() for option in p]
+    assert "--install-completion" in [option for param in program.params for option in param.opts]
     assert complete("weft tra", tmp_path) == ["train", "translate"]
     assert complete("weft train senti", tmp_path) == ["sentiment"]
     assert "optimizer.lr=" in complete("weft train gpt-tiny optim", tmp_path)
     assert complete("weft generate ", tmp_path) == ["runs/book"]
-
-
-def _options() -> list[list[str]]:
-    import typer
-
-    return [param.opts for param in typer.main.get_command(app).params]
+    assert complete_runs(None, f"{tmp_path}/ru") == [f"{tmp_path}/runs"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")
@@ -153,7 +150,7 @@ def test_a_sign_of_life_before_torch_is_loaded() -> None:
     import pty
 
     inside = "with loading():\n    pass\nsys.exit('torch' in sys.modules)"
-    code = f"import sys; from weft.cli.console.loading import loading\n{inside}"
+    code = f"import sys; from weft.cli.console.terminal import loading\n{inside}"
     inner, outer = pty.openpty()
     assert subprocess.run([sys.executable, "-c", code], stderr=outer).returncode == 0
     shown = os.read(inner, 4096).decode()

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 
 from weft.compare.fit import Point, fit
-from weft.compare.results import Comparison, Outcome, Result
-from weft.compare.scaling_page import Check, ScalingPage
+from weft.compare.jobs import Comparison, Outcome, Result
+from weft.compare.scale import Check, ScalingPage
 
 BUDGET = 1e15
 SHARES = (1 / 27, 1 / 9, 1 / 3, 1.0)

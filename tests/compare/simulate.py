@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compare.results import Curve
+from weft.compare.multiplier import Curve
 
 RUNGS = np.array([1 / 27, 1 / 9, 1 / 3, 1.0])
 

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
+from weft.compare.jobs import Outcome, Result
 from weft.compare.ranking import main_effects
-from weft.compare.results import Outcome, Result
 
 SIZES = (400.0, 600.0)
 VARIED = {"norm": ("pre", "post"), "position": ("rotary", "sinusoidal"), "gate": ("yes", "no")}

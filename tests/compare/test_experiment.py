@@ -173,7 +173,9 @@ def test_lengths_without_a_length_are_shares_of_the_budget(folder: Path) -> None
     third = steps.settled(Job("gpt-tiny", 1 / 3, 0.001, 0))
     assert (third.steps, third.schedule.warmup, third.schedule.hold, third.schedule.every) == (333, 33, 266, 33)
     assert noam.settled(Job("gpt-tiny", 1 / 27, 1.0, 0)).schedule.warmup == 148  # 4000 · 37 / 1000
-    assert timed.settled(Job("gpt-tiny", 0.0, 0.001, 0)).schedule.warmup == 1  # a few steps to see how long they take
+    probe = Job("gpt-tiny", 0.0, 0.001, 0)  # a few steps to see how long they take
+    assert timed.settled(probe).schedule.warmup == 1
+    assert timed.steps(probe) == timed.settled(probe).steps > 1
     assert timed.lasting(2000).settled(Job("gpt-tiny", 1 / 3, 0.001, 0)).schedule.warmup == round(800 / 2000 * 667)
     with pytest.raises(ConfigError, match=r"schedule\.warmup = 800 is longer than the 500 steps that the budget pays"):
         timed.lasting(500)

@@ -4,8 +4,7 @@ import math
 import random
 from pathlib import Path
 
-from weft.compare.jobs import Job, Sweep, rates_around
-from weft.compare.results import Outcome
+from weft.compare.jobs import Job, Outcome, Sweep, rates_around
 
 SHARES = (1 / 27, 1 / 9, 1 / 3, 1.0)
 SWEEP = Sweep("a", rates_around(0.01, 5), SHARES[:3], SHARES, (0, 1, 2))

@@ -10,8 +10,7 @@ from scipy.interpolate import PchipInterpolator
 from scipy.stats import t as student
 from tests.compare.simulate import World
 
-from weft.compare.multiplier import Multiplier, multiplier
-from weft.compare.results import Curve
+from weft.compare.multiplier import Curve, Multiplier, multiplier
 from weft.evaluate.bootstrap import bands, resample
 
 SIZES = np.array([100.0, 300.0, 200.0])
@@ -72,7 +71,15 @@ def test_a_known_multiplier_is_found_within_two_percent_without_noise(world: tup
     assert found.value == pytest.approx(times, rel=0.02)
 
 
-@pytest.mark.parametrize(("times", "noise"), [(2, 0.003), (3, 0.003), (10, 0.003), (3, 0.01)])
+@pytest.mark.parametrize(
+    ("times", "noise"),
+    [
+        (10, 0.003),
+        (3, 0.01),
+        pytest.param(2, 0.003, marks=pytest.mark.slow),
+        pytest.param(3, 0.003, marks=pytest.mark.slow),
+    ],
+)
 def test_the_interval_covers_the_truth(times: float, noise: float) -> None:
     world = World(seed_noise=noise)
     rng = np.random.default_rng(round(times))

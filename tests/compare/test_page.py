@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.compare.page_sample import BASE, SHARES, VARIED, ablation, comparison, counted, measured, outcome
 
-from weft.compare.jobs import fraction
+from weft.compare.jobs import Comparison, Result, fraction
 from weft.compare.multiplier import Multiplier
 from weft.compare.page import (
     AMOUNTS,
@@ -24,9 +24,7 @@ from weft.compare.page import (
     ranking_table,
     sweep_charts,
 )
-from weft.compare.ranking import Ranked, main_effects, ranking
-from weft.compare.results import Comparison, Result
-from weft.compare.wording import method, result, warnings
+from weft.compare.ranking import Ranked, main_effects, method, ranking, result, warnings
 from weft.figures.plot import Series
 from weft.figures.tables import text_table
 

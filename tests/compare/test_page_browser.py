@@ -7,7 +7,7 @@ from tests.compare.page_sample import ablation, comparison, scaling
 from tests.explain.browser import CHROMIUM, evaluate
 
 from weft.compare.page import ComparisonPage
-from weft.compare.scaling_page import ScalingPage
+from weft.compare.scale import ScalingPage
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
 

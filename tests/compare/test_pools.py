@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from weft.compare import pools, ray_pool
+from weft.compare import pools, worker
 from weft.compare.config import contender, experiment
 from weft.compare.contenders import ReadyContender, make_ready
 from weft.compare.jobs import Job, Sweep
-from weft.compare.pools import Ended, Processes, Where, parse_jobs, srun
+from weft.compare.pools import Ended, Processes, RayTasks, Where, parse_jobs, ray_tasks, srun
 from weft.compare.runner import Machine, Runner, machine_for
 from weft.errors import ConfigError, DataError, RunError
 
@@ -222,9 +222,9 @@ def test_jobs_are_tasks_of_ray(
         cost = {"steps": 1, "tokens": 8, "flops": 0.0, "seconds": 0.1, "parameters": 5, "nats": [3.0], "bytes": [2.0]}
         (folder / "outcome.json").write_text(json.dumps(names | cost))
 
-    monkeypatch.setattr(ray_pool, "run_job", measure)
+    monkeypatch.setattr(worker, "run_job", measure)
     assert machine_for([counts], Where("ray")) == Machine(9, 1, 0, Where("ray"))
-    assert ray_pool.ray_tasks(2, 1) == 2
+    assert ray_tasks(2, 1) == 2
     jobs = run(counts, tmp_path / "out", Machine(2, 1, 0, Where("ray", 2)))
     assert [outcome.nats for outcome in jobs.outcomes.values()] == [(3.0,), (3.0,)]
     assert (ray.options["num_cpus"], ray.options["num_gpus"], ray.options["max_retries"]) == (1, 0, 0)
@@ -242,8 +242,8 @@ def test_tasks_of_ray_fail_and_stop(ray: Ray, tmp_path: Path, monkeypatch: pytes
                 raise OSError("worker crashed\n  The worker died: out of memory\n")
         time.sleep(0.3)
 
-    monkeypatch.setattr(ray_pool, "run_job", fail)
-    pool = ray_pool.RayTasks(1, 0)
+    monkeypatch.setattr(worker, "run_job", fail)
+    pool = RayTasks(1, 0)
     for name, expected in (
         ("wrong", Ended(tmp_path / "wrong", "the text is gone")),
         ("dead", Ended(tmp_path / "dead", None, "The worker died: out of memory")),

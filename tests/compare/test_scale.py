@@ -8,9 +8,8 @@ import pytest
 from weft.cli.main import run
 from weft.compare.config import Experiment, experiment
 from weft.compare.fit import fit
-from weft.compare.results import Comparison, Outcome, Result
-from weft.compare.scale import check_of, cost_per_token, ladder, points_of
-from weft.compare.scaling_page import ScalingPage
+from weft.compare.jobs import Comparison, Outcome, Result
+from weft.compare.scale import ScalingPage, check_of, cost_per_token, ladder, points_of
 
 Capture = pytest.CaptureFixture[str]
 

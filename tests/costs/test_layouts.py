@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from weft.costs.devices import DEVICES
-from weft.costs.interconnect import (
+from weft.costs.devices import (
+    DEVICES,
     HOP_ACROSS,
     HOP_INSIDE,
     REACHED,
@@ -18,8 +18,7 @@ from weft.costs.interconnect import (
     Interconnect,
     interconnect_named,
 )
-from weft.costs.layout_search import kind, layout_from, search, why_not
-from weft.costs.layout_time import Predictor
+from weft.costs.layout_search import Predictor, kind, layout_from, search, why_not
 from weft.costs.layouts import Choice, Job, rank_memory, refusal, stage_parameters
 from weft.costs.memory import GPU_SHARE, Workload, layer_bytes, logits_bytes, training_memory
 from weft.costs.published import Row, published_table, rows

@@ -17,7 +17,7 @@ import zstandard
 from weft.data import amount as module
 from weft.data.amount import Amount, amount
 from weft.data.config import NoSplit, TailSplit, TextSource
-from weft.data.documents import read
+from weft.data.sources import read
 from weft.data.split import split_sections
 from weft.data.table import RowSource, read_rows
 from weft.errors import DataError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.data.bucket import Buckets
+from weft.data.sampler import Buckets
 from weft.errors import DataError
 
 many = settings(max_examples=60, deadline=None)

@@ -15,9 +15,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.data import documents, streams
-from weft.data.documents import Document, read
-from weft.data.sources import files
+from weft.data import sources, streams
+from weft.data.sources import Document, files, read
 from weft.errors import DataError
 
 many = settings(max_examples=60, deadline=None)
@@ -45,7 +44,7 @@ def texts(*sources: Path | str, column: str = "text") -> list[str]:
 def test_sections_concatenate_to_the_text(text: str, section: int, block: int) -> None:
     raw = text.encode()
     blocks = [raw[i : i + block] for i in range(0, len(raw), block)]
-    cut = list(documents._cut(blocks, "x", section))
+    cut = list(sources._cut(blocks, "x", section))
     assert "".join(d.text for d in cut) == text
     assert all(0 < len(d.text.encode()) <= section for d in cut)
     assert [d.ends for d in cut] == [False] * (len(cut) - 1) + [True] * bool(cut)
@@ -55,8 +54,8 @@ def test_sections_concatenate_to_the_text(text: str, section: int, block: int) -
 
 def test_sections_of_long_text_do_not_depend_on_blocks() -> None:
     raw = ("word " * 5000).encode()
-    whole = list(documents._cut([raw], "x", 1024))
-    assert whole == list(documents._cut([raw[i : i + 7] for i in range(0, len(raw), 7)], "x", 1024))
+    whole = list(sources._cut([raw], "x", 1024))
+    assert whole == list(sources._cut([raw[i : i + 7] for i in range(0, len(raw), 7)], "x", 1024))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def test_sections_of_long_text_do_not_depend_on_blocks() -> None:
     ],
 )
 def test_a_section_ends_at_the_best_place(text: str, first: str) -> None:
-    assert next(documents._cut([text.encode()], "x", 32)).text == first
+    assert next(sources._cut([text.encode()], "x", 32)).text == first
 
 
 def test_one_long_line_is_read_in_bounded_memory(tmp_path: Path) -> None:
@@ -82,7 +81,7 @@ def test_one_long_line_is_read_in_bounded_memory(tmp_path: Path) -> None:
     longest = total = 0
     for document in read([str(file)]):
         longest, total = max(longest, len(document.text)), total + len(document.text)
-    assert (longest, total) == (documents.SECTION, 5_000_000)
+    assert (longest, total) == (sources.SECTION, 5_000_000)
 
 
 # ---- formats
@@ -191,6 +190,13 @@ def test_an_empty_file_in_a_folder_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("")
     (tmp_path / "b.txt").write_text("text")
     assert texts(tmp_path) == ["text"]
+
+
+def test_a_plan_that_cannot_be_opened_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "plan.json").symlink_to("nowhere.json")
+    assert texts(tmp_path) == ["text"]
+    assert left_out([str(tmp_path)]) == [f"{tmp_path}: left out plan.json (not a file)"]
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:

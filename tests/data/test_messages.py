@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weft.data.messages import TEMPLATE, conversation, encode_chat, with_template
 from weft.data.table import RowSource, read_rows
-from weft.decode.chat import chat_prompt
+from weft.decode.prompt import chat_prompt
 from weft.errors import DataError, TokenizerError
 from weft.text.config import BPE, Byte, Char, Specials, Unigram, Word
 from weft.text.tokenizer import Tokenizer, build_tokenizer

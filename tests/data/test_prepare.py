@@ -129,7 +129,7 @@ def test_a_subword_tokenizer_spells_the_text(tmp_path: Path, text: Path) -> None
 
 
 def test_wide_ids_take_four_bytes(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tokenizer, "vocab_size", 70_000)
+    monkeypatch.setattr(BYTES, "vocab_size", 70_000)
     shards = prepare(TextSource([str(text)], NoSplit()), tmp_path / "out", BYTES)
     assert shards.index.dtype == "uint32"
     assert spelled(shards.train, BYTES) == text.read_text(encoding="utf-8")

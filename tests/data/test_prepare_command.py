@@ -6,8 +6,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from weft.cli.prepare import prepare
-from weft.data.documents import read
 from weft.data.shards import Shards
+from weft.data.sources import read
 from weft.errors import DataError, WeftError
 from weft.text.tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.data import store
+from weft.data import shards
 from weft.data.config import TextSource
 from weft.data.examples import verify_files, write_sides
 from weft.data.prepare import prepare
@@ -63,8 +63,8 @@ def test_the_index_knows_itself(folder: Path) -> None:
 
 def test_it_costs_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    blocks = store.file_blocks
-    monkeypatch.setattr(store, "file_blocks", lambda path: read.append(path.name) or blocks(path))
+    blocks = shards.file_blocks
+    monkeypatch.setattr(shards, "file_blocks", lambda path: read.append(path.name) or blocks(path))
     Shards.open(folder).verify()
     assert len(read) == 2 * len(Shards.open(folder).index.shards)
     read.clear()
@@ -78,13 +78,13 @@ def test_it_costs_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_just_written_is_not_noted(folder: Path) -> None:
     os.utime(folder / "train-00000.tokens")
     Shards.open(folder).verify()
-    noted = json.loads((folder / store.NOTE).read_text())
+    noted = json.loads((folder / shards.NOTE).read_text())
     assert "train-00000.tokens" not in noted and "train-00000.sections" in noted
 
 
 @pytest.mark.parametrize("note", ["", "[]", '{"train-00000.tokens": 3}', "\x00"])
 def test_a_damaged_note_is_no_note(folder: Path, note: str) -> None:
-    (folder / store.NOTE).write_text(note)
+    (folder / shards.NOTE).write_text(note)
     flip(folder / "train-00000.tokens", 5)
     with pytest.raises(DataError, match="damaged"):
         Shards.open(folder).verify()
@@ -94,7 +94,7 @@ def test_a_folder_that_cannot_be_written_is_verified_each_time(folder: Path, mon
     def refuse(path: Path, text: str) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(store, "write_text", refuse)
+    monkeypatch.setattr(shards, "write_text", refuse)
     Shards.open(folder).verify()
     flip(folder / "train-00000.tokens", 5)
     with pytest.raises(DataError, match="damaged"):

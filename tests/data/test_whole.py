@@ -11,8 +11,7 @@ from tests.text.test_pieces import KINDS
 
 from weft.data import encode
 from weft.data.config import HashSplit, NoSplit, NumberedPart, Split, TailSplit, TextSource
-from weft.data.parts import merge
-from weft.data.prepare import prepare
+from weft.data.prepare import merge, prepare
 from weft.data.shards import Shards
 from weft.data.split import split_sections
 from weft.text.tokenizer import Tokenizer

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from weft.decode.config import Sampling
+from weft.decode.engine.blocks import Request
 from weft.decode.engine.engine import Engine, Limits
-from weft.decode.engine.requests import Request
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
 from weft.decode.text import Completion, gather

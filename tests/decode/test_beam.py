@@ -14,8 +14,8 @@ from weft.data.batch import Source
 from weft.decode.beam import beam_search, search_texts
 from weft.decode.config import Beam, GNMTLength, PowerLength, Sampling
 from weft.decode.generate import generate
-from weft.decode.likeliest import likeliest
 from weft.decode.prompt import Prompt
+from weft.decode.sampling import likeliest
 from weft.errors import ConfigError, ModelError
 from weft.interop.families.llama import LLAMA
 from weft.models.base import LanguageModel

@@ -5,11 +5,11 @@ import torch
 from tests.decode.small import complete as lockstep
 from tests.decode.small import decoder
 
-from weft.decode import many
+from weft.decode import generate as many
 from weft.decode.bulk import Job, texts_of
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import regex
-from weft.decode.many import complete, completions, engine_is_faster
+from weft.decode.generate import complete, completions, engine_is_faster
 from weft.decode.prompt import Prompt
 from weft.errors import ModelError
 from weft.models.build import build
@@ -119,8 +119,8 @@ def test_weights_that_are_damaged_are_an_error(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("batch", [1, 2, 8, 100])
 def test_several_texts_for_each_prompt(batch: int, engines: list[int]) -> None:
-    job = Job(SETTINGS, n=3, batch=batch, first=7)
-    found = list(texts_of(MODEL, BYTES, TEXTS, job))
+    job = Job(SETTINGS, n=3, batch=batch)
+    found = list(texts_of(MODEL, BYTES, TEXTS, job, first=7))
     assert engines == ([3 * batch] if batch < 8 else [])
     for number, (text, several) in enumerate(zip(TEXTS, found, strict=True), start=7):
         seeds = range(5 + 3 * number, 8 + 3 * number)

@@ -9,17 +9,19 @@ from weft.config import validate
 from weft.decode.config import Beam, Rules, Sampling
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
-from weft.decode.rules import (
+from weft.decode.sampling import (
     Past,
     apply_rules,
-    ban,
-    force,
-    frequency_penalty,
+    count_penalties,
+    filtered,
+    min_p,
     no_repeat_ngram,
-    presence_penalty,
+    picked,
     repetition_penalty,
+    top_k,
+    top_p,
+    typical,
 )
-from weft.decode.sampling import filtered, min_p, picked, top_k, top_p, typical
 from weft.errors import ConfigError, ModelError
 from weft.models.base import LanguageModel
 from weft.models.build import build
@@ -79,7 +81,6 @@ def test_penalties_and_bans_equal_transformers(logits: Tensor, read: Tensor, pen
 
     first = transformers.ForcedBOSTokenLogitsProcessor(8)(read[:, :1], logits.clone())
     torch.testing.assert_close(apply_rules(logits, [Rules(forced=(8,))] * B, None, [0] * B, None), first)
-    torch.testing.assert_close(force(logits, 8), first)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -104,7 +105,7 @@ def test_frequency_and_presence_follow_their_formulas(logits: Tensor) -> None:
     for row in range(B):
         for token in range(V):
             expected[row, token] -= 0.4 * counts[row, token] + 1.5 * float(counts[row, token] > 0)
-    torch.testing.assert_close(presence_penalty(frequency_penalty(logits, counts, 0.4), counts, 1.5), expected)
+    torch.testing.assert_close(count_penalties(logits, counts, 0.4, 1.5), expected)
 
 
 def test_only_repetition_counts_the_prompt(logits: Tensor, read: Tensor) -> None:
@@ -259,4 +260,3 @@ def test_ids_outside_the_vocabulary_are_refused(model: LanguageModel) -> None:
             generate(model, [[1]], Sampling(**table))  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="all 50 tokens"):
         generate(model, [[1]], Sampling(banned=tuple(range(V))))
-    assert bool(ban(torch.zeros(2), torch.tensor([True, False])).isneginf()[0])

@@ -7,7 +7,7 @@ import torch
 from tests.decode.small import Asking, decoder
 from tests.devices import DEVICES
 
-from weft.decode import many
+from weft.decode import generate as many
 from weft.decode.beam import beam_search
 from weft.decode.bulk import as_json
 from weft.decode.config import Beam, Sampling

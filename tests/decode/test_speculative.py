@@ -11,8 +11,7 @@ from torch import Tensor
 from weft.decode.config import Sampling
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
-from weft.decode.rules import repetition_penalty
-from weft.decode.sampling import filtered
+from weft.decode.sampling import filtered, repetition_penalty
 from weft.decode.speculative import Draft, Guess, LookUp, speculate
 from weft.decode.text import gather
 from weft.errors import ModelError

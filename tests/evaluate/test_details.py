@@ -10,8 +10,7 @@ from tests.data import held
 from tests.evaluate.read import prepared
 
 from weft.evaluate.details import Details, TextCosts, by_frequency, by_position, most_surprising, token_counts
-from weft.evaluate.ngrams import WORDS
-from weft.evaluate.overlap import Overlap, Shared, overlap_tables
+from weft.evaluate.overlap import WORDS, Overlap, Shared, overlap_tables
 from weft.evaluate.page import EvaluationPage
 from weft.evaluate.perplexity import TokenScores
 from weft.figures.tables import Table, text_tables

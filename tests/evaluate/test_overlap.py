@@ -9,8 +9,7 @@ from tests.data import held
 
 from weft.data.shards import Tokens
 from weft.evaluate import overlap as module
-from weft.evaluate.ngrams import CHARACTERS, WORDS, ngrams, words_are_long
-from weft.evaluate.overlap import overlap
+from weft.evaluate.overlap import CHARACTERS, WORDS, ngrams, overlap, words_are_long
 from weft.text.config import BPE, Byte, Word
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 

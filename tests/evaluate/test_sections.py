@@ -28,20 +28,31 @@ READERS: dict[str, tuple[str, Any, list[str]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["book", "rows"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("book", ("bytes", "carried", "counted", "few words")),
+        ("rows", ("masked", "carried", "counted", "counted words")),
+        pytest.param(("book", tuple(READERS)), marks=pytest.mark.slow),
+        pytest.param(("rows", tuple(READERS)), marks=pytest.mark.slow),
+    ],
+    ids=lambda param: f"{param[0]}-{len(param[1])}",
+)
 def read(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One text, read by every kind of model and tokenizer."""
+    """One text, read by several kinds of models and tokenizers, each with one of the texts at least."""
     made = tmp_path_factory.mktemp("read")
-    if request.param == "book":
+    text, names = request.param
+    if text == "book":
         source = made / "book.txt"
         source.write_text(TEXT, encoding="utf-8")
     else:
         source = made / "rows.jsonl"
         source.write_text("\n".join(json.dumps({"text": row}) for row in ROWS), encoding="utf-8")
     given = [f"data.sources=[{str(source)!r}]", "data.validation.kind=tail", "data.validation.fraction=0.5"]
+    readers = {name: READERS[name] for name in names}
     return {
         name: prepared(made / name, preset, kind, [*given, *changes])
-        for name, (preset, kind, changes) in READERS.items()
+        for name, (preset, kind, changes) in readers.items()
     }
 
 

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from weft.errors import DataError
-from weft.evaluate.similarity import Pair, cosine, read_pairs, similarity
+from weft.evaluate.agreement import Pair, cosine, read_pairs, similarity
 
 VECTORS = {
     "cup": np.array([1.0, 0.1], dtype=np.float32),

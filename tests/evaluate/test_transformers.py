@@ -85,7 +85,8 @@ def test_a_text_costs_what_a_naive_loop_finds(kind: str, tmp_path: Path) -> None
     run, length = load(tmp_path / "run"), 48
     # a text of so few bytes is cut into sections of 64 of them, a row is not
     assert length < len(ids) - 1
-    for stride in (None, length // 2):
+    # with one kind for each family of models, both ways to read; with the others the one that surprisals are read in
+    for stride in (None, length // 2) if kind in ("bpe", "sentencepiece") else (length // 2,):
         expected = naive(theirs, ids, length, length if stride is None else stride)
         found = [run.evaluate(str(tmp_path / name), stride=stride) for name in ("text.txt", "text.jsonl")]
         for each in found:

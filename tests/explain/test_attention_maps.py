@@ -171,7 +171,7 @@ def test_pooling_keeps_thin_lines() -> None:
     assert gaps([1, 2, 5, 6, 9]) == [1, 3]
 
 
-@pytest.mark.parametrize("tokens", [2, 30, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tokens", [2, 14, pytest.param(400, marks=pytest.mark.slow)])
 def test_figures(tokens: int, tokenizer) -> None:
     text = (TEXT + " <$x$\n") * 20
     found = attention_maps(reading(Decoder(**SMALL), tokenizer, text[:tokens]))

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.explain.graph.formulas import MODULES, RULES, Rule
+from weft.explain.graph.formulas import LECTURE, MODULES, RULES, Rule
 from weft.explain.graph.graph import graph
 from weft.explain.graph.labels import Written, names
-from weft.explain.graph.lecture import LECTURE, mlp
+from weft.explain.graph.picture import mlp
 from weft.models.build import build
 from weft.models.presets import preset
 

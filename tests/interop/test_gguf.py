@@ -28,7 +28,7 @@ from weft.interop.bundle import ModelBundle
 from weft.interop.gguf import gguf as weft_gguf
 from weft.interop.gguf import q4_k as gguf_q4_k
 from weft.interop.gguf.file import ENCODINGS, STRING, Contents, Entry, open_file
-from weft.interop.gguf.models import architecture_of
+from weft.interop.gguf.gguf import architecture_of
 from weft.interop.gguf.tokenizer import tokenizer_keys
 from weft.models.build import build
 from weft.models.config import ClassificationHead, Decoder, LMHead

@@ -31,6 +31,7 @@ from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder
 from weft.models.presets import bert, gpt, llama, preset, vaswani
 from weft.nn.config import Attention
+from weft.nn.init import empty_weights
 from weft.nn.position_config import Sinusoidal
 from weft.text.config import Word
 from weft.text.tokenizer import Tokenizer, build_tokenizer
@@ -345,6 +346,7 @@ SLOW = {
     *("roberta-answers", "electra-answers", "electra-headless", "albert-labels", "mpnet-labels", "opt-no-bias"),
     *("modernbert-tags", "modernbert-answers", "modernbert-headless"),
     *("deberta-v2-tags", "deberta-v2-answers", "deberta-v2-headless"),
+    *("roberta-tags", "roberta-headless", "distilbert-tags", "distilbert-answers"),
 }
 STEPS_OF_OTHERS = {"marian-two-tables", "mt5"}  # which are stepped as marian and t5-v1.1 are
 
@@ -376,7 +378,7 @@ def theirs(name: str, settings: dict[str, Any]) -> nn.Module:
 
 
 def built(bundle: ModelBundle) -> nn.Module:
-    with torch.device("meta"):
+    with empty_weights():
         model = build(bundle.model)
     model.load_state_dict({name: make() for name, make in bundle.weights.items()}, assign=True)
     return model.eval()

@@ -18,7 +18,8 @@ def harness() -> ModuleType:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_broken_files_are_refused_in_one_line(harness: ModuleType) -> None:
-    outcomes, wrong = harness.sweep(32, seed=1)
+@pytest.mark.parametrize("files", [22, pytest.param(110, marks=pytest.mark.slow)])  # two, or ten, of each format
+def test_broken_files_are_refused_in_one_line(files: int, harness: ModuleType) -> None:
+    outcomes, wrong = harness.sweep(files, seed=1)
     assert not wrong
-    assert sum(count for name, count in outcomes.items() if name.endswith("refused")) >= 8
+    assert sum(count for name, count in outcomes.items() if name.endswith("refused")) >= files // 4

@@ -23,7 +23,7 @@ from weft.interop import peft
 from weft.interop.bundle import ModelBundle
 from weft.interop.hf import hf
 from weft.interop.hf.tokenizer import tokenizer_files
-from weft.training.finetune import add_adapters
+from weft.training.weights import add_adapters
 
 LLAMA = ("LlamaForCausalLM", ROTARY)
 # name: a model of transformers, the endings of the modules with adapters, settings, modules that were trained whole

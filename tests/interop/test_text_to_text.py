@@ -24,7 +24,7 @@ from weft.api.load import load
 from weft.api.run import Run
 from weft.api.settings import beam, sampling
 from weft.interop.hf.tokenizer import M2M100
-from weft.objectives.languages import ANY, Asked
+from weft.objectives.frame import ANY, Asked
 
 transformers = pytest.importorskip("transformers")
 sentencepiece = pytest.importorskip("sentencepiece")
@@ -294,8 +294,9 @@ def test_the_makers_write_the_same(name: str, tmp_path: Path) -> None:
         expected = answers(tokenizer, model, case, beams)
         assert len(set(expected)) > 5
         assert ours(run.reading_specials(), texts, beams, case.languages) == expected
-        assert answers(there, again, case, beams) == expected
-        if splits(tokenizer):
+        if beams > 1:  # which the exported settings of a search are for
+            assert answers(there, again, case, beams) == expected
+        elif splits(tokenizer):
             assert ours(run, texts, beams, case.languages) == answers(
                 tokenizer, model, case, beams, split_special_tokens=True
             )
@@ -360,7 +361,7 @@ def test_a_classifier_that_weft_made_of_a_decoder_is_the_same_elsewhere(tmp_path
     run = weft.train("gpt-tiny", data=str(tmp_path / "rows.tsv"), run=tmp_path / "run", changes=changes, log=str)
     run.export("hf", tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    model = transformers.GPT2ForSequenceClassification.from_pretrained(tmp_path / "out").eval()
     read = [tokenizer(text, return_tensors="pt", split_special_tokens=True) for text in TEXTS]
     with torch.no_grad():
         expected = torch.cat([model(**each).logits.softmax(-1) for each in read])
@@ -394,8 +395,8 @@ def test_ctranslate2_writes_the_same_with_marians_model(tmp_path: Path) -> None:
         expected = tokenizer.batch_decode(written, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert len(set(expected)) > 5
         assert ours(run.reading_specials(), texts, beams) == expected
-        after = zip(TEXTS, answers(there, again, case, beams), strict=True)
-        assert [answer for text, answer in after if text in texts] == expected
+    after = zip(TEXTS, answers(there, again, case, beams), strict=True)
+    assert [answer for text, answer in after if text in texts] == expected
 
 
 @pytest.mark.parametrize(

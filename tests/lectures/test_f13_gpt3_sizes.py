@@ -6,7 +6,7 @@ weft plan --lecture gpt3
 import pytest
 
 from weft.costs.count import count
-from weft.costs.size_tables import GPT3, GPT3Row
+from weft.costs.published import GPT3, GPT3Row
 from weft.models.presets import PRESETS, preset
 
 

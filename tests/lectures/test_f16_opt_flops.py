@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from weft.costs.size_tables import OPT, OPTRow, opt_shares
+from weft.costs.published import OPT, OPTRow, opt_shares
 
 
 @pytest.mark.parametrize("row", OPT, ids=lambda row: row.name)

@@ -16,7 +16,7 @@ from weft.models.presets import bert, gpt, llama, vaswani
 from weft.nn import config as parts
 from weft.nn.init import empty_weights
 from weft.nn.position_config import Position
-from weft.training.finetune import add_adapters
+from weft.training.weights import add_adapters
 
 REQUIRED = {"d_ff": 24, "labels": 3, "factor": 2.0}
 

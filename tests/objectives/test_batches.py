@@ -1,5 +1,6 @@
 """How examples become batches, objective by objective, and which lengths they are planned with."""
 
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -10,14 +11,17 @@ from hypothesis import strategies as st
 from tests.data import held
 
 from weft.data.batch import Frame, framed
-from weft.data.bucket import Buckets
+from weft.data.examples import Labels
 from weft.data.messages import encode_chat
+from weft.data.sampler import Buckets
+from weft.data.table import Row
 from weft.decode.translate import Direction
 from weft.errors import ConfigError, DataError, TokenizerError
 from weft.objectives import table as objectives
-from weft.objectives.languages import ANY, Asked, direction
+from weft.objectives.frame import ANY, Asked, direction
 from weft.objectives.rows import RowObjective
 from weft.objectives.tag import tagged_example
+from weft.recipe.config import Recipe
 from weft.recipe.resolve import resolve
 from weft.runs.folder import RunFolder
 from weft.text.config import BPE, Byte, Char, Specials, Unigram, Word, WordPiece
@@ -33,11 +37,15 @@ many = settings(max_examples=50, deadline=None)
 IDS = st.lists(st.integers(10, 30), max_size=12)
 
 
+@cache
+def recipe_for(name: str, length: int, *changes: str) -> Recipe:
+    preset = {"chat": "gpt-tiny", "pairs": "vaswani-tiny"}.get(name, "bert-tiny")
+    return resolve(preset, [f"objective={name}", f"batch.length={length}", *changes])
+
+
 def objective(name: str, tokenizer: Tokenizer, length: int = 512, *changes: str) -> RowObjective[Any]:
     """One that has read no data."""
-    preset = {"chat": "gpt-tiny", "pairs": "vaswani-tiny"}.get(name, "bert-tiny")
-    recipe = resolve(preset, [f"objective={name}", f"batch.length={length}", *changes])
-    built = objectives.build(recipe, RunFolder("nowhere"), Tokenizers(tokenizer, tokenizer))
+    built = objectives.build(recipe_for(name, length, *changes), RunFolder("nowhere"), Tokenizers(tokenizer, tokenizer))
     return cast(RowObjective[Any], built)
 
 
@@ -84,6 +92,15 @@ def test_lengths_are_those_of_the_batch(rows: list[tuple[list[int], list[int]]],
         assert pair.mask is not None
         widths = torch.stack([pair.mask.sum(1), pair.source.mask.sum(1)], dim=1)
         assert learned.lengths(both).tolist() == widths.tolist()
+
+
+def test_an_unknown_tag_is_said_to_be_in_its_row_once() -> None:
+    tagging = objective("tag", WORDS)
+    tagging.label_ids = Labels("tags", ("NOUN", "VERB"))
+    row = Row({"words": ["cat"], "tags": ["NOUNS"]}, "rows.jsonl:3")
+    with pytest.raises(DataError) as refused:
+        list(tagging.encode([row]))
+    assert str(refused.value).count("rows.jsonl:3") == 1
 
 
 def test_a_budget_holds_for_the_tensors_themselves() -> None:

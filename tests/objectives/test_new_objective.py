@@ -47,12 +47,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.batch import Batch
-from weft.data.table import Row
 from weft.models.base import LanguageModel
 from weft.objectives.classify import SequenceObjective
-from weft.objectives.rows import head_output, head_outputs
+from weft.objectives.rows import head_outputs
 from weft.recipe import objective as config
-from weft.training.objective import Loss, Prediction
+from weft.training.objective import Prediction
 
 
 class Grade(SequenceObjective[config.Grade]):
@@ -60,24 +59,16 @@ class Grade(SequenceObjective[config.Grade]):
 
     answer, answer_kind = "grade", "number"
 
-    def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
-        for row, ids in zip(rows, self.ids(rows, self.fields), strict=True):
-            yield {"grade": float(row.values[self.settings.grade]), **ids}
-
-    def _loss(self, logits: Tensor, grades: Tensor) -> Tensor:
-        """−log p of every answer, summed, from logits (B, grades − 1) and grades (B,)."""
-        above = grades[:, None] > torch.arange(1, self.settings.grades, device=grades.device)
-        return F.binary_cross_entropy_with_logits(logits, above.float(), reduction="sum")
-
-    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
-        loss = self._loss(head_output(model, features, batch), batch.targets)
-        return loss, batch.count, {"nll": loss.detach()}
+    def output_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """−log p of every answer, summed, from outputs (B, grades − 1) and targets (B,)."""
+        above = batch.targets[:, None] > torch.arange(1, self.settings.grades, device=outputs.device)
+        return F.binary_cross_entropy_with_logits(outputs, above.float(), reduction="sum")
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         """The mean loss, and how often the grade is right, or off by one at most."""
         loss, errors = 0.0, []
         for logits, batch in head_outputs(model, batches):
-            loss += float(self._loss(logits, batch.targets))
+            loss += float(self.output_loss(logits, batch))
             errors += (1 + (logits > 0).sum(1) - batch.targets).abs().tolist()
         right, near = (sum(error <= most for error in errors) / len(errors) for most in (0, 1))
         return {"loss": loss / len(errors), "accuracy": right, "within_one": near}
@@ -98,7 +89,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds a copy of the package, with the objective added."""
     folder = tmp_path_factory.mktemp("package")
     copy = folder / "weft"
-    shutil.copytree(Path(weft.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(weft.__file__).parent, copy)  # with __pycache__: compiling takes most of the time
     insert(copy / "recipe/objective.py", SETTINGS, before="OBJECTIVES: dict")
     (copy / "objectives/grade.py").write_text(OBJECTIVE, encoding="utf-8")
     insert(copy / "objectives/table.py", LINE, before="    masked,\n")

@@ -110,7 +110,7 @@ def test_pairs(tmp_path: Path, kind: str) -> None:
     assert {"loss", "bleu", "chrf", "exact", "bleu_signature"} <= metrics.keys()
     assert metrics["table"][0] == ["source", "reference", "output"]
     assert all(row[1] == row[0][::-1] for row in metrics["table"][1:])  # the target, whatever was written
-    assert "<th>reference</th>" in (run.path / "report.html").read_text()
+    assert ">reference</th>" in (run.path / "report.html").read_text()
 
 
 def test_pairs_with_a_vocabulary_each(tmp_path: Path) -> None:

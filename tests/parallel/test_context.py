@@ -306,7 +306,6 @@ def test_what_cannot_be_divided_is_refused() -> None:
         (layout, gpt, "next-token", 60, "choose 56 or 64"),
         (layout, gpt, "next-token", 5, "choose 8"),
         (Layout(context=2, tensor=3, sequence=True), gpt, "next-token", 16, "a multiple of 12 tokens; choose 12 or 24"),
-        (Layout(context=2, pipeline=2), gpt, "next-token", 64, "parallel.pipeline = 1"),
     ]  # fmt: skip
     for *given, line in refused:
         with pytest.raises(ConfigError) as error:

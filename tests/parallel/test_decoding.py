@@ -23,16 +23,15 @@ from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.nn.init import empty_weights
 from weft.parallel import apply, mesh
-from weft.parallel.plan import placement, plan
 from weft.parallel.ranks import Ranks
-from weft.parallel.tensor import keep_local
+from weft.parallel.tensor import keep_local, placement, plan
 from weft.recipe.resolve import resolve
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder
 from weft.runs.snapshot import snapshot
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
-from weft.training.parts import check_divides
+from weft.training.split import check_divides
 
 CPU = torch.device("cpu")
 SMALL = ["model.layers=2", "model.d_model=32", "model.attention.heads=4", "model.context=64"]
@@ -231,12 +230,12 @@ def test_what_cannot_be_divided_is_refused_by_the_first(divided: list[dict[str, 
 
 def test_sizes_that_do_not_divide_are_refused_before_anything_is_built(runs: Path, tmp_path: Path) -> None:
     run = RunFolder(runs / "llama")
-    line = r"model.attention.kv_heads = 2 can't be divided over 4 processes; start 1 or 2 with torchrun"
+    line = r"4 processes: its model.attention.kv_heads = 2 can't be divided .*; start 1 or 2 with torchrun"
     with pytest.raises(ConfigError, match=line):
         check_divides(run, run.recipe(), 4)
     check_divides(run, run.recipe(), 2)
     wide = resolve("gpt-tiny", [*SMALL, "model.attention.heads=16", "model.feedforward.d_ff=72"])
-    with pytest.raises(ConfigError, match=r"d_ff = 72 can't be divided over 16 processes; start 1, 2, 4 or 8 with"):
+    with pytest.raises(ConfigError, match=r"16 processes: .*d_ff = 72 can't be divided .*; start 1, 2, 4 or 8 with"):
         check_divides(run, wide, 16)
     with pytest.raises(ConfigError, match="an n-gram model has no matrices"):
         check_divides(run, resolve("ngram-3", []), 2)

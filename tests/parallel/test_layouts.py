@@ -123,22 +123,56 @@ def _gradients(ranks: Ranks, folder: Path, cases: list[tuple[str, dict[str, Any]
     note(folder, ranks, found=found)
 
 
-def test_gradients_are_those_of_one_process(tmp_path: Path) -> None:
-    tensor, sequence, shard = {"tensor": 2}, {"tensor": 2, "sequence": True}, {"shard": 2}
-    cases = [(name, tensor) for name in FAMILIES] + [(name, shard) for name in ("gpt", "vaswani", "lstm", "bahdanau")]
-    cases += [
-        (name, sequence) for name in ("gpt", "llama", "bert", "vaswani", "t5", "qk-norm", "side by side", "sandwich")
-    ]
-    assert together(_gradients, tmp_path, cases) == [0, 0]
-    for one in noted(tmp_path):
-        assert len(one["found"]) == len(cases)
+SEQUENCES = ("gpt", "llama", "bert", "vaswani", "t5", "qk-norm", "side by side", "sandwich")
+# each family once over the tensor axis, some of them with `sequence`, and both kinds of model sharded
+PAIRWISE = {
+    "tensor": ("gpt", "alibi", "relative", "qk-norm", "vaswani", "lstm", "bahdanau"),
+    "sequence": ("llama", "bert", "vaswani", "t5", "side by side", "sandwich"),
+    "shard": ("vaswani", "lstm"),
+}
+EVERY = {"tensor": tuple(FAMILIES), "sequence": SEQUENCES, "shard": ("gpt", "vaswani", "lstm", "bahdanau")}
+
+
+def cases_of(names: dict[str, tuple[str, ...]]) -> list[tuple[str, dict[str, Any]]]:
+    axes = {"tensor": {"tensor": 2}, "sequence": {"tensor": 2, "sequence": True}, "shard": {"shard": 2}}
+    return [(name, sizes) for axis, sizes in axes.items() for name in names[axis]]
+
+
+def _steps(ranks: Ranks, folder: Path) -> None:
+    """What takes no run, in processes that are started once."""
+    _gradients(ranks, folder / "gradients", cases_of(PAIRWISE))
+    _collectives(ranks, folder / "collectives")
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("steps")
+    (folder / "gradients").mkdir()
+    (folder / "collectives").mkdir()
+    assert together(_steps, folder) == [0, 0]
+    return folder
+
+
+def check_gradients(folder: Path, names: dict[str, tuple[str, ...]]) -> None:
+    for one in noted(folder):
+        assert len(one["found"]) == len(cases_of(names))
         for name, sizes, loss, gradients, norm in one["found"]:
             assert max(loss, gradients, norm) < 1e-5, (name, sizes, loss, gradients, norm)
 
 
+def test_gradients_are_those_of_one_process(steps: Path) -> None:
+    check_gradients(steps / "gradients", PAIRWISE)
+
+
+@pytest.mark.slow
+def test_every_gradient_is_that_of_one_process(tmp_path: Path) -> None:
+    assert together(_gradients, tmp_path, cases_of(EVERY)) == [0, 0]
+    check_gradients(tmp_path, EVERY)
+
+
 def test_two_axes_at_once(tmp_path: Path) -> None:
     both: dict[str, Any] = {"tensor": 2, "shard": 2}
-    cases = [("gpt", both), ("llama", {**both, "sequence": True}), ("vaswani", both), ("bert", {"tensor": 2})]
+    cases = [("llama", {**both, "sequence": True}), ("vaswani", both), ("bert", {"tensor": 2})]
     assert together(_gradients, tmp_path, cases, count=4) == [0] * 4
     for one in noted(tmp_path, 4):
         for name, sizes, loss, gradients, norm in one["found"]:
@@ -184,14 +218,13 @@ def counts(seen: CommDebugMode) -> dict[str, int]:
     return {str(kind).rpartition(".")[2]: number for kind, number in seen.get_comm_counts().items() if number}
 
 
-def test_collectives_are_megatrons(tmp_path: Path) -> None:
+def test_collectives_are_megatrons(steps: Path) -> None:
     """One sum in each pass of a block's halves; with `sequence` it is a reduce-scatter and an all-gather instead
     (Shoeybi et al. 2019, §3; Korthikanti et al. 2022, §4.2.2)."""
-    assert together(_collectives, tmp_path) == [0, 0]
     once, twice = {"all_reduce": 1}, {"all_reduce": 2}
     pair = {"all_gather_into_tensor": 1, "reduce_scatter_tensor": 1}
     pairs = dict.fromkeys(pair, 2)
-    for one in noted(tmp_path):
+    for one in noted(steps / "collectives"):
         for half in ("attention", "feedforward"):
             assert one["found"][f"{half} False"] == [once, twice]
             assert one["found"][f"{half} True"] == [pair, pairs]
@@ -222,14 +255,20 @@ def weights(run: Path) -> dict[str, Tensor]:
     return load(checkpoint.newest_good(RunFolder(run).checkpoints)[0] / "model.safetensors")
 
 
-def test_curves_are_those_of_one_process(tmp_path: Path, straight: Path) -> None:
-    runs = {
-        "shard": ["parallel.shard=2"],
-        "tensor": ["parallel.tensor=2", "batch.recompute=true"],
-        "sequence": ["parallel.tensor=2", "parallel.sequence=true", "batch.micro=16"],
-        "pipeline": ["parallel.pipeline=2", "batch.micro=8"],
-        "context": ["parallel.context=2"],
-    }
+RUNS = {
+    "shard": ["parallel.shard=2"],
+    "sequence": ["parallel.tensor=2", "parallel.sequence=true", "batch.micro=16", "batch.recompute=true"],
+    "pipeline": ["parallel.pipeline=2", "batch.micro=8"],
+    "context": ["parallel.context=2"],
+}
+MORE_RUNS = {
+    "tensor": ["parallel.tensor=2", "batch.recompute=true"],
+    "tokens": ["parallel.tensor=2", "parallel.sequence=true", "batch.micro=16"],
+}
+
+
+@pytest.mark.parametrize("runs", [RUNS, pytest.param(MORE_RUNS, marks=pytest.mark.slow)], ids=["axes", "more"])
+def test_curves_are_those_of_one_process(tmp_path: Path, straight: Path, runs: dict[str, list[str]]) -> None:
     assert together(_runs, tmp_path, runs) == [0, 0]
     for name in runs:
         assert np.allclose(curve(tmp_path / name / "run"), curve(straight), rtol=1e-5, atol=1e-6), name

@@ -158,9 +158,9 @@ def _apart(found: torch.Tensor, expected: torch.Tensor) -> float:
 # ---- two processes
 
 
-def _two(ranks: Ranks, folder: Path) -> None:
+def _two(ranks: Ranks, folder: Path, names: list[str]) -> None:
     over = mesh.build(Layout(pipeline=2), ranks, torch.device("cpu"))
-    worst = [_compared(name, over)["worst"] for name in MODELS]
+    worst = [_compared(name, over)["worst"] for name in names]
     worst.append(_compared("translator", over, recompute=True)["worst"])
     found = _compared("tied", over, parts=1)  # the pipeline is never full
     torch.manual_seed(0)
@@ -235,8 +235,13 @@ def _refused(pipeline: Pipeline, parts: list[Batch]) -> list[str]:
     return lines
 
 
-def test_two_stages_train_as_one_process(tmp_path: Path) -> None:
-    assert together(_two, tmp_path) == [0, 0]
+# the translator is compared with recomputed blocks, the tied model with one part, the one with biases in four processes
+SOME = ["untied", "bert", "classifier", "two tables"]
+
+
+@pytest.mark.parametrize("names", [SOME, pytest.param([*MODELS], marks=pytest.mark.slow)], ids=["some", "every"])
+def test_two_stages_train_as_one_process(tmp_path: Path, names: list[str]) -> None:
+    assert together(_two, tmp_path, names) == [0, 0]
     found = noted(tmp_path)
     for one in found:
         for model, what, error in one["worst"]:
@@ -260,13 +265,13 @@ def test_two_stages_train_as_one_process(tmp_path: Path) -> None:
 # ---- four processes
 
 
-def _four(ranks: Ranks, folder: Path) -> None:
+def _four(ranks: Ranks, folder: Path, divided: list[str], sequences: list[str]) -> None:
     cpu = torch.device("cpu")
     worst = []
     tensors = mesh.build(Layout(pipeline=2, tensor=2), ranks, cpu)
-    worst += [_compared(name, tensors)["worst"] for name in ("tied", "bert", "translator")]
+    worst += [_compared(name, tensors)["worst"] for name in divided]
     tokens = mesh.build(Layout(pipeline=2, tensor=2, sequence=True), ranks, cpu)
-    worst += [_compared(name, tokens)["worst"] for name in ("untied", "biases")]
+    worst += [_compared(name, tokens)["worst"] for name in sequences]
     copies = mesh.build(Layout(pipeline=2), ranks, cpu)
     worst.append(_compared("tied", copies, parts=2)["worst"])
     found = _compared("biases", mesh.build(Layout(pipeline=4), ranks, cpu))
@@ -274,8 +279,16 @@ def _four(ranks: Ranks, folder: Path) -> None:
     ranks.wait()
 
 
-def test_four_processes_in_stages(tmp_path: Path) -> None:
-    assert together(_four, tmp_path, count=4) == [0] * 4
+@pytest.mark.parametrize(
+    ("divided", "sequences"),
+    [
+        (["bert"], ["translator"]),
+        pytest.param(["tied", "bert", "translator"], ["untied", "biases"], marks=pytest.mark.slow),
+    ],
+    ids=["some", "every"],
+)
+def test_four_processes_in_stages(tmp_path: Path, divided: list[str], sequences: list[str]) -> None:
+    assert together(_four, tmp_path, divided, sequences, count=4) == [0] * 4
     found = noted(tmp_path, 4)
     for one in found:
         assert one["copies"] == 2
@@ -295,7 +308,6 @@ def test_four_processes_in_stages(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "layout", "line"),
     [
-        (preset("lstm"), Layout(pipeline=2), "only a Transformer has layers .* model.kind is 'recurrent'"),
         (MODELS["tied"], Layout(pipeline=4), "the model has 3 layers"),
         (MODELS["two tables"], Layout(pipeline=5), "the model has 4 layers"),
         (_small("bert-tiny", head=models.EmbeddingHead()), Layout(pipeline=2), "compares the rows of a batch"),

@@ -130,7 +130,7 @@ def test_who_is_gone_is_not_waited_for(tmp_path: Path) -> None:
 def _lose_the_first(ranks: Ranks, folder: Path) -> None:
     if ranks.leads:
         raise SystemExit(9)
-    with ranks.reaching("in the evaluation after step 7"):
+    with ranks_module.reaching("in the evaluation after step 7"):
         try:
             ranks.share(str)
         except LostError as error:
@@ -170,7 +170,7 @@ def _stand_still(ranks: Ranks, folder: Path, who: int, how: str) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         if how == "hanging":  # its threads go on
             time.sleep(60)
-    with ranks.reaching("at step 3", step=True):
+    with ranks_module.reaching("at step 3", step=True):
         if ranks.rank == who:
             time.sleep(60)
         torch.distributed.all_reduce(torch.ones(3))  # as torch's own modules do

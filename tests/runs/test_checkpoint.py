@@ -20,7 +20,7 @@ from weft.runs import checkpoint
 from weft.runs.folder import RunFolder
 from weft.runs.lines import read_lines
 from weft.runs.snapshot import Snapshot, snapshot
-from weft.training.saver import Saver
+from weft.training.learner import Saver
 
 
 class Tied(nn.Module):

@@ -10,8 +10,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from weft.text.config import BPE, Byte, Char, TrainedConfig, Unigram, Word, WordPiece
 from weft.text.pieces import PLACES, Piece
-from weft.text.tiktoken import PATTERNS
 from weft.text.tokenizer import Tokenizer, build_tokenizer
+from weft.text.vocabularies import PATTERNS
 
 # what a cut could go wrong at: white space of all kinds, marks, letters that decompose to a space, look-alikes
 BITS = [

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.text import tasks
-from weft.text.grammars import chatter, dates, numbers, questions
+from weft.data.shards import Side
+from weft.text import builtin
+from weft.text.grammars import rewriting, sentences
 from weft.text.grammars.rng import Rng
 
-MANY = 1500
+ROWS = 1000  # of a side that are looked at
 COLUMNS = {
     "sentiment": ("text", "label"),
     "questions": ("context", "question", "answer", "source", "target"),
@@ -24,16 +25,16 @@ COLUMNS = {
 }
 
 
-def first_rows(name: str, split: tasks.Split, count: int) -> Iterator[dict[str, Any]]:
+def first_rows(name: str, split: Side, count: int) -> Iterator[dict[str, Any]]:
     """The first rows of a side."""
-    return islice(tasks.rows(name, split), count)
+    return islice(builtin.task_rows(name, split), count)
 
 
-@pytest.mark.parametrize("name", tasks.TASKS)
+@pytest.mark.parametrize("name", builtin.TASKS)
 def test_rows_have_their_columns_and_none_comes_twice(name: str) -> None:
     columns = COLUMNS.get(name, ("source", "target"))
-    train, held = list(first_rows(name, "train", MANY)), list(first_rows(name, "validation", 300))
-    assert len(train) == MANY and len(held) == 300
+    train, held = list(first_rows(name, "train", ROWS)), list(first_rows(name, "validation", 300))
+    assert len(train) == ROWS and len(held) == 300
     assert all(tuple(row) == columns for row in train + held)
     written = [json.dumps(row) for row in train + held]
     assert len(set(written)) == len(written)
@@ -47,7 +48,7 @@ def test_what_is_held_out_is_so_in_every_wording(name: str, item: str) -> None:
 
 
 def test_a_sum_that_is_held_out_is_in_no_conversation_of_the_training_side() -> None:
-    def sums(split: tasks.Split, count: int) -> set[tuple[str, ...]]:
+    def sums(split: Side, count: int) -> set[tuple[str, ...]]:
         found = set()
         for row in first_rows("chatter", split, count):
             for message in row["messages"]:
@@ -63,8 +64,8 @@ def test_a_sum_that_is_held_out_is_in_no_conversation_of_the_training_side() -> 
 def test_the_rows_are_the_same_everywhere() -> None:
     """A change of a grammar changes this on purpose; a version of Python must not."""
     digest = hashlib.sha256()
-    for name in tasks.TASKS:
-        for row in (*first_rows(name, "train", MANY), *first_rows(name, "validation", 200)):
+    for name in builtin.TASKS:
+        for row in (*first_rows(name, "train", 1500), *first_rows(name, "validation", 200)):
             digest.update(json.dumps(row).encode())
     assert digest.hexdigest()[:16] == "621cf67334b72891"
 
@@ -87,14 +88,14 @@ def test_copies_and_reversals() -> None:
 
 
 def test_dates_say_the_day_they_mean() -> None:
-    months = {month.lower()[:3]: place for place, month in enumerate(dates.MONTHS, 1)}
+    months = {month.lower()[:3]: place for place, month in enumerate(rewriting.MONTHS, 1)}
     read = 0
     for row in first_rows("dates", "train", 2000):
         day = datetime.date.fromisoformat(row["target"])
         text = row["source"].lower()
-        for weekday in dates.WEEKDAYS:
+        for weekday in rewriting.WEEKDAYS:
             if text.startswith(weekday.lower()):
-                assert dates.WEEKDAYS[day.weekday()] == weekday
+                assert rewriting.WEEKDAYS[day.weekday()] == weekday
                 text = text.split(", ", 1)[1]
         if (said := re.search(r"\b(\d\d?)(st|nd|rd|th)?\b", text)) and (year := re.search(r"\b(\d{4})\b", text)):
             month = next(place for name, place in months.items() if re.search(rf"\b{name}", text))
@@ -109,12 +110,12 @@ def test_dates_say_the_day_they_mean() -> None:
      (2007, "two thousand and seven"), (2010, "twenty ten"), (2063, "twenty sixty-three")],
 )  # fmt: skip
 def test_years_as_one_says_them(year: int, words: str) -> None:
-    assert dates.spoken_year(year) == words
+    assert rewriting.spoken_year(year) == words
 
 
 def test_days_as_one_says_them() -> None:
-    assert dates._said(dates.SPOKEN, datetime.date(1999, 5, 3)) == "the third of May, nineteen ninety-nine"
-    assert [dates.ordinal(day) for day in (1, 12, 20, 21, 30, 31)] == [
+    assert rewriting._said(rewriting.SPOKEN, datetime.date(1999, 5, 3)) == "the third of May, nineteen ninety-nine"
+    assert [rewriting.ordinal(day) for day in (1, 12, 20, 21, 30, 31)] == [
         "first", "twelfth", "twentieth", "twenty-first", "thirtieth", "thirty-first",
     ]  # fmt: skip
 
@@ -127,11 +128,11 @@ def test_days_as_one_says_them() -> None:
      "ninety-nine")],
 )  # fmt: skip
 def test_numbers_in_words(number: int, words: str) -> None:
-    assert numbers.cardinal(number) == words
+    assert rewriting.cardinal(number) == words
 
 
 def test_no_two_numbers_share_their_words() -> None:
-    assert len({numbers.cardinal(number) for number in range(20_000)}) == 20_000
+    assert len({rewriting.cardinal(number) for number in range(20_000)}) == 20_000
 
 
 # ---- sentiment
@@ -181,7 +182,7 @@ def bag_of_words(texts: list[str], labels: list[bool]):  # type: ignore[no-untyp
 
 def test_one_sentence_of_a_story_answers_its_question() -> None:
     people: Counter[int] = Counter()
-    for row in first_rows("questions", "train", MANY):
+    for row in first_rows("questions", "train", ROWS):
         sentences = re.findall(r"[^. ][^.]*\.", row["context"])
         facts = [told(sentence) for sentence in sentences]
         people[len(sentences)] += 1
@@ -199,7 +200,7 @@ def test_one_sentence_of_a_story_answers_its_question() -> None:
 
 def told(sentence: str) -> tuple[dict[str, Any], str, str, str]:
     """The kind of a fact, of whom it is told, what it holds, and the clothes if it is about some."""
-    for fact in questions.GRAMMAR["facts"]:
+    for fact in sentences.QUESTIONS["facts"]:
         pattern = re.escape(fact["told"]).replace(r"\{n\}", "(?P<n>[A-Z][a-z]+)").replace(r"\{x\}", "(?P<x>[A-Za-z]+)")
         found = re.fullmatch(pattern.replace(r"\{c\}", "(?P<c>[a-z]+)"), sentence)
         if found and found["x"] in fact["values"]:
@@ -210,8 +211,8 @@ def told(sentence: str) -> tuple[dict[str, Any], str, str, str]:
 def test_frequent_names_are_a_few_and_no_name_is_left_out() -> None:
     counts = Counter(
         name
-        for row in first_rows("questions", "train", MANY)
-        for name in questions.GRAMMAR["names"]
+        for row in first_rows("questions", "train", ROWS)
+        for name in sentences.QUESTIONS["names"]
         if name in row["context"]
     )
     assert [name for name, _ in counts.most_common(2)] == ["Anna", "Omar"]
@@ -220,7 +221,7 @@ def test_frequent_names_are_a_few_and_no_name_is_left_out() -> None:
 
 def test_who_has_what_is_new_in_the_held_out_stories() -> None:
     def stories(side: str) -> set[tuple[str, ...]]:
-        rows = first_rows("questions", side, MANY)  # type: ignore[arg-type]
+        rows = first_rows("questions", side, ROWS)  # type: ignore[arg-type]
         return {tuple(sorted(re.findall(r"[^.]+\.", f" {row['context']}"))) for row in rows}
 
     assert not stories("train") & stories("validation")
@@ -229,7 +230,7 @@ def test_who_has_what_is_new_in_the_held_out_stories() -> None:
 def test_conversations_alternate_and_sums_are_right() -> None:
     signs = {"plus": int.__add__, "minus": int.__sub__, "times": int.__mul__}
     checked = 0
-    for row in first_rows("chatter", "train", MANY):
+    for row in first_rows("chatter", "train", ROWS):
         roles = [message["role"] for message in row["messages"]]
         assert roles == ["user", "assistant"] * (len(roles) // 2)
         for message in row["messages"]:
@@ -237,4 +238,4 @@ def test_conversations_alternate_and_sums_are_right() -> None:
                 assert signs[found[2]](int(found[1]), int(found[3])) == int(found[4])
                 checked += 1
     assert checked > 300
-    assert all(not meaning.endswith(".") for meaning in chatter.MEANINGS.values())
+    assert all(not meaning.endswith(".") for meaning in sentences.MEANINGS.values())

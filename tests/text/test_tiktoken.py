@@ -7,8 +7,8 @@ import pytest
 
 from weft.errors import ConfigError, TokenizerError
 from weft.text.config import Pretrained
-from weft.text.tiktoken import KNOWN, PATTERNS, to_tokenizer
 from weft.text.tokenizer import Tokenizer, build_tokenizer
+from weft.text.vocabularies import KNOWN, PATTERNS, ranked
 
 JOINED = [b"th", b" t", b" th", b"the", b" the", b"aa", b"aaa", b"in", b"ing", "é".encode(), b"12", b"  ", b"\n\n"]
 RANKS = {bytes([byte]): byte for byte in range(256)} | {token: 256 + rank for rank, token in enumerate(JOINED)}
@@ -54,7 +54,7 @@ def test_tiktoken_agrees(pattern: str, file: Path) -> None:
 def test_a_known_number_of_ranks_tells_pattern_and_specials() -> None:
     ranks = dict(RANKS)
     ranks |= {b"\0%d" % rank: rank for rank in range(len(ranks), 50256)}
-    backend, roles = to_tokenizer(rank_file(ranks))
+    backend, roles = ranked(rank_file(ranks))
     assert roles == {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
     assert backend.token_to_id("<|endoftext|>") == 50256
     for ranks_there, (_, specials) in KNOWN.items():  # no special token takes a rank's place but GPT-2's own

@@ -39,11 +39,10 @@ from weft.recipe.config import SettledRecipe
 from weft.runs import checkpoint
 from weft.runs.folder import FollowedRun, RunFolder, open_run
 from weft.runs.lines import read_lines
-from weft.training import interruption
-from weft.training.interruption import interruptions
+from weft.training import worker as workers
 from weft.training.start import follow
 from weft.training.step import OptimisationStep
-from weft.training.worker import Worker
+from weft.training.worker import Worker, interruptions
 
 DROPOUT = ["model.dropout=0.1", "model.attention.dropout=0.1", "model.feedforward.dropout=0.1"]
 SAME = [*DROPOUT, "batch.size=32", "steps=20", "log.every=2", "evaluate.every=10", "checkpoint.every=8"]
@@ -156,7 +155,7 @@ def test_a_signal_that_is_passed_on_is_no_second_one(monkeypatch: pytest.MonkeyP
             signal.raise_signal(signal.SIGINT)
         assert (asked.received, bool(asked)) == (signal.SIGINT, False)  # the others have to agree first
         assert len(lines) == 1
-        monkeypatch.setattr(interruption, "PASSED_ON", 0.0)
+        monkeypatch.setattr(workers, "PASSED_ON", 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 

@@ -20,10 +20,10 @@ from weft.objectives.tokens import token_loss
 from weft.parallel.passes import Parallel
 from weft.recipe.objective import NextToken
 from weft.recipe.optimizer import AdamW, Muon
-from weft.training.finetune import add_adapters, merged
 from weft.training.optimizer import block_matrices, decay_groups, layer_factors, set_rate
 from weft.training.optimizer import build as build_optimizer
 from weft.training.step import OptimisationStep
+from weft.training.weights import add_adapters, merged
 
 EVERYWHERE = LoRA(rank=3, alpha=9, targets=("*",))
 

@@ -20,7 +20,7 @@ from weft.runs import checkpoint
 from weft.runs.lines import read_lines
 from weft.runs.snapshot import snapshot
 from weft.training import optimizer as optimizers
-from weft.training.guard import LARGEST, Guard, Row
+from weft.training.state import MAX_FLOAT32, Guard, Row
 from weft.training.step import OptimisationStep
 
 CHANCE = math.log(23)
@@ -42,9 +42,9 @@ def calm(guard: Guard, steps: int, settings: GuardConfig, loss: float = 2.0) -> 
 
 def test_at_first_only_finiteness_counts() -> None:
     guard, settings = Guard(), GuardConfig()
-    assert guard.limits(settings) == (LARGEST, LARGEST)
+    assert guard.limits(settings) == (MAX_FLOAT32, MAX_FLOAT32)
     calm(guard, 31, settings)
-    assert guard.limits(settings) == (LARGEST, LARGEST)
+    assert guard.limits(settings) == (MAX_FLOAT32, MAX_FLOAT32)
     calm(guard, 1, settings)
     loss, norm = guard.limits(settings)
     assert 2.5 < loss < 4.0
@@ -65,7 +65,7 @@ def test_without_spikes_any_finite_loss_will_do() -> None:
     guard, settings = Guard(), GuardConfig(spike=0.0)
     rows = [Row(2.0, 1.0, False)] * 40 + [Row(1e6, 1e6, False)] * 40
     assert guard.observe(rows, settings, CHANCE) is None
-    assert guard.limits(settings) == (LARGEST, LARGEST)
+    assert guard.limits(settings) == (MAX_FLOAT32, MAX_FLOAT32)
     assert guard.observe([Row(math.nan, 1.0, True)] * 8, settings, CHANCE) == 81
 
 
@@ -115,7 +115,7 @@ def test_a_discarded_update_leaves_everything_as_it_was(recipe, corpus, optimize
     """Weights and moments are the same bits after a step over the limit, and later steps are as if it had not been."""
     settings = recipe("model.dropout=0.0")
     batches = loader(settings, corpus)
-    wide, narrow = torch.tensor([LARGEST, LARGEST]), torch.tensor([LARGEST, 1e-6])
+    wide, narrow = torch.tensor([MAX_FLOAT32, MAX_FLOAT32]), torch.tensor([MAX_FLOAT32, 1e-6])
 
     def steps(limits: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[float]]:
         torch.manual_seed(0)
@@ -144,7 +144,7 @@ def test_what_is_not_finite_is_discarded(recipe, corpus, number) -> None:  # typ
         return found * number, count, extras
 
     step = OptimisationStep(Parallel(model), optimizers.build(AdamW(), model), broken, CPU, clip=1.0)
-    result = step(loader(settings, corpus).parts(1), 0.01, torch.tensor([LARGEST, LARGEST]))
+    result = step(loader(settings, corpus).parts(1), 0.01, torch.tensor([MAX_FLOAT32, MAX_FLOAT32]))
     assert result.discarded == 1.0
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 

@@ -18,7 +18,7 @@ from weft.parallel.passes import Parallel
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder
 from weft.runs.lines import read_lines
-from weft.training import learner, loop, memory, preflight
+from weft.training import learner, loop, preflight
 from weft.training.display import expectations
 from weft.training.learner import Learner
 from weft.training.preflight import Preflight, one_pass
@@ -258,7 +258,6 @@ def test_what_cannot_fit_is_refused(tmp_path, recipe, corpus, monkeypatch, words
         raise AllocatedError
 
     meddle_with_steps(monkeypatch, allocate)
-    monkeypatch.setattr(memory, "total_memory", lambda device: 1 << 30)
     monkeypatch.setattr(preflight, "total_memory", lambda device: 1 << 30)
     if "model.layers=100" in words:
         monkeypatch.setattr(learner, "first_model", allocate)
@@ -277,7 +276,7 @@ class Endless:
 
 def test_auto_begins_with_rows_that_fit_a_processor(tmp_path, recipe, corpus, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     settings = recipe("batch.size=64", "batch.micro=auto")
-    need = memory.Need(settings, lambda: pytest.fail("not needed"))
+    need = preflight.Need(settings, lambda: pytest.fail("not needed"))
     monkeypatch.setattr(preflight, "total_memory", lambda device: round(preflight.AMPLE * need(16)) + 1)
     tried = too_large(monkeypatch, 64)
     train(settings, tmp_path / "run", corpus=corpus, quiet=True)
@@ -299,11 +298,11 @@ def test_what_is_refused_would_not_have_fitted(recipe, corpus, dropout) -> None:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         objective.loss(model, model.read(part), part)
     fixed = 4 * 4 * sum(p.numel() for p in model.parameters())
-    least = memory.Need(settings, lambda: part)(64) - memory.SURE * fixed
+    least = preflight.Need(settings, lambda: part)(64) - preflight.SURE * fixed
     saved = sum(storage.nbytes() for storage in kept.values())
     assert saved / 3 < least <= saved
 
 
 def test_the_machine_has_memory() -> None:
-    there = memory.total_memory(torch.device("cpu"))
+    there = preflight.total_memory(torch.device("cpu"))
     assert 1 << 27 < there < 1 << 50

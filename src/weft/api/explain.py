@@ -108,10 +108,10 @@ class Explain:
         pre-norm, post-norm, with skips and without (Xiong et al. 2020)."""
         if self.trained is None:
             return views.gradients.gradient_flows()
-        reading, norms = self.reading(text, target), views.gradient_norms.gradient_norms
+        reading, norms = self.reading(text, target), views.gradients.gradient_norms
         stages = {name: norms(replace(reading, model=model)) for name, model in self._stages(self.trained)}
         now = norms(reading)
-        return views.gradient_norms.GradientHistory({**stages, "best": now}) if stages else now
+        return views.gradients.GradientHistory({**stages, "best": now}) if stages else now
 
     def _stages(self, trained: LanguageModel) -> Iterator[tuple[str, LanguageModel]]:
         """The model before its first step, and at the other checkpoints that are left, unless it is large or was

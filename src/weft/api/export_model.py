@@ -20,10 +20,9 @@ from weft.objectives.tokens import TranslationObjective
 from weft.progress import warn
 from weft.runs import checkpoint
 from weft.runs.card import model_card
-from weft.runs.folder import RunFolder, open_run
+from weft.runs.folder import RunFolder, changed_files, open_run
 from weft.runs.imported import checkpoint_weights, license_of, read_run
 from weft.runs.lines import read_lines
-from weft.runs.noted import changed_files
 from weft.tensors import LazyWeights
 from weft.training.objective import Objective
 from weft.training.weights import check_base, load_model

@@ -1,17 +1,28 @@
-"""weft's runs as a model of the Language Model Evaluation Harness (Gao et al. 2021; the package lm-eval).
+"""weft's runs as a model of the Language Model Evaluation Harness (Gao et al. 2021; lm-eval), and its tasks on a run.
 
 Texts are cut, truncated and windowed as the harness does for models of transformers, so that a run and its export for
 transformers get the same numbers.
 """
 
+import logging
+import os
+import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+import datasets
+import numpy as np
 import torch
 from lm_eval.api.model import TemplateLM
+from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
+from lm_eval.evaluator import evaluate
 from lm_eval.models.utils import has_bos_prefix, normalize_gen_kwargs
+from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
@@ -19,12 +30,13 @@ from weft.api.load import load
 from weft.api.run import Run
 from weft.api.settings import sampling, with_defaults
 from weft.decode.config import Sampling
-from weft.decode.many import completions
+from weft.decode.generate import completions
 from weft.decode.prompt import Prompt, opening
-from weft.errors import ConfigError, suggestion
+from weft.errors import ConfigError, DataError, first_line, hub_failure, suggestion
 from weft.evaluate.perplexity import HEAD_ELEMENTS
 from weft.models.base import LanguageModel, device_of, evaluating
 from weft.models.ngram import NGram
+from weft.progress import bar
 
 BATCH = 16
 MAX_BATCH_TOKENS = 1 << 17  # read together, unless one text is longer: recurrent models have no window
@@ -94,7 +106,6 @@ class WeftLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text without a context."""
         if self._prefix is not None:
             return self._prefix
         return self.eot_token_id if self.tokenizer.bos_id is None else self.tokenizer.bos_id
@@ -203,14 +214,14 @@ class WeftLM(TemplateLM):
         prompts: list[tuple[int, list[int], Sampling]] = []
         for index, (context, wanted) in enumerate(asked):
             settings = _settings(wanted, self.run.defaults)
-            most = self.max_length - settings.max_tokens
-            if most < 1:
+            max_prompt = self.max_length - settings.max_tokens
+            if max_prompt < 1:
                 raise ConfigError(
                     f"max_gen_toks = {settings.max_tokens}: the model reads and writes {self.max_length} tokens at "
                     "most, so a task that writes fewer is needed; --gen_kwargs max_gen_toks=… changes it"
                 )
             ids = self.tok_encode(context) or [self.prefix_token_id]
-            prompts.append((index, ids[-most:], settings))
+            prompts.append((index, ids[-max_prompt:], settings))
         prompts.sort(key=lambda each: (repr(each[2]), -len(each[1]), asked[each[0]][0]))
         found = [""] * len(requests)
         self.model.eval()
@@ -243,11 +254,9 @@ class WeftLM(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """For the names of cached requests."""
         return f"weft-{self.tokenizer.fingerprint[:16]}"
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness notes with the results."""
         dtype = next((str(each.dtype) for each in self.model.parameters()), "")
         size = sum(each.numel() for each in self.model.parameters())
         return {"model_num_parameters": size, "model_dtype": dtype, "model_run": str(self.run.path)}
@@ -268,3 +277,93 @@ def _settings(wanted: Mapping[str, Any], defaults: Mapping[str, Any]) -> Samplin
         given = {name: value for name, value in given.items() if name not in ("top_k", "top_p", "min_p", "typical_p")}
         given["temperature"] = 0.0
     return sampling(**with_defaults(given, defaults))
+
+
+# ---- tasks
+
+
+def evaluate_tasks(
+    run: Run, names: Sequence[str], *, limit: int | None = None, folder: Path | None = None
+) -> dict[str, Any]:
+    """The harness's results of a run on tasks, or groups of them: {"results": {task: {"acc,none": …}}, …}.
+
+    Of each task the first `limit` examples are taken. `folder` holds tasks of one's own, as the harness's .yaml files,
+    which are not found elsewhere. Datasets come from the hub, or from the files that a task names.
+    """
+    if limit is not None and limit < 1:
+        raise ConfigError(f"--limit {limit}: expected 1 or more examples of each task")
+    model = WeftLM(run)
+    with _quiet():
+        manager, wanted = _manager(names, folder)
+        loaded = _loaded(manager, wanted)
+        # as the harness's own command: the same examples are shown, and the same intervals come out
+        random.seed(DEFAULT_RANDOM_SEED)
+        np.random.seed(DEFAULT_OTHER_SEED)
+        for task in loaded["tasks"].values():
+            if task.get_config("num_fewshot") is None:
+                task.set_config(key="num_fewshot", value=0)
+            task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
+        found = evaluate(lm=model, task_dict=loaded, limit=limit, log_samples=False)
+    assert found is not None, "one process has all results"
+    return dict(found)
+
+
+def _manager(names: Sequence[str], folder: Path | None) -> tuple[TaskManager, list[str]]:
+    """What knows the tasks, and their names: `mmlu_*` stands for all that begin so.
+
+    The harness's own tasks are many thousand files, so they are looked through only if one of them is meant.
+    """
+    if not names:
+        raise ConfigError("--tasks: expected the name of a task, or several with commas between them")
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"--tasks-path {folder}: no such folder")
+    path = None if folder is None else str(folder)
+    manager = TaskManager(include_path=path, include_defaults=False)
+    if not all(manager.match_tasks([name]) for name in names):
+        with bar("looking through the harness's tasks", None):
+            manager = TaskManager(include_path=path)
+    matches = {name: manager.match_tasks([name]) for name in names}
+    for name, found in matches.items():
+        if not found:
+            raise ConfigError(f"--tasks {name}: no such task; {suggestion(name, manager.all_tasks)}")
+    return manager, list(dict.fromkeys(each for found in matches.values() for each in found))
+
+
+def _loaded(manager: TaskManager, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The tasks with their datasets. Reading a stranger's task may fail in any way."""
+    loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
+    for name in names:
+        try:
+            found = manager.load([name])
+        except Exception as error:
+            if isinstance(error, ConnectionError) or "Hub" in str(error):
+                raise DataError(f"--tasks {name}: its dataset is on the hub: {hub_failure(error)}") from None
+            raise DataError(f"--tasks {name}: it cannot be loaded: {first_line(error)}") from None
+        for task, made in found["tasks"].items():
+            if task in loaded["tasks"]:
+                raise ConfigError(f"--tasks {task}: two of the names in --tasks hold it")
+            if getattr(made, "UNSAFE_CODE", False):
+                raise ConfigError(f"--tasks {task}: it runs the code that a model writes, which weft doesn't do")
+            if getattr(made, "MULTIMODAL", False):
+                raise ConfigError(f"--tasks {task}: it shows pictures, and weft's models read text")
+        for kind, items in found.items():
+            loaded[kind] |= items
+    return loaded
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the libraries log; and where nobody watches a terminal, without their progress bars."""
+    bars, disabled = datasets.are_progress_bars_disabled(), logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    datasets.disable_progress_bars()
+    try:
+        if sys.stderr.isatty():
+            yield
+        else:
+            with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
+                yield
+    finally:
+        logging.disable(disabled)
+        if not bars:
+            datasets.enable_progress_bars()

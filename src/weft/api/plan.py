@@ -1,16 +1,13 @@
 """What a model and its training will cost, from the settings alone, before anything runs. Needs no torch."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from weft.costs import plan as costs
 from weft.costs.count import Count, count
-from weft.costs.devices import MFU, device_named
-from weft.costs.interconnect import interconnect_named
-from weft.costs.layout_search import Search, layout_from, search, why_not
-from weft.costs.layout_time import Prediction
+from weft.costs.devices import MFU, device_named, interconnect_named
+from weft.costs.layout_search import Prediction, Search, layout_from, search, why_not
 from weft.costs.layouts import Job
 from weft.costs.memory import Workload, training_memory
 from weft.costs.plan import Machine, TrainingPlan, plan_training
@@ -20,7 +17,7 @@ from weft.figures.tables import Table, text_tables
 from weft.models.config import TransformerConfig
 from weft.recipe.config import Recipe
 from weft.recipe.objective import MaskedObjective
-from weft.recipe.resolve import resolve
+from weft.recipe.resolve import Changes, resolve
 
 DEFAULT_ROWS = 32  # that a device reads in a step
 MAX_DEFAULT_TOKENS = 1 << 22  # of a step, unless there are more devices: about what GPT-3 read
@@ -75,6 +72,12 @@ class Plan:
     def record(self) -> dict[str, Any]:
         """Plain values, for programs: numbers of bytes, operations and seconds."""
         cost, machine = self.cost, self.machine
+        if self.search is not None:
+            memory = _predicted(self.search.best, "")["memory_bytes"]
+        else:
+            alone = training_memory(self.recipe.model, self.work, self.recipe.adapter)
+            memory = {**asdict(alone), "total": alone.total()}
+            memory["total_with_activation_checkpointing"] = alone.total(recompute=True)
         values = {
             "name": self.recipe.name,
             "parameters": cost.parameters,
@@ -88,7 +91,7 @@ class Plan:
                 "training": cost.training(),
                 "training_with_activation_checkpointing": cost.training(recompute=True),
             },
-            "memory_bytes": self._memory(),
+            "memory_bytes": memory,
             "training": asdict(self.training),
             "device": {"title": machine.device.title, "count": machine.gpus, "mfu": machine.mfu},
             "precision": machine.precision,
@@ -101,13 +104,6 @@ class Plan:
                 "interconnect": {"name": net.name, "inside": net.inside, "across": net.across},
             }
         return values
-
-    def _memory(self) -> dict[str, Any]:
-        if self.search is not None:
-            return _predicted(self.search.best, "")["memory_bytes"]
-        memory = training_memory(self.recipe.model, self.work, self.recipe.adapter)
-        totals = {"total": memory.total(), "total_with_activation_checkpointing": memory.total(recompute=True)}
-        return {**asdict(memory), **totals}
 
 
 def _predicted(each: Prediction, reason: str) -> dict[str, Any]:
@@ -123,9 +119,7 @@ def _predicted(each: Prediction, reason: str) -> dict[str, Any]:
     }
 
 
-def plan(
-    recipe: str | Path | Recipe, changes: Sequence[str] | Mapping[str, Any] = (), **options: Unpack[PlanOptions]
-) -> Plan:
+def plan(recipe: str | Path | Recipe, changes: Changes = (), **options: Unpack[PlanOptions]) -> Plan:
     """What a preset, a recipe or a run costs in parameters, operations, memory, time and energy, and its best layout.
 
         print(weft.plan("llama-7b", device="a100", gpus=64, tokens="300B"))

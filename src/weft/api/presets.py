@@ -32,14 +32,13 @@ class RecipeRow(NamedTuple):
 
 def presets() -> list[PresetRow]:
     """Every preset, in the order of `weft.models.presets`."""
-    return [_preset(name, make(), origin) for name, (make, origin) in PRESETS.items()]
-
-
-def _preset(name: str, model: Any, origin: str) -> PresetRow:
-    cost = count(model)
-    kind = model.cell if model.kind == "recurrent" else model.kind
-    context = getattr(model, "context", None)
-    return PresetRow(name, kind, cost.parameters, _shape(model), context, cost.forward, origin)
+    rows = []
+    for name, (make, origin) in PRESETS.items():
+        model: Any = make()
+        cost, context = count(model), getattr(model, "context", None)
+        kind = model.cell if model.kind == "recurrent" else model.kind
+        rows.append(PresetRow(name, kind, cost.parameters, _shape(model), context, cost.forward, origin))
+    return rows
 
 
 def _shape(model: Any) -> str:
@@ -56,13 +55,13 @@ def _shape(model: Any) -> str:
 
 def recipes() -> list[RecipeRow]:
     """Every recipe that comes with weft, by name."""
-    return [_recipe(name) for name in recipe_names()]
-
-
-def _recipe(name: str) -> RecipeRow:
-    text = (shipped_recipes() / f"{name}.toml").read_text(encoding="utf-8")
-    head = " ".join(line.removeprefix("# ") for line in text.split("\n\n")[0].splitlines() if line[:1] == "#")
-    about = re.split(r"[:;.] |(?<=\?) ", head)[0]  # up to the end of the first clause
-    sources = tomllib.loads(text).get("data", {}).get("sources", [])
-    builtin = all(source.startswith("builtin:") for source in sources)
-    return RecipeRow(name, about, "--data FILE" if not sources else "built in" if builtin else ", ".join(sources))
+    rows = []
+    for name in recipe_names():
+        text = (shipped_recipes() / f"{name}.toml").read_text(encoding="utf-8")
+        head = " ".join(line.removeprefix("# ") for line in text.split("\n\n")[0].splitlines() if line[:1] == "#")
+        about = re.split(r"[:;.] |(?<=\?) ", head)[0]  # up to the end of the first clause
+        sources = tomllib.loads(text).get("data", {}).get("sources", [])
+        builtin = all(source.startswith("builtin:") for source in sources)
+        data = "--data FILE" if not sources else "built in" if builtin else ", ".join(sources)
+        rows.append(RecipeRow(name, about, data))
+    return rows

@@ -16,13 +16,12 @@ from weft.api.export_model import export_model
 from weft.api.settings import BulkOptions, check_several, generation_defaults, sampling, translation_beam, with_defaults
 from weft.costs.count import count
 from weft.decode.bulk import Job, bulk, texts_of
-from weft.decode.chat import GENTLE, Message, before_reply, chat_prompt
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar, json_schema, lark, regex
 from weft.decode.contrastive import Contrasted
 from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
-from weft.decode.prompt import Prompt, context_window
+from weft.decode.prompt import GENTLE, Message, Prompt, before_reply, chat_prompt, context_window
 from weft.decode.speculative import Draft, LookUp, speculate
 from weft.decode.text import Chunk, Completion
 from weft.decode.translate import RATIO
@@ -33,7 +32,7 @@ from weft.objectives import table as objectives
 from weft.objectives.answer import Answer, Found
 from weft.objectives.classify import Classify
 from weft.objectives.contrastive import Embedding, Pooling, embed
-from weft.objectives.languages import ANY, Asked
+from weft.objectives.frame import ANY, Asked
 from weft.objectives.pairs import Pairs
 from weft.objectives.regress import Regress
 from weft.objectives.spans import Spans
@@ -111,8 +110,8 @@ class Run:
         """The same chunk by chunk, as it is written. The oldest turns are left out where the window is too small."""
         if not self.config.objective.continues:
             raise self.objective.cannot("chat")
-        most = before_reply(context_window(self.model), settings.max_tokens)
-        return generate(self.model, [chat_prompt(self.tokenizer, messages, most)], settings)
+        max_prompt = before_reply(context_window(self.model), settings.max_tokens)
+        return generate(self.model, [chat_prompt(self.tokenizer, messages, max_prompt)], settings)
 
     def pattern(self, expression: str) -> Grammar:
         """Texts that match a regular expression, for `write`, `candidates` and `bulk`."""
@@ -173,8 +172,8 @@ class Run:
         check_several(prompts, "prompts")
         if n < 1:
             raise ConfigError(f"n = {n}: at least one text a prompt")
-        job = Job(settings, n, max(1, len(prompts)), first, pattern)
-        return list(texts_of(self.model, self.tokenizer, prompts, job))
+        job = Job(settings, n, max(1, len(prompts)), pattern)
+        return list(texts_of(self.model, self.tokenizer, prompts, job, first))
 
     def bulk(self, prompts: Sequence[str], settings: Sampling | Beam, **options: Unpack[BulkOptions]) -> Iterator[str]:
         """Texts for many prompts as lines of JSON, in order: `n` for each, `batch` prompts at a time.
@@ -183,7 +182,8 @@ class Run:
         another run, other settings or other `notes` began is refused. Texts keep to a `pattern`.
         """
         check_several(prompts, "prompts")
-        n, batch, pattern = options.get("n", 1), options.get("batch", 16), options.get("pattern")
+        n, batch = options.get("n", 1), options.get("batch", 16)
+        out, pattern = options.get("out"), options.get("pattern")
         if batch < 1:
             raise ConfigError(f"batch = {batch}: at least one prompt at a time")
         if n < 1:
@@ -192,7 +192,6 @@ class Run:
         noted |= options.get("notes") or {}
         if pattern is not None:
             noted |= pattern.notes
-        out = options.get("out")
         job = Job(settings, n, batch, grammar=pattern, out=None if out is None else Path(out))
         return bulk(self.model, self.tokenizer, prompts, job, noted)
 
@@ -323,7 +322,6 @@ class Run:
         return embed(self.model, self.tokenizer, texts, settings, warn)
 
     def _learned(self, wanted: type[T], verb: str) -> T:
-        """The run's objective, if it is the wanted one."""
         if not isinstance(self.objective, wanted):
             raise self.objective.cannot(verb)
         return self.objective

@@ -48,9 +48,9 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Tree
     elif left.get("temperature") == 0 and any(key in wanted for key in DRAWING):
         del left["temperature"]
     both = left | wanted
-    longest = both.get("max_tokens", Rules.model_fields["max_tokens"].default)
-    if isinstance(longest, int) and "min_tokens" in left and "min_tokens" not in wanted:
-        both["min_tokens"] = min(both["min_tokens"], longest)
+    max_tokens = both.get("max_tokens", Rules.model_fields["max_tokens"].default)
+    if isinstance(max_tokens, int) and "min_tokens" in left and "min_tokens" not in wanted:
+        both["min_tokens"] = min(both["min_tokens"], max_tokens)
     return both
 
 

@@ -5,7 +5,7 @@ Text, training, evaluation and the report are put together here; the commands pa
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,14 +29,13 @@ from weft.progress import Log, log_to_stderr
 from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.objective import Chat
 from weft.recipe.optimizer import Constant, Noam
-from weft.recipe.resolve import changed_tables, continues, extended, is_run, resolve
+from weft.recipe.resolve import Changes, changed_tables, continues, extended, is_run, resolve
 from weft.recipe.settle import Choice, Facts, choose_tokenizer, settle
 from weft.recipe.unread import refuse_unread
 from weft.runs import checkpoint
-from weft.runs.folder import FollowedRun, RunFolder, claimed, held, open_run
+from weft.runs.folder import FollowedRun, RunFolder, claimed, held, note_files, open_run, report_changes
 from weft.runs.journal import check_lines, check_log
 from weft.runs.lines import read_lines
-from weft.runs.noted import note_files, report_changes
 from weft.runs.report import write_report
 from weft.text import builtin
 from weft.text.config import Pretrained, TokenizerConfig
@@ -79,7 +78,7 @@ def train(
     *,
     data: Sequence[str] | str = (),
     run: Path | str | None = None,
-    changes: Sequence[str] | Mapping[str, Any] = (),
+    changes: Changes = (),
     log: Log = log_to_stderr,
 ) -> Run:
     """Train a model and return it with its best weights.
@@ -121,7 +120,7 @@ def train(
 
 
 @reaching()
-def resume(run: Path | str, *, changes: Sequence[str] | Mapping[str, Any] = (), log: Log = log_to_stderr) -> Run:
+def resume(run: Path | str, *, changes: Changes = (), log: Log = log_to_stderr) -> Run:
     """Continue an interrupted run, as if it had never stopped; with as many processes as there are this time.
 
     `changes` let it train for longer, a finished run too: {"steps": 3000}; and evaluate, save or log at other steps.
@@ -165,7 +164,7 @@ def free_folder(wanted: Path) -> Path:
     return next(path for path in names if not path.exists())
 
 
-def _refuse_run_alone(source: str, changes: Sequence[str] | Mapping[str, Any], sources: Sequence[str]) -> None:
+def _refuse_run_alone(source: str, changes: Changes, sources: Sequence[str]) -> None:
     """A run's folder alone may be meant in three ways; refuse it with what to write for each."""
     above = changed_tables(changes)
     if is_run(source) and "init" not in above and not continues(source, above, sources):
@@ -175,9 +174,7 @@ def _refuse_run_alone(source: str, changes: Sequence[str] | Mapping[str, Any], s
         )
 
 
-def _extend(
-    folder: RunFolder, recipe: SettledRecipe, changes: Sequence[str] | Mapping[str, Any], ranks: Ranks, log: Log
-) -> SettledRecipe:
+def _extend(folder: RunFolder, recipe: SettledRecipe, changes: Changes, ranks: Ranks, log: Log) -> SettledRecipe:
     """The recipe of a run that goes on longer than it was meant to, saved; and what that does to its learning rate."""
     longer, news = extended(recipe, changes)
     refuse_unread(longer)
@@ -210,7 +207,6 @@ def _extend(
 
 
 def _check(recipe: Recipe) -> None:
-    """Refuse what can be refused before anything is read."""
     if not recipe.data.parts:
         raise ConfigError(
             f"{recipe.name}: there is no text to learn from; give it with --data, for instance a .txt file"
@@ -225,7 +221,6 @@ def _check(recipe: Recipe) -> None:
 
 
 def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe, Objective[Any], list[Choice]]:
-    """Train or load the tokenizers, turn the data into tokens, and choose what the recipe leaves open."""
     device = pick_device().type
     config, choices, tokenizers = _tokenizers(recipe, folder, device)
     recipe = recipe.replace(tokenizer=config.model_dump(mode="json", exclude_none=True))
@@ -305,7 +300,6 @@ def _tokenizer_settings(recipe: Recipe, objective: Objective[Any], device: str) 
 
 
 def _announce(recipe: Recipe, facts: Facts, choices: Sequence[Choice], log: Log) -> None:
-    """Which text it is, and what was chosen and why."""
     texts = recipe.data.parts if recipe.objective.reads != "rows" else ()
     for name in [source for part in texts for source in part.sources if source.startswith("builtin:")]:
         corpus = builtin.corpus(name.removeprefix("builtin:"))

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.console import options
-from weft.cli.console.loading import loading
-from weft.cli.console.terminal import broken_between_words, echo, terminal_width, write
+from weft.cli.console.terminal import broken_between_words, echo, loading, terminal_width, write
 from weft.cli.console.together import load_together, refuse_together, together
 from weft.cli.console.writing import DEFAULT_MAX_TOKENS, Remarks, check_writes, given_settings, log_defaults
 from weft.errors import DataError, WeftError, suggestion
@@ -66,14 +65,16 @@ def chat(
     check_writes(loaded)
     settings = sampling(**with_defaults(given, {"max_tokens": DEFAULT_MAX_TOKENS, **loaded.chat_defaults}))
     log_defaults(loaded, settings, given)
-    messages = _system(system)
+    messages = [] if system is None else [{"role": "system", "content": system}]
     reported = False  # that a reply was too long for the window
     terminal = join().share(sys.stdin.isatty)
     if terminal:
         templated = loaded.tokenizer.chat_template is not None
         frame = "with its chat template" if templated else "continuing the text so far"
         echo(f"{loaded.path}, {frame}; /help lists the commands, /quit leaves", err=True)
-    for line in _heard_by_all(_lines(terminal)):
+    lines = _lines(terminal)
+    # where several processes reply together, the first one reads, and passes on what was said
+    while (line := join().share(lambda: next(lines, None))) is not None:
         if terminal and line.strip().lower() in LEAVE:
             return
         if line.startswith("/"):
@@ -92,14 +93,6 @@ def chat(
             if not terminal:
                 raise
             echo(f"weft: {error}", err=True)
-
-
-def _heard_by_all(lines: Iterator[str]) -> Iterator[str]:
-    """Where several processes reply together, the first one reads, and passes on what was said."""
-    from weft.parallel.ranks import join
-
-    while (line := join().share(lambda: next(lines, None))) is not None:
-        yield line
 
 
 def _lines(terminal: bool) -> Iterator[str]:
@@ -135,11 +128,6 @@ def _piped(number: int) -> str:
     return text.removeprefix("\ufeff") if number == 1 else text
 
 
-def _system(text: str | None) -> list[dict[str, str]]:
-    """A conversation in which nobody else has spoken yet."""
-    return [] if text is None else [{"role": "system", "content": text}]
-
-
 def _command(line: str, messages: list[dict[str, str]]) -> bool:
     """Do what a line with a slash says; False to leave."""
     word, _, rest = line.partition(" ")
@@ -151,10 +139,8 @@ def _command(line: str, messages: list[dict[str, str]]) -> bool:
         case "/reset":
             messages[:] = [message for message in messages if message["role"] == "system"]
         case "/system":
-            messages[:] = [
-                *_system(rest.strip() or None),
-                *(message for message in messages if message["role"] != "system"),
-            ]
+            new = [{"role": "system", "content": rest.strip()}] if rest.strip() else []
+            messages[:] = new + [message for message in messages if message["role"] != "system"]
         case _:
             echo(f"{word}: no such command; {suggestion(word, ['/help', '/reset', '/system', '/quit'])}", err=True)
     return True

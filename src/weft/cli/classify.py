@@ -2,26 +2,22 @@
 
 from typing import Annotated
 
-import typer
-
 from weft.cli.console import options
-from weft.cli.console.loading import loading
-from weft.cli.console.terminal import echo
+from weft.cli.console.options import flag, option
+from weft.cli.console.terminal import echo, loading
 
 
 def classify(
     run: options.Run,
     file: options.Texts = "-",
     column: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The column that holds the text (default: the one used in training)."),
+        str | None, option("NAME", "The column that holds the text (default: the one used in training).")
     ] = None,
     second: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The column of a pair's second text, or of the text that holds the answer."),
+        str | None, option("NAME", "The column of a pair's second text, or of the text that holds the answer.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print lines of JSON, with the probability of every label or tag.")
+        bool, flag("--json", "Print lines of JSON, with the probability of every label or tag.")
     ] = False,
 ) -> None:
     """Predict what the run learned to predict: a label or a number for each text, a tag for each word, or where a text

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from weft.cli.console import columns, options
+from weft.cli.console import options
 from weft.cli.console.live import show, workplace
-from weft.cli.console.loading import loading
-from weft.cli.console.terminal import echo
+from weft.cli.console.options import argument, option
+from weft.cli.console.terminal import echo, loading, print_json
 
 if TYPE_CHECKING:
     from weft.compare.tokenizers import TokenizerComparison
@@ -19,43 +17,38 @@ if TYPE_CHECKING:
 def compare(
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="CONTENDER... KEY=VALUE",
-            help="Presets, recipes and .toml files, 'transformer model.layers=2' in quotes; changes to all of them.",
+        argument(
+            "CONTENDER... KEY=VALUE",
+            "Presets, recipes and .toml files, 'transformer model.layers=2' in quotes; changes to all of them.",
             autocompletion=options.complete_recipes,
             show_default=False,
         ),
     ] = None,
     data: options.Text = None,
-    flops: Annotated[
-        float | None, typer.Option(help="The budget of each: operations of training, such as 1e13.")
-    ] = None,
-    tokens: Annotated[float | None, typer.Option(help="The budget of each: tokens that are read.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="The budget of each: minutes of training.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Runs of each at every point (default: 3).")] = None,
+    flops: Annotated[float | None, option(None, "The budget of each: operations of training, such as 1e13.")] = None,
+    tokens: Annotated[float | None, option(None, "The budget of each: tokens that are read.")] = None,
+    minutes: Annotated[float | None, option(None, "The budget of each: minutes of training.")] = None,
+    seeds: Annotated[int | None, option(None, "Runs of each at every point (default: 3).")] = None,
     rungs: Annotated[
-        int | None, typer.Option(help="Points of each curve: the budget, a third of it, a ninth … (default: 4).")
+        int | None, option(None, "Points of each curve: the budget, a third of it, a ninth … (default: 4).")
     ] = None,
     rates: Annotated[
-        int | None, typer.Option(help="Learning rates that are tried; 1: the recipe's own (default: 5).")
+        int | None, option(None, "Learning rates that are tried; 1: the recipe's own (default: 5).")
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Whom the others are measured against (default: the first).")
+        str | None, option("NAME", "Whom the others are measured against (default: the first).")
     ] = None,
     vary: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=A,B", help="An ablation: values of a setting of the one contender. May be repeated."),
+        list[str] | None, option("KEY=A,B", "An ablation: values of a setting of the one contender. May be repeated.")
     ] = None,
     grid: Annotated[
-        str | None, typer.Option(metavar="full|one", help="All combinations, or one change at a time (default: full).")
+        str | None, option("full|one", "All combinations, or one change at a time (default: full).")
     ] = None,
     sizes: Annotated[
-        str | None,
-        typer.Option(metavar="fixed|budget", help="Sizes as given, or chosen for the budget (default: fixed)."),
+        str | None, option("fixed|budget", "Sizes as given, or chosen for the budget (default: fixed).")
     ] = None,
     tokenizers: Annotated[
-        str | None,
-        typer.Option(metavar="KIND,KIND:SIZE", help="Compare tokenizers: word, char, byte, bpe:8000, unigram:8000 …"),
+        str | None, option("KIND,KIND:SIZE", "Compare tokenizers: word, char, byte, bpe:8000, unigram:8000 …")
     ] = None,
     jobs: options.Jobs = None,
     out: options.Out = None,
@@ -83,7 +76,7 @@ def compare(
     if asked.tokenizers and not asked.named:
         found = _tokenizers(asked.tokenizers, asked.text(), out or Path("comparisons") / "tokenizers", as_json)
         if as_json:
-            columns.print_json(found.record())
+            print_json(found.record())
         return
     wanted = asked.comparison()
     folder = out or Path("comparisons") / asked.folder

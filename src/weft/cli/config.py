@@ -1,11 +1,14 @@
 """`weft config`: see a recipe with everything in it, what a recipe may hold, and a script for Slurm."""
 
+import json
+from importlib import resources
 from typing import Annotated
 
 import typer
 
 from weft.cli.console import options
 from weft.cli.console.help import Command, Group
+from weft.cli.console.options import argument
 
 app = typer.Typer(
     help="Show a recipe in full, the schema of recipes, or a script for Slurm.", no_args_is_help=True, cls=Group
@@ -16,10 +19,8 @@ app = typer.Typer(
 def show(
     recipe: Annotated[
         str,
-        typer.Argument(
-            metavar="PRESET|RECIPE",
-            help="A preset, a recipe's name, or a .toml file.",
-            autocompletion=options.complete_recipes,
+        argument(
+            "PRESET|RECIPE", "A preset, a recipe's name, or a .toml file.", autocompletion=options.complete_recipes
         ),
     ],
     changes: options.Changes = None,
@@ -38,12 +39,10 @@ def show(
 @app.command(cls=Command)
 def schema() -> None:
     """Print the JSON Schema of recipes, for editors that complete TOML."""
-    import json
-
-    from weft.config import json_schema
     from weft.recipe.config import Recipe
 
-    typer.echo(json.dumps(json_schema(Recipe), indent=2))
+    schema = {**Recipe.model_json_schema(), "$schema": "https://json-schema.org/draft/2020-12/schema"}
+    typer.echo(json.dumps(schema, indent=2))
 
 
 @app.command(cls=Command)
@@ -54,7 +53,5 @@ def slurm() -> None:
 
     sbatch --nodes=2 --gpus-per-node=8 train.sbatch runs/large gpt2 --data tokens parallel.shard=16
     """
-    from importlib import resources
-
     script = resources.files("weft") / "recipes" / "slurm" / "train.sbatch"
     typer.echo(script.read_text(encoding="utf-8"), nl=False)

@@ -1,7 +1,7 @@
 """`weft doctor`: what this machine offers, and what is missing for what."""
 
-from weft.cli.console import columns, options
-from weft.cli.console.loading import loading
+from weft.cli.console import options
+from weft.cli.console.terminal import loading, print_json, print_tables
 from weft.figures.tables import Table
 
 
@@ -12,6 +12,6 @@ def doctor(as_json: options.AsJson = False) -> None:
 
     found = examine()
     if as_json:
-        columns.print_json({each.name: each.text if each.value is None else each.value for each in found})
+        print_json({each.name: each.text if each.value is None else each.value for each in found})
     else:
-        columns.show(Table(("", ""), [(each.name, each.text) for each in found], text=(0, 1)))
+        print_tables(Table(("", ""), [(each.name, each.text) for each in found], text=(0, 1)))

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from weft.cli.console import options
-from weft.cli.console.loading import loading
-from weft.cli.console.terminal import echo
+from weft.cli.console.options import flag, option
+from weft.cli.console.terminal import echo, loading
+from weft.errors import ConfigError, DataError, suggestion
 
 
 def embed(
@@ -15,24 +14,19 @@ def embed(
     file: options.Texts = "-",
     pooling: Annotated[
         str | None,
-        typer.Option(
-            metavar="WAY",
-            help="How a text's vector is made of its tokens': mean, first or last (default: as in training, or mean).",
+        option(
+            "WAY", "How a text's vector is made of its tokens': mean, first or last (default: as in training, or mean)."
         ),
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Don't scale the vectors to length 1.")] = False,
-    column: Annotated[
-        str, typer.Option(metavar="NAME", help="The column that holds the text, if the file has columns.")
-    ] = "text",
-    batch: Annotated[int, typer.Option(min=1, help="Texts to read at a time.")] = 32,
+    raw: Annotated[bool, flag("--raw", "Don't scale the vectors to length 1.")] = False,
+    column: Annotated[str, option("NAME", "The column that holds the text, if the file has columns.")] = "text",
+    batch: Annotated[int, option(None, "Texts to read at a time.", min=1)] = 32,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write to this file: .npy, or .jsonl with the texts (default: JSON on standard output)."),
+        option(None, "Write to this file: .npy, or .jsonl with the texts (default: JSON on standard output)."),
     ] = None,
 ) -> None:
     """Turn texts into vectors: similar texts get similar vectors. Reads standard input if no FILE is given."""
-    from weft.errors import ConfigError, DataError, suggestion
-
     ways = ("mean", "first", "last")
     if pooling is not None and pooling not in ways:
         raise ConfigError(f"--pooling {pooling}: {suggestion(pooling, ways)}")

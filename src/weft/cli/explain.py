@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.console import options
-from weft.cli.console.loading import loading
-from weft.cli.console.terminal import echo
+from weft.cli.console.options import argument, flag, option
+from weft.cli.console.terminal import echo, loading
+from weft.errors import ConfigError
 from weft.explain.views import OF_A_TEXT, VIEWS
 
 if TYPE_CHECKING:
@@ -24,46 +25,38 @@ def explain(
     context: typer.Context,
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="RUN|PRESET",
-            help="A run's folder; a preset or recipe, which has no weights yet; mlp, the lectures' small network; or "
+        argument(
+            "RUN|PRESET",
+            "A run's folder; a preset or recipe, which has no weights yet; mlp, the lectures' small network; or "
             "parallel, a layer split over processes in every way (d_model=, d_ff=, heads=, tokens=).",
             autocompletion=options.complete_recipes,
         ),
     ],
     changes: options.Changes = None,
-    text: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The text to look at.", show_default="one of the run's own")
-    ] = None,
+    text: Annotated[str | None, option("TEXT", "The text to look at.", show_default="one of the run's own")] = None,
     target: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="For a translator, the text that it writes.", show_default="its own"),
+        str | None, option("TEXT", "For a translator, the text that it writes.", show_default="its own")
     ] = None,
-    only: Annotated[
-        What | None, typer.Option(metavar="WHAT", help="One view: " + ", ".join(VIEWS) + ".", show_default="all")
-    ] = None,
-    layer: Annotated[int | None, typer.Option(help="Attention: one layer, counted from 0.")] = None,
-    head: Annotated[int | None, typer.Option(help="Attention: one head of it.")] = None,
-    word: Annotated[str | None, typer.Option(metavar="WORD", help="Attention: what this word attends to.")] = None,
-    shapes: Annotated[bool, typer.Option("--shapes", help="Graph: the shape of each tensor.")] = False,
-    backward: Annotated[bool, typer.Option("--backward", help="Graph: the backward pass, with its formulas.")] = False,
-    open: Annotated[
-        str | None, typer.Option(metavar="MODULE", help="Graph: show what is inside of it, such as decoder.0.")
-    ] = None,
+    only: Annotated[What | None, option("WHAT", "One view: " + ", ".join(VIEWS) + ".", show_default="all")] = None,
+    layer: Annotated[int | None, option(None, "Attention: one layer, counted from 0.")] = None,
+    head: Annotated[int | None, option(None, "Attention: one head of it.")] = None,
+    word: Annotated[str | None, option("WORD", "Attention: what this word attends to.")] = None,
+    shapes: Annotated[bool, flag("--shapes", "Graph: the shape of each tensor.")] = False,
+    backward: Annotated[bool, flag("--backward", "Graph: the backward pass, with its formulas.")] = False,
+    open: Annotated[str | None, option("MODULE", "Graph: show what is inside of it, such as decoder.0.")] = None,
     ranks: Annotated[
-        int | None, typer.Option(help="Parallel: how many processes the layer is split over.", show_default="2")
+        int | None, option(None, "Parallel: how many processes the layer is split over.", show_default="2")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A page, .html; of one view also .svg, .png or .pdf, of a graph .dot.",
+        option(
+            "FILE",
+            "A page, .html; of one view also .svg, .png or .pdf, of a graph .dot.",
             show_default="explain.html in the run's folder, or here; one view is printed",
         ),
     ] = None,
 ) -> None:
     """Look inside a model: attention, surprise, gradients, costs, the computation graph …"""
-    from weft.errors import ConfigError
     from weft.runs.folder import RunFolder
 
     is_run = RunFolder(source).config.is_file()
@@ -113,7 +106,6 @@ def explain(
 def _parallel(given: dict[str, Any]) -> None:
     """An MLP and an attention block, split over processes in every way."""
     from weft.config import assignments, validate
-    from weft.errors import ConfigError
 
     for name in ("text", "target", "only", *OF_ATTENTION, *OF_A_GRAPH):
         if given[name] is not None and given[name] is not False:
@@ -135,18 +127,11 @@ ALL = (".html", ".svg", ".png", ".pdf", ".dot")
 
 
 def _picture(explained: "Explain", only: str | None, given: dict[str, Any], chosen: dict[str, Any]) -> "Picture":
-    """The view that was asked for."""
-    from weft.errors import ConfigError
-
-    if only is None:
-        return explained.all(**given)
-    if only == "graph":
-        return explained.graph(**given, **chosen)
     if only == "search":
         return explained.search(given["text"])
     if only != "attention" or not chosen:
-        view = getattr(explained, only)
-        return view(**given)
+        view = getattr(explained, only or "all")
+        return view(**given, **chosen)
     maps = explained.attention(**given)
     if "word" in chosen:
         return maps.follow(chosen["word"], chosen.get("layer", 0), chosen.get("head"))

@@ -6,19 +6,17 @@ from typing import Annotated
 import typer
 
 from weft.cli.console import options
-from weft.cli.console.loading import loading
+from weft.cli.console.options import argument, option
+from weft.cli.console.terminal import loading
 
 
 def export(
     run: options.Run,
-    dest: Annotated[Path, typer.Argument(metavar="DEST", help="The new folder, or for gguf the new file.")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="The format: hf, peft, gguf, onnx or weft.")],
+    dest: Annotated[Path, argument("DEST", "The new folder, or for gguf the new file.")],
+    to: Annotated[str, option("FORMAT", "The format: hf, peft, gguf, onnx or weft.", "--to")],
     dtype: Annotated[
         str | None,
-        typer.Option(
-            metavar="TYPE",
-            help="Convert the weights to fp32, fp16 or bf16 (hf); to f32, f16, bf16, q8_0, q4_k or q4_0 (gguf).",
-        ),
+        option("TYPE", "Convert the weights to fp32, fp16 or bf16 (hf); to f32, f16, bf16, q8_0, q4_k or q4_0 (gguf)."),
     ] = None,
 ) -> None:
     """Write a run's best weights for transformers (hf), llama.cpp (gguf) or onnxruntime (onnx), or as a run (weft).

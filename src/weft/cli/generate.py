@@ -3,17 +3,18 @@
 import json
 from functools import partial
 from itertools import chain
+from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft.cli.console import options
-from weft.cli.console.loading import loading
-from weft.cli.console.terminal import echo, write
+from weft.cli.console.terminal import echo, loading, print_tables, write
 from weft.cli.console.together import load_together, refuse_together, together
 from weft.cli.console.writing import DEFAULT_MAX_TOKENS, Remarks, check_writes, given_settings, log_defaults
 from weft.errors import ConfigError, WeftError
+from weft.figures.tables import Table
 from weft.files import check_place
 from weft.untrusted import parse_json
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from weft.api.run import Run
     from weft.decode.config import Beam, Sampling
     from weft.decode.constrain import Grammar
-    from weft.decode.text import Completion
 
 MAX_LOOKUP = 1000  # tokens that --lookup may ask for
 choice = partial(typer.Option, rich_help_panel="How tokens are chosen")
@@ -148,12 +148,8 @@ def generate(
     refuse_together(ranks, {"--quantize": quantize, "--draft": draft, "--amateur": amateur, "--out": out})
     given = given_settings(context, greedy)
     penalties = {"power": length_penalty, "gnmt": gnmt_penalty}
-
-    def settings_over(defaults: Given) -> "Sampling | Beam":
-        if beam is None:
-            return _sampling(given, penalties, defaults)
-        return _beam(beam, n, {**given, "greedy": greedy or None}, penalties, defaults)
-
+    drawn = {**given, "greedy": None if beam is None else greedy or None}
+    settings_over = partial(_settings, drawn, beam, n, penalties)
     settings_over({})  # what can't be is refused before anything is loaded
     if out is not None:
         check_place(out)
@@ -193,22 +189,23 @@ def generate(
                 echo("---")
             echo(prompts[0] + each.text)
             if each.scored:
-                _table(each)
+                rows = [
+                    (repr(t.text), f"{exp(t.logprob):.3f}", "  ".join(f"{text!r} {exp(p):.3f}" for text, p in t.top))
+                    for t in each.scored
+                ]
+                print_tables(Table(("token", "probability", "likeliest here"), rows, text=(0, 2)))
     remarks.report()
 
 
-def _sampling(given: Given, penalties: Given, defaults: Given) -> "Sampling":
-    from weft.api.settings import sampling, with_defaults
-
-    if any(penalty is not None for penalty in penalties.values()):
-        raise ConfigError("--length-penalty and --gnmt-penalty belong to --beam")
-    return sampling(**with_defaults(given, defaults))
-
-
-def _beam(beams: int, n: int, given: Given, penalties: Given, defaults: Given) -> "Beam":
-    from weft.api.settings import beam, with_defaults
+def _settings(given: Given, beams: int | None, n: int, penalties: Given, defaults: Given) -> "Sampling | Beam":
+    from weft.api.settings import beam, sampling, with_defaults
     from weft.decode.config import Rules
 
+    chosen = [{"kind": kind, "alpha": alpha} for kind, alpha in penalties.items() if alpha is not None]
+    if beams is None:
+        if chosen:
+            raise ConfigError("--length-penalty and --gnmt-penalty belong to --beam")
+        return sampling(**with_defaults(given, defaults))
     if given["slide"] is not None:
         raise ConfigError(
             "--no-slide doesn't apply to --beam: beam search always stops where the model's window is full"
@@ -219,7 +216,6 @@ def _beam(beams: int, n: int, given: Given, penalties: Given, defaults: Given) -
         raise ConfigError(
             f"--{option} doesn't apply to --beam: beam search draws nothing, it looks for the likeliest text"
         )
-    chosen = [{"kind": kind, "alpha": alpha} for kind, alpha in penalties.items() if alpha is not None]
     if len(chosen) == 2:
         raise ConfigError("--length-penalty and --gnmt-penalty exclude each other")
     rules = {key: value for key, value in given.items() if key in Rules.model_fields}
@@ -258,18 +254,3 @@ def _pattern(run: "Run", regex: str | None, schema: Path | None, grammar: Path |
         return run.grammar(text) if schema is None else run.schema(tree)
     except WeftError as error:
         raise ConfigError(f"{file}: {error}") from None
-
-
-def _table(completion: "Completion") -> None:
-    """Tokens and their probabilities."""
-    import math
-
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("token", "probability", "likeliest here", box=None)
-    table.columns[1].justify = "right"
-    for each in completion.scored:
-        others = "  ".join(f"{text!r} {math.exp(value):.3f}" for text, value in each.top)
-        table.add_row(repr(each.text), f"{math.exp(each.logprob):.3f}", others)
-    Console(markup=False, highlight=False).print(table)

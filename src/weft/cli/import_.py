@@ -3,28 +3,24 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from weft.cli.console.loading import loading
-from weft.cli.console.terminal import echo
+from weft.cli.console.options import argument, option
+from weft.cli.console.terminal import echo, loading
 
 
 def import_(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="A Hugging Face folder or hub name, a .gguf file, a CTranslate2 folder, an .argosmodel, "
+        argument(
+            "SOURCE",
+            "A Hugging Face folder or hub name, a .gguf file, a CTranslate2 folder, an .argosmodel, "
             "llama2.c's .bin, nanoGPT's .pt, or a PEFT folder with a LoRA adapter.",
         ),
     ],
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The new run's folder.")],
+    run: Annotated[Path, argument("RUN", "The new run's folder.")],
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The tokenizer's file, for a source that comes without one.")
+        Path | None, option("FILE", "The tokenizer's file, for a source that comes without one.")
     ] = None,
-    base: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="For an adapter: the run of the model it was trained on.")
-    ] = None,
+    base: Annotated[Path | None, option("RUN", "For an adapter: the run of the model it was trained on.")] = None,
 ) -> None:
     """Turn a model trained elsewhere into a run. Nothing in its files is executed."""
     with loading():

@@ -16,6 +16,8 @@ import typer
 from weft import __version__
 from weft.cli import config
 from weft.cli.console.help import Command, Group, unknown_option
+from weft.cli.console.options import flag
+from weft.errors import WeftError, out_of_memory
 
 app = typer.Typer(
     name="weft",
@@ -42,23 +44,19 @@ for panel, names in COMMANDS.items():
 app.add_typer(config.app, name="config", rich_help_panel="Look and prepare")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"weft {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
 def _options(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
-    ] = False,
+    context: typer.Context, version: Annotated[bool, flag("--version", "Show the version and exit.")] = False
 ) -> None:
     """From a text file to a language model: train it, measure it, let it write."""
+    if version:
+        typer.echo(f"weft {__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
+
+program = typer.main.get_command(app)
 
 # typer re-exports the errors of the command parser it stands on; this is their root
 _UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -111,7 +109,7 @@ def run(arguments: list[str]) -> int:
             print(f"weft: argument {number}, {word!a}: not valid UTF-8", file=sys.stderr)
             return 2
     try:
-        code = typer.main.get_command(app).main(arguments, prog_name="weft", standalone_mode=False)
+        code = program.main(arguments, prog_name="weft", standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         code = 130
@@ -122,22 +120,17 @@ def run(arguments: list[str]) -> int:
             return _unread()
         raise
     except Exception as error:
-        return _failed(error, arguments)
+        line = _one_line(error, arguments)
+        if line is None or os.environ.get("WEFT_DEBUG"):
+            raise
+        if line:
+            from weft.progress import log_to_stderr
+
+            log_to_stderr(f"weft: {line}")
+        return 2
     if code == 130 and os.environ.get("RANK", "0") == "0":  # of several processes the first one says so
         print("weft: interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
-
-
-def _failed(error: Exception, arguments: list[str]) -> int:
-    """Print the one line about an error that a person can fix; raise any other."""
-    line = _one_line(error, arguments)
-    if line is None or os.environ.get("WEFT_DEBUG"):
-        raise error
-    if line:
-        from weft.progress import log_to_stderr
-
-        log_to_stderr(f"weft: {line}")
-    return 2
 
 
 def _unread() -> int:
@@ -148,8 +141,6 @@ def _unread() -> int:
 
 def _one_line(error: Exception, arguments: Sequence[str] = ()) -> str | None:
     """What a person should read about an error of a command, or None if it is a bug of ours."""
-    from weft.errors import WeftError, out_of_memory
-
     if isinstance(error, WeftError):
         text = str(error)
     elif isinstance(error, _UsageError):

@@ -3,9 +3,10 @@
 from enum import StrEnum
 from typing import Annotated
 
-import typer
-
-from weft.cli.console import columns, options
+from weft.cli.console import options
+from weft.cli.console.options import argument, flag, option
+from weft.cli.console.terminal import print_json, print_tables
+from weft.errors import ConfigError
 
 Lecture = StrEnum("Lecture", ["gpt3", "opt"])  # tables that can be shown beside weft's own count
 Precision = StrEnum("Precision", ["bf16", "tf32", "fp32"])
@@ -14,73 +15,55 @@ Precision = StrEnum("Precision", ["bf16", "tf32", "fp32"])
 def plan(
     source: Annotated[
         str | None,
-        typer.Argument(
-            metavar="PRESET|RECIPE|RUN",
-            help="A preset, a recipe or a run's folder.",
-            autocompletion=options.complete_recipes,
-        ),
+        argument("PRESET|RECIPE|RUN", "A preset, a recipe or a run's folder.", autocompletion=options.complete_recipes),
     ] = None,
     changes: options.Changes = None,
     device: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="What to train on: b200, h200, h100, a100, a10, v100, l40s, l4, rtx4090, rtx3090, mi300x or cpu.",
+        option(
+            "NAME", "What to train on: b200, h200, h100, a100, a10, v100, l40s, l4, rtx4090, rtx3090, mi300x or cpu."
         ),
     ] = "h100",
-    gpus: Annotated[int, typer.Option(min=1, help="How many of them; every layout over them is tried.")] = 1,
+    gpus: Annotated[int, option(None, "How many of them; every layout over them is tried.", min=1)] = 1,
     interconnect: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The network between machines of 8 GPUs: ib-edr, ib-hdr, ib-ndr, ib-xdr, roce-100, roce-200, roce-400,"
+        option(
+            "NAME",
+            "The network between machines of 8 GPUs: ib-edr, ib-hdr, ib-ndr, ib-xdr, roce-100, roce-200, roce-400,"
             " ethernet-10, ethernet-25 or ethernet-100 (one card per machine), or its speed per GPU, such as 400Gb/s;"
             " nvlink or pcie if all GPUs are in one machine (default: what usually comes with the device).",
         ),
     ] = None,
     layout: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZES",
-            help="Plan only this layout, such as 'tensor=8,sequence=true,pipeline=16'; other GPUs hold copies.",
-        ),
+        option("SIZES", "Plan only this layout, such as 'tensor=8,sequence=true,pipeline=16'; other GPUs hold copies."),
     ] = None,
     tokens: Annotated[
         str | None,
-        typer.Option(
-            metavar="N",
-            help="Tokens to train on: 300B, 1.5T, 3e11 (default: the recipe's steps, or 20 per parameter).",
-        ),
+        option("N", "Tokens to train on: 300B, 1.5T, 3e11 (default: the recipe's steps, or 20 per parameter)."),
     ] = None,
     mfu: Annotated[
         float | None,
-        typer.Option(
-            help="The share of the device's peak that training reaches (default: what a step is predicted to)."
-        ),
+        option(None, "The share of the device's peak that training reaches (default: what a step is predicted to)."),
     ] = None,
     batch: Annotated[
-        int | None,
-        typer.Option(min=1, help="Sequences per step (default: the recipe's, or 32 per GPU up to 4M tokens)."),
+        int | None, option(None, "Sequences per step (default: the recipe's, or 32 per GPU up to 4M tokens).", min=1)
     ] = None,
     length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per sequence (default: the recipe's, or the context).")
+        int | None, option(None, "Tokens per sequence (default: the recipe's, or the context).", min=1)
     ] = None,
     precision: Annotated[
-        Precision | None,
-        typer.Option(metavar="TYPE", help="Number format: bf16, tf32 or fp32 (default: the recipe's, or bf16)."),
+        Precision | None, option("TYPE", "Number format: bf16, tf32 or fp32 (default: the recipe's, or bf16).")
     ] = None,
     lecture: Annotated[
-        Lecture | None,
-        typer.Option(metavar="NAME", help="Show a table of the lectures, gpt3 or opt, beside weft's own count."),
+        Lecture | None, option("NAME", "Show a table of the lectures, gpt3 or opt, beside weft's own count.")
     ] = None,
     published: Annotated[
-        bool, typer.Option("--published", help="Show published and measured steps beside the predictions.")
+        bool, flag("--published", "Show published and measured steps beside the predictions.")
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Estimate parameters, operations, memory, time and energy from the settings alone, and choose a layout."""
-    from weft.errors import ConfigError
-
     if lecture is not None or published:
         shown = f"--lecture {lecture}" if lecture is not None else "--published"
         if source is not None:
@@ -88,11 +71,10 @@ def plan(
         given = (gpus > 1, interconnect, layout, tokens, mfu, batch, length, precision, as_json, lecture and published)
         if device != "h100" or any(given):
             raise ConfigError(f"{shown} shows a fixed table, which no other option changes; leave the others out")
-        from weft.costs.published import published_table
-        from weft.costs.size_tables import gpt3_table, opt_table
+        from weft.costs.published import gpt3_table, opt_table, published_table
 
         tables = {Lecture.gpt3: gpt3_table, Lecture.opt: opt_table, None: published_table}
-        columns.show(tables[lecture]())
+        print_tables(tables[lecture]())
         return
     if source is None:
         raise ConfigError("plan what? name a preset, a recipe or a run, for instance: weft plan gpt2")
@@ -104,9 +86,6 @@ def plan(
     options |= {"batch": batch, "length": length, "precision": precision}
     made = make_plan(source, changes or [], **options)
     if as_json:
-        columns.print_json(made.record())
-        return
-    for number, table in enumerate(made.tables()):
-        if number:
-            typer.echo()
-        columns.show(table)
+        print_json(made.record())
+    else:
+        print_tables(*made.tables())

@@ -1,54 +1,43 @@
 """`weft prepare`: text to token shards, once, for as many trainings as you like."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.console import columns
+from weft.cli.console.options import argument, flag, option
+from weft.cli.console.terminal import print_tables
+from weft.cli.tokenize import find_tokenizer
+from weft.errors import ConfigError, TokenizerError
 from weft.figures.tables import Table
 
 if TYPE_CHECKING:
-    from weft.data.config import Split, TextSource
+    from weft.data.config import Split
     from weft.data.shards import Shards
-    from weft.text.tokenizer import Tokenizer
 
 
 def prepare(
-    sources: Annotated[
-        list[str],
-        typer.Argument(metavar="SOURCE", help="Files, folders, globs, '-', builtin:python or hub names."),
-    ],
-    out: Annotated[Path, typer.Option(help="The folder to write; an unfinished one is continued.")],
+    sources: Annotated[list[str], argument("SOURCE", "Files, folders, globs, '-', builtin:python or hub names.")],
+    out: Annotated[Path, option(None, "The folder to write; an unfinished one is continued.")],
     tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND|RUN|PATH", help="A kind to train on this text (default: bpe), or a finished tokenizer."
-        ),
+        str | None, option("KIND|RUN|PATH", "A kind to train on this text (default: bpe), or a finished tokenizer.")
     ] = None,
-    vocab: Annotated[int | None, typer.Option(help="Vocabulary size of a tokenizer that is trained.")] = None,
+    vocab: Annotated[int | None, option(None, "Vocabulary size of a tokenizer that is trained.")] = None,
     validation: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHARE|SOURCE", help="The share to hold out (default: 0.1; 0: none), or a source of its own."
-        ),
+        str | None, option("SHARE|SOURCE", "The share to hold out (default: 0.1; 0: none), or a source of its own.")
     ] = None,
     column: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The column of JSONL, CSV or Parquet that holds the text (default: text)."),
+        str | None, option("NAME", "The column of JSONL, CSV or Parquet that holds the text (default: text).")
     ] = None,
     encoding: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The encoding of the files, such as cp1252 (default: utf-8).")
+        str | None, option("NAME", "The encoding of the files, such as cp1252 (default: utf-8).")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes that encode (default: as many as there are processors).")
+        int | None, option(None, "Processes that encode (default: as many as there are processors).", min=1)
     ] = None,
-    part: Annotated[
-        str | None, typer.Option(metavar="NUMBER/COUNT", help="Prepare this part of the text alone, such as 3/16.")
-    ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="The SOURCEs are all parts of a text: put them together.")
-    ] = False,
+    part: Annotated[str | None, option("NUMBER/COUNT", "Prepare this part of the text alone, such as 3/16.")] = None,
+    merge: Annotated[bool, flag("--merge", "The SOURCEs are all parts of a text: put them together.")] = False,
 ) -> None:
     """Turn text into token shards that training reads straight from disk.
 
@@ -61,11 +50,11 @@ def prepare(
     """
     from weft.config import validate
     from weft.data.config import Data, TextSource
-    from weft.data.parts import merge as put_together
-    from weft.data.parts import parse_part
+    from weft.data.prepare import merge as put_together
+    from weft.data.prepare import parse_part
     from weft.data.prepare import prepare as write
     from weft.data.sources import is_plain
-    from weft.errors import ConfigError
+    from weft.data.split import train_texts
 
     if merge:
         given = {"tokenizer": tokenizer, "vocab": vocab, "validation": validation, "column": column}
@@ -80,7 +69,19 @@ def prepare(
     read = validate(Data, {"encoding": encoding or "utf-8"})
     number = None if part is None else parse_part(part)
     text = TextSource(sources, _split(validation or "0.1"), column or "text", read.encoding, number)
-    _report(write(text, out, _tokenizer(text, tokenizer or "bpe", vocab), jobs=jobs))
+    name = tokenizer or "bpe"
+
+    def learned() -> Iterable[str]:
+        if part is not None:
+            raise TokenizerError(
+                f"--part {part}: all parts need the same finished tokenizer; train one on some of the text, for "
+                f"instance with weft prepare FILE --tokenizer {name} --out first, and give --tokenizer first"
+            )
+        if "-" in sources:
+            raise TokenizerError("'-': standard input can be read once only; give a finished tokenizer, or name a file")
+        return train_texts(text)
+
+    _report(write(text, out, find_tokenizer(name, vocab, learned), jobs=jobs))
 
 
 def _split(validation: str) -> "Split":
@@ -94,28 +95,6 @@ def _split(validation: str) -> "Split":
     return validate(HashSplit, {"fraction": share}, "--validation") if share else NoSplit()
 
 
-def _tokenizer(text: "TextSource", name: str, vocab: int | None) -> "Tokenizer":
-    """A finished tokenizer by its path, or one of a kind, trained on the training side of the text."""
-    from weft.cli.tokenize import choose
-    from weft.data.split import train_texts
-    from weft.errors import TokenizerError
-    from weft.text.tokenizer import Tokenizer, build_tokenizer
-
-    chosen = choose(name, vocab)
-    if isinstance(chosen, Tokenizer):
-        return chosen
-    if name == "byte":  # nothing to learn
-        return build_tokenizer(chosen, [])
-    if text.part is not None:
-        raise TokenizerError(
-            f"--part {text.part}: all parts need the same finished tokenizer; train one on some of the text, for "
-            f"instance with weft prepare FILE --tokenizer {name} --out first, and give --tokenizer first"
-        )
-    if "-" in text.sources:
-        raise TokenizerError("'-': standard input can be read once only; give a finished tokenizer, or name a file")
-    return build_tokenizer(chosen, train_texts(text))
-
-
 def _report(shards: "Shards") -> None:
     rows = []
     for split in ("train", "validation"):
@@ -125,6 +104,6 @@ def _report(shards: "Shards") -> None:
         documents = sum(shard.documents for shard in made)
         ratio = f"{size / tokens:.2f}" if tokens else "–"
         rows.append((split, f"{tokens:,}", f"{documents:,}", f"{size:,}", ratio, str(len(made))))
-    columns.show(Table(("split", "tokens", "documents", "bytes", "bytes/token", "shards"), rows))
+    print_tables(Table(("split", "tokens", "documents", "bytes", "bytes/token", "shards"), rows))
     typer.echo(f"vocabulary {shards.index.vocab_size:,}, {shards.index.dtype}, sha256 {shards.fingerprint[:16]}")
     typer.echo(f"written to {shards.path}")

@@ -2,15 +2,12 @@
 
 from typing import Annotated
 
-import typer
-
-from weft.cli.console import columns
+from weft.cli.console.options import flag
+from weft.cli.console.terminal import print_json, print_tables
 from weft.figures.tables import Table
 
 
-def presets(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the models as a JSON list, for scripts.")] = False,
-) -> None:
+def presets(as_json: Annotated[bool, flag("--json", "Print the models as a JSON list, for scripts.")] = False) -> None:
     """List the models that come with weft, with their sizes and where they come from; and the recipes.
 
     weft train takes the name of either.
@@ -20,7 +17,7 @@ def presets(
 
     models = api.presets()
     if as_json:
-        columns.print_json([row._asdict() for row in models])
+        print_json([row._asdict() for row in models])
         return
     header = ("preset", "kind", "params", "layers × d (heads)", "context", "FLOPs/tok", "from")
     cells = [
@@ -35,6 +32,5 @@ def presets(
         )
         for row in models
     ]
-    columns.show(Table(header, cells, text=(0, 1, 6), spare=(5, 6, 4)))
-    typer.echo("")
-    columns.show(Table(("recipe", "what it learns", "data"), api.recipes(), text=(0, 1, 2)))
+    recipes = Table(("recipe", "what it learns", "data"), api.recipes(), text=(0, 1, 2))
+    print_tables(Table(header, cells, text=(0, 1, 6), spare=(5, 6, 4)), recipes)

@@ -3,21 +3,16 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from weft.cli.console.loading import loading
-from weft.cli.console.terminal import shown
+from weft.cli.console.options import argument, option
+from weft.cli.console.terminal import loading, shown
 
 RUN = Path("runs/quickstart")
 
 
 def quickstart(
-    changes: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change, such as steps=1000.")
-    ] = None,
+    changes: Annotated[list[str] | None, argument("KEY=VALUE", "Settings to change, such as steps=1000.")] = None,
     run: Annotated[
-        Path | None,
-        typer.Option(help=f"The run's folder (default: {RUN}, or the next free {RUN}-2 …).", show_default=False),
+        Path | None, option(None, f"The run's folder (default: {RUN}, or the next free {RUN}-2 …).", show_default=False)
     ] = None,
 ) -> None:
     """Train a small model on Python's own documentation, measure it and let it write: a few minutes on two cores."""

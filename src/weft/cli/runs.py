@@ -1,12 +1,17 @@
 """`weft runs`: the runs of a folder, and what two of them differ in."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
+from time import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.console import columns, options
+from weft.cli.console import options
+from weft.cli.console.options import argument
+from weft.cli.console.terminal import print_json, print_tables
+from weft.errors import ConfigError
 from weft.figures.tables import Table
 
 if TYPE_CHECKING:
@@ -16,9 +21,9 @@ if TYPE_CHECKING:
 def runs(
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="DIR",
-            help="A folder of runs (default: runs); or diff A B, to compare two runs, recipes or presets.",
+        argument(
+            "DIR",
+            "A folder of runs (default: runs); or diff A B, to compare two runs, recipes or presets.",
             autocompletion=options.complete_runs,
         ),
     ] = None,
@@ -28,8 +33,6 @@ def runs(
 
     weft runs diff A B shows the settings in which two runs, recipes or presets differ.
     """
-    from weft.errors import ConfigError
-
     words = words or ["runs"]
     if words[0] == "diff":
         if len(words) != 3:
@@ -40,28 +43,20 @@ def runs(
         return
     if len(words) > 1:
         raise ConfigError(f"'{words[1]}': one folder at a time; two runs are compared by weft runs diff A B")
-    _list(Path(words[0]), as_json)
-
-
-def _list(folder: Path, as_json: bool) -> None:
-    from dataclasses import asdict
-
     from weft.runs.listing import list_runs
 
-    found = list_runs(folder)
+    found = list_runs(Path(words[0]))
     if as_json:
-        columns.print_json([asdict(row) for row in found])
+        print_json([asdict(row) for row in found])
     elif found:
         header = ("run", "objective", "model", "steps", "best", "size", "age", "state")
         problems = [f"{row.name}: {row.problem}" for row in found if row.problem]
-        columns.show(Table(header, list(map(_cells, found)), "", problems, (0, 1, 2, 4, 7), spare=(5, 6, 1, 2)))
+        print_tables(Table(header, list(map(_cells, found)), "", problems, (0, 1, 2, 4, 7), spare=(5, 6, 1, 2)))
     else:
-        typer.echo(f"no runs in {folder}")
+        typer.echo(f"no runs in {words[0]}")
 
 
 def _cells(row: "RunRow") -> tuple[str, ...]:
-    from time import time
-
     from weft.costs.units import byte_size, short
     from weft.recipe.metrics import metric
 
@@ -92,10 +87,10 @@ def _diff(one: str, other: str, as_json: bool) -> None:
 
     found = differences(recipe_of(one), recipe_of(other))
     if as_json:
-        columns.print_json([{"key": key, "first": first, "second": second} for key, first, second in found])
+        print_json([{"key": key, "first": first, "second": second} for key, first, second in found])
     elif found:
         rows = [(key, _written(first), _written(second)) for key, first, second in found]
-        columns.show(Table(("key", one, other), rows, text=(0, 1, 2)))
+        print_tables(Table(("key", one, other), rows, text=(0, 1, 2)))
     else:
         typer.echo(f"{one} and {other} have the same settings")
 

@@ -3,31 +3,31 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from weft.cli.console import options
 from weft.cli.console.live import show, workplace
-from weft.cli.console.loading import loading
+from weft.cli.console.options import argument, option
+from weft.cli.console.terminal import loading
+from weft.errors import ConfigError
 
 
 def scale(
     recipe: Annotated[
         str,
-        typer.Argument(
-            metavar="PRESET|RECIPE",
-            help="The family: a preset or a recipe, whose width and depth are varied.",
+        argument(
+            "PRESET|RECIPE",
+            "The family: a preset or a recipe, whose width and depth are varied.",
             autocompletion=options.complete_recipes,
         ),
     ],
     changes: options.Changes = None,
     data: options.Text = None,
     flops: Annotated[
-        float | None, typer.Option("--budget", "--flops", help="Operations of the ladder's largest run, such as 1e13.")
+        float | None, option(None, "Operations of the ladder's largest run, such as 1e13.", "--budget", "--flops")
     ] = None,
-    sizes: Annotated[int, typer.Option(help="Sizes of the ladder, each twice the one before.")] = 5,
-    rungs: Annotated[int, typer.Option(help="Lengths of training of each size, each three times the one before.")] = 4,
-    rates: Annotated[int, typer.Option(help="Learning rates that are tried for each size; 1: the recipe's own.")] = 5,
-    seeds: Annotated[int, typer.Option(help="Runs of each.")] = 1,
+    sizes: Annotated[int, option(None, "Sizes of the ladder, each twice the one before.")] = 5,
+    rungs: Annotated[int, option(None, "Lengths of training of each size, each three times the one before.")] = 4,
+    rates: Annotated[int, option(None, "Learning rates that are tried for each size; 1: the recipe's own.")] = 5,
+    seeds: Annotated[int, option(None, "Runs of each.")] = 1,
     jobs: options.Jobs = None,
     out: options.Out = None,
     as_json: options.AsJson = False,
@@ -40,7 +40,6 @@ def scale(
       weft scale llama-tiny --data book.txt --budget 1e13
     """
     from weft.compare.config import Asked
-    from weft.errors import ConfigError
 
     if flops is None:
         raise ConfigError("how large? give the operations of the ladder's largest run, for instance --budget 1e13")

@@ -1,37 +1,39 @@
 """`weft tokenize`: how a text is cut."""
 
+from collections import Counter
+from collections.abc import Callable, Iterable
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import echo
+from weft.errors import ConfigError, DataError, suggestion
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from weft.text.config import TokenizerConfig
     from weft.text.tokenizer import Tokenizer, TokenSpan
 
 
 def tokenize(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="A text, a file that holds it, or - for stdin.")],
+    text: Annotated[str, argument("TEXT", "A text, a file that holds it, or - for stdin.")],
     tokenizer: Annotated[
         str,
-        typer.Option(
-            help="word, char, byte, bpe, wordpiece or unigram, trained on --data; or a run, a tokenizer.json, "
-            "a SentencePiece model, tiktoken's ranks or a vocab.txt."
+        option(
+            None,
+            "word, char, byte, bpe, wordpiece or unigram, trained on --data; or a run, a tokenizer.json, "
+            "a SentencePiece model, tiktoken's ranks or a vocab.txt.",
         ),
     ] = "bpe",
     data: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SOURCE", help="Text to train the tokenizer on; built-in documentation if not given."),
+        list[str] | None, option("SOURCE", "Text to train the tokenizer on; built-in documentation if not given.")
     ] = None,
     vocab: Annotated[
-        int | None, typer.Option(help="Vocabulary size of a tokenizer that is trained (8192 for subwords).", min=1)
+        int | None, option(None, "Vocabulary size of a tokenizer that is trained (8192 for subwords).", min=1)
     ] = None,
-    ids: Annotated[bool, typer.Option("--ids", help="Show the ids too.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    ids: Annotated[bool, flag("--ids", "Show the ids too.")] = False,
+    json: Annotated[bool, flag("--json", "Print one JSON object.")] = False,
 ) -> None:
     """Show how a text is split into tokens, and how many there are.
 
@@ -39,8 +41,14 @@ def tokenize(
     """
     from rich.console import Console
 
+    from weft.data.sources import read
+    from weft.text.config import KINDS
+
     subject = _subject(text)
-    cutter = _tokenizer(tokenizer, vocab, data)
+    learned = (document.text for document in read(data or ["builtin:python"]))
+    cutter = find_tokenizer(tokenizer, vocab, lambda: learned)
+    if data and (tokenizer not in KINDS or tokenizer == "byte"):
+        raise ConfigError(f"--data {data[0]}: the tokenizer {tokenizer} isn't trained; leave it out")
     spans = cutter.token_spans(subject)
     faces = _faces(cutter, spans)
     counts = {"tokens": len(spans), "characters": len(subject), "bytes": len(subject.encode())}
@@ -48,8 +56,6 @@ def tokenize(
     ratio = counts["bytes"] / max(len(spans), 1)
     console = Console()
     if json:
-        from json import dumps
-
         listed = [span._asdict() for span in spans]
         echo(dumps({**counts, "bytes_per_token": round(ratio, 4), "pieces": listed}, ensure_ascii=False))
     elif console.is_terminal:
@@ -63,7 +69,6 @@ def tokenize(
 def _subject(text: str) -> str:
     """The text itself, or what the file that it names holds."""
     from weft.data.streams import characters
-    from weft.errors import DataError
 
     try:
         if text == "-":
@@ -78,14 +83,13 @@ def _subject(text: str) -> str:
         return text
 
 
-def choose(name: str, vocab: int | None) -> "Tokenizer | TokenizerConfig":
-    """A finished tokenizer by its path, or the settings of a kind to train."""
+def find_tokenizer(name: str, vocab: int | None, texts: Callable[[], Iterable[str]]) -> "Tokenizer":
+    """A finished tokenizer by its path, or one of a kind, trained on `texts` where it has something to learn."""
     from pydantic import TypeAdapter
 
     from weft.config import validate
-    from weft.errors import ConfigError, suggestion
     from weft.text.config import KINDS, TokenizerConfig
-    from weft.text.tokenizer import Tokenizer
+    from weft.text.tokenizer import Tokenizer, build_tokenizer
 
     if name not in KINDS:
         if not Path(name).exists():
@@ -94,31 +98,15 @@ def choose(name: str, vocab: int | None) -> "Tokenizer | TokenizerConfig":
             raise ConfigError(f"--vocab {vocab}: {name} is a finished tokenizer, with a vocabulary of its own")
         return Tokenizer.load(name)
     settings = TypeAdapter(TokenizerConfig).validate_python({"kind": name})
-    if vocab is None:
-        return settings
-    if "vocab_size" not in type(settings).model_fields:
-        raise ConfigError(f"--vocab {vocab}: a {name} tokenizer has a vocabulary of its own")
-    return validate(type(settings), {"kind": name, "vocab_size": vocab}, "--vocab")
-
-
-def _tokenizer(name: str, vocab: int | None, data: list[str] | None) -> "Tokenizer":
-    from weft.data.documents import read
-    from weft.errors import ConfigError
-    from weft.text.tokenizer import Tokenizer, build_tokenizer
-
-    chosen = choose(name, vocab)
-    if data and (isinstance(chosen, Tokenizer) or name == "byte"):
-        raise ConfigError(f"--data {data[0]}: the tokenizer {name} isn't trained; leave it out")
-    if isinstance(chosen, Tokenizer):
-        return chosen
-    texts = (document.text for document in read(data or ["builtin:python"]))
-    return build_tokenizer(chosen, [] if name == "byte" else texts)
+    if vocab is not None:
+        if "vocab_size" not in type(settings).model_fields:
+            raise ConfigError(f"--vocab {vocab}: a {name} tokenizer has a vocabulary of its own")
+        settings = validate(type(settings), {"kind": name, "vocab_size": vocab}, "--vocab")
+    return build_tokenizer(settings, [] if name == "byte" else texts())
 
 
 def _faces(cutter: "Tokenizer", spans: "list[TokenSpan]") -> list[str]:
     """What a person sees of each token: its characters, or its bytes where it is only a part of one."""
-    from collections import Counter
-
     shared = Counter((span.start, span.end) for span in spans)
     faces = []
     for span in spans:

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from weft.cli.console import columns, options
-from weft.cli.console.loading import loading
-from weft.cli.console.terminal import echo
+from weft.cli.console import options
+from weft.cli.console.options import argument, flag, option
+from weft.cli.console.terminal import echo, loading, print_json, print_tables
+from weft.errors import ConfigError
 from weft.figures.tables import Table
 
 if TYPE_CHECKING:
@@ -18,41 +17,40 @@ if TYPE_CHECKING:
 def train(
     recipe: Annotated[
         str | None,
-        typer.Argument(
-            metavar="PRESET|RECIPE|RUN",
-            help="A preset or a recipe (weft presets lists both), a .toml file, or a run to train further.",
+        argument(
+            "PRESET|RECIPE|RUN",
+            "A preset or a recipe (weft presets lists both), a .toml file, or a run to train further.",
             show_default=False,
             autocompletion=options.complete_recipes,
         ),
     ] = None,
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE",
-            help="Settings to change, such as steps=500 or model.layers=8.",
+        argument(
+            "KEY=VALUE",
+            "Settings to change, such as steps=500 or model.layers=8.",
             autocompletion=options.complete_keys,
         ),
     ] = None,
     data: Annotated[
-        list[str] | None,
-        typer.Option("--data", "-d", metavar="SOURCE...", help="Text to learn from: files, folders, builtin:python."),
+        list[str] | None, option("SOURCE...", "Text to learn from: files, folders, builtin:python.", "--data", "-d")
     ] = None,
     targets: options.Targets = None,
     on_error: Annotated[
-        str | None, typer.Option(metavar="stop|skip", help="What to do about a row that can't be read (default: stop).")
+        str | None, option("stop|skip", "What to do about a row that can't be read (default: stop).")
     ] = None,
     run: Annotated[
-        Path | None, typer.Option(help="The run's folder (default: a free one in runs/).", show_default=False)
+        Path | None, option(None, "The run's folder (default: a free one in runs/).", show_default=False)
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Continue an interrupted run; with steps=3000, train it for longer.",
+        option(
+            "RUN",
+            "Continue an interrupted run; with steps=3000, train it for longer.",
             autocompletion=options.complete_runs,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the final results as JSON.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print the final results as JSON.")] = False,
 ) -> None:
     """Train a model on text. Whatever the recipe leaves open is chosen to suit the text and the machine, and printed.
 
@@ -63,7 +61,6 @@ def train(
     """
     with loading():
         from weft.api import train as api
-    from weft.errors import ConfigError
     from weft.parallel.ranks import join
 
     # `--data *.txt` arrives as --data a.txt b.txt …: words that assign nothing are further sources
@@ -89,7 +86,7 @@ def train(
     else:
         done = api.train(recipe, data=sources, run=run, changes=changes)
     if join().leads and as_json:
-        columns.print_json({"run": str(done.path), **done.results()})
+        print_json({"run": str(done.path), **done.results()})
     elif join().leads:
         summarise(done)
 
@@ -106,7 +103,7 @@ def summarise(run: "Run") -> None:
         if isinstance(results.get(key), float) and (key != "unknown_share" or results[key])
     ]
     if shown:
-        columns.show(Table(("on data it never saw", ""), shown))
+        print_tables(Table(("on data it never saw", ""), shown))
     echo(f"\nreport    {run.path / 'report.html'}")
     echo(f"use       {run.objective.usage.format(run=run.path)}")
     echo(f"evaluate  weft evaluate {run.path}")

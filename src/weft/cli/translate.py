@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.console import options
-from weft.cli.console.loading import loading
-from weft.cli.console.terminal import write
+from weft.cli.console.terminal import loading, write
 from weft.cli.console.together import load_together, together
 from weft.errors import ConfigError, DataError
 from weft.files import check_place, write_text
@@ -57,7 +56,7 @@ def translate(
         from weft.api.settings import beam as beam_settings
         from weft.api.settings import with_defaults
         from weft.decode.translate import RATIO
-        from weft.objectives.languages import Asked
+        from weft.objectives.frame import Asked
         from weft.parallel.ranks import join
     from weft.data.streams import lines
     from weft.progress import bar
@@ -75,13 +74,9 @@ def translate(
     read = join().share(lambda: [line.rstrip("\r\n") for line in lines(file)])  # as in training
     loaded = load_together(run)
     loaded = loaded.reading_specials() if special_tokens else loaded
-    given = {
-        "beams": beam,
-        "length_penalty": None if length_penalty is None else {"kind": "power", "alpha": length_penalty},
-        "coverage_penalty": coverage_penalty,
-        "patience": patience,
-        "max_tokens": max_tokens,
-    }
+    power = None if length_penalty is None else {"kind": "power", "alpha": length_penalty}
+    scored = {"length_penalty": power, "coverage_penalty": coverage_penalty, "patience": patience}
+    given = {"beams": beam, "max_tokens": max_tokens, **scored}
     usual = {"beams": 5, "patience": 1.0, "max_tokens": loaded.config.batch.length, **loaded.beam_defaults}
     settings = beam_settings(**with_defaults(given, usual))
     check(settings.beams)
@@ -91,9 +86,8 @@ def translate(
     text = "".join(line.replace("\n", " ") + "\n" for line in written)
     if out is None:
         write(text)
-    if out is None or not join().leads:
-        return
-    try:
-        write_text(out, text)
-    except OSError as error:
-        raise DataError(f"{out}: cannot be written: {error.strerror}") from None
+    elif join().leads:
+        try:
+            write_text(out, text)
+        except OSError as error:
+            raise DataError(f"{out}: cannot be written: {error.strerror}") from None

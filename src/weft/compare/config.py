@@ -4,7 +4,7 @@ They come from a command's words and options or from a TOML file; both are the s
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
@@ -26,6 +26,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+,=-]{0,149}")  # of a contender, and
 MAX_FOLDER_NAME = 80  # characters
 RATIO = 3  # of the budgets of one rung and the next
 STEP = 2.0  # of one learning rate and the next in the sweep
+SEARCH_SHARES = tuple(float(RATIO) ** -rung for rung in (3, 2, 1))  # of the budget, in the three rounds of the sweep
 
 
 class Budget(Config):
@@ -115,11 +116,6 @@ class Experiment(Config):
         return [float(RATIO) ** -rung for rung in reversed(range(self.rungs))]
 
     @property
-    def search_shares(self) -> list[float]:
-        """Those of the three rounds of the search for a learning rate."""
-        return [float(RATIO) ** -rung for rung in (3, 2, 1)]
-
-    @property
     def varied(self) -> dict[str, tuple[str, ...]]:
         """The names of what is varied, and of the values."""
         return {name: tuple(map(_label, self.vary[key])) for key, name in self._short_keys.items()}
@@ -137,7 +133,12 @@ class Experiment(Config):
         if len(self.contenders) != 1:
             raise ConfigError(f"vary: it changes one contender, but there are {len(self.contenders)}")
         (base,) = self.contenders.values()
-        combinations = list(self._combinations())
+        if self.grid == "full":
+            combinations = [dict(zip(self.vary, values, strict=True)) for values in product(*self.vary.values())]
+        else:
+            first = {key: values[0] for key, values in self.vary.items()}
+            others = [{**first, key: value} for key, values in self.vary.items() for value in values[1:]]
+            combinations = [first, *others]
         contenders = {}
         for levels in combinations:
             changes = base.changes
@@ -148,14 +149,6 @@ class Experiment(Config):
         if len(contenders) < len(combinations):
             raise ConfigError("vary: two values of one setting are the same")
         return validate(Experiment, {**self.model_dump(exclude_none=True), "contenders": contenders})
-
-    def _combinations(self) -> Iterator[dict[str, Any]]:
-        if self.grid == "full":
-            yield from (dict(zip(self.vary, values, strict=True)) for values in product(*self.vary.values()))
-            return
-        base = {key: values[0] for key, values in self.vary.items()}
-        yield base
-        yield from ({**base, key: value} for key, values in self.vary.items() for value in values[1:])
 
 
 def experiment(tree: Mapping[str, Any], source: str = "") -> Experiment:
@@ -186,18 +179,19 @@ def shipped() -> list[str]:
 
 
 def tables_of(source: str) -> Tree | None:
-    """A comparison's tables, from a file or by the name of one that comes with weft; None where it is neither."""
+    """A comparison's tables, from a file or by the name of one that comes with weft; None where it is neither.
+
+    Contenders that are a recipe's name, or a table with `recipe` and changes beside it, become tables with both.
+    """
     if source in shipped():
         with resources.as_file(resources.files("weft") / "recipes" / "compare" / f"{source}.toml") as file:
-            return _written_out(read_toml(file))
-    if not source.endswith(".toml") or not Path(source).is_file():
+            tree = read_toml(file)
+    elif source.endswith(".toml") and Path(source).is_file():
+        tree = read_toml(Path(source))
+    else:
         return None
-    tree = read_toml(Path(source))
-    return _written_out(tree) if "contenders" in tree else None
-
-
-def _written_out(tree: Tree) -> Tree:
-    """Contenders that are a recipe's name, or a table with `recipe` and changes beside it, as tables with both."""
+    if "contenders" not in tree:
+        return None
     data = tree.get("data", {})
     if isinstance(data, str | list):
         data = {"sources": [data] if isinstance(data, str) else data}
@@ -262,7 +256,12 @@ class Asked:
     def experiment(self) -> Experiment:
         """Everything that was asked for, with what is varied written out."""
         file = tables_of(self.named[0]) if len(self.named) == 1 else None
-        tree: Tree = {"budget": {}, "data": {}, **(file if file is not None else self._contenders())}
+        tree: Tree = {"budget": {}, "data": {}, **(file or {"contenders": {}})}
+        for words in self.named if file is None else ():
+            name, table = contender(words)
+            if name in tree["contenders"]:
+                raise ConfigError(f"{name}: named twice; give one of them another name, as in other={words}")
+            tree["contenders"][name] = table
         above = self._settings()
         if "data" in above:  # the text is everybody's
             tree["data"] = merge(tree["data"], above.pop("data"))
@@ -293,22 +292,12 @@ class Asked:
         return read.text(read.parts[0])
 
     def _settings(self) -> Tree:
-        """What is set for all contenders, the text among it."""
         above = changed_tables([word for word in self.words if word not in self.named])
         if not isinstance(above.get("data", {}), Mapping):
             raise ConfigError(f"data = {above['data']!r}: expected a table; text is given with --data")
         if self.data:
             above["data"] = merge(above.get("data", {}), {"sources": list(self.data)})
         return above
-
-    def _contenders(self) -> Tree:
-        found: Tree = {}
-        for words in self.named:
-            name, table = contender(words)
-            if name in found:
-                raise ConfigError(f"{name}: named twice; give one of them another name, as in other={words}")
-            found[name] = table
-        return {"contenders": found}
 
 
 def _stem(recipe: str) -> str:
@@ -346,7 +335,6 @@ def varied(words: str) -> tuple[str, list[Any]]:
 
 
 def _with_tokenizers(contenders: Mapping[str, Any], specs: Sequence[str]) -> Tree:
-    """The one contender with each of the tokenizers."""
     if len(contenders) != 1:
         raise ConfigError(f"--tokenizers: they are compared with one model, but {len(contenders)} are named")
     (base,) = contenders.values()

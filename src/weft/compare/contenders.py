@@ -5,19 +5,18 @@ All that can be refused is refused here, before anything is trained.
 
 import json
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from weft.api.train import trained_tokenizer
-from weft.compare.config import Contender, Experiment
-from weft.compare.jobs import Job, Sweep, rates_around, rounded
-from weft.compare.sizes import sized, sized_for, with_vocabulary
+from weft.compare.config import SEARCH_SHARES, Budget, Contender, Experiment
+from weft.compare.jobs import Job, Sweep, rates_around
+from weft.compare.sizes import sized, sized_for
 from weft.config import Tree, flat, merge, validate
 from weft.costs.count import count
 from weft.costs.memory import Workload, training_memory
 from weft.data.amount import amount
-from weft.data.config import TextSource
 from weft.data.prepare import prepare
 from weft.data.shards import INDEX, Shards
 from weft.data.split import some_texts, train_texts
@@ -34,7 +33,6 @@ from weft.text.tokenizer import FILE, Tokenizer
 
 OWN = ("data.document_mask", "data.tokens")  # what of `data` a contender may have of its own
 LENGTHS = ("warmup", "hold", "every")  # of a schedule, in steps
-INTERVALS = (("evaluate", "every"), ("checkpoint", "every"), ("log", "every"))
 PROBE = 20  # steps that are taken to measure how long one takes
 MIN_HELD_OUT_BYTES = 2000  # of held-out text
 
@@ -82,6 +80,11 @@ class ReadyContender:
         return cost.training(batch.recompute) * self.tokens_per_step
 
     @property
+    def flops(self) -> float:
+        """Operations of the whole budget."""
+        return 0.0 if self.counts else self.flops_per_step * self.whole.steps
+
+    @property
     def rate(self) -> float:
         """Its own learning rate: the schedule's scale where that sets it."""
         schedule = self.whole.schedule
@@ -114,11 +117,17 @@ class ReadyContender:
 
     def sweep(self, experiment: Experiment) -> Sweep:
         """The jobs that it is put through."""
-        shares, rounds = tuple(experiment.shares), tuple(experiment.search_shares)
+        shares = tuple(experiment.shares)
         if self.counts:
-            return Sweep(self.name, (), rounds, shares, (0,))
-        rates = rates_around(self.rate, experiment.rates) if experiment.rates > 1 else (rounded(self.rate),)
-        return Sweep(self.name, rates, rounds, shares, tuple(range(experiment.seeds)))
+            return Sweep(self.name, (), SEARCH_SHARES, shares, (0,))
+        rates = rates_around(self.rate, experiment.rates)
+        return Sweep(self.name, rates, SEARCH_SHARES, shares, tuple(range(experiment.seeds)))
+
+    def steps(self, job: Job) -> int:
+        """Those of a job; what is counted takes one."""
+        if self.counts:
+            return 1
+        return max(1, round(self.whole.steps * job.share)) if job.share else PROBE
 
     def settled(self, job: Job) -> SettledRecipe:
         """The recipe of a job."""
@@ -126,8 +135,7 @@ class ReadyContender:
             total = self.recipe.data.tokens or len(self.corpus.shards.train)
             text = {"tokens": max(2, round(total * job.share))} if job.share < 1 else {}
             return _settled(self.recipe, {"seed": job.seed, "data": text}, self.corpus, self.device)
-        steps = max(1, round(self.whole.steps * job.share)) if job.share else PROBE
-        changes: dict[str, Any] = {"seed": self.recipe.seed + job.seed, "steps": steps}
+        changes: dict[str, Any] = {"seed": self.recipe.seed + job.seed, "steps": self.steps(job)}
         if job.lr is not None:
             noam = isinstance(self.whole.schedule, Noam)
             changes |= {"schedule": {"scale": job.lr}} if noam else {"optimizer": {"lr": job.lr}}
@@ -150,27 +158,23 @@ def make_ready(experiment: Experiment, folder: Path, device: str, log: Log) -> l
         )
     made = []
     for name, recipe in recipes.items():
-        corpus = corpora[name]
-        model = recipe.model
-        if experiment.contenders[name].parameters is not None:
-            model = sized(with_vocabulary(model, corpus.facts), experiment.contenders[name].parameters or 0)
-        elif experiment.sizes == "budget":
-            model = sized_for(experiment.budget, with_vocabulary(model, corpus.facts))
-        recipe = recipe.replace(model=model.model_dump())
+        corpus, asked = corpora[name], experiment.contenders[name]
+        if asked.parameters is not None or experiment.sizes == "budget":
+            model = recipe.model.replace(vocab_size=corpus.facts.vocab_size)  # which is part of its size
+            model = sized(model, asked.parameters) if asked.parameters else sized_for(experiment.budget, model)
+            recipe = recipe.replace(model=model.model_dump())
         if isinstance(recipe.model, NGram) and experiment.budget.tokens is not None:
             most = min(experiment.budget.tokens, len(corpus.shards.train))
             recipe = recipe.replace(data={**recipe.data.model_dump(exclude_none=True), "tokens": most})
         # how long it is follows from what a step costs, so its batch is chosen first
         whole = _settled(recipe, {"schedule": _least(recipe)}, corpus, device)
-        each = ReadyContender(name, experiment.contenders[name], recipe, corpus, whole, device)
-        made.append(
-            each if each.counts or experiment.budget.axis == "minutes" else each.lasting(_steps(experiment, each))
-        )
+        each = ReadyContender(name, asked, recipe, corpus, whole, device)
+        timed = each.counts or experiment.budget.axis == "minutes"
+        made.append(each if timed else each.lasting(_steps(experiment.budget, each)))
     return made
 
 
 def _resolved(experiment: Experiment, name: str) -> Recipe:
-    """A contender's recipe, on the comparison's text."""
     each = experiment.contenders[name]
     changes = merge(experiment.settings, each.changes)
     for key in flat(changes):
@@ -212,42 +216,37 @@ def _corpora(
         asked = json.dumps(recipe.tokenizer and recipe.tokenizer.model_dump(mode="json"), sort_keys=True)
         if asked not in made:
             place = folder / f"{len(made)}-{recipe.tokenizer.kind if recipe.tokenizer else 'chosen'}"
-            made[asked] = _corpus(recipe, text, place, (size, device), log)
+            config, choices = recipe.tokenizer, list[Choice]()
+            if config is None or hasattr(config, "vocab_size"):
+                config, choices = choose_tokenizer(recipe, size, device)
+            if (place / INDEX).is_file() and (place / FILE).is_file():  # from an earlier start
+                tokenizer = Tokenizer.load(place)
+            else:
+                texts = partial(some_texts, train_texts(text), text.sources)
+                tokenizer, _, choices = trained_tokenizer(config, choices, texts)
+                for choice in choices:
+                    log(f"  {choice}")
+            if hasattr(config, "vocab_size"):
+                config = config.replace(vocab_size=tokenizer.vocab_size)
+            made[asked] = Corpus(place, config, prepare(text, place, tokenizer))
         found[name] = made[asked]
     for corpus in made.values():
         held_out = corpus.shards.validation
-        if held_out is None or held_out.bytes < MIN_HELD_OUT_BYTES:
-            few = 0 if held_out is None else held_out.bytes
+        size = 0 if held_out is None else held_out.bytes
+        if size < MIN_HELD_OUT_BYTES:
             raise DataError(
-                f"{', '.join(data.sources)}: {few:,} bytes are held out to measure on, too few to tell models apart; "
+                f"{', '.join(data.sources)}: {size:,} bytes are held out to measure on, too few to tell models apart; "
                 f"expected {MIN_HELD_OUT_BYTES:,} or more: give more text, or hold out more with data.validation"
             )
     return found
 
 
-def _corpus(recipe: Recipe, text: TextSource, place: Path, known: tuple[int, str], log: Log) -> Corpus:
-    size, device = known
-    config, choices = recipe.tokenizer, list[Choice]()
-    if config is None or hasattr(config, "vocab_size"):
-        config, choices = choose_tokenizer(recipe, size, device)
-    if (place / INDEX).is_file() and (place / FILE).is_file():  # from an earlier start
-        tokenizer = Tokenizer.load(place)
-    else:
-        tokenizer, _, choices = trained_tokenizer(config, choices, lambda: some_texts(train_texts(text), text.sources))
-        for choice in choices:
-            log(f"  {choice}")
-    if hasattr(config, "vocab_size"):
-        config = config.replace(vocab_size=tokenizer.vocab_size)
-    return Corpus(place, config, prepare(text, place, tokenizer))
-
-
 # ---- the budget
 
 
-def _steps(experiment: Experiment, contender: ReadyContender) -> int:
+def _steps(budget: Budget, contender: ReadyContender) -> int:
     """How many steps a whole budget in FLOPs or tokens pays for."""
-    budget, batch = experiment.budget, contender.whole.batch
-    tokens = contender.tokens_per_step
+    batch, tokens = contender.whole.batch, contender.tokens_per_step
     cost = contender.flops_per_step if budget.axis == "flops" else float(tokens)
     steps = int(budget.amount // cost)
     if steps < 1:
@@ -264,25 +263,21 @@ def _least(recipe: Recipe) -> Tree:
     return {field: 1 for field in LENGTHS if getattr(recipe.schedule, field, None) is not None}
 
 
-def _for_length(tree: Tree, steps: int) -> None:
-    """Make a recipe's lengths in steps shares of a run of `steps`, where they were meant for a run of its own.
-
-    Evaluations, checkpoints and log lines are chosen anew for each job.
-    """
-    own = tree.pop("steps", None)
-    for section, field in INTERVALS:
-        tree.get(section, {}).pop(field, None)
-    for field in LENGTHS:
-        given = tree["schedule"].get(field)
-        if given and own is not None:
-            tree["schedule"][field] = max(1, round(given * steps / own))
-
-
 def _settled(recipe: Recipe, changes: dict[str, Any], corpus: Corpus, device: str) -> SettledRecipe:
-    """A recipe with nothing left open, on the prepared text."""
+    """A recipe with nothing left open, on the prepared text.
+
+    With another number of steps, its lengths in steps are the same shares of the run as they were. Evaluations,
+    checkpoints and log lines are chosen anew.
+    """
     tree = recipe.model_dump(mode="json", exclude_none=True)
     if "steps" in changes:
-        _for_length(tree, changes["steps"])
+        own = tree.pop("steps", None)
+        for section in ("evaluate", "checkpoint", "log"):
+            tree.get(section, {}).pop("every", None)
+        for field in LENGTHS:
+            given = tree["schedule"].get(field)
+            if given and own is not None:
+                tree["schedule"][field] = max(1, round(given * changes["steps"] / own))
     tree["tokenizer"] = corpus.tokenizer.model_dump(mode="json", exclude_none=True)
     settled, _ = settle(validate(Recipe, merge(tree, changes)), corpus.facts, device)
     whole = settled.model_dump(mode="json", exclude_none=True)

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from weft import __version__
-from weft.compare.config import Experiment
+from weft.compare.config import SEARCH_SHARES, Budget, Experiment
 from weft.compare.contenders import ReadyContender, make_ready
-from weft.compare.jobs import Job, Sweep, share_text
+from weft.compare.jobs import Comparison, Job, Outcome, Result, Sweep, share_text
 from weft.compare.pools import HERE, Where
-from weft.compare.results import Comparison, Outcome, Result
 from weft.compare.runner import Machine, Runner, Watch, machine_for
 from weft.config import flat
 from weft.errors import ConfigError, RunError, WeftError, counted
@@ -29,22 +28,6 @@ from weft.training.worker import device_name
 PLAN, LOCK = "plan.json", ".lock"
 MIN_TELLING_STEPS = 50  # in fewer hardly anything is learned
 HELD_OUT = {"cpu": 200_000, "cuda": 5_000_000}  # bytes of held-out text that every job is measured on
-
-
-@dataclass(frozen=True)
-class Started:
-    """A comparison that is ready to run, or to go on."""
-
-    experiment: Experiment
-    contenders: list[ReadyContender]
-    machine: Machine
-    command: str
-    began: str
-
-    @property
-    def sweeps(self) -> list[Sweep]:
-        """What each contender is put through."""
-        return [contender.sweep(self.experiment) for contender in self.contenders]
 
 
 @dataclass(frozen=True)
@@ -65,34 +48,42 @@ class Workplace:
 def compare(experiment: Experiment, place: Workplace) -> Comparison:
     """Run a comparison, or what is left of it, and return what came out."""
     with claimed_folder(place.out):
-        ready = _start(experiment, place)
-        held_out = experiment.held_out or HELD_OUT[ready.contenders[0].device]
-        runner = Runner(place.out, {each.name: each for each in ready.contenders}, ready.machine, held_out)
+        ready, machine, noted = _start(experiment, place)
+        held_out = experiment.held_out or HELD_OUT[ready[0].device]
+        runner = Runner(place.out, {each.name: each for each in ready}, machine, held_out)
         if experiment.budget.minutes is not None:
-            ready = _timed(ready, runner, place.watch)
-        outcomes = runner.run(ready.sweeps, place.watch)
-        return put_together(ready, outcomes)
+            runner.contenders = _timed(runner, experiment.budget, place.watch)
+            ready = list(runner.contenders.values())
+        sweeps = [each.sweep(experiment) for each in ready]
+        outcomes = runner.run(sweeps, place.watch)
+    measured = tuple(_measured(*each, outcomes) for each in zip(ready, sweeps, strict=True))
+    trained = [each.name for each in ready if not each.counts]
+    return Comparison(
+        title=f"{len(measured)} models at {experiment.budget}",
+        command=noted["command"],
+        baseline=experiment.baseline or (trained or [measured[0].name])[0],
+        contenders=measured,
+        facts={**_facts(experiment, ready, machine, held_out), "began": noted["began"]},
+        notes=_notes(experiment, ready, measured),
+        varied=experiment.varied or None,
+    )
 
 
-def _timed(ready: Started, runner: Runner, watch: Watch) -> Started:
-    """The same with as many steps for each contender as its time pays for, by a few steps that are measured first."""
-    probes = [Sweep(each.name, (each.rate,), (), (0.0,), (0,)) for each in ready.contenders if not each.counts]
-    outcomes = runner.run(probes, watch)
-    seconds = 60 * ready.experiment.budget.amount
-    timed = []
-    for each in ready.contenders:
-        if not each.counts:
-            probe = outcomes[Job(each.name, 0.0, each.rate, 0)]
-            steps = int(seconds * probe.steps / probe.seconds)
-            if steps < 1:
-                raise ConfigError(
-                    f"{each.name}: one step takes {probe.seconds / probe.steps:.1f} s, more than the budget of "
-                    f"{ready.experiment.budget}; give more time, or a smaller model or batch.size"
-                )
-            each = each.lasting(steps)
-        timed.append(each)
-    runner.contenders = {each.name: each for each in timed}
-    return replace(ready, contenders=timed)
+def _timed(runner: Runner, budget: Budget, watch: Watch) -> dict[str, ReadyContender]:
+    """The contenders with as many steps as their time pays for, by a few steps that are measured first."""
+    timed = dict(runner.contenders)
+    trained = {name: each for name, each in timed.items() if not each.counts}
+    outcomes = runner.run([Sweep(name, (each.rate,), (), (0.0,), (0,)) for name, each in trained.items()], watch)
+    for name, each in trained.items():
+        probe = outcomes[Job(name, 0.0, each.rate, 0)]
+        steps = int(60 * budget.amount * probe.steps / probe.seconds)
+        if steps < 1:
+            raise ConfigError(
+                f"{name}: one step takes {probe.seconds / probe.steps:.1f} s, more than the budget of {budget}; give "
+                "more time, or a smaller model or batch.size"
+            )
+        timed[name] = each.lasting(steps)
+    return timed
 
 
 @contextmanager
@@ -117,25 +108,19 @@ def claimed_folder(out: Path, plan: str = PLAN) -> Iterator[None]:
             yield
         except (WeftError, OSError):
             if not (out / plan).exists():
-                _clear(out, before, missing)
+                for entry in [entry for entry in out.iterdir() if entry.name not in before]:
+                    if entry.is_dir():
+                        shutil.rmtree(entry, ignore_errors=True)
+                    else:
+                        entry.unlink(missing_ok=True)
+                with suppress(OSError):
+                    for place in missing:  # inside out
+                        place.rmdir()
             raise
 
 
-def _clear(out: Path, before: set[str], missing: Sequence[Path]) -> None:
-    """Remove what is in a folder beside what was there `before`, and the folders that were `missing`, inside out."""
-    for entry in out.iterdir():
-        if entry.name not in before:
-            if entry.is_dir():
-                shutil.rmtree(entry, ignore_errors=True)
-            else:
-                entry.unlink(missing_ok=True)
-    with suppress(OSError):
-        for place in missing:
-            place.rmdir()
-
-
-def _start(experiment: Experiment, place: Workplace) -> Started:
-    """Make the text and the contenders ready, and note what was asked; a folder with another plan is refused."""
+def _start(experiment: Experiment, place: Workplace) -> tuple[list[ReadyContender], Machine, dict[str, Any]]:
+    """The contenders, what they run on, and what is noted of the comparison; a folder with another plan is refused."""
     out = place.out
     asked = json.loads(experiment.model_dump_json(exclude_none=True))
     noted = _noted(out)
@@ -146,20 +131,17 @@ def _start(experiment: Experiment, place: Workplace) -> Started:
                 f"{out}: holds another comparison (differs in: {', '.join(differing)}); give another folder with "
                 "--out, or remove it"
             )
-    device = pick_device().type
-    ready = make_ready(experiment, place.data or out / "data", device, log_to_stderr)
-    if noted is None:
-        machine = machine_for(ready, place.jobs)
-        noted = {"asked": asked, "machine": {"jobs": machine.jobs, "threads": machine.threads}}
-        noted |= {"command": place.command, "began": time.strftime("%Y-%m-%d %H:%M"), "weft": __version__}
-        write_text(out / PLAN, json.dumps(noted, indent=1) + "\n")
-    elif place.jobs == HERE:
+    ready = make_ready(experiment, place.data or out / "data", pick_device().type, log_to_stderr)
+    if noted is not None and place.jobs == HERE:
         machine = Machine(noted["machine"]["jobs"], 1)
     else:
         machine = machine_for(ready, place.jobs)
+    if noted is None:
+        noted = {"asked": asked, "machine": {"jobs": machine.jobs, "threads": machine.threads}}
+        noted |= {"command": place.command, "began": time.strftime("%Y-%m-%d %H:%M"), "weft": __version__}
+        write_text(out / PLAN, json.dumps(noted, indent=1) + "\n")
     # threads decide the last bit of a sum, so they stay what they were
-    machine = replace(machine, threads=noted["machine"]["threads"])
-    return Started(experiment, ready, machine, noted["command"], noted["began"])
+    return ready, replace(machine, threads=noted["machine"]["threads"]), noted
 
 
 def _noted(out: Path) -> dict[str, Any] | None:
@@ -177,26 +159,8 @@ def _noted(out: Path) -> dict[str, Any] | None:
 # ---- afterwards
 
 
-def put_together(ready: Started, outcomes: Mapping[Job, Outcome]) -> Comparison:
-    """What every contender reached, by the rate that its sweep found."""
-    experiment = ready.experiment
-    measured = [
-        _measured(contender, sweep, outcomes) for contender, sweep in zip(ready.contenders, ready.sweeps, strict=True)
-    ]
-    trained = [contender.name for contender in ready.contenders if not contender.counts]
-    baseline = experiment.baseline or (trained or [measured[0].name])[0]
-    return Comparison(
-        title=f"{len(measured)} models at {experiment.budget}",
-        command=ready.command,
-        baseline=baseline,
-        contenders=tuple(measured),
-        facts=_facts(ready),
-        notes=_notes(ready, measured),
-        varied=experiment.varied or None,
-    )
-
-
 def _measured(contender: ReadyContender, sweep: Sweep, outcomes: Mapping[Job, Outcome]) -> Result:
+    """What a contender reached, by the rate that its sweep found."""
     jobs = [job for job in sweep.wanted(outcomes) if job in outcomes]
     rates = {share: sweep.rate(share, outcomes)[0] for share in sweep.shares}
     rungs = {Job(sweep.contender, share, rates[share], seed) for share in sweep.shares for seed in sweep.seeds}
@@ -211,32 +175,29 @@ def _measured(contender: ReadyContender, sweep: Sweep, outcomes: Mapping[Job, Ou
     )
 
 
-def _facts(ready: Started) -> dict[str, str]:
-    experiment, first = ready.experiment, ready.contenders[0]
-    corpora = {each.corpus.path: each.corpus for each in ready.contenders}
-    held_out = [corpus.shards.validation for corpus in corpora.values()]
-    size = min(text.bytes for text in held_out if text is not None)
-    read = min(size, experiment.held_out or HELD_OUT[first.device])
+def _facts(experiment: Experiment, ready: Sequence[ReadyContender], machine: Machine, held_out: int) -> dict[str, str]:
+    corpora = {each.corpus.path: each.corpus for each in ready}
+    texts = [corpus.shards.validation for corpus in corpora.values()]
+    size = min(text.bytes for text in texts if text is not None)
+    part = f", of which the first {held_out:,} or so are measured" if held_out < size else ""
     tokenizers = [f"{each.tokenizer.kind}, {each.shards.index.vocab_size:,} tokens" for each in corpora.values()]
-    cores = f"{counted(ready.machine.jobs, 'job')} {ready.machine.where}"
+    learned, jobs = ready[0].corpus.shards.train.bytes, counted(machine.jobs, "job")
     return {
-        "text": f"{', '.join(experiment.data.sources)}: {first.corpus.shards.train.bytes:,} bytes to learn from",
-        "held out": f"{size:,} bytes" + ("" if read == size else f", of which the first {read:,} or so are measured"),
+        "text": f"{', '.join(experiment.data.sources)}: {learned:,} bytes to learn from",
+        "held out": f"{size:,} bytes{part}",
         "tokenizer": "; ".join(tokenizers),
         "budget": f"{experiment.budget} for each contender and seed",
         "seeds": str(experiment.seeds),
-        "machine": f"{device_name(pick_device())}, {platform.machine()}, {cores}",
+        "machine": f"{device_name(pick_device())}, {platform.machine()}, {jobs} {machine.where}",
         "versions": f"weft {__version__}, torch {torch.__version__}",
-        "began": ready.began,
     }
 
 
-def _notes(ready: Started, measured: Sequence[Result]) -> list[str]:
+def _notes(experiment: Experiment, ready: Sequence[ReadyContender], measured: Sequence[Result]) -> list[str]:
     """How it was measured, and what a reader might take for granted that isn't so."""
-    experiment = ready.experiment
     notes = []
     if experiment.rates > 1:
-        first, second, third = map(share_text, experiment.search_shares)
+        first, second, third = map(share_text, SEARCH_SHARES)
         notes.append(
             f"Learning rates were searched with the first seed: {experiment.rates} around the recipe's own, each twice "
             f"the one before it, with {first}; the best third of them with {second}; the best one, and half of it, "
@@ -244,14 +205,14 @@ def _notes(ready: Started, measured: Sequence[Result]) -> list[str]:
             "went on there. Each point has the rate that was found with its own share of the "
             "budget, and the whole budget that of a third."
         )
-    if any(contender.counts for contender in ready.contenders):
+    if any(contender.counts for contender in ready):
         notes.append("The points of an n-gram model are parts of the text.")
-    if any(contender.whole.batch.carry for contender in ready.contenders):
+    if any(contender.whole.batch.carry for contender in ready):
         notes.append(
             "Recurrent models read the text on and on, at several places side by side, and carry their states; all "
             "others read the same windows in the same order where their batches are the same."
         )
-    for contender in ready.contenders:
+    for contender in ready:
         if contender.counts:
             continue
         epochs = contender.whole.steps * contender.tokens_per_step / max(1, len(contender.corpus.shards.train))

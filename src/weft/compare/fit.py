@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares, minimize_scalar, nnls
 
-from weft.compare.results import Array
 from weft.errors import ConfigError, counted
-from weft.evaluate.bootstrap import ends
+from weft.evaluate.bootstrap import Array, ends
 
 CONSTANTS = ("E", "A", "B", "alpha", "beta")
 DELTA = 1e-3
@@ -103,19 +102,15 @@ def fit(points: Sequence[Point], draws: int = 200, seed: int = 0) -> Fit:
     ladder = _Ladder(points)
     every = np.arange(len(points))
     best = min((ladder.fitted(start, every) for start in ladder.starts()), key=lambda found: found.cost).x
-    drawn = [ladder.fitted(best, rows).x for rows in _resampled(points, draws, np.random.default_rng(seed))]
+    # sizes and lengths are drawn with replacement: all points of one count as often as it was drawn
+    cells = list(dict.fromkeys((point.parameters, point.tokens) for point in points))
+    own = [cells.index((point.parameters, point.tokens)) for point in points]
+    times = np.random.default_rng(seed).multinomial(len(cells), np.full(len(cells), 1 / len(cells)), size=draws)
+    drawn = [ladder.fitted(best, np.repeat(every, row[own])).x for row in times]
     constants = ladder.constants(np.array([best, *drawn]))
     intervals = {name: ends(constants[1:, column]) for column, name in enumerate(CONSTANTS)}
     E, A, B, alpha, beta = constants[0].tolist()
     return Fit(E, A, B, alpha, beta, intervals, points, -ladder.errors(best), constants[1:])
-
-
-def _resampled(points: Sequence[Point], draws: int, rng: np.random.Generator) -> list[npt.NDArray[np.int64]]:
-    """The numbers of the points that count when sizes and lengths are drawn with replacement, as often as they do."""
-    cells = list(dict.fromkeys((point.parameters, point.tokens) for point in points))
-    own = [cells.index((point.parameters, point.tokens)) for point in points]
-    times = rng.multinomial(len(cells), np.full(len(cells), 1 / len(cells)), size=draws)
-    return [np.repeat(np.arange(len(points)), row[own]) for row in times]
 
 
 class _Ladder:
@@ -150,10 +145,9 @@ class _Ladder:
         """A grid of exponents, each with the least squares of the other three; the best few."""
         found = []
         for alpha, beta in product(np.geomspace(0.05, 1.5, 10), repeat=2):
-            terms = np.stack(
-                [np.exp(-alpha * self.sizes), np.exp(-beta * self.lengths), np.ones_like(self.sizes)], axis=1
-            )
-            linear, left_over = nnls(terms / np.exp(self.losses)[:, None], np.ones_like(self.sizes))  # relative errors
+            ones = np.ones_like(self.sizes)
+            terms = np.stack([np.exp(-alpha * self.sizes), np.exp(-beta * self.lengths), ones], axis=1)
+            linear, left_over = nnls(terms / np.exp(self.losses)[:, None], ones)  # relative errors
             start = [*np.log(np.maximum(linear, 1e-3 * np.exp(self.losses.min()))), alpha, beta]
             found.append((left_over, np.clip(start, *self.bounds)))
         return [start for _, start in sorted(found, key=lambda each: each[0])[:STARTS]]

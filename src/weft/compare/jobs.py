@@ -1,14 +1,17 @@
-"""Which training runs a comparison needs, given what has been measured so far.
+"""The training runs of a comparison: which are needed, given what has been measured so far, and what they measured.
 
-Nothing here remembers anything: what is wanted follows from the outcomes, so a comparison that was interrupted goes on
-where it was, and a finished job is never run again.
+A job is one training run: a contender, a part of the budget, a learning rate and a seed. What it ends with is a line of
+results.jsonl: the cost of the same held-out text, section by section, so that the difference of two contenders can be
+resampled over sections. Nothing here remembers anything: which jobs are wanted follows from the outcomes, so a
+comparison that was interrupted goes on where it was, and a finished job is never run again.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.compare.config import RATIO, STEP
-from weft.compare.results import Outcome
+from weft.config import Config
 
 TIE = 1.005  # times a loss: no clear difference
 WIDENED = 4  # so often a round goes on beyond its rates when the best lies at an end
@@ -29,6 +32,11 @@ class Job:
         rate = "" if self.lr is None else f"-lr{self.lr:.3g}"
         return f"{self.contender}-{self.share:.4f}{rate}-seed{self.seed}"
 
+    @property
+    def kept(self) -> bool:
+        """Whether its model stays: the one that has the whole budget and the first seed."""
+        return self.share == 1 and self.seed == 0
+
     def __str__(self) -> str:
         rate = "" if self.lr is None else f", learning rate {self.lr:.3g}"
         return f"{self.contender}, {share_text(self.share)}{rate}, seed {self.seed}"
@@ -44,6 +52,94 @@ def share_text(share: float) -> str:
 def fraction(share: float) -> str:
     """A share of the budget as a person writes it: 1/27, 1."""
     return "1" if share == 1 else f"1/{round(1 / share)}"
+
+
+class Outcome(Config):
+    """A finished job.
+
+    `nats` is the cost of each section of the held-out text, with 8 bits for every byte that no token spells, and
+    `bytes` are the sections' sizes. `progress` has (tokens read, bits per byte) of the evaluations during training.
+    Of its `parameters` each token is multiplied by `multiplied`: all but a table that is only looked up in. A job that
+    `failed` says why, and has no sections.
+    """
+
+    contender: str
+    share: float  # of the budget
+    lr: float | None  # None for what is counted, not trained
+    seed: int
+    steps: int
+    tokens: int
+    flops: float
+    seconds: float
+    parameters: int
+    multiplied: int = 0
+    nats: tuple[float, ...] = ()
+    bytes: tuple[float, ...] = ()
+    progress: tuple[tuple[int, float], ...] = ()
+    sample: str = ""
+    failed: str = ""
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Over all sections; infinite for a job that failed."""
+        return sum(self.nats) / math.log(2) / sum(self.bytes) if self.nats else math.inf
+
+    @property
+    def job(self) -> Job:
+        """What it is the outcome of."""
+        return Job(self.contender, self.share, self.lr, self.seed)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a contender reached: its outcomes at every share of the budget with every seed, and those of the search for
+    its rate.
+
+    `changes` are the settings in which it differs from the recipe it is named after. `levels` says which value it has
+    of each setting that is varied.
+    """
+
+    name: str
+    recipe: str
+    outcomes: tuple[Outcome, ...]
+    sweep: tuple[Outcome, ...] = ()
+    changes: Mapping[str, object] | None = None
+    levels: Mapping[str, str] | None = None
+
+    @property
+    def shares(self) -> list[float]:
+        """The parts of the budget it was trained with, ascending."""
+        return sorted({outcome.share for outcome in self.outcomes if outcome.nats})
+
+    def at(self, share: float) -> list[Outcome]:
+        """The outcomes at one share, seed by seed."""
+        found = [outcome for outcome in self.outcomes if outcome.share == share and outcome.nats]
+        return sorted(found, key=lambda outcome: outcome.seed)
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate at the largest share."""
+        return max(self.outcomes, key=lambda outcome: outcome.share).lr if self.outcomes else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that a page tells: what was asked, on which text and machine, and what each contender reached.
+
+    `facts` are lines about the text, the budget and the machine by what they are about; `notes` is what a reader has to
+    know besides. `varied` names the settings of an ablation with their values, the base's first.
+    """
+
+    title: str
+    command: str
+    baseline: str
+    contenders: tuple[Result, ...]
+    facts: Mapping[str, str]
+    notes: Sequence[str] = ()
+    varied: Mapping[str, tuple[str, ...]] | None = None
+
+
+# ---- the search for a learning rate
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,38 @@ from typing import Literal
 
 import numpy as np
 
-from weft.compare.results import Array, Curve
-from weft.evaluate.bootstrap import DRAWS, ends, resample
+from weft.compare.jobs import Result
+from weft.evaluate.bootstrap import DRAWS, Array, ends, resample
 
 BEYOND = "beyond the measured range on both sides"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a contender costs on the held-out text after so much training.
+
+    `amounts` (rungs,) are FLOPs, ascending; `nats` (rungs, seeds, sections); `bytes` (sections,).
+    """
+
+    amounts: Array
+    nats: Array
+    bytes: Array
+
+    @classmethod
+    def of(cls, result: Result) -> "Curve":
+        """A contender's curve. Seeds that did not finish at every share are left out."""
+        rows = [{outcome.seed: outcome for outcome in result.at(share)} for share in result.shares]
+        seeds = sorted(set.intersection(*map(set, rows))) if rows else []
+        if not seeds:
+            return cls(np.zeros(0), np.zeros((0, 0, 0)), np.zeros(0))
+        amounts = [float(np.mean([row[seed].flops for seed in seeds])) for row in rows]
+        nats = np.array([[row[seed].nats for seed in seeds] for row in rows], dtype=np.float64)
+        return cls(np.array(amounts), nats, np.array(rows[0][seeds[0]].bytes, dtype=np.float64))
+
+    @property
+    def bits_per_byte(self) -> Array:
+        """(rungs,) over all seeds and sections."""
+        return (self.nats.sum(axis=2) / math.log(2) / self.bytes.sum()).mean(axis=1)
 
 
 @dataclass(frozen=True)
@@ -69,7 +97,7 @@ def multiplier(contender: Curve, baseline: Curve, draws: int = DRAWS, seed: int 
     ours, theirs = _measured(contender), _measured(baseline)
     if ours is None or theirs is None or len(ours.amounts) == len(theirs.amounts) == 1:
         return None
-    losses = [curve.bits_per_byte().mean(axis=1)[None] for curve in (ours, theirs)]
+    losses = [curve.bits_per_byte[None] for curve in (ours, theirs)]
     read = _read((losses[0], ours.amounts), (losses[1], theirs.amounts))
     value, loss, amount = (float(each[0]) for each in read)
     drawn = resample([list(ours.nats), list(theirs.nats)], ours.bytes, draws, seed)
@@ -102,7 +130,7 @@ def _measured(curve: Curve) -> Curve | None:
     """The rungs that have a place on the axis: a positive amount, each once, and a finite loss."""
     if curve.nats.ndim != 3 or not curve.nats.size:
         return None
-    loss = curve.bits_per_byte().mean(axis=1)
+    loss = curve.bits_per_byte
     good = np.flatnonzero(np.isfinite(curve.amounts) & (curve.amounts > 0) & np.isfinite(loss) & (loss > 0))
     if not len(good):
         return None

@@ -6,19 +6,17 @@ The charts: loss against what it took, multipliers, main effects, the sweep of l
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
-from weft.compare.jobs import fraction
+from weft.compare.jobs import Comparison, Outcome, fraction
 from weft.compare.multiplier import BEYOND
-from weft.compare.ranking import NOTHING, Effect, Ranked, flops_text, main_effects, ranking
-from weft.compare.results import Axis as Amount
-from weft.compare.results import Comparison, Outcome
-from weft.compare.wording import method, result, warnings
+from weft.compare.ranking import NOTHING, Effect, Ranked, flops_text, main_effects, method, ranking, result, warnings
 from weft.costs.units import plain, short
-from weft.figures.charts import Panels, PanelsPage, panel
+from weft.figures.charts import Panels, PanelsPage
 from weft.figures.page import Section, html_table, html_tables, part
 from weft.figures.plot import LOOKS, Axis, Look, Plot, Point, Series, Whisker, scientific, whiskers
 from weft.figures.shapes import html_plots
@@ -30,7 +28,7 @@ TABLE = (
     " they differ. The multiplier says how many times the FLOPs the baseline needs for the same loss: above 1× is"
     " better than the baseline."
 )
-AMOUNTS: dict[Amount, tuple[str, Callable[[float], str]]] = {  # what it is called, and how a number of it is written
+AMOUNTS: dict[str, tuple[str, Callable[[float], str]]] = {  # what it is called, and how a number of it is written
     "flops": ("FLOPs", scientific),
     "tokens": ("tokens", short),
     "seconds": ("seconds", plain),
@@ -49,11 +47,9 @@ class ComparisonPage(PanelsPage):
         "Trained on the same text at equal compute, and measured on the same held-out part of it. Bits per byte is"
         " what a model needs to spell a byte of that text: lower is better."
     )
-    scripts: ClassVar[tuple[str, ...]] = ("command.js",)
 
     @property
     def title(self) -> str:  # type: ignore[override]
-        """The comparison's."""
         return self.comparison.title
 
     @property
@@ -73,14 +69,11 @@ class ComparisonPage(PanelsPage):
         return main_effects(self.comparison.contenders, varied) if varied else []
 
     def panels(self) -> list[Panels]:
-        """All charts, in reading order."""
-        found = [multiplier_chart(self.ranking), effects_chart(self.effects), sweep_charts(self.ranking)]
-        return [*self._losses(), *filter(None, found)]
-
-    def _losses(self) -> list[Panels]:
-        """Loss against what it took; an ablation at one share of the budget has no curves to draw."""
+        # an ablation at one share of the budget has no curves to draw
         single = all(len(ranked.result.shares) <= 1 for ranked in self.ranking)
-        return [] if self.comparison.varied and single else loss_charts(self.ranking)
+        losses = [] if self.comparison.varied and single else loss_charts(self.ranking)
+        found = [multiplier_chart(self.ranking), effects_chart(self.effects), sweep_charts(self.ranking)]
+        return [*losses, *filter(None, found)]
 
     def text(self) -> str:
         """The table, the effects, the result and what weakens it, in 80 columns."""
@@ -93,49 +86,49 @@ class ComparisonPage(PanelsPage):
         return {"result": self.result, "contenders": [ranked.record() for ranked in self.ranking]}
 
     def sections(self) -> list[Section]:
-        """From the result to how it was measured."""
         found, comparison = self.ranking, self.comparison
-        top = part("lead", self.result) + part("facts", comparison.facts) + part("command", comparison.command)
         sections = [
-            Section("The result", "", top, self.scripts),
+            result_section(self.result, comparison.facts, comparison.command),
             Section("The contenders", TABLE, html_ranking(found)),
         ]
-        if losses := self._losses():
-            plots = [plot for panels in losses for plot in panels.plots]
-            sections.append(Section("Loss against what it took", losses[0].about, html_plots(plots)))
-        if multipliers := multiplier_chart(found):
-            sections.append(Section("Multipliers", multipliers.about, html_plots(multipliers.plots)))
-        if (effects := effects_chart(self.effects)) and comparison.varied:
-            tables = html_tables([effects_table(self.effects), grid_table(found, comparison.varied)])
-            sections.append(Section("Main effects", effects.about, html_plots(effects.plots) + tables))
-        if sweep := sweep_charts(found):
-            charts = html_plots(sweep.plots, "small")
-            charts = charts if len(sweep.plots) <= MAX_OPEN else part("fold", f"{len(sweep.plots)} charts", charts)
-            sections.append(Section("Learning rates", sweep.about, charts))
+        titles = {"multipliers": "Multipliers", "effects": "Main effects", "sweep": "Learning rates"}
+        for title, group in groupby(self.panels(), lambda each: titles.get(each.name, "Loss against what it took")):
+            panels = list(group)
+            plots = [plot for each in panels for plot in each.plots]
+            charts = html_plots(plots, "small" if title == titles["sweep"] else "")
+            if title == titles["sweep"] and len(plots) > MAX_OPEN:
+                charts = part("fold", f"{len(plots)} charts", charts)
+            elif title == titles["effects"]:
+                charts += html_tables([effects_table(self.effects), grid_table(found, comparison.varied or {})])
+            sections.append(Section(title, panels[0].about, charts))
         return [*sections, Section("How it was measured", "", part("notes", method(comparison, found)))]
+
+
+def result_section(result: str, facts: Mapping[str, str], command: str) -> Section:
+    """What a page begins with: the result, what it was measured on, and the command that repeats it."""
+    html = part("lead", result) + part("facts", facts) + part("command", command)
+    return Section("The result", "", html, ("command.js",))
 
 
 # ---- tables
 
 
+COLUMNS: dict[str, Callable[[Ranked], str]] = {  # what there is to tell of a contender that finished
+    "parameters": lambda ranked: short(ranked.mean("parameters")),
+    "tokens": lambda ranked: short(ranked.mean("tokens")),
+    "FLOPs": lambda ranked: flops_text(ranked.mean("flops")),
+    "seconds": lambda ranked: plain(ranked.mean("seconds")),
+    "bits per byte": lambda ranked: f"{ranked.bits:.3f}",
+    "95 % interval": lambda ranked: "–".join(f"{end:.3f}" for end in ranked.bounds),
+    "rate": lambda ranked: NOTHING if ranked.result.rate is None else f"{ranked.result.rate:.2g}",
+    "multiplier": Ranked.multiplier_text,
+}
+
+
 def _cells(ranked: Ranked) -> dict[str, str]:
-    """What there is to tell of a contender, by the names of columns."""
-    columns = ("parameters", "tokens", "FLOPs", "seconds", "bits per byte", "95 % interval", "rate", "multiplier")
     if not ranked.finished:
-        return dict.fromkeys(columns, NOTHING) | {"multiplier": "failed"}
-    low, high = ranked.bounds
-    rate = ranked.result.rate
-    values = (
-        short(ranked.mean("parameters")),
-        short(ranked.mean("tokens")),
-        flops_text(ranked.mean("flops")),
-        plain(ranked.mean("seconds")),
-        f"{ranked.bits:.3f}",
-        f"{low:.3f}–{high:.3f}",
-        NOTHING if rate is None else f"{rate:.2g}",
-        ranked.multiplier_text(),
-    )
-    return dict(zip(columns, values, strict=True))
+        return dict.fromkeys(COLUMNS, NOTHING) | {"multiplier": "failed"}
+    return {name: told(ranked) for name, told in COLUMNS.items()}
 
 
 def ranking_table(found: Sequence[Ranked]) -> Table:
@@ -152,7 +145,7 @@ def html_ranking(found: Sequence[Ranked]) -> Markup:
     """Best first; on a narrow page every contender is a card. Below, a sample of what each one writes."""
     rows = [[part("named", each.name, each.differs), *_cells(each).values()] for each in found]
     marked = [number for number, ranked in enumerate(found) if ranked.baseline]
-    table = Table(("contender", *_cells(found[0])), rows)
+    table = Table(("contender", *COLUMNS), rows)
     samples = [part("fold", f"What {each.name} writes", part("texts", [each.sample])) for each in found if each.sample]
     told = Markup("").join(samples)
     told = told if len(samples) <= MAX_OPEN else part("fold", "What they write", told)
@@ -161,15 +154,10 @@ def html_ranking(found: Sequence[Ranked]) -> Markup:
 
 def effects_table(effects: Sequence[Effect]) -> Table:
     """Main effects in numbers. Of the pairs that the mean is taken over, how many were planned where some failed."""
-    rows = [
-        (
-            effect_name(each),
-            f"{each.difference:+.4f}",
-            f"{each.low:+.4f} to {each.high:+.4f}",
-            str(each.pairs) if each.pairs == each.planned else f"{each.pairs} of {each.planned}",
-        )
-        for each in effects
-    ]
+    rows = []
+    for each in effects:
+        pairs = str(each.pairs) if each.pairs == each.planned else f"{each.pairs} of {each.planned}"
+        rows.append((each.name, f"{each.difference:+.4f}", f"{each.low:+.4f} to {each.high:+.4f}", pairs))
     remark = "A negative change is better: fewer bits per byte with the value on the right of the arrow."
     return Table(("setting", "bits per byte", "95 % interval", "pairs"), rows, "Main effects", [remark])
 
@@ -216,11 +204,11 @@ def loss_charts(found: Sequence[Ranked]) -> list[Panels]:
             height = 330 + 17 * sum(len(each.name) > 30 for each in series)  # a line each under the title
             axis = Axis(f"{what} in training", log=True, named=named, pad=0.06)
             plot = Plot(f"Bits per byte against {what}", series, axis, BITS, size=(480, height))
-            charts.append(panel(f"loss-{amount}", about, plot))
+            charts.append(Panels(f"loss-{amount}", about, [plot]))
     return charts
 
 
-def _loss_series(ranked: Ranked, amount: Amount, look: Look) -> list[Series]:
+def _loss_series(ranked: Ranked, amount: str, look: Look) -> list[Series]:
     """A line through the shares of the budget; of what has no place on the axis, a level."""
     rungs = [ranked.result.at(share) for share in ranked.result.shares]
     amounts = [float(np.mean([getattr(outcome, amount) for outcome in rung])) for rung in rungs]
@@ -234,7 +222,7 @@ def _loss_series(ranked: Ranked, amount: Amount, look: Look) -> list[Series]:
     return [*behind, Series(ranked.name, means, look, [(min(seeds), max(seeds)) for seeds in bits])]
 
 
-def _progress(outcome: Outcome, amount: Amount) -> list[Point]:
+def _progress(outcome: Outcome, amount: str) -> list[Point]:
     """The evaluations during training: operations and seconds are spent evenly over tokens."""
     whole = getattr(outcome, amount)
     each = whole / outcome.tokens if outcome.tokens else 0.0
@@ -262,7 +250,7 @@ def multiplier_chart(found: Sequence[Ranked]) -> Panels | None:
         " lies beyond."
     )
     axis = Axis("times as many FLOPs for the baseline", log=True, named=lambda tick: f"{tick:g}×")
-    return panel("multipliers", about, whiskers(f"Compute multiplier against {base}", rows, axis, 1.0))
+    return Panels("multipliers", about, [whiskers(f"Compute multiplier against {base}", rows, axis, 1.0)])
 
 
 def effects_chart(effects: Sequence[Effect]) -> Panels | None:
@@ -274,23 +262,17 @@ def effects_chart(effects: Sequence[Effect]) -> Panels | None:
         " values. Left of zero, a negative number, is better than the base. The whisker is the 95 % interval."
     )
     rows = [
-        Whisker(f"{each.difference:+.3f}  {effect_name(each)}", each.difference, each.low, each.high, _side(each))
+        Whisker(f"{each.difference:+.3f}  {each.name}", each.difference, each.low, each.high, _side(each))
         for each in effects
     ]
     axis = Axis("← better · change in bits per byte · worse →", named=lambda tick: f"{tick:+g}" if tick else "0")
-    return panel("effects", about, whiskers("Main effects", rows, axis, 0.0))
+    return Panels("effects", about, [whiskers("Main effects", rows, axis, 0.0)])
 
 
 def _side(effect: Effect) -> Look:
     """Better, worse, or neither as far as the interval tells."""
     unclear = effect.low <= 0 <= effect.high
     return Look("soft", "o") if unclear else LOOKS[0] if effect.difference < 0 else LOOKS[1]
-
-
-def effect_name(effect: Effect) -> str:
-    """'placement: post → pre', by the last word of the key; 'position' for position.kind."""
-    setting = effect.setting.removesuffix(".kind").rpartition(".")[2]
-    return f"{setting}: {effect.base} → {effect.value}"
 
 
 # ---- the sweep
@@ -303,7 +285,7 @@ def sweep_charts(found: Sequence[Ranked]) -> Panels | None:
         " cross at the top a run that failed."
     )
     plots = [_sweep_plot(ranked) for ranked in found if any(each.nats and each.lr for each in ranked.result.sweep)]
-    return Panels("sweep", "Bits per byte against the learning rate", about, plots) if plots else None
+    return Panels("sweep", about, plots) if plots else None
 
 
 def _sweep_plot(ranked: Ranked) -> Plot:

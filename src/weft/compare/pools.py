@@ -1,8 +1,9 @@
-"""Where a comparison's jobs run: in processes on this machine, or in tasks that Slurm starts wherever there is space.
+"""Where a comparison's jobs run: in processes on this machine, or in tasks that Slurm or Ray starts where it has space.
 
 Slurm's tasks are the same processes behind `srun`, which passes on what they are told and what they say. Inside an
-allocation each is a step of it; outside, each is a job of its own, which waits in the queue. What they need to know
-besides is in the comparison's folder, which every machine has to see.
+allocation each is a step of it; outside, each is a job of its own, which waits in the queue. Ray's cluster (Moritz et
+al. 2018) is the one that RAY_ADDRESS or the machine names; where there is none, one of this machine alone is made. What
+tasks need to know besides is in the comparison's folder, which every machine has to see under the same name.
 """
 
 import importlib.util
@@ -13,8 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Literal, NamedTuple
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
 
+import torch
+
+from weft.compare.worker import attempt
 from weft.errors import ConfigError
 from weft.workers import Children
 
@@ -64,6 +69,13 @@ def parse_jobs(words: str | None) -> Where:
     return Where("ray", count)
 
 
+def _environment(threads: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+
+
+# ---- processes, here or as tasks of Slurm
+
+
 def slurm_tasks(where: Where) -> int:
     """How many tasks run at once: as many as were said, or as the allocation has."""
     tasks = where.count or int(os.environ.get("SLURM_NTASKS", 0))
@@ -75,19 +87,11 @@ def slurm_tasks(where: Where) -> int:
     return tasks
 
 
-def environment(threads: int) -> dict[str, str]:
-    """What is set in the environment of a process that has so many threads."""
-    return {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-
-
 def srun(threads: int, gpus: int) -> tuple[str, ...]:
     """The command that starts a process as a task of Slurm with so many processors and GPUs."""
-    command = ["srun", "--ntasks=1", "--nodes=1", f"--cpus-per-task={threads}"]
-    if gpus:
-        command.append(f"--gpus-per-task={gpus}")
-    if "SLURM_JOB_ID" in os.environ:
-        command.append("--exclusive")  # of a step: processors that no other step has
-    return tuple(command)
+    gpu = (f"--gpus-per-task={gpus}",) if gpus else ()
+    step = ("--exclusive",) if "SLURM_JOB_ID" in os.environ else ()  # processors that no other step has
+    return ("srun", "--ntasks=1", "--nodes=1", f"--cpus-per-task={threads}", *gpu, *step)
 
 
 class Processes:
@@ -97,7 +101,7 @@ class Processes:
     """
 
     def __init__(self, threads: int, before: tuple[str, ...] = ()) -> None:
-        self._children = Children([*before, *WORKER, str(threads)], environment(threads))
+        self._children = Children([*before, *WORKER, str(threads)], _environment(threads))
         self._ending = SRUN_SECONDS if before else 0.0
         self._ended: SimpleQueue[Ended] = SimpleQueue()
 
@@ -129,3 +133,66 @@ class Processes:
     def close(self) -> None:
         """End everything at once."""
         self._children.close(self._ending)
+
+
+# ---- tasks of Ray
+
+
+def _ray() -> ModuleType:
+    """Ray, connected to its cluster."""
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+    return ray
+
+
+def ray_tasks(threads: int, gpus: int) -> int:
+    """How many tasks of this size the cluster runs at once."""
+    there = _ray().cluster_resources()
+    tasks = int(there.get("CPU", 0) // threads)
+    return max(1, min(tasks, int(there.get("GPU", 0) // gpus)) if gpus else tasks)
+
+
+class RayTasks:
+    """Every job is a task of its own; otherwise as `Processes`."""
+
+    def __init__(self, threads: int, gpus: int) -> None:
+        self._ray = _ray()
+        self._run = self._ray.remote(_run_there).options(
+            num_cpus=threads, num_gpus=gpus, max_retries=0, runtime_env={"env_vars": _environment(threads)}
+        )
+        self._threads = threads
+        self._folders: dict[Any, Path] = {}
+
+    def begin(self, folder: Path) -> None:
+        self._folders[self._run.remote(os.getcwd(), str(folder), self._threads)] = folder
+
+    def ended(self, seconds: float) -> Ended | None:
+        ready, _ = self._ray.wait(list(self._folders), num_returns=1, timeout=seconds)
+        if not ready:
+            return None
+        folder = self._folders.pop(ready[0])
+        try:
+            return Ended(folder, self._ray.get(ready[0]))
+        except Exception as error:  # Ray's own, or that of the task, as the kind of error that it was
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return Ended(folder, died=(lines or [type(error).__name__])[-1])
+
+    def stop(self, seconds: float) -> None:
+        """Cancelling a task is its Ctrl-C: training saves its step before it stops."""
+        for task in self._folders:
+            self._ray.cancel(task, force=False)
+        self._ray.wait(list(self._folders), num_returns=len(self._folders), timeout=seconds)
+
+    def close(self) -> None:
+        for task in self._folders:
+            self._ray.cancel(task, force=True)
+        self._ray.shutdown()
+
+
+def _run_there(place: str, folder: str, threads: int) -> str | None:
+    """Run the job of a folder on the machine of a task, in the working directory `place`."""
+    os.chdir(place)
+    torch.set_num_threads(threads)
+    return attempt(Path(folder))

@@ -1,4 +1,4 @@
-"""How the contenders of a comparison rank at the end of their budget, best first; and the main effects of an ablation.
+"""How the contenders of a comparison rank at the end of their budget, in numbers and in sentences; and main effects.
 
 A main effect is what one setting does to the loss, whatever the others are. Two contenders that differ in one setting
 alone are a pair. In a full grid a setting has a pair for every combination of the others, and the mean over them is the
@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from weft.compare.multiplier import Multiplier, multiplier
-from weft.compare.results import Comparison, Curve, Result
+from weft.compare.jobs import Comparison, Result, fraction
+from weft.compare.multiplier import Curve, Multiplier, bounds_text, factor_text, multiplier
+from weft.errors import counted
 from weft.evaluate.bootstrap import DRAWS, bands, ends, resample
 
 NOTHING = "–"
-Levels = tuple[str, ...]
+MIN_LUCKY = 4  # trained contenders from which on the best one is also the luckiest
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,6 @@ class Ranked:
 
     @property
     def name(self) -> str:
-        """The contender's."""
         return self.result.name
 
     @property
@@ -81,8 +81,7 @@ class Ranked:
             **{field: self.mean(field) for field in ("parameters", "tokens", "flops", "seconds")},
             "seeds": self.seeds,
             "bits_per_byte": self.bits,
-            "low": self.bounds[0],
-            "high": self.bounds[1],
+            **dict(zip(("low", "high"), self.bounds, strict=True)),
             "learning_rate": self.result.rate,
             "multiplier": self.multiplier and {field: getattr(self.multiplier, field) for field in read},
             "sample": self.sample,
@@ -141,6 +140,11 @@ class Effect:
     pairs: int
     planned: int
 
+    @property
+    def name(self) -> str:
+        """'placement: post → pre', by the last word of the key; 'position' for position.kind."""
+        return f"{self.setting.removesuffix('.kind').rpartition('.')[2]}: {self.base} → {self.value}"
+
 
 def main_effects(
     results: Sequence[Result], varied: Mapping[str, tuple[str, ...]], draws: int = DRAWS, seed: int = 0
@@ -152,7 +156,11 @@ def main_effects(
     claim more than that would need many more seeds than three. If they are alike, the interval is on the safe side.
     """
     share = max((share for result in results for share in result.shares), default=0.0)
-    planned = {_levels(result, varied): result for result in results if result.levels is not None}
+    planned = {
+        tuple(result.levels.get(setting, values[0]) for setting, values in varied.items()): result
+        for result in results
+        if result.levels is not None
+    }
     done = {levels: result.at(share) for levels, result in planned.items() if result.at(share)}
     if not done:
         return []
@@ -166,7 +174,10 @@ def main_effects(
     for place, (setting, values) in enumerate(varied.items()):
         base, *others = values
         for value in others:
-            all_pairs = _pairs(planned, place, base, value)
+            # cells with the base's value, and those with the other that are alike in everything else
+            bases = [levels for levels in planned if levels[place] == base]
+            changed = [(levels, (*levels[:place], value, *levels[place + 1 :])) for levels in bases]
+            all_pairs = [(levels, other) for levels, other in changed if other in planned]
             pairs = [(columns[a], columns[b]) for a, b in all_pairs if a in columns and b in columns]
             if not pairs:
                 continue
@@ -177,13 +188,126 @@ def main_effects(
     return found
 
 
-def _levels(result: Result, varied: Mapping[str, tuple[str, ...]]) -> Levels:
-    """Which value it has of each varied setting; the base's where it doesn't say."""
-    levels = result.levels or {}
-    return tuple(levels.get(setting, values[0]) for setting, values in varied.items())
+# ---- in sentences
 
 
-def _pairs(cells: Mapping[Levels, object], place: int, base: str, value: str) -> list[tuple[Levels, Levels]]:
-    """The cells with the base's value and those with the other that are alike in everything else."""
-    changed = ((levels, (*levels[:place], value, *levels[place + 1 :])) for levels in cells if levels[place] == base)
-    return [(levels, other) for levels, other in changed if other in cells]
+def result(found: Sequence[Ranked]) -> str:
+    """Who is best, by how much, and against what."""
+    done = [ranked for ranked in found if ranked.finished]
+    if not done:
+        return "No contender finished a job, so there is nothing to compare."
+    best, base = done[0], next(ranked for ranked in found if ranked.baseline)
+    if not base.finished:
+        return f"The baseline {base.name} finished no job; the best of the others, {_named(best)}, has no multiplier."
+    if len(done) == 1:
+        return f"{_named(best)} is the only contender that finished."
+    told, rival = [f"{_named(best)} {_against(best, base)}. {base.name} ends at {base.bits:.3f}."], best
+    if best.baseline:
+        rival = done[1]
+        told = [f"No contender beats the baseline, {_named(best)}."]
+        told.append(f"The next best, {_named(rival)}, {_against(rival, base)}.")
+    told += [
+        f"{ranked.name}, which is counted and multiplies nothing, ends at {ranked.bits:.3f}."
+        for ranked in done
+        if ranked.counted and ranked not in (best, base, rival)
+    ]
+    return " ".join(told)
+
+
+def _named(ranked: Ranked) -> str:
+    return f"{ranked.name} ({ranked.bits:.3f} bits per byte)"
+
+
+def _against(ranked: Ranked, base: Ranked) -> str:
+    """What a contender needs for the loss it ends with, in the baseline's operations."""
+    name, times = base.name, ranked.multiplier
+    if ranked.counted:
+        return f"is counted, not trained: it multiplies nothing, so no multiplier against {name} exists"
+    if base.counted:
+        return f"has no multiplier, because the baseline {name} is counted and multiplies nothing"
+    if times is None:
+        better = base.bits - ranked.bits
+        side = "better" if better > 0 else "worse"
+        return f"is {abs(better):.3f} bits per byte {side} than {name}; curves of one point have no multiplier"
+    value, bounds = factor_text(times.value), bounds_text(times.low, times.high)
+    inverse = factor_text(1 / times.value)
+    if times.beyond == "above":
+        return (
+            f"is better with its smallest share of the budget than {name} with all of it: {name} needs more than"
+            f" {value} times the operations for the same loss, which is beyond the measured range"
+        )
+    if times.beyond == "below":
+        return (
+            f"is worse with the whole budget than {name} with its smallest share of it: it needs more than {inverse}"
+            f" times the operations of {name} for the same loss, which is beyond the measured range"
+        )
+    if times.low <= 1 <= times.high:
+        return (
+            f"needs about as many operations as {name} for the same loss: the multiplier is {value}, and its interval,"
+            f" {bounds}, includes 1"
+        )
+    if times.value > 1:
+        return f"needs {value} times fewer operations than {name} for the same loss ({bounds})"
+    around = bounds_text(*(1 / end if end else math.inf for end in (times.high, times.low)))
+    return f"needs {inverse} times as many operations as {name} for the same loss ({around})"
+
+
+def method(comparison: Comparison, found: Sequence[Ranked]) -> list[str]:
+    """How it was measured, from what is there, and what the comparison notes besides."""
+    trained = [ranked for ranked in found if ranked.finished and not ranked.counted]
+    notes = []
+    if trained:
+        first = max((ranked.result for ranked in trained), key=lambda result: len(result.shares))
+        notes += [
+            f"Each contender is trained at these shares of the budget: {', '.join(map(fraction, first.shares))}."
+            " Each is a training run of its own, whose schedule ends there, with"
+            f" {counted(max(ranked.seeds for ranked in trained), 'seed')}.",
+            "FLOPs are those of the model's matrix products in training, forward and backward, every query against all"
+            " keys; the search for a learning rate and evaluations are not in the table. Seconds are those of this"
+            " machine, and other jobs may have run beside.",
+        ]
+    notes += [
+        "Bits per byte is the cost of the held-out text: the same bytes for every contender, whatever its tokenizer.",
+        "An interval holds 95 % of bootstrap draws. Sections of the held-out text are drawn with replacement, the same"
+        " for all contenders, since what is hard is hard for all; how far other seeds might be from those that were"
+        " trained is drawn from Student's t, for each contender by itself; with one seed it is left out.",
+        "So the bits per byte of two contenders can differ for certain though their intervals overlap; the interval of"
+        " the multiplier is that of their difference.",
+        "The multiplier is how many times a contender's FLOPs the baseline needs for the same loss. It is read at the"
+        " lowest loss that both reach; curves are interpolated between shares of the budget and never continued beyond"
+        " them.",
+    ]
+    if any(ranked.counted for ranked in found):
+        notes.append(
+            "An n-gram model is counted: it multiplies nothing, so it is a level on the chart of FLOPs and has no"
+            " multiplier."
+        )
+    if len(trained) >= MIN_LUCKY:
+        notes.append(
+            f"The best of {len(trained)} contenders was picked because it was best, so it is likely to be a little"
+            " worse than it looks; its interval does not account for that."
+        )
+    return [*notes, *warnings(found), *comparison.notes]
+
+
+def warnings(found: Sequence[Ranked]) -> list[str]:
+    """What makes a contender's numbers less than they seem: shares that did not finish, and rates at an edge."""
+    largest = max(ranked.share for ranked in found)
+    told = []
+    for ranked in found:
+        if not ranked.finished:
+            told.append(f"{ranked.name} finished nothing: {ranked.failed}")
+            continue
+        if ranked.share < largest:
+            told.append(
+                f"{ranked.name} is shown at {fraction(ranked.share)} of the budget, where others have"
+                f" {fraction(largest)}: more did not finish."
+            )
+        rates = sorted({outcome.lr for outcome in ranked.result.sweep if outcome.lr})
+        if len(rates) > 1 and ranked.result.rate in (rates[0], rates[-1]):
+            side = "smallest" if ranked.result.rate == rates[0] else "largest"
+            told.append(
+                f"The rate of {ranked.name} is the {side} that was tried: a better one may lie beyond, so it may be"
+                " better than it looks."
+            )
+    return told

@@ -12,24 +12,22 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from weft.compare.contenders import ReadyContender
-from weft.compare.jobs import Job, Sweep
-from weft.compare.pools import HERE, Ended, Processes, Where, slurm_tasks, srun
-from weft.compare.ray_pool import RayTasks, ray_tasks
-from weft.compare.results import Outcome
+from weft.compare.jobs import Job, Outcome, Sweep
+from weft.compare.pools import HERE, Processes, RayTasks, Where, ray_tasks, slurm_tasks, srun
 from weft.compare.worker import JOB, OUTCOME, RUN
 from weft.config import validate
 from weft.errors import RunError
 from weft.files import write_text
 from weft.runs.lines import append, read_lines
-from weft.training.memory import free_memory
+from weft.training.preflight import free_memory
 from weft.workers import cores
 
 PROCESS_BYTES = 600e6  # bytes that a process takes before it does anything
@@ -70,17 +68,6 @@ def machine_for(contenders: Sequence[ReadyContender], where: Where) -> Machine:
     return Machine(jobs, max(1, cores() // jobs))
 
 
-def opened(machine: Machine) -> Pool:
-    """Where jobs run."""
-    match machine.where.kind:
-        case "here":
-            return Processes(machine.threads)
-        case "slurm":
-            return Processes(machine.threads, srun(machine.threads, machine.gpus))
-        case "ray":
-            return RayTasks(machine.threads, machine.gpus)
-
-
 @dataclass
 class Progress:
     """What a live table shows: finished outcomes, and how far the running jobs are."""
@@ -107,9 +94,8 @@ class Runner:
         self.results = self.out / "results.jsonl"
         for line in read_lines(self.results):
             outcome = validate(Outcome, line)
-            self.outcomes[job_of(outcome)] = outcome
-        for job in list(self.outcomes):  # a job whose outcome was noted just before the end
-            self._tidy(job)
+            self.outcomes[outcome.job] = outcome
+            self._tidy(outcome.job)  # its outcome may have been noted just before the end
 
     def run(self, sweeps: Sequence[Sweep], watch: Watch) -> dict[Job, Outcome]:
         """Run every job that the sweeps ask for; what they ask for follows from what is measured."""
@@ -118,7 +104,8 @@ class Runner:
         with self._pool() as pool:
             running: dict[Path, Job] = {}
             while True:
-                wanted, searching = self._wanted(sweeps), self._searching(sweeps)
+                wanted = self._wanted(sweeps)
+                searching = {each.contender for each in sweeps if not each.rate(1.0, self.outcomes)[1]}
                 waiting = [job for job in wanted if job not in self.outcomes and job not in running.values()]
                 # a search comes first, for what follows from it; a long job that starts last keeps everybody waiting
                 waiting.sort(key=lambda job: (job.contender not in searching, -wanted[job]))
@@ -128,14 +115,25 @@ class Runner:
                 watch(Progress(self.outcomes, {job: self._step(job) for job in running.values()}, wanted))
                 if not running:
                     return self.outcomes
-                ended = pool.ended(0.5)
-                if ended is not None:
-                    self._take(ended, running)
+                if ended := pool.ended(0.5):
+                    job = running.pop(ended.folder)
+                    if ended.died is not None:
+                        raise RunError(f"{job}: the process that ran it died: {ended.died}; start again to go on")
+                    if ended.error is not None:
+                        raise RunError(f"{job}: {ended.error}")
+                    self._note(job)
 
     @contextmanager
     def _pool(self) -> Iterator[Pool]:
         """Where jobs run. However this ends, none of them goes on."""
-        pool = opened(self.machine)
+        pool: Pool
+        match self.machine:
+            case Machine(_, threads, _, Where("here")):
+                pool = Processes(threads)
+            case Machine(_, threads, gpus, Where("slurm")):
+                pool = Processes(threads, srun(threads, gpus))
+            case Machine(_, threads, gpus):
+                pool = RayTasks(threads, gpus)
         try:
             yield pool
         except KeyboardInterrupt:
@@ -146,17 +144,11 @@ class Runner:
 
     def _wanted(self, sweeps: Sequence[Sweep]) -> dict[Job, float]:
         """Every job that is known to be needed, and its operations."""
-        return {job: self._cost(job) for sweep in sweeps for job in sweep.wanted(self.outcomes)}
-
-    def _searching(self, sweeps: Sequence[Sweep]) -> set[str]:
-        """The contenders whose learning rate for the whole budget isn't known yet."""
-        return {sweep.contender for sweep in sweeps if not sweep.rate(1.0, self.outcomes)[1]}
-
-    def _cost(self, job: Job) -> float:
-        contender = self.contenders[job.contender]
-        return 0.0 if contender.counts else contender.flops_per_step * contender.whole.steps * job.share
-
-    # ---- jobs
+        return {
+            job: self.contenders[job.contender].flops * job.share
+            for sweep in sweeps
+            for job in sweep.wanted(self.outcomes)
+        }
 
     def _give(self, pool: Pool, job: Job) -> bool:
         """Start a job; one that was measured already when everything stopped is only noted."""
@@ -166,27 +158,11 @@ class Runner:
             return False
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / JOB).is_file():
-            contender = self.contenders[job.contender]
-            names = {"contender": job.contender, "share": job.share, "lr": job.lr, "seed": job.seed}
-            recipe = contender.settled(job).model_dump(mode="json", exclude_none=True)
-            kept = job.share == 1 and job.seed == 0
-            write_text(
-                folder / JOB,
-                json.dumps({"names": names, "recipe": recipe, "held_out": self.held_out, "kept": kept}),
-            )
+            recipe = self.contenders[job.contender].settled(job).model_dump(mode="json", exclude_none=True)
+            asked = {"names": asdict(job), "recipe": recipe, "held_out": self.held_out, "kept": job.kept}
+            write_text(folder / JOB, json.dumps(asked))
         pool.begin(folder)
         return True
-
-    def _take(self, ended: Ended, running: dict[Path, Job]) -> None:
-        """How a job ended."""
-        job = running.pop(ended.folder)
-        if ended.died is not None:
-            raise RunError(f"{job}: the process that ran it died: {ended.died}; start again to go on")
-        if ended.error is not None:
-            raise RunError(f"{job}: {ended.error}")
-        self._note(job)
-
-    # ---- outcomes
 
     def _note(self, job: Job) -> None:
         """Put a job's outcome among the results, then remove what it left."""
@@ -198,7 +174,7 @@ class Runner:
     def _tidy(self, job: Job) -> None:
         folder = self._folder(job)
         kept = self.out / "runs" / job.contender
-        if (folder / RUN).is_dir() and job.share == 1 and job.seed == 0 and not kept.exists():
+        if (folder / RUN).is_dir() and job.kept and not kept.exists():
             kept.parent.mkdir(parents=True, exist_ok=True)
             os.replace(folder / RUN, kept)
         shutil.rmtree(folder, ignore_errors=True)
@@ -208,22 +184,9 @@ class Runner:
 
     def _step(self, job: Job) -> tuple[int, int, float | None]:
         """How far a job is, by the last line of its metrics."""
-        contender = self.contenders[job.contender]
-        steps = 1 if contender.counts else max(1, round(contender.whole.steps * job.share))
-        last = _last_line(self._folder(job) / RUN / "metrics.jsonl")
-        return int(last.get("step", 0)), steps, last.get("loss")
-
-
-def job_of(outcome: Outcome) -> Job:
-    """The job that an outcome is of."""
-    return Job(outcome.contender, outcome.share, outcome.lr, outcome.seed)
-
-
-def _last_line(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
+        path, last = self._folder(job) / RUN / "metrics.jsonl", dict[str, Any]()
+        with suppress(OSError, ValueError, StopIteration), path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 1000))
-            lines = file.read().splitlines()
-        return next(json.loads(line) for line in reversed(lines) if line.endswith(b"}") and b'"loss"' in line)
-    except (OSError, ValueError, StopIteration):
-        return {}
+            lines = reversed(file.read().splitlines())
+            last = next(json.loads(line) for line in lines if line.endswith(b"}") and b'"loss"' in line)
+        return int(last.get("step", 0)), self.contenders[job.contender].steps(job), last.get("loss")

@@ -1,12 +1,15 @@
 """A scaling law of one family on one text: a ladder of sizes and lengths, the fit, and the next rung to check it.
 
-L(N, D) = E + A/N^α + B/D^β (Hoffmann et al. 2022, §3.3). The ladder is a comparison whose contenders are the sizes of
-a family, so that every size has its own best learning rate, and runs go side by side and survive interruption.
+L(N, D) = E + A/N^α + B/D^β for N parameters and D tokens (Hoffmann et al. 2022, §3.3). The ladder is a comparison whose
+contenders are the sizes of a family, so that every size has its own best learning rate, and runs go side by side and
+survive interruption. The page shows what was trained, the fit through it, and whether it predicted the next rung.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.interpolate import make_interp_spline
@@ -14,15 +17,237 @@ from scipy.interpolate import make_interp_spline
 from weft.compare.config import RATIO, Experiment
 from weft.compare.experiment import PLAN, Workplace, claimed_folder, compare
 from weft.compare.fit import Fit, Point, fit
-from weft.compare.results import Comparison
-from weft.compare.scaling_page import Check, ScalingPage
+from weft.compare.jobs import Comparison
+from weft.compare.page import BITS, result_section
+from weft.compare.ranking import flops_text
 from weft.costs.units import short
 from weft.errors import ConfigError
+from weft.figures.charts import Panels, PanelsPage
+from weft.figures.page import Section, html_tables, part
+from weft.figures.plot import Axis, Look, Plot, Series, scientific
+from weft.figures.shapes import html_plots
+from weft.figures.tables import Table, text_tables, wrapped
 
 SPREAD = 2.0  # of one size of the ladder and the next
 TOKENS_PER_PARAMETER = 10  # of the largest run: the smaller sizes have more
 MAX_SIZES = 16  # of a ladder
 LADDER, NEXT = "ladder", "next"
+FURTHER = 30.0  # times the largest budget that was fitted: so far the optimal size is drawn
+FLOPS = Axis("FLOPs in training", log=True, named=scientific, pad=0.06)
+PARAMETERS = Axis("parameters", log=True, named=short, pad=0.08)
+SIZE = (480, 330)  # of a chart
+CONSTANTS = {
+    "E": ("E", "loss that no size and no text removes"),
+    "A": ("A", "weight of the size"),
+    "B": ("B", "weight of the text"),
+    "alpha": ("α", "how fast the loss falls with parameters"),
+    "beta": ("β", "how fast the loss falls with tokens"),
+}
+METHOD = (
+    "The constants minimise the Huber loss (δ = 0.001) between the logarithms of measured and predicted loss, from many"
+    " starting points (Hoffmann et al. 2022, §3.3).",
+    "An interval holds 95 % of bootstrap draws: the fit is repeated on training runs drawn with replacement, those of"
+    " one size and length together. The interval of a prediction has the scatter of the training runs besides.",
+    "The optimal size minimises the fit for a budget of C = 6·N·D operations.",
+    "Only the smaller rungs are fitted. The next rung is trained afterwards, to see whether the fit predicts it.",
+)
+
+
+# ---- the page
+
+
+class Check(NamedTuple):
+    """The next rung, which was not fitted: what was measured, and what the fit had predicted with its interval."""
+
+    measured: Point
+    predicted: float
+    low: float
+    high: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the interval includes what was measured."""
+        return self.low <= self.measured.loss <= self.high
+
+    @property
+    def error(self) -> float:
+        """By what part of the measured loss the prediction is too high."""
+        return self.predicted / self.measured.loss - 1
+
+
+@dataclass(frozen=True)
+class ScalingPage(PanelsPage):
+    """A fit to bits per byte, and the next rung, which it had not seen; there is none where that diverged.
+
+    `optimum` are the parameters and tokens that are best for a larger `budget`, in FLOPs.
+    """
+
+    fit: Fit
+    check: Check | None
+    budget: float
+    optimum: tuple[float, float]
+    title: str = "Scaling law"
+    command: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    about: str = (
+        "L(N, D) = E + A/Nᵅ + B/Dᵝ: the loss of a model with N parameters after D tokens (Hoffmann et al. 2022), fitted"
+        " to small training runs in order to choose the size of a large one."
+    )
+
+    @property
+    def result(self) -> str:
+        """What the law says, and whether it held, in a few sentences."""
+        share = self.fit.beta / (self.fit.alpha + self.fit.beta)  # N ∝ C^share, D ∝ C^(1 − share)
+        size, tokens = map(short, self.optimum)
+        low, high = self.fit.optimal_interval(self.budget)
+        known = low > 1 and high < 0.99 * self.budget / 6
+        bounds = f"{short(low)}–{short(high)}" if known else "the runs hardly tell"
+        told = (
+            f"The optimal size grows with C^{share:.2f} and the tokens with C^{1 - share:.2f} of the budget C."
+            f" For {flops_text(self.budget)} FLOPs it is {size} parameters ({bounds}), trained on {tokens} tokens."
+        )
+        if self.check:
+            word = "inside" if self.check.holds else "outside"
+            told += (
+                f" The next rung, which was not fitted, was predicted at {self.check.predicted:.3f} bits per byte and"
+                f" measured at {self.check.measured.loss:.3f}: {abs(self.check.error):.1%} off, {word} the interval"
+                f" ({self.check.low:.3f}–{self.check.high:.3f})."
+            )
+        return told
+
+    def record(self) -> dict[str, Any]:
+        """The same as values: the constants with their intervals, the runs, and the next rung."""
+        check = self.check and {**self.check.measured._asdict(), **self.check._asdict()}
+        return {
+            "result": self.result,
+            "constants": {name: [getattr(self.fit, name), *self.fit.intervals[name]] for name in CONSTANTS},
+            "runs": [point._asdict() for point in self.fit.points],
+            "next": check and {key: value for key, value in check.items() if key != "measured"},
+        }
+
+    def text(self) -> str:
+        return "\n\n".join([text_tables(self.tables()), "\n".join(wrapped(self.result))])
+
+    def sections(self) -> list[Section]:
+        panels, charts = self.panels(), []
+        for title, pair in (("The law", panels[:2]), ("What it stands on", panels[2:])):
+            plots = html_plots([plot for each in pair for plot in each.plots])
+            charts.append(Section(title, " ".join(each.about for each in pair), plots))
+        return [
+            result_section(self.result, self.facts, self.command),
+            *charts,
+            Section("In numbers", "", html_tables(self.tables())),
+            Section("How it was fitted", "", part("notes", [*METHOD, *self.notes])),
+        ]
+
+    def tables(self) -> list[Table]:
+        constants, runs = [], []
+        for name, (symbol, meaning) in CONSTANTS.items():
+            interval = "–".join(f"{end:.4g}" for end in self.fit.intervals[name])
+            constants.append((symbol, meaning, f"{getattr(self.fit, name):.4g}", interval))
+        for run in chain.from_iterable(self._by_size().values()):
+            fitted, left = self.fit.predict(run.parameters, run.tokens), self._residual(run)
+            took = (short(run.parameters), short(run.tokens), flops_text(run.flops))
+            runs.append((*took, f"{run.loss:.4f}", f"{fitted:.4f}", f"{left:+.2%}"))
+        header = ("parameters", "tokens", "FLOPs", "bits per byte", "fit", "residual")
+        return [
+            Table(("constant", "what it is", "value", "95 % interval"), constants, "The fit", text=(0, 1)),
+            Table(header, runs, "The training runs that were fitted", text=()),
+        ]
+
+    def _by_size(self) -> dict[float, list[Point]]:
+        """The runs of each size, ascending, in the order of their tokens."""
+        ordered = sorted(self.fit.points, key=lambda point: (point.parameters, point.tokens))
+        sizes = dict.fromkeys(point.parameters for point in ordered)
+        return {size: [point for point in ordered if point.parameters == size] for size in sizes}
+
+    def _residual(self, point: Point) -> float:
+        """Measured over predicted loss, less 1."""
+        return point.loss / self.fit.predict(point.parameters, point.tokens) - 1
+
+    # ---- charts
+
+    def panels(self) -> list[Panels]:
+        return [self._losses(), self._optima(), self._runs(), self._residuals()]
+
+    def _losses(self) -> Panels:
+        about = (
+            "A mark is a training run, and a line is the fit at one size, from fewer tokens to more. The lowest line at"
+            " a budget is the size to train with it. The star is the next rung, which was not fitted, and the bar"
+            " beside it the interval that the fit predicted."
+        )
+        series, sizes = list[Series](), self._by_size()
+        for number, (size, runs) in enumerate(sizes.items()):
+            colour = _shade(number / max(len(sizes) - 1, 1))
+            each = float(np.mean([run.flops / run.tokens for run in runs]))
+            tokens = [float(count) for count in np.geomspace(runs[0].tokens, runs[-1].tokens, 40)]
+            line = [(each * count, self.fit.predict(size, count)) for count in tokens]
+            series.append(Series(points=line, look=Look(colour, width=1.3), labels=[*[""] * 39, short(size)]))
+            series.append(Series(points=[(run.flops, run.loss) for run in runs], look=Look(colour, "o", width=0)))
+        if self.check:
+            run, interval = self.check.measured, [(self.check.measured.flops, end) for end in self.check[2:]]
+            series.append(Series(points=interval, look=Look("c1", "_")))
+            star = Look("c1", "*", width=0)
+            series.append(Series(points=[(run.flops, run.loss)], look=star, labels=[short(run.parameters)]))
+        plot = Plot("Bits per byte against FLOPs, by parameters", series, FLOPS, BITS, size=SIZE)
+        return Panels("scaling-loss", about, [plot])
+
+    def _optima(self) -> Panels:
+        about = (
+            "The optimum is the size, with as many tokens as the budget then allows, that the fit gives the lowest"
+            " loss; the band is its 95 % interval. Right of the dashed vertical line nothing was trained: there the fit"
+            " is continued."
+        )
+        largest = max(point.flops for point in self.fit.points)
+        last = max(FURTHER * largest, 1.5 * self.budget)
+        budgets = [float(flops) for flops in np.geomspace(min(point.flops for point in self.fit.points), last, 40)]
+        best = [(flops, self.fit.optimal(flops)[0]) for flops in budgets]
+        asked = [(self.budget, self.fit.optimal(self.budget)[0])]
+        series = [
+            Series(points=best, band=[self.fit.optimal_interval(flops) for flops in budgets]),
+            Series(points=asked, look=Look("c1", "D", width=0), labels=[short(asked[0][1])]),
+        ]
+        marks = [(largest, "the largest training run")]
+        plot = Plot("Optimal size for a budget", series, FLOPS, PARAMETERS, marks, SIZE)
+        return Panels("scaling-optimum", about, [plot])
+
+    def _runs(self) -> Panels:
+        about = (
+            "Each mark is a training run, with its loss: the stronger the shade, the lower. The dashed line joins the"
+            " optimal sizes."
+        )
+        every = [*self.fit.points, *([self.check.measured] if self.check else [])]
+        budgets = [point.flops for point in every]
+        best = [self.fit.optimal(float(flops)) for flops in np.geomspace(min(budgets), max(budgets), 40)]
+        line = Series(points=[(tokens, size) for size, tokens in best], look=Look("soft", dash="6 3", width=1.2))
+        losses = [math.log(point.loss) for point in self.fit.points]
+        span = max(losses) - min(losses) or 1.0
+        series = [line]
+        for point, loss in zip(self.fit.points, losses, strict=True):
+            look = Look(_shade((max(losses) - loss) / span), "o", width=0)
+            series.append(Series(points=[(point.tokens, point.parameters)], look=look, labels=[f"{point.loss:.3g}"]))
+        if self.check:
+            run = self.check.measured
+            series.append(Series(points=[(run.tokens, run.parameters)], look=Look("c1", "*", width=0)))
+        tokens = Axis("tokens", log=True, named=short, pad=0.08)
+        return Panels("scaling-runs", about, [Plot("What was trained", series, tokens, PARAMETERS, size=SIZE)])
+
+    def _residuals(self) -> Panels:
+        about = "A good fit leaves no pattern: as many marks above zero as below, at low losses and at high ones."
+        left = [(point.loss, 100 * self._residual(point)) for point in self.fit.points]
+        most = max(0.1, *(abs(y) for _, y in left)) * 1.2
+        series = [Series(points=left, look=Look(marker="o", width=0)), Series(look=Look("ink", width=0.9), level=0.0)]
+        x, y = Axis("measured bits per byte"), Axis("%", holds=(-most, most))
+        return Panels("scaling-residuals", about, [Plot("Residuals: measured less predicted", series, x, y, size=SIZE)])
+
+
+def _shade(part: float) -> str:
+    """A shade for a part of a whole: the strongest for 1, and one that can still be read for 0."""
+    return f"{50 + 50 * part:.0f}%"
+
+
+# ---- the ladder
 
 
 def ladder(experiment: Experiment, sizes: int) -> Experiment:

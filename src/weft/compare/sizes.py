@@ -6,7 +6,6 @@ from weft.compare.config import Budget
 from weft.costs.count import count
 from weft.errors import ConfigError
 from weft.models.config import Decoder, Encoder, Model, NGram, Recurrent, TransformerConfig
-from weft.recipe.settle import Facts
 
 TOKENS_PER_PARAMETER = 20  # where compute is best spent (Hoffmann et al. 2022, table 3)
 STEP = 8  # of widths
@@ -49,16 +48,13 @@ def resized(model: Model, width: int) -> Model:
 
 
 def multiplied(model: Model) -> int:
-    """The parameters that a token is multiplied by: all but a table that is only looked up in."""
-    return count(model).parameters - _table(model)
+    """The parameters that a token is multiplied by: all but a table that is only looked up in.
 
-
-def _table(model: Model) -> int:
-    """The entries of the table of embeddings; one that is tied to the logits is multiplied there."""
-    head = getattr(model, "head", None)
-    tied = getattr(head, "tied", getattr(model, "tied", False))
+    A table of embeddings that is tied to the logits is multiplied there.
+    """
+    tied = getattr(getattr(model, "head", None), "tied", getattr(model, "tied", False))
     width = getattr(model, "d_embedding", None) or getattr(model, "d_model", None) or 0
-    return 0 if tied else int(getattr(model, "vocab_size", 0) * width)
+    return count(model).parameters - (0 if tied else int(getattr(model, "vocab_size", 0) * width))
 
 
 def sized(model: Model, wanted: float) -> Model:
@@ -78,11 +74,6 @@ def sized(model: Model, wanted: float) -> Model:
             f"nearest has {multiplied(best):,}; give {advice}"
         )
     return best
-
-
-def with_vocabulary(model: Model, facts: Facts) -> Model:
-    """The model with as many tokens as the text's tokenizer has, which are part of its size."""
-    return model.replace(vocab_size=facts.vocab_size)
 
 
 def sized_for(budget: Budget, model: Model) -> Model:

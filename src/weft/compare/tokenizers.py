@@ -6,6 +6,7 @@ which tokenizer a model predicts text best with is a matter of bits per byte, at
 
 import textwrap
 import time
+import timeit
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -111,7 +112,6 @@ class TokenizerComparison(Charts):
 
     @property
     def about(self) -> str:  # type: ignore[override]
-        """What was read."""
         return (
             f"Trained on {byte_size(self.training)} of {self.source}, measured on the "
             f"{byte_size(self.measures[0].bytes)} held out. More bytes per token make shorter texts; a larger "
@@ -119,47 +119,25 @@ class TokenizerComparison(Charts):
         )
 
     def charts(self) -> Sequence[Plot]:
-        """How long texts get with vocabularies of different size."""
+        looks = [Look(f"c{n % 4}", MARKERS[n % len(MARKERS)], width=0) for n in range(len(self.measures))]
         series = [
-            Series(
-                each.label,
-                [(each.entries, each.bytes_per_token)],
-                Look(f"c{n % 4}", MARKERS[n % len(MARKERS)], width=0),
-            )
-            for n, each in enumerate(self.measures)
+            Series(each.label, [(each.entries, each.bytes_per_token)], look)
+            for each, look in zip(self.measures, looks, strict=True)
         ]
         x = Axis("vocabulary size", log=True, named=lambda tick: f"{tick:,.0f}", pad=0.12)
         y = Axis("bytes per token, held-out text", holds=(0.0,), pad=0.12)
         return [Plot("Bytes per token by vocabulary size", series, x, y, size=(480, 330))]
 
     def tables(self) -> Sequence[Table]:
-        """The numbers."""
-        first = self.measures[0]
-        lengths = [
-            (
-                each.label,
-                f"{each.entries:,}",
-                f"{each.bytes_per_token:.3f}",
-                f"{each.tokens_per_byte:.4f}",
-                f"{each.tokens_per_word:.3f}",
-                f"{each.unknown_word_share:.2%}",
-                "yes" if each.exact else "no",
-            )
-            for each in self.measures
-        ]
-        speeds = [
-            (
-                each.label,
-                f"{each.used:.1%}",
-                f"{each.rare:.1%}",
-                f"{each.unknown_token_share:.2%}",
-                "" if each.training_seconds is None else f"{each.training_seconds:.2f} s",
-                f"{each.encode_speed:.2f}",
-                f"{each.encode_all_cores_speed:.2f}",
-                f"{each.decode_speed:.2f}",
-            )
-            for each in self.measures
-        ]
+        first, lengths, speeds = self.measures[0], [], []
+        for each in self.measures:
+            sizes = (f"{each.bytes_per_token:.3f}", f"{each.tokens_per_byte:.4f}", f"{each.tokens_per_word:.3f}")
+            exact = "yes" if each.exact else "no"
+            lengths.append((each.label, f"{each.entries:,}", *sizes, f"{each.unknown_word_share:.2%}", exact))
+            shares = (f"{each.used:.1%}", f"{each.rare:.1%}", f"{each.unknown_token_share:.2%}")
+            training = "" if each.training_seconds is None else f"{each.training_seconds:.2f} s"
+            rates = (each.encode_speed, each.encode_all_cores_speed, each.decode_speed)
+            speeds.append((each.label, *shares, training, *(f"{rate:.2f}" for rate in rates)))
         unknown = (
             "unknown: the share of the words, between white space, that are unknown in whole or in part; their bytes "
             "count, though no token spells them. exact: decoding gives the text back."
@@ -177,7 +155,6 @@ class TokenizerComparison(Charts):
         ]
 
     def text(self) -> str:
-        """The tables, and the sentence under each tokenizer."""
         lines = [f"“{self.sentence}”"]
         for each in self.measures:
             cut = " ".join(shown(piece) for piece, _ in each.pieces)
@@ -190,15 +167,9 @@ class TokenizerComparison(Charts):
         return {"tokenizers": [asdict(each) for each in self.measures]}
 
     def html(self) -> str:
-        """The chart, the tables, and the sentence as boxes."""
-        rows = [
-            part("pieces", each.name, [(shown(piece), known) for piece, known in each.pieces]) for each in self.measures
-        ]
-        return (
-            Markup(super().html())
-            + Markup('<h3 class="tok-title">“{}”</h3>').format(self.sentence)
-            + Markup("").join(rows)
-        )
+        title = Markup('<h3 class="tok-title">“{}”</h3>').format(self.sentence)
+        rows = [(each.name, [(shown(piece), known) for piece, known in each.pieces]) for each in self.measures]
+        return Markup("").join([Markup(super().html()), title, *(part("pieces", *row) for row in rows)])
 
 
 def shown(piece: str) -> str:
@@ -210,11 +181,7 @@ def shown(piece: str) -> str:
 
 
 def compare_tokenizers(
-    specs: Sequence[str],
-    data: TextSource | Sequence[str] | str,
-    *,
-    sentence: str = LECTURE,
-    log: Log = log_to_stderr,
+    specs: Sequence[str], data: TextSource | Sequence[str] | str, *, sentence: str = LECTURE, log: Log = log_to_stderr
 ) -> TokenizerComparison:
     """What each tokenizer makes of the held-out side of a text, and of a `sentence`.
 
@@ -227,18 +194,12 @@ def compare_tokenizers(
     again = next((spec for spec, count in Counter(specs).items() if count > 1), None)
     if again is not None:
         raise ConfigError(f"--tokenizers {again}: it is named twice")
-    text = _source(data)
+    text = data if isinstance(data, TextSource) else TextSource([data] if isinstance(data, str) else list(data))
+    if "-" in text.sources:
+        raise DataError("-: standard input can be read once, and every tokenizer reads the text; name a file")
     held_out, training = _sides(text, log)
     measures = [_measure(spec, each, text, held_out, sentence) for spec, each in chosen]
     return TokenizerComparison(tuple(measures), sentence, ", ".join(text.sources), training)
-
-
-def _source(data: TextSource | Sequence[str] | str) -> TextSource:
-    if not isinstance(data, TextSource):
-        data = TextSource([data] if isinstance(data, str) else list(data))
-    if "-" in data.sources:
-        raise DataError("-: standard input can be read once, and every tokenizer reads the text; name a file")
-    return data
 
 
 def _sides(text: TextSource, log: Log) -> tuple[list[str], int]:
@@ -260,7 +221,12 @@ def _measure(
     spec: str, chosen: TrainedConfig | Tokenizer, text: TextSource, held_out: Sequence[str], sentence: str
 ) -> TokenizerMeasure:
     try:
-        tokenizer, seconds = _trained(chosen, text)
+        seconds, start = None, time.perf_counter()
+        if isinstance(chosen, Tokenizer):
+            tokenizer = chosen
+        else:  # the text is read while it is trained
+            tokenizer = build_tokenizer(chosen, () if isinstance(chosen, Byte) else train_texts(text))
+            seconds = time.perf_counter() - start
         with bar(f"{spec}: the training text", None):
             trained = sum(
                 (_counts(tokenizer.encode_batch(some), tokenizer.vocab_size) for some in _groups(train_texts(text))),
@@ -293,15 +259,6 @@ def _measure(
         decode_speed=decoding,
         pieces=pieces,
     )
-
-
-def _trained(chosen: TrainedConfig | Tokenizer, text: TextSource) -> tuple[Tokenizer, float | None]:
-    """A tokenizer, and the seconds that it was trained for, in which the text is read; None for a finished one."""
-    if isinstance(chosen, Tokenizer):
-        return chosen, None
-    start = time.perf_counter()
-    made = build_tokenizer(chosen, () if isinstance(chosen, Byte) else train_texts(text))
-    return made, time.perf_counter() - start
 
 
 def _counts(encoded: Iterable[Sequence[int]], entries: int) -> Ints:
@@ -345,12 +302,7 @@ def _speeds(tokenizer: Tokenizer, held_out: Sequence[str]) -> tuple[float, float
 
 def _best(work: Callable[[], object]) -> float:
     """The seconds of the fastest of a few times: others are slower for reasons that have nothing to do with it."""
-    taken = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - start)
-    return max(min(taken), 1e-9)
+    return max(min(timeit.repeat(work, number=1, repeat=REPEATS)), 1e-9)
 
 
 def _pieces(tokenizer: Tokenizer, sentence: str) -> Iterator[tuple[str, bool]]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from weft.api.train import finish
-from weft.compare.results import Outcome
+from weft.compare.jobs import Outcome
 from weft.compare.sizes import multiplied
 from weft.config import validate
 from weft.costs.count import count
@@ -84,8 +84,8 @@ def _outcome(recipe: SettledRecipe, objective: Any, model: LanguageModel, job: d
     measured = {"nats": sections.nats.tolist(), "bytes": sections.bytes.tolist(), "sample": sample}
     if isinstance(model, NGram):
         seconds = next(line["seconds"] for line in read_lines(run.events) if line["event"] == "finish")
-        tokens, parameters = len(objective.training_text), sum(model.entries)
-        return {**measured, "tokens": tokens, "flops": 0.0, "seconds": round(seconds, 3), "parameters": parameters}
+        measured |= {"tokens": len(objective.training_text), "parameters": sum(model.entries)}
+        return {**measured, "flops": 0.0, "seconds": round(seconds, 3)}
     counted = count(recipe.model, recipe.batch.length, recipe.adapter)
     each, key = (recipe.batch.size or 1) * recipe.batch.length, "validation_bits_per_byte"
     tokens = recipe.steps * each
@@ -100,17 +100,16 @@ def _outcome(recipe: SettledRecipe, objective: Any, model: LanguageModel, job: d
     }
 
 
-def main(threads: int) -> None:
-    """Run the jobs of folders that this process is told."""
-    torch.set_num_threads(threads)
-    for folder in told():
-        try:
-            run_job(Path(folder))
-        except WeftError as error:
-            answer({"error": str(error)})
-        else:
-            answer({})
+def attempt(folder: Path) -> str | None:
+    """Run the job of a folder, and say what is wrong with it if anything is."""
+    try:
+        run_job(folder)
+    except WeftError as error:
+        return str(error)
+    return None
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    torch.set_num_threads(int(sys.argv[1]))
+    for told_folder in told():
+        answer({"error": attempt(Path(told_folder))})

@@ -69,7 +69,6 @@ class Count:
         return sum(self._runs(part, recompute) * part.flops for part in self.components) / self.length
 
     def share(self, part: Component, recompute: bool = False) -> float:
-        """The part's share of the operations of training."""
         total = self.training(recompute)
         return self._runs(part, recompute) * part.flops / self.length / total if total else 0.0
 

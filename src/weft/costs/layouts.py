@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from weft.costs.count import Count, block_linears, count, stacks
-from weft.costs.devices import Device
-from weft.costs.interconnect import Group, Interconnect
+from weft.costs.devices import Device, Group, Interconnect
 from weft.costs.memory import (
     LOGITS_AT_A_TIME,
     WIDE,
@@ -57,12 +56,10 @@ class Job:
 
     @cached_property
     def cost(self) -> Count:
-        """The model's parameters and operations."""
         return count(self.model, self.length)
 
     @cached_property
     def roofline(self) -> Roofline:
-        """What its passes take."""
         return Roofline(self.device, self.precision, self.software)
 
     @cached_property
@@ -118,12 +115,10 @@ class Choice:
     chunks: int = 1
 
     def part(self, length: int) -> Part:
-        """What one device reads at a time."""
         layout = self.layout
         return Part(self.micro, length, layout.tensor, layout.sequence, layout.context)
 
     def batches(self, rows: int) -> int:
-        """How often a device reads in a step."""
         return rows // (self.layout.readers * self.micro)
 
     def group(self, axis: str, net: Interconnect) -> Group:
@@ -195,7 +190,6 @@ class RankMemory:
 
     @property
     def peak(self) -> float:
-        """The most that is there at a time."""
         used = self.activations + self.logits
         held = used + self.gradients if self.accumulates else max(used, self.gradients)
         return self.weights + self.copies + self.optimizer + self.passing + held

@@ -24,16 +24,7 @@ What the allocator loses, and the device's own libraries, come on top: 5 to 15 %
 from dataclasses import dataclass
 
 from weft.config import Config
-from weft.costs.count import (
-    GATES,
-    STATE_VECTORS,
-    adapted_linears,
-    count,
-    layers_linears,
-    seen,
-    stacks,
-    sublayer_norms,
-)
+from weft.costs.count import GATES, STATE_VECTORS, adapted_linears, count, layers_linears, seen, stacks, sublayer_norms
 from weft.errors import ModelError
 from weft.models import config
 from weft.nn.config import Gated, LoRA
@@ -62,7 +53,6 @@ class Memory:
         return self.weights + self.copies + self.gradients + self.optimizer
 
     def total(self, recompute: bool = False) -> int:
-        """All of it."""
         return self.fixed + (self.recomputed if recompute else self.activations) + self.logits
 
 
@@ -173,7 +163,6 @@ class LayerBytes:
 
     @property
     def all(self) -> float:
-        """On one device."""
         return self.along + self.inputs + self.inside
 
 
@@ -186,18 +175,16 @@ def layer_bytes(model: config.TransformerConfig, T: int, n: int, compiled: bool 
         inside = float(_attention(model, n, cross=False) + _feedforward(model, n, compiled))
         inside += n * model.position.activations(model.sizes(depth, causal), T)
         inside += _attention(model, n, cross=True) if cross else 0
-        inside += max((_scores(model, seen(kind.window, causal, T), n) for kind in model.kinds()), default=0)
+        if model.attention.softcap is not None:
+            # no fused kernel caps scores: tanh, probabilities, and each in the products' type
+            keys = max((seen(kind.window, causal, T) for kind in model.kinds()), default=0)
+            inside += 3 * max(n, WIDE) * model.attention.heads * keys
         # two norms side by side read, and keep, the same numbers
         normed = sublayer_norms(model, cross) if model.sublayers == "sequential" else 1
         along = n * D * normed + dropped * (3 if cross else 2)
         read = (4 if cross else 2) if model.sublayers != "parallel" else 1
         found.append(LayerBytes(along, n * D * read, inside))
     return found
-
-
-def _scores(model: config.TransformerConfig, keys: int, n: int) -> int:
-    """Of scores that are capped, which no fused kernel does: tanh, probabilities, and each in the products' type."""
-    return 0 if model.attention.softcap is None else 3 * max(n, WIDE) * model.attention.heads * keys
 
 
 def around_bytes(model: config.TransformerConfig, n: int) -> float:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from weft.config import Config
 from weft.costs.count import Count
 from weft.costs.devices import Device
-from weft.costs.layout_search import Search, why_not
-from weft.costs.layout_time import Prediction
+from weft.costs.layout_search import Prediction, Search, why_not
 from weft.costs.layouts import Choice, Job, RankMemory, rank_memory
 from weft.costs.memory import Memory, Workload, cache_bytes, training_memory
 from weft.costs.units import byte_size, duration, plain, short
@@ -43,7 +42,6 @@ class Machine:
 
     @property
     def peak(self) -> float:
-        """Operations a second that all devices could do."""
         return self.gpus * self.device.peak(self.precision)
 
 
@@ -181,8 +179,8 @@ PARTS |= {"activations": "activations", "logits": "logits", "passing": "passing 
 def device_table(best: Prediction, machine: Machine) -> Table:
     """What the fullest device holds under a layout, how many sequences fit on it, and what generation takes."""
     job, memory = best.job, best.memory
-    most = [_fitting(job, replace(best.choice, recompute=share)) for share in (0.0, 1.0)]
-    remarks = [_fits(job.device, job.length, most, _sharing(job))]
+    max_sequences = [_fitting(job, replace(best.choice, recompute=share)) for share in (0.0, 1.0)]
+    remarks = [_fits(job.device, job.length, max_sequences, _sharing(job))]
     if not memory.accumulates:
         remarks.append("Gradients come as activations go; the peak has one or the other.")
     rows = [*_parts(memory), ("at the peak", byte_size(memory.peak))]
@@ -198,8 +196,8 @@ def memory_table(model: Config, cost: Count, work: Workload, machine: Machine, a
     free = machine.device.memory - each.fixed - each.logits
     left = free + each.fixed - each.recomputed
     sharing = -(-each.fixed * machine.gpus // left) if left > 0 else None
-    most = [free // each.activations, free // each.recomputed]
-    remarks = [_fits(machine.device, work.length, most, sharing), *_generation(model, cost, machine)]
+    max_sequences = [free // each.activations, free // each.recomputed]
+    remarks = [_fits(machine.device, work.length, max_sequences, sharing), *_generation(model, cost, machine)]
     fewer = ("all, with activation checkpointing", byte_size(kept.total(recompute=True)))
     rows = [*_parts(kept), ("all", byte_size(kept.total())), fewer]
     return Table(("memory", work.precision), rows, _at_a_time(work.sequences, work.length, machine.gpus), remarks)
@@ -215,12 +213,13 @@ def _at_a_time(sequences: int, length: int, gpus: int) -> str:
     return f"{sequences} × {length:,} tokens at a time{apiece}"
 
 
-def _fits(device: Device, length: int, most: Sequence[int], sharing: int | None) -> str:
+def _fits(device: Device, length: int, max_sequences: Sequence[int], sharing: int | None) -> str:
     """How many sequences fit at a time, without recomputing and with it; or how many devices could share one."""
-    if most[0] > 0:
-        fits = f"enough for about {most[0]:,} sequences at a time, {most[1]:,} with activation checkpointing."
-    elif most[1] > 0:
-        fits = f"enough for about {most[1]:,} sequences at a time, with activation checkpointing."
+    plainly, recomputed = max_sequences
+    if plainly > 0:
+        fits = f"enough for about {plainly:,} sequences at a time, {recomputed:,} with activation checkpointing."
+    elif recomputed > 0:
+        fits = f"enough for about {recomputed:,} sequences at a time, with activation checkpointing."
     elif sharing is not None:
         fits = f"too little for even one sequence at a time; {sharing:,} could share it (--gpus)."
     else:
@@ -231,12 +230,12 @@ def _fits(device: Device, length: int, most: Sequence[int], sharing: int | None)
 def _sharing(job: Job) -> int | None:
     """The least power of two of devices that can share the weights, with one recomputed sequence on each."""
 
-    def enough(gpus: int) -> bool:
+    def fits_on(gpus: int) -> bool:
         choice = Choice(Layout(replicate=1, shard=gpus), 1, 1.0)
         return rank_memory(replace(job, rows=gpus), choice).peak <= job.device.memory
 
     several = (1 << power for power in range(1, MAX_DEVICES.bit_length()))
-    return next((gpus for gpus in several if gpus > job.gpus and enough(gpus)), None)
+    return next((gpus for gpus in several if gpus > job.gpus and fits_on(gpus)), None)
 
 
 def _fitting(job: Job, choice: Choice) -> int:

@@ -60,7 +60,6 @@ class Part:
 
     @property
     def tokens(self) -> int:
-        """On this device."""
         return self.rows * -(-self.length // self.context)
 
 
@@ -74,12 +73,10 @@ class Seconds:
 
     @property
     def forward(self) -> float:
-        """All of it, forward."""
         return self.products[0] + self.attention[0] + self.traffic[0]
 
     @property
     def backward(self) -> float:
-        """All of it, back."""
         return self.products[1] + self.attention[1] + self.traffic[1]
 
     def again(self, share: float) -> float:
@@ -123,7 +120,6 @@ class Roofline:
         return bytes_ / (TRAFFIC * self.device.bandwidth)
 
     def layers(self, model: config.TransformerConfig, part: Part) -> list[Seconds]:
-        """Of one layer of each stack."""
         return [self._layer(model, part, causal, cross) for _, causal, cross in stacks(model)]
 
     def _layer(self, model: config.TransformerConfig, part: Part, causal: bool, cross: bool) -> Seconds:

@@ -15,13 +15,12 @@ from typing import Any
 
 import zstandard
 
-from weft.data.encodings import is_utf8
 from weft.data.rows import DIALECTS, TABLES, JsonText, parquet_count, records
 from weft.data.sources import files, hub_sizes
-from weft.data.streams import PACKED, format_of, lines, unpacked
+from weft.data.streams import PACKED, format_of, is_utf8, lines, unpacked
 from weft.errors import DataError
 from weft.files import utf8_size
-from weft.text import builtin, tasks
+from weft.text import builtin
 
 SAMPLE = 256 * 1024  # bytes of a table that are looked at
 HEAD = 1024 * 1024  # bytes that are unpacked of a packed file
@@ -51,10 +50,10 @@ def _file(name: str, columns: Sequence[str], encoding: str) -> Amount:
         return Amount(0, exact=False)
     if name.startswith("hub:"):
         return Amount(round(sum(size * _unpacking(file) for file, size in hub_sizes(name))), exact=False)
-    if name in tasks.SOURCES:
+    if name in builtin.TASK_SOURCES:
         task = name.removeprefix("builtin:")
-        drawn = list(islice(tasks.rows(task, "train"), ROWS))
-        return Amount(_text(drawn, columns) * tasks.TASKS[task].train // len(drawn), exact=False)
+        drawn = list(islice(builtin.task_rows(task, "train"), ROWS))
+        return Amount(_text(drawn, columns) * builtin.TASKS[task].train // len(drawn), exact=False)
     if name.startswith("builtin:"):
         return Amount(sum(map(utf8_size, builtin.corpus(name).documents)))
     try:
@@ -86,12 +85,18 @@ def _estimated(name: str, columns: Sequence[str], encoding: str) -> Amount:
     size, exact = _unpacked_size(name)
     if kind not in TABLES:
         return Amount(size, exact and is_utf8(encoding))
-    rows, read, whole = _json(name, encoding) if kind == ".json" else _lines(name, columns, encoding)
+    if kind == ".json":
+        parsed, rows, whole = JsonText(name, encoding), [], True
+        for _, value in parsed.rows():
+            rows.append(value)
+            if parsed.taken >= SAMPLE:
+                whole = False
+                break
+        read = parsed.taken
+    else:
+        rows, read, whole = _lines(name, columns, encoding)
     text = _text(rows, columns)
     return Amount(text) if whole else Amount(size * text // read, exact=False)
-
-
-# ---- the size of what is inside
 
 
 def _unpacked_size(name: str) -> tuple[int, bool]:
@@ -109,24 +114,19 @@ def _unpacked_size(name: str) -> tuple[int, bool]:
         if whole:
             return given, True
         likely = size * given // stream.tell()
-        noted = _noted_size(stream, name, likely)
+        # what the file itself notes; of a gzip the last 32 bits of the size, of either that of one frame alone
+        if name.lower().endswith(".gz"):
+            stream.seek(-4, os.SEEK_END)
+            (low,) = struct.unpack("<I", stream.read(4))
+            noted = low + max(0, round((likely - low) / 2**32)) * 2**32
+        else:
+            stream.seek(0)
+            noted = zstandard.frame_content_size(stream.read(18))
     return (noted if abs(noted - likely) < likely / 2 else likely), False
 
 
-def _noted_size(stream: Any, name: str, likely: int) -> int:
-    """What the file itself notes; of a gzip the last 32 bits of the size, of either that of one frame alone."""
-    if name.lower().endswith(".gz"):
-        stream.seek(-4, os.SEEK_END)
-        (low,) = struct.unpack("<I", stream.read(4))
-        return low + max(0, round((likely - low) / 2**32)) * 2**32
-    stream.seek(0)
-    return zstandard.frame_content_size(stream.read(18))
-
-
-# ---- the beginning of a table: its first rows, how much was read for them, and whether that was all
-
-
 def _lines(name: str, columns: Sequence[str], encoding: str) -> tuple[list[Any], int, bool]:
+    """A table's first rows, how much was read for them, and whether that was all."""
     taken: list[str] = []
     size, whole, kind = 0, True, format_of(name)
     for line in lines(name, encoding):
@@ -143,15 +143,6 @@ def _lines(name: str, columns: Sequence[str], encoding: str) -> tuple[list[Any],
     numbered = all(column.isdecimal() for column in columns)
     header = [str(place) for place in range(len(first))] if numbered else first
     return [dict(zip(header, row, strict=False)) for row in fields[not numbered :]], size, whole
-
-
-def _json(name: str, encoding: str) -> tuple[list[Any], int, bool]:
-    text, rows = JsonText(name, encoding), []
-    for _, value in text.rows():
-        rows.append(value)
-        if text.taken >= SAMPLE:
-            return rows, text.taken, False
-    return rows, text.taken, True
 
 
 def _text(rows: Iterable[Any], columns: Sequence[str]) -> int:

@@ -18,8 +18,7 @@ from weft.data.examples import Examples
 from weft.data.sampler import Array, Lanes, Mixture
 from weft.data.shards import Tokens
 from weft.errors import DataError
-from weft.text.frame import Ids
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Ids, Tokenizer
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,8 @@ import numpy.typing as npt
 from weft.data.split import Section
 from weft.errors import TokenizerError
 from weft.files import utf8_size
-from weft.text.frame import Ids
 from weft.text.pieces import Joints, Piece, PieceIds, first_joint, last_joint
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Ids, Tokenizer
 from weft.workers import Children, answer, told
 
 BATCH = 1024 * 1024  # characters of text that are encoded at once
@@ -33,6 +32,7 @@ THREADS = 2  # batches under way in this process: one's ids become an array whil
 COMMAND = (sys.executable, "-m", "weft.data.encode")
 
 Encoded = tuple[Section, npt.NDArray[Any]]
+Stretch = tuple[Section, npt.NDArray[Any], int]  # ids of a section, or of a part of one, and the bytes of their text
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,30 @@ def encoded(
     process died.
     """
     waiting: deque[tuple[list[Job], Future[list[PieceIds]]]] = deque()
-    threads, joined = jobs or THREADS, _Joined(frame, dtype)
+    threads = jobs or THREADS
     settings = {"json": tokenizer.to_json(), "roles": tokenizer.roles, "dtype": dtype}
     children = Children(COMMAND, {"TOKENIZERS_PARALLELISM": "false"}, settings)
     encode = partial(_in_processes, children, dtype) if jobs else partial(_here, tokenizer, dtype)
     with ThreadPoolExecutor(threads, "encode") as pool, closing(children):  # they end before threads that wait for them
-        try:
+
+        def stretches() -> Iterator[Stretch]:
             for batch in _batches(work):
-                waiting.append((batch, pool.submit(encode, [job.piece for job in batch if job.wanted])))
+                wanted = [job for job in batch if job.wanted]
+                waiting.append((wanted, pool.submit(encode, [job.piece for job in wanted])))
                 while len(waiting) > 2 * threads:
                     ready, rows = waiting.popleft()
-                    yield from joined.add(ready, rows.result())
+                    yield from _stretches(ready, rows.result())
             for ready, rows in waiting:
-                yield from joined.add(ready, rows.result())
-            yield from joined.finish()
+                yield from _stretches(ready, rows.result())
+
+        before, after = (np.array(ids, dtype=dtype) for ids in frame)
+        try:
+            for _, group in groupby(stretches(), key=lambda stretch: id(stretch[0])):
+                sections, ids, sizes = zip(*group, strict=True)
+                section = sections[0]
+                if section.wanted:
+                    whole = [*[before] * section.begins, *ids, *[after] * section.ends]
+                    yield section._replace(size=sum(sizes)), np.concatenate(whole)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -90,49 +100,21 @@ def _batches(work: Iterable[Job]) -> Iterator[list[Job]]:
         yield batch
 
 
-class _Joined:
-    """Puts the ids of sections together, which come in the stretches of one piece after another."""
+def _stretches(work: Sequence[Job], rows: Iterable[PieceIds]) -> Iterator[Stretch]:
+    """A section may come in the stretches of one piece after another.
 
-    def __init__(self, frame: tuple[Ids, Ids], dtype: str) -> None:
-        self._before, self._after = (np.array(ids, dtype=dtype) for ids in frame)
-        self._section: Section | None = None
-        self._ids: list[npt.NDArray[Any]] = []
-        self._size = 0
-
-    def add(self, work: Sequence[Job], rows: Iterable[PieceIds]) -> Iterator[Encoded]:
-        found = iter(rows)
-        for job in work:
-            if not job.wanted:
-                yield from self.finish()
-                continue
-            stretches = next(found)
-            ids, borders = stretches.ids, [0, *accumulate(stretches.counts)]
-            for number, (section, size) in enumerate(zip(job.sections, _sizes(job, stretches), strict=True)):
-                if section is not self._section:
-                    yield from self.finish()
-                    self._section = section
-                if section.begins and not self._ids:
-                    self._ids.append(self._before)
-                self._ids.append(ids[borders[number] : borders[number + 1]])
-                self._size += size
-
-    def finish(self) -> Iterator[Encoded]:
-        section, ids = self._section, self._ids
-        if section is not None and section.wanted:
-            whole = np.concatenate([*ids, self._after] if section.ends else ids)
-            yield (section if section.size == self._size else replace(section, size=self._size)), whole
-        self._section, self._ids, self._size = None, [], 0
-
-
-def _sizes(job: Job, stretches: PieceIds) -> list[int]:
-    """The bytes of a piece's stretches. Those that a token takes from the next one count there only on another side."""
-    sizes = list(stretches.sizes)
-    for number in reversed(range(len(sizes) - 1)):
-        if job.sections[number].side == job.sections[number + 1].side:
-            taken = min(stretches.over[number], sizes[number + 1])
-            sizes[number] += taken
-            sizes[number + 1] -= taken
-    return sizes
+    The bytes that a token takes from the next stretch count there only on another side.
+    """
+    for job, row in zip(work, rows, strict=True):
+        sizes = list(row.sizes)
+        for number in reversed(range(len(sizes) - 1)):
+            if job.sections[number].side == job.sections[number + 1].side:
+                taken = min(row.over[number], sizes[number + 1])
+                sizes[number] += taken
+                sizes[number + 1] -= taken
+        borders = pairwise([0, *accumulate(row.counts)])
+        for section, (start, stop), size in zip(job.sections, borders, sizes, strict=True):
+            yield section, row.ids[start:stop], size
 
 
 # ---- pieces
@@ -190,15 +172,10 @@ def together(sections: Iterable[Section], joints: Joints | None) -> Iterator[Job
 
 
 def _here(tokenizer: Tokenizer, dtype: str, pieces: list[Piece]) -> list[PieceIds]:
-    """The ids of pieces as they are stored."""
     return [each._replace(ids=np.fromiter(each.ids, dtype, len(each.ids))) for each in tokenizer.encode_pieces(pieces)]
 
 
-# ---- in several processes
-
-
 def _in_processes(children: Children, dtype: str, pieces: list[Piece]) -> list[PieceIds]:
-    """The same in a child process that is free."""
     with children.free() as child:
         found = child.ask(pieces)
         if "error" in found:

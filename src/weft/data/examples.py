@@ -22,8 +22,7 @@ import numpy as np
 from pydantic import Field
 
 from weft.config import Config, validate
-from weft.data.shards import Side
-from weft.data.store import BLOCK, Array, HashedStream, mapped, verify
+from weft.data.shards import BLOCK, Array, HashedStream, Side, mapped, verify
 from weft.data.table import Row
 from weft.errors import ConfigError, DataError
 from weft.files import replacing

@@ -14,8 +14,22 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from weft.data.shards import INDEX, PART, PLAN, SIDES, Ids, Index, Shard, Shards, Side, dtype_for
-from weft.data.store import Array, HashedStream, sha256, verify
+from weft.data.shards import (
+    INDEX,
+    PART,
+    PLAN,
+    SIDES,
+    Array,
+    HashedStream,
+    Ids,
+    Index,
+    Shard,
+    Shards,
+    Side,
+    dtype_for,
+    sha256,
+    verify,
+)
 from weft.errors import DataError, TokenizerError, WeftError
 from weft.files import locked, put, sync, write_bytes, write_text
 from weft.progress import warn
@@ -91,8 +105,8 @@ class ShardWriter:
         self._place = folder / f"{split}-{number:05d}"
         self._columns = (array("q"), array("q"), array("q"))
         self._partial = self._place.with_suffix(".tokens.partial")
-        self._file = self._partial.open("wb")
-        self._stream = HashedStream(self._file)
+        self.file = self._partial.open("wb")
+        self._stream = HashedStream(self.file)
 
     def add(self, ids: Array, size: int, document: int) -> None:
         """A section: its ids, the UTF-8 bytes of its text, its document's number in the split."""
@@ -119,8 +133,8 @@ class ShardWriter:
         table = np.array(self._columns, dtype="<i8")
         sections = table.tobytes()
         write_bytes(self._place.with_suffix(".sections"), sections)
-        sync(self._file)
-        self._file.close()
+        sync(self.file)
+        self.file.close()
         put(self._partial, self._place.with_suffix(".tokens"))
         ended = int((table[2] & 1).sum()) if first_document is None else int(table[2, -1]) + 1 - first_document
         return Shard(
@@ -133,10 +147,6 @@ class ShardWriter:
             tokens_sha256=self._stream.sha256,
             sections_sha256=sha256([sections]),
         )
-
-    def abandon(self) -> None:
-        """Closes the file without putting it in place."""
-        self._file.close()
 
 
 class Writers:
@@ -194,7 +204,7 @@ class Writers:
                 self._finish(side)
         finally:
             for writer in self._open.values():
-                writer.abandon()
+                writer.file.close()
 
 
 def note(out: Path, shard: Shard) -> None:
@@ -221,7 +231,15 @@ def _begin(out: Path, plan: Plan, index: str) -> list[Shard] | None:
         raise DataError(
             f"{out}: was prepared from something else (differs in: {', '.join(keys)}); remove it or give another folder"
         )
-    return None if (out / index).exists() else _journalled(out)
+    if (out / index).exists():
+        return None
+    shards: list[Shard] = []
+    with suppress(FileNotFoundError, ValidationError, DataError):  # a line that a kill cut short ends the journal
+        for line in (out / JOURNAL).read_text(encoding="utf-8").splitlines():
+            shard = Shard.model_validate_json(line)
+            verify(out, shard.checksums)
+            shards.append(shard)
+    return shards
 
 
 def _intact(out: Path, index: str, tokenizer: Tokenizer) -> Shards | None:
@@ -235,14 +253,3 @@ def _intact(out: Path, index: str, tokenizer: Tokenizer) -> Shards | None:
         warn(f"{error}; preparing it again")
         return None
     return found
-
-
-def _journalled(out: Path) -> list[Shard]:
-    """The shards that the journal names and that are whole; a line that a kill cut short ends it."""
-    shards: list[Shard] = []
-    with suppress(FileNotFoundError, ValidationError, DataError):
-        for line in (out / JOURNAL).read_text(encoding="utf-8").splitlines():
-            shard = Shard.model_validate_json(line)
-            verify(out, shard.checksums)
-            shards.append(shard)
-    return shards

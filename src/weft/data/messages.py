@@ -65,7 +65,6 @@ def _checked(messages: Any, column: str) -> list[Message]:
 
 
 def _turn(message: Any, number: int) -> Message:
-    """The role and the content of a message, in either spelling."""
     if not isinstance(message, Mapping):
         raise DataError(f"a message without 'role' and 'content': message {number}")
     role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
@@ -102,7 +101,11 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> 
     where the conversation that it closes does.
     """
     tokenizer = with_template(tokenizer)
-    _refuse_marks(tokenizer, messages)
+    for number, message in enumerate(messages, 1):  # rendered, they are read with their special tokens
+        for mark in tokenizer.special_tokens:
+            if mark in message["content"]:
+                raise DataError(f"content that contains a special token: message {number} holds '{mark}'")
+    special = set(tokenizer.special_tokens.values())
     text = tokenizer.chat(messages, reply=False)
     ids = tokenizer.encode(text, specials=True)
     mask = [0] * len(ids)
@@ -115,32 +118,16 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> 
             raise TokenizerError("the chat template rewrites earlier turns, so the replies cannot be located")
         start = _common(ids, tokenizer.encode(tokenizer.chat(messages[:number], reply=True), specials=True))
         stop = len(ids) if closes else _common(ids, tokenizer.encode(closed, specials=True))
-        stop = _without_gap(tokenizer, ids, start, stop)
+        last = next((at for at in range(stop - 1, start - 1, -1) if ids[at] in special), None)
+        if last is not None and not tokenizer.decode(ids[last + 1 : stop], specials=True).strip():
+            stop = last + 1  # less the white space that a template writes after the token that ends a turn
         mask[start:stop] = [1] * (stop - start)
     if not any(mask):
         raise TokenizerError("the chat template leaves nothing of the assistant's turns")
     return ids, mask
 
 
-def _refuse_marks(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> None:
-    """A rendered conversation is read with its special tokens, so no message may contain one."""
-    marks = tokenizer.special_tokens
-    for number, message in enumerate(messages, 1):
-        for mark in marks:
-            if mark in message["content"]:
-                raise DataError(f"content that contains a special token: message {number} holds '{mark}'")
-
-
 def _common(ids: list[int], other: list[int]) -> int:
     """How many ids both begin with."""
     differing = (at for at, (one, two) in enumerate(zip(ids, other, strict=False)) if one != two)
     return next(differing, min(len(ids), len(other)))
-
-
-def _without_gap(tokenizer: Tokenizer, ids: Sequence[int], start: int, stop: int) -> int:
-    """The end of a turn less the white space that a template writes after the token that ends it."""
-    special = set(tokenizer.special_tokens.values())
-    last = next((at for at in range(stop - 1, start - 1, -1) if ids[at] in special), None)
-    if last is None or tokenizer.decode(ids[last + 1 : stop], specials=True).strip():
-        return stop
-    return last + 1

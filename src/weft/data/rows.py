@@ -6,9 +6,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.data.streams import MAX_ROW_BYTES, characters, check_unpacked, format_of, lines, seekable
 from weft.errors import DataError, counted
@@ -20,8 +19,7 @@ _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Malformed:
+class Malformed(NamedTuple):
     """In place of a row that cannot be read, though those after it can."""
 
     reason: str
@@ -177,9 +175,6 @@ class JsonText:
 
 def _reason(error: Exception) -> str:
     return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-
-
-# ---- CSV and TSV
 
 
 def _table(name: str, columns: Sequence[str], encoding: str) -> Iterator[tuple[int, Any]]:

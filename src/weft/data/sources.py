@@ -1,6 +1,10 @@
 """Which files a source stands for: a file, a folder, a glob, standard input, a built-in corpus, a hub dataset.
 
-Any file whose bytes are text is read, whatever it is called. Tables are what their suffix says.
+Any file whose bytes are text is read, whatever it is called. Tables are what their suffix says. Documents are streamed:
+a text file is cut into sections of at most `section` bytes, so that a file of one line of two gigabytes needs no more
+memory than a short one; the sections of a file, put together, are the file (less a byte order mark). A row of JSONL,
+CSV or Parquet is a document; one longer than 16 KiB is cut in the same way. Sections are what is held out or not;
+encoded is the document as a whole.
 """
 
 import glob
@@ -8,12 +12,13 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from weft.data.rows import TABLES, MissingColumnError, records, text_of
-from weft.data.streams import PACKED, format_of, what_is_no_text
+from weft.data.streams import PACKED, blocks, decode, format_of, what_is_no_text
 from weft.errors import DataError, hub_failure, suggestion
+from weft.progress import warn
 from weft.text import builtin
 
 # suffixes of files, not of a dataset's name on the hub; what is text is decided by its bytes
@@ -22,6 +27,7 @@ HUB = (".txt", *TABLES)  # of a dataset's repository, in which a README is no da
 NAMED = 5  # files that a message names
 UNKNOWN_BYTES = 256 * 1024  # that standard input counts as
 HUB_BYTES = 4 * 1024 * 1024  # that a hub dataset counts as
+SECTION = 16 * 1024  # bytes of text in a section, at most
 
 
 def is_plain(source: str) -> bool:
@@ -72,7 +78,9 @@ def _find(source: str, column: str | None, encoding: str) -> tuple[list[str], di
         raise no_such_file(source)
     found: list[str] = []
     others: dict[str, list[str]] = {}
-    for path, reason in _in_folder(source) if folder else _matches(source):
+    matches = [] if folder else sorted(glob.glob(source, recursive=True))
+    named = [(path, None) for path in matches if "**" not in source or not os.path.isdir(path)]
+    for path, reason in _in_folder(source) if folder else named:
         why = reason or ("not a file" if not os.path.isfile(path) else "not text" if _no_text(path) else None)
         if why is None:
             found.append(path)
@@ -93,14 +101,6 @@ def _find(source: str, column: str | None, encoding: str) -> tuple[list[str], di
     return sorted(found), others
 
 
-def _matches(pattern: str) -> Iterator[tuple[str, str | None]]:
-    for path in sorted(glob.glob(pattern, recursive=True)):
-        if not os.path.isdir(path):
-            yield path, None
-        elif "**" not in pattern:
-            yield path, "not a file"
-
-
 def _in_folder(folder: str) -> Iterator[tuple[str, str | None]]:
     """What is in a folder, but for hidden files, and the reason why a folder in it isn't read."""
 
@@ -109,21 +109,19 @@ def _in_folder(folder: str) -> Iterator[tuple[str, str | None]]:
 
     for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if name[0] != ".")
-        if _made_by_weft(parent, names):
+        # a prepared folder, or a run: their JSON is no text, though it may lie among the sources
+        made_by_weft = {"config.toml", "tokenizer.json"} <= set(names)
+        if "plan.json" in names:
+            made_by_weft = False
+            with suppress(OSError), open(os.path.join(parent, "plan.json"), "rb") as stream:
+                made_by_weft = b'"weft plan"' in stream.read(64)
+        if made_by_weft:
             folders.clear()
             yield parent, "made by weft"
             continue
         yield from ((os.path.join(parent, name), None) for name in sorted(names) if name[0] != ".")
         paths = (os.path.join(parent, name) for name in folders)
         yield from ((path, "a link to a folder; name it as well") for path in paths if os.path.islink(path))
-
-
-def _made_by_weft(folder: str, names: Sequence[str]) -> bool:
-    """Is this a prepared folder or a run? Their JSON is no text, though it may lie among the sources."""
-    if "plan.json" in names:
-        with open(os.path.join(folder, "plan.json"), "rb") as stream:
-            return b'"weft plan"' in stream.read(64)
-    return {"config.toml", "tokenizer.json"} <= set(names)
 
 
 def _no_text(path: str) -> str | None:
@@ -134,13 +132,7 @@ def _no_text(path: str) -> str | None:
         status = os.stat(path)
     except OSError:
         return None  # reading it says what is wrong
-    return _seen(path, status.st_size, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=1 << 16)
-def _seen(path: str, _size: int, _changed: int) -> str | None:
-    """The same, remembered while a file stays as it is: sources are listed more than once."""
-    return what_is_no_text(path)
+    return what_is_no_text(path, status.st_size, status.st_mtime_ns)
 
 
 def _no_texts(path: str, column: str, encoding: str) -> str | None:
@@ -236,3 +228,100 @@ def _data_files(names: Iterable[str]) -> list[str]:
     readable = [name for name in sorted(names) if format_of(name) in HUB]
     data = [name for name in readable if os.path.basename(name) != "dataset_infos.json"]
     return [name for name in data if "train" in name] or data
+
+
+# ---- documents
+
+
+class Document(NamedTuple):
+    """A document, or a section of a long one; `ends` where the document ends with it."""
+
+    text: str
+    ends: bool
+
+
+def read(
+    sources: Sequence[str], column: str = "text", *, section: int = SECTION, encoding: str = "utf-8"
+) -> Iterator[Document]:
+    """The documents of all sources, in order. What can't be read raises DataError when the iterator gets there."""
+    found = False
+    for name in files(sources, column, encoding, warn):
+        held = False
+        for document in read_file(name, column, section, encoding):
+            held = True
+            found = found or not document.text.isspace()
+            yield document
+        if not held and name in sources:
+            raise DataError(f"{name}: contains no text")
+    if not found:
+        raise DataError(f"{', '.join(sources) or 'no source given'}: no text at all")
+
+
+def read_file(name: str, column: str, section: int, encoding: str) -> Iterator[Document]:
+    """The documents of one of those that `files` names; the last section of a file ends a document."""
+    if name.startswith("builtin:"):
+        for text in builtin.corpus(name).documents:
+            yield from _sections_of(text, name)
+    elif name.startswith("hub:"):
+        for path in hub_files(name):
+            yield from read_file(path, column, section, encoding)
+    elif name != "-" and format_of(name) in TABLES:
+        try:
+            for number, row in records(name, [column], encoding=encoding):
+                yield from _sections_of(text_of(row, column, f"{name}:{number}"), name)
+        except MissingColumnError as error:
+            advice = "choose one with data.column=NAME (weft prepare: --column NAME)"
+            raise MissingColumnError(error.line, column, advice) from None
+    else:
+        yield from _cut(blocks(name, encoding), name, section)
+
+
+def _sections_of(text: str, name: str) -> Iterator[Document]:
+    """The sections of a document that is in memory as a whole; nearly always it is one."""
+    if "\0" in text:
+        raise DataError(f"{name}: a document contains a NUL character, at its character {text.index(chr(0))}")
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair, which no text can hold
+        raise DataError(f"{name}: a document contains a lone surrogate, at its character {error.start}") from None
+    yield from _cut((encoded,), name, SECTION)
+
+
+def _cut(blocks: Iterable[bytes], name: str, section: int) -> Iterator[Document]:
+    """One document's bytes as sections of at most `section` bytes; the last one `ends`."""
+    assert section >= 16
+    waiting = b""
+    offset = 0  # of `waiting` in the text
+    for block in blocks:
+        waiting += block
+        start = 0
+        while len(waiting) - start > section:
+            stop = _cut_point(waiting, start, section)
+            yield Document(decode(waiting[start:stop], name, offset + start), ends=False)
+            start = stop
+        waiting = waiting[start:]
+        offset += start
+    if waiting:
+        yield Document(decode(waiting, name, offset), ends=True)
+
+
+def _cut_point(text: bytes, start: int, section: int) -> int:
+    """Where the section from `start` ends: after a blank line, a line, before a space, or wherever it must.
+
+    Only the second half of the section is searched, so that sections don't become short.
+    """
+    end = start + section
+    half = start + section // 2
+    blank = max(text.rfind(b"\n\n", half, end) + 2, text.rfind(b"\n\r\n", half, end) + 3)
+    if blank >= half + 2:
+        return blank
+    if (line := text.rfind(b"\n", half, end)) >= 0:
+        return line + 1
+    if (space := max(text.rfind(b" ", half, end), text.rfind(b"\t", half, end))) > start:
+        return space
+    stop = end
+    while stop > end - 3 and text[stop] & 0xC0 == 0x80:  # not inside a UTF-8 character
+        stop -= 1
+    if text[stop - 1 : stop + 1] == b"\r\n":
+        stop -= 1
+    return stop

@@ -4,28 +4,26 @@ import hashlib
 import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from weft.data.amount import amount
 from weft.data.config import FilesSplit, HashSplit, NoSplit, Split, TailSplit, TextSource
-from weft.data.documents import SECTION, Document, read
 from weft.data.shards import SIDES, Shard, Side
-from weft.data.sources import stamps
+from weft.data.sources import SECTION, Document, read, stamps
 from weft.data.table import Row, RowSource, Skipped, read_rows
 from weft.errors import DataError, counted
 from weft.files import utf8_size
 from weft.progress import Log, log_to_stderr
-from weft.text import tasks
+from weft.text import builtin
 
 MIN_SECTION = 64  # bytes
 MAX_AHEAD = 32 * 1024 * 1024  # characters read ahead while all of them fall on one side of a hash split
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """A section of text on its side of the split. `document` counts on that side; `size` is in UTF-8 bytes.
 
     Whether its document `begins` and `ends` with it; and whether its tokens are `wanted`, or it is there as a part of
@@ -92,8 +90,15 @@ def _sides(text: TextSource, section: int, log: Log) -> Iterator[tuple[Side, Doc
     if isinstance(split, HashSplit):
         sided = ((side_by_hash(document.text, split), document) for document in documents)
         yield from _or_tail(sided, split, log)
-    elif isinstance(split, TailSplit):
-        yield from _by_place(text, split, documents)
+    elif isinstance(split, TailSplit):  # training first, then validation
+        known = amount(text.sources, [text.column], text.encoding)
+        if known.exact:
+            yield from _tail(documents, _train_bytes(split, known.bytes))
+            return
+        # where files don't tell how much text there is, it is known at its end only
+        held = _HeldBack[Document](lambda document: utf8_size(document.text), lambda seen: _before(split, seen))
+        yield from (("train", document) for document in held.passing(documents))
+        yield from _tail(held.items, _train_bytes(split, held.seen) - held.passed)
     else:
         yield from (("train", document) for document in documents)
         if isinstance(split, FilesSplit):
@@ -130,17 +135,6 @@ def _or_tail(sided: Iterator[tuple[Side, Document]], split: HashSplit, log: Log)
     )
     for number, (_, document) in enumerate(ahead):
         yield "train" if number < before else "validation", document
-
-
-def _by_place(text: TextSource, split: TailSplit, documents: Iterable[Document]) -> Iterator[tuple[Side, Document]]:
-    """Training first, then validation. Where files don't tell how much text there is, it is known at its end only."""
-    known = amount(text.sources, [text.column], text.encoding)
-    if known.exact:
-        yield from _tail(documents, _train_bytes(split, known.bytes))
-        return
-    held: _HeldBack[Document] = _HeldBack(lambda document: utf8_size(document.text), lambda seen: _before(split, seen))
-    yield from (("train", document) for document in held.passing(documents))
-    yield from _tail(held.items, _train_bytes(split, held.seen) - held.passed)
 
 
 def _before(split: TailSplit, total: int) -> int:
@@ -181,8 +175,8 @@ def _tail(documents: Iterable[Document], train_bytes: int) -> Iterator[tuple[Sid
         if 0 < left < size:
             head = document.text.encode()[:left].decode(errors="ignore")
             if head:
-                yield "train", replace(document, text=head, ends=False)
-            yield "validation", replace(document, text=document.text[len(head) :])
+                yield "train", Document(head, ends=False)
+            yield "validation", Document(document.text[len(head) :], document.ends)
         else:
             yield "train" if left > 0 else "validation", document
         left -= size
@@ -213,14 +207,15 @@ def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) 
     """
     skipped = Skipped() if skipped is None else skipped
     kinds, own = source.columns, source.targets or isinstance(split, NoSplit | FilesSplit)
-    held = [] if own else [name for name in source.sources if name in tasks.SOURCES]
+    held = [] if own else [name for name in source.sources if name in builtin.TASK_SOURCES]
     plain = replace(source, sources=[name for name in source.sources if name not in held])
     parts: list[Iterable[Row]] = []
     if plain.sources or not held:
         rows = read_rows(plain, "train", skipped)
         if isinstance(split, HashSplit):
             asked = [name for name, kind in kinds.items() if kind not in ("label", "number") and name != "target"]
-            rows = _rows_by_hash(rows, asked or list(kinds), split)
+            key = asked or list(kinds)
+            rows = (row._replace(side=side_by_hash(_spelled(row, key), split)) for row in rows)
         elif isinstance(split, TailSplit):
             rows = _rows_by_place(rows, split)
         parts.append(rows)
@@ -242,22 +237,18 @@ def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) 
         )
 
 
-def _rows_by_hash(rows: Iterable[Row], key: Sequence[str], split: HashSplit) -> Iterator[Row]:
-    for row in rows:
-        text = json.dumps([row.values[name] for name in key], ensure_ascii=False, sort_keys=True)
-        yield Row(row.values, row.where, side_by_hash(text, split))
+def _spelled(row: Row, key: Sequence[str]) -> str:
+    return json.dumps([row.values[name] for name in key], ensure_ascii=False, sort_keys=True)
 
 
 def _rows_by_place(rows: Iterable[Row], split: TailSplit) -> Iterator[Row]:
     """The tail is the last `fraction` of rows, or the last rows that hold `bytes` of text."""
-    held: _HeldBack[Row]
     if split.bytes is None:
-        held = _HeldBack(lambda row: 1, lambda seen: seen - round(seen * split.fraction))
+        held = _HeldBack[Row](lambda row: 1, lambda seen: seen - round(seen * split.fraction))
+        yield from held.passing(rows)
     else:
-        held = _HeldBack(
-            lambda row: sum(utf8_size(str(value)) for value in row.values.values()), lambda seen: _before(split, seen)
-        )
-    yield from held.passing(rows)
-    if split.bytes is not None:
+        sizes = lambda row: sum(utf8_size(str(value)) for value in row.values.values())  # noqa: E731
+        held = _HeldBack[Row](sizes, lambda seen: _before(split, seen))
+        yield from held.passing(rows)
         _train_bytes(split, held.seen, "rows have")
-    yield from (Row(row.values, row.where, "validation") for row in held.items)
+    yield from (row._replace(side="validation") for row in held.items)

@@ -8,10 +8,11 @@ import glob
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from weft.data.messages import conversation
 from weft.data.rows import TABLES, Malformed, MissingColumnError, RowError, records
@@ -21,7 +22,7 @@ from weft.data.streams import format_of, lines
 from weft.errors import DataError, suggestion
 from weft.files import is_text
 from weft.progress import warn
-from weft.text import builtin, tasks
+from weft.text import builtin
 
 # text: some text; optional: text, or nothing; label: a name, or a whole number; number: any; words: a list of words,
 # or text that white space cuts into them; messages: a conversation, made from the row as a whole
@@ -45,8 +46,7 @@ class RowSource:
     encoding: str = "utf-8"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """The wanted columns of a row, its place (`file.tsv:17`), and its side of the split."""
 
     values: dict[str, Any]
@@ -58,21 +58,20 @@ class Row:
 class Skipped:
     """How many rows were left out, and why. A reason is an error's text up to its first colon or semicolon."""
 
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)  # where each reason was met first
 
     def add(self, reason: str, where: str) -> None:
         short = re.split(r"[:;] ", reason, maxsplit=1)[0]
-        self.counts[short] = self.counts.get(short, 0) + 1
+        self.counts[short] += 1
         self.first.setdefault(short, where)
 
     @property
     def total(self) -> int:
-        return sum(self.counts.values())
+        return self.counts.total()
 
     def __str__(self) -> str:
-        reasons = sorted(self.counts, key=lambda reason: -self.counts[reason])
-        parts = [f"{self.counts[reason]} × {reason} (first: {self.first[reason]})" for reason in reasons]
+        parts = [f"{count} × {reason} (first: {self.first[reason]})" for reason, count in self.counts.most_common()]
         return f"{self.total} {'row was' if self.total == 1 else 'rows were'} left out: {'; '.join(parts)}"
 
 
@@ -83,7 +82,9 @@ def read_rows(source: RowSource, side: Side = "train", skipped: Skipped | None =
     skipped = Skipped() if skipped is None else skipped
     before = skipped.total
     found = False
-    for where, record in _parallel(source) if source.targets else _records(source, side):
+    named = files(source.sources, tell=warn) if not source.targets else ()
+    files_rows = ((f"{name}:{number}", row) for name in named for number, row in _file(name, source, side))
+    for where, record in _parallel(source) if source.targets else files_rows:
         try:
             if isinstance(record, Malformed):
                 raise DataError(record.reason)
@@ -99,8 +100,8 @@ def read_rows(source: RowSource, side: Side = "train", skipped: Skipped | None =
         found = True
         yield Row(values, where, side)
     if not found:
-        named = ", ".join(source.sources) or "no source given"
-        raise DataError(f"{named}: no rows at all" + (f"; {skipped}" if skipped.total > before else ""))
+        names = ", ".join(source.sources) or "no source given"
+        raise DataError(f"{names}: no rows at all" + (f"; {skipped}" if skipped.total > before else ""))
 
 
 def read_texts(name: str, column: str | None = None, usual: str = "text") -> list[str]:
@@ -133,21 +134,15 @@ def has_lines(name: str) -> bool:
 # ---- records: a mapping for each row of a file
 
 
-def _records(source: RowSource, side: Side) -> Iterator[tuple[str, Any]]:
-    for name in files(source.sources, tell=warn):
-        for number, record in _file(name, source, side):
-            yield f"{name}:{number}", record
-
-
 def _file(name: str, source: RowSource, side: Side) -> Iterator[tuple[int, Any]]:
     if name.startswith("hub:"):
         raise DataError(f"{name.removeprefix('hub:')}: no such file; to read rows of a hub dataset, download it first")
-    if name in tasks.SOURCES:
-        return enumerate(tasks.rows(name.removeprefix("builtin:"), side), 1)
+    if name in builtin.TASK_SOURCES:
+        return enumerate(builtin.task_rows(name.removeprefix("builtin:"), side), 1)
     if name.startswith("builtin:"):
         corpus = name.removeprefix("builtin:")
-        if corpus not in builtin.NAMES:
-            raise DataError(f"{name}: no such task or corpus; {suggestion(corpus, [*tasks.TASKS, *builtin.NAMES])}")
+        if corpus not in builtin.CORPORA:
+            raise DataError(f"{name}: no such task or corpus; {suggestion(corpus, [*builtin.TASKS, *builtin.CORPORA])}")
         return enumerate(({"text": text} for text in builtin.corpus(corpus).documents), 1)
     if name != "-" and format_of(name) not in TABLES:
         return ((number, {"text": line}) for number, line in enumerate(_lines(name, source.encoding), 1))

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 from weft.decode.config import Beam
-from weft.decode.ending import Detokenizer, Ending, Finish
 from weft.decode.generate import max_length, read_prompts
-from weft.decode.likeliest import likeliest, log_total
 from weft.decode.prompt import Prompt, check_prompts, choices, context_window
-from weft.decode.rules import Past, apply_rules, ban
-from weft.decode.text import Completion
+from weft.decode.sampling import Past, apply_rules, likeliest, log_total
+from weft.decode.text import Completion, Detokenizer, Ending, Finish
 from weft.errors import ConfigError, ModelError
 from weft.models.base import LanguageModel, Source
 
@@ -42,9 +40,8 @@ class _Beginning(NamedTuple):
 
 
 Candidate = tuple[float, int, int]  # log p of a beginning with one token more, which beginning, which token
-Watch = Callable[
-    [Sequence[Candidate], Sequence[int]], None
-]  # candidates of a step, best first; which of them each beam goes on with, −1 where it is empty
+# candidates of a step, best first; which of them each beam goes on with, −1 where it is empty
+Watch = Callable[[Sequence[Candidate], Sequence[int]], None]
 
 
 def beam_search(
@@ -61,12 +58,9 @@ def beam_search(
     """
     asked = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in prompts]
     check_prompts(model, asked, [settings] * len(asked))
-    coverage = _Coverage(model) if settings.coverage_penalty else None
+    coverage, window = _Coverage(model) if settings.coverage_penalty else None, context_window(model)
     try:
-        batch = _Batch(model, asked, settings, source, coverage)
-        for search in batch.every:
-            search.watch = watch
-        return batch.run()
+        return _Batch(model, [_Search(each, settings, window, watch) for each in asked], source, coverage).run()
     finally:
         if coverage is not None:
             coverage.stop()
@@ -78,28 +72,26 @@ def search_texts(
     """For each prompt the `settings.n` best continuations as text, best first, without prompt and stop strings."""
     if not prompts:
         return []
-    return [
-        [_completion(hypothesis, prompt, settings) for hypothesis in found]
-        for prompt, found in zip(prompts, beam_search(model, prompts, settings, source), strict=True)
-    ]
 
+    def completion(hypothesis: Hypothesis, prompt: Prompt) -> Completion:
+        assert prompt.tokenizer is not None
+        text = Detokenizer(prompt.tokenizer, settings.stop, prompt.begun)
+        # what ends a text is no part of it, also where it is an ordinary token
+        ends = {prompt.eos_id, *prompt.stop_ids, *settings.stop_ids}
+        shown = hypothesis.ids[:-1] if hypothesis.ids[-1] in ends else hypothesis.ids
+        if not any(text.push(token) for token in shown):
+            text.end()
+        return Completion(text.take(), len(hypothesis.ids), hypothesis.finish, score=hypothesis.score)
 
-def _completion(hypothesis: Hypothesis, prompt: Prompt, settings: Beam) -> Completion:
-    assert prompt.tokenizer is not None
-    text = Detokenizer(prompt.tokenizer, settings.stop, prompt.begun)
-    # what ends a text is no part of it, also where it is an ordinary token
-    ends = {prompt.eos_id, *prompt.stop_ids, *settings.stop_ids}
-    shown = hypothesis.ids[:-1] if hypothesis.ids[-1] in ends else hypothesis.ids
-    if not any(text.push(token) for token in shown):
-        text.end()
-    return Completion(text.take(), len(hypothesis.ids), hypothesis.finish, score=hypothesis.score)
+    found = beam_search(model, prompts, settings, source)
+    return [[completion(each, prompt) for each in some] for prompt, some in zip(prompts, found, strict=True)]
 
 
 class _Search:
     """One prompt's search: what is alive, beam by beam, and the best that ended."""
 
-    def __init__(self, prompt: Prompt, settings: Beam, window: int | None):
-        self.prompt, self.settings = prompt, settings
+    def __init__(self, prompt: Prompt, settings: Beam, window: int | None, watch: Watch | None):
+        self.prompt, self.settings, self.watch = prompt, settings, watch
         # without stop strings nobody has to know what the beams spell
         watched = prompt if settings.stop else replace(prompt, tokenizer=None)
         begun = _Beginning((), Ending(watched, settings, window))
@@ -108,7 +100,6 @@ class _Search:
         self.ended: list[Hypothesis] = []
         self.endings = 0  # how many ended, those that were not kept too
         self.over = False
-        self.watch: Watch | None = None
 
     def advance(self, candidates: Sequence[Candidate], unseen: Sequence[float]) -> list[int]:
         """Take one step with the candidates, best first; which of them each of K beams goes on with, −1 for none.
@@ -167,10 +158,7 @@ class _Search:
         mask = torch.ones(width, size, dtype=torch.bool)
         for row, beginning in zip(mask, self.alive, strict=False):
             if beginning is not None and beginning.ending.constraint is not None:
-                try:
-                    row.copy_(beginning.ending.constraint.allowed())
-                except ModelError:  # this beam leads nowhere; another may
-                    row.fill_(False)
+                row.copy_(beginning.ending.constraint.mask())  # of nothing: this beam leads nowhere; another may
         return mask
 
 
@@ -202,36 +190,26 @@ def _moved_up(going: Sequence[int]) -> list[int]:
 class _Batch:
     """The searches of several prompts, which step together: `width` beams each, one before the first token, then K."""
 
+    @torch.inference_mode()
     def __init__(
-        self,
-        model: LanguageModel,
-        prompts: Sequence[Prompt],
-        settings: Beam,
-        source: Source | None,
-        coverage: "_Coverage | None",
+        self, model: LanguageModel, every: Sequence[_Search], source: Source | None, coverage: "_Coverage | None"
     ):
-        self.model, self.settings, self.coverage = model, settings, coverage
-        self.size, self.eos_id = choices(model, prompts[0].vocab_size), prompts[0].eos_id
-        window = context_window(model)
-        self.every = [_Search(prompt, settings, window) for prompt in prompts]
-        self.searches = list(self.every)  # those that go on
-        ids = [prompt.ids for prompt in prompts]
-        limit = max_length(ids, max(search.limit for search in self.every), model)
-        with torch.inference_mode():
-            self.stepper, self.logits = read_prompts(model, ids, limit, source)
+        self.model, self.settings, self.coverage, first = model, every[0].settings, coverage, every[0].prompt
+        self.size, self.eos_id = choices(model, first.vocab_size), first.eos_id
+        self.every, self.searches = every, list(every)  # all, and those that go on
+        ids = [search.prompt.ids for search in every]
+        limit = max_length(ids, max(search.limit for search in every), model)
+        self.stepper, self.logits = read_prompts(model, ids, limit, source)
         self.device = self.logits.device
         if coverage is not None:
-            coverage.begin([len(prompt.ids) - 1 for prompt in prompts])
-        self.past = None
-        if settings.penalises:
-            self.past = Past([prompt.ids for prompt in prompts], self.size, self.device)
+            coverage.begin([len(each) - 1 for each in ids])
+        self.past = Past(ids, self.size, self.device) if self.settings.penalises else None
         self.width, self.written = 1, 0
         # log p of what is alive, (searches, width)
-        self.scores = torch.zeros(len(prompts), 1, dtype=torch.float64, device=self.device)
+        self.scores = torch.zeros(len(ids), 1, dtype=torch.float64, device=self.device)
 
     @torch.inference_mode()
     def run(self) -> list[list[Hypothesis]]:
-        """Step until every search is over."""
         while self._step():
             pass
         return [search.ended[: self.settings.n] for search in self.every]
@@ -250,8 +228,10 @@ class _Batch:
         self.written += 1
         left_out = [[0.0] * self.width] * len(self.searches)
         if self.coverage is not None:
-            unseen = self.settings.coverage_penalty * self.coverage.log_seen()
-            left_out = unseen.view(len(self.searches), self.width).tolist()
+            # Σ log min(weight, 1) over the source: 0 where all of it was looked at, below where some was not
+            seen = self.coverage.seen
+            looked = seen.clamp(min=1e-9, max=1.0).log().where(seen > 0, 0.0).sum(dim=-1)
+            left_out = (self.settings.coverage_penalty * looked).view(len(self.searches), self.width).tolist()
         found = zip(self.searches, left_out, best.tolist(), parents.tolist(), tokens.tolist(), strict=True)
         kept = [search.advance(list(zip(*row, strict=True)), unseen) for search, unseen, *row in found]
         going = _moved_up([place for place, search in enumerate(self.searches) if not search.over])
@@ -277,14 +257,14 @@ class _Batch:
         ready = apply_rules(logits, [self.settings] * rows, self.past, [self.written] * rows, self.eos_id)
         if constrained:
             allowed = torch.cat([search.allowed(self.width, self.size) for search in self.searches])
-            ready = ban(ready, ~allowed.to(self.device))
+            ready = ready.masked_fill(~allowed.to(self.device), -torch.inf)
         return likeliest(ready, count, normalised=as_given)
 
     def _read(self, rows: Tensor, tokens: Tensor) -> None:
         """Beam i goes on from row rows[i] with tokens[i]."""
         self.stepper.reorder(rows)
         if self.coverage is not None:
-            self.coverage.reorder(rows)
+            self.coverage.seen = self.coverage.seen[rows]
         if self.past is not None:
             self.past.reorder(rows.tolist())
             self.past.push(tokens.tolist())
@@ -322,11 +302,3 @@ class _Coverage:
         """Count what the newest token is written with."""
         # beams of one source may have looked at it as queries of one row
         self.seen = self.seen + self.latest.reshape(self.seen.shape).double()
-
-    def reorder(self, index: Tensor) -> None:
-        """Row i goes on from row index[i]."""
-        self.seen = self.seen[index]
-
-    def log_seen(self) -> Tensor:
-        """Σ log min(weight, 1) over the source: 0 where all of it was looked at, below where some was not. (rows,)"""
-        return self.seen.clamp(min=1e-9, max=1.0).log().where(self.seen > 0, 0.0).sum(dim=-1)

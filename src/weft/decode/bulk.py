@@ -2,9 +2,9 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar
-from weft.decode.many import completions
+from weft.decode.generate import completions
 from weft.decode.prompt import Prompt
 from weft.decode.text import Completion
 from weft.errors import DataError
@@ -32,15 +32,14 @@ def read_prompts(read: Iterable[str], name: str) -> list[str]:
         raise DataError(f"{name}: holds no prompts")
     if not name.endswith(".jsonl"):
         return lines
-    return [_prompt(line, f"{name}, line {number}") for number, line in enumerate(lines, start=1)]
-
-
-def _prompt(line: str, where: str) -> str:
-    value = parse_json(line, where, DataError)
-    prompt = value.get("prompt") if isinstance(value, dict) else value
-    if not isinstance(prompt, str):
-        raise DataError(f'{where}: expected a string, or an object like {{"prompt": "…"}}')
-    return prompt
+    prompts: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        value = parse_json(line, f"{name}, line {number}", DataError)
+        prompt = value.get("prompt") if isinstance(value, dict) else value
+        if not isinstance(prompt, str):
+            raise DataError(f'{name}, line {number}: expected a string, or an object like {{"prompt": "…"}}')
+        prompts.append(prompt)
+    return prompts
 
 
 def as_json(completion: Completion) -> dict[str, Any]:
@@ -53,12 +52,12 @@ def as_json(completion: Completion) -> dict[str, Any]:
     if completion.scored:
         values["logprobs"] = [
             {
-                "token": each.text,
-                "id": each.id,
-                "logprob": _finite(each.logprob),
-                "top": [[text, _finite(value)] for text, value in each.top],
+                "token": t.text,
+                "id": t.id,
+                "logprob": _finite(t.logprob),
+                "top": [[text, _finite(p)] for text, p in t.top],
             }
-            for each in completion.scored
+            for t in completion.scored
         ]
     return values
 
@@ -70,22 +69,21 @@ def _finite(value: float) -> float | None:
 
 @dataclass(frozen=True)
 class Job:
-    """Texts for many prompts: `n` for each, `batch` prompts at a time. The first of the prompts has number `first`."""
+    """Texts for many prompts: `n` for each, `batch` prompts at a time."""
 
     settings: Sampling | Beam
     n: int = 1
     batch: int = 16
-    first: int = 0
     grammar: Grammar | None = None
     out: Path | None = None
 
 
 def texts_of(
-    model: LanguageModel, tokenizer: Tokenizer, prompts: Sequence[str], job: Job
+    model: LanguageModel, tokenizer: Tokenizer, prompts: Sequence[str], job: Job, first: int = 0
 ) -> Iterator[list[Completion]]:
     """For each prompt n samples, or the n best of beam search, best first.
 
-    What is drawn for a prompt depends on its number and the seed.
+    What is drawn for a prompt depends on the seed and its number, which is `first` for the first one.
     """
     settings, n = job.settings, job.n
     if isinstance(settings, Beam):
@@ -96,7 +94,7 @@ def texts_of(
     for start in range(0, len(prompts), job.batch * STRETCH):
         stretch = prompts[start : start + job.batch * STRETCH]
         asked = [prompt for text in stretch for prompt in [Prompt.of(tokenizer, text, job.grammar)] * n]
-        seed = settings.seed + (job.first + start) * n
+        seed = settings.seed + (first + start) * n
         found = completions(model, asked, settings, range(seed, seed + len(asked)), job.batch * n)
         for _ in stretch:
             yield [next(found) for _ in range(n)]
@@ -112,18 +110,23 @@ def bulk(
     written = b"" if job.out is None else _written(job.out, prompts, settings)
     done = written.count(b"\n")
     left = prompts[done:]
-    texts = texts_of(model, tokenizer, left, replace(job, first=job.first + done))
-    lines = (
-        json.dumps(
-            {"index": index, "prompt": prompt, "completions": [as_json(each) for each in found], "settings": settings},
-            ensure_ascii=False,
-            allow_nan=False,
-        )
-        for index, (prompt, found) in enumerate(zip(left, texts, strict=True), start=done)
+    texts = enumerate(zip(left, texts_of(model, tokenizer, left, job, done), strict=True), start=done)
+    rows = (
+        {"index": index, "prompt": prompt, "completions": [as_json(each) for each in found], "settings": settings}
+        for index, (prompt, found) in texts
     )
-    with bar("writing", len(left)) as advance, _appending(job.out, len(written)) as append:
+    lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
+    if job.out is not None:
+        with _refusing(job.out):
+            job.out.parent.mkdir(parents=True, exist_ok=True)
+            with open(job.out, "ab") as file:
+                file.truncate(len(written))
+    with bar("writing", len(left)) as advance:
         while some := list(islice(lines, job.batch)):
-            append(some)
+            if job.out is not None:
+                with _refusing(job.out), open(job.out, "ab") as file:
+                    file.write("".join(f"{line}\n" for line in some).encode())
+                    sync(file)
             advance(len(some))
             yield from some
 
@@ -147,26 +150,6 @@ def _written(path: Path, prompts: Sequence[str], settings: dict[str, Any]) -> by
         if known[2] != settings:
             raise DataError(f"{path}: begun with other settings ({known[2]}); name another file")
     return whole
-
-
-@contextmanager
-def _appending(path: Path | None, size: int) -> Iterator[Callable[[Sequence[str]], None]]:
-    """What adds lines to a file after its first `size` bytes; they are on the disk when it returns."""
-    if path is None:
-        yield lambda lines: None
-        return
-    with _refusing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "ab")  # noqa: SIM115 — it stays open between batches
-        file.truncate(size)
-
-    def append(lines: Sequence[str]) -> None:
-        with _refusing(path):
-            file.write("".join(f"{line}\n" for line in lines).encode())
-            sync(file)
-
-    with file:
-        yield append
 
 
 @contextmanager

@@ -9,29 +9,29 @@ from weft.config import Config
 StopString = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-1000.0, le=1000.0)]
-MOST = 10**9  # tokens in one text, and likeliest ones to draw from
-COLDEST = 1e-30  # logits divided by a lower temperature may not be finite; at this one only equals have a chance
+MAX_TOKENS = 10**9  # in one text, and of the likeliest to draw from
+MIN_TEMPERATURE = 1e-30  # logits divided by a lower one may not be finite; at this one only equals have a chance
 
 
 class Rules(Config):
     """What holds for every way of writing: when to stop, and what the text so far does to the next token.
 
     `repetition_penalty` counts the prompt too (Keskar et al. 2019); `frequency_penalty` and `presence_penalty` count
-    only what was written. Before any of them, `logit_bias` is added, by token id. No `no_repeat_ngram` tokens in a row
-    come twice, in prompt and text (Paulus et al. 2018, §2.5); 0 allows it. `banned` tokens are never written, `forced`
-    ones come first in any case, and the text cannot end by itself before `min_tokens`. A text ends before the strings
-    to `stop` at, and with a token of `stop_ids`, as it does with the tokenizer's eos. One that reaches `max_tokens` has
+    only what was written. Before any of them, `logit_bias` is added, by token id. No n-gram of `no_repeat_ngram` tokens
+    repeats in prompt and text (Paulus et al. 2018, §2.5); 0 allows it. `banned` tokens are never written, `forced` ones
+    come first in any case, and the text cannot end by itself before `min_tokens`. A text ends before the strings to
+    `stop` at, and with a token of `stop_ids`, as it does with the tokenizer's eos. One that reaches `max_tokens` has
     the token `last` there, if there is one.
     """
 
-    max_tokens: PositiveInt = Field(default=128, le=MOST)
-    min_tokens: NonNegativeInt = Field(default=0, le=MOST)
+    max_tokens: PositiveInt = Field(default=128, le=MAX_TOKENS)
+    min_tokens: NonNegativeInt = Field(default=0, le=MAX_TOKENS)
     stop: tuple[StopString, ...] = ()
     stop_ids: tuple[TokenId, ...] = ()
     repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0)
     frequency_penalty: float = Field(default=0.0, ge=-100.0, le=100.0)
     presence_penalty: float = Field(default=0.0, ge=-100.0, le=100.0)
-    no_repeat_ngram: NonNegativeInt = Field(default=0, le=MOST)
+    no_repeat_ngram: NonNegativeInt = Field(default=0, le=MAX_TOKENS)
     logit_bias: dict[TokenId, Bias] = Field(default_factory=dict)
     banned: tuple[TokenId, ...] = ()
     forced: tuple[TokenId, ...] = ()
@@ -70,7 +70,7 @@ class Sampling(Rules):
     """
 
     temperature: float = Field(default=1.0, ge=0.0, le=100.0)
-    top_k: PositiveInt | None = Field(default=None, le=MOST)
+    top_k: PositiveInt | None = Field(default=None, le=MAX_TOKENS)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     min_p: float | None = Field(default=None, gt=0.0, le=1.0)
     typical_p: float | None = Field(default=None, gt=0.0, le=1.0)
@@ -89,7 +89,7 @@ class Sampling(Rules):
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is taken each time: the temperature is 0, or so low that it comes to the same."""
-        return self.temperature < COLDEST
+        return self.temperature < MIN_TEMPERATURE
 
 
 class PowerLength(Config):

@@ -158,8 +158,7 @@ class _Vocabulary:
         self.tokens += [first[token] for token in changed]
         # a token without text could be written forever
         self.special_token_ids = [*hidden, *(id for id, spelling in enumerate(self.tokens) if not spelling)]
-        self.bos_token_id = None
-        self.eos_token_id = self.eos_id
+        self.bos_token_id, self.eos_token_id = None, self.eos_id
         if self.eos_id is None:
             self.eos_token_id = len(self.tokens)
             self.tokens.append(b"<eos>")
@@ -167,13 +166,10 @@ class _Vocabulary:
         self.tokenizer = LLTokenizer(TokenizerWrapper(self))
 
     def __call__(self, text: bytes) -> list[int]:
-        """The tokenizer's own ids of a text."""
         return self._encode(text.decode("utf-8", "replace"))
 
 
-@lru_cache(maxsize=2)
-def _vocabulary(tokenizer: Tokenizer) -> _Vocabulary:
-    return _Vocabulary(tokenizer)
+_vocabulary = lru_cache(maxsize=2)(_Vocabulary)
 
 
 def _one_line(error: str, several: bool) -> str:

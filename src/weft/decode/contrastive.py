@@ -56,7 +56,6 @@ class Contrasted(LanguageModel):
         self.train(expert.training)
 
     def start(self, batch: int, max_len: int, source: Source | None = None) -> BothStates:
-        """An empty memory of both."""
         return BothStates(self.expert.start(batch, max_len, source), self.amateur.start(batch, max_len, source), batch)
 
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Lockstep generation: read the prompts once, then one token of every text at a time.
+"""Texts that continue prompts: in lockstep, one token of every text at a time, or by the engine where that is faster.
 
 Rows of a batch are independent: a text follows from its prompt, its seed and its settings, whatever its neighbours are.
 When the model's window is full, the last part of each text is read again and writing goes on from there.
@@ -10,11 +10,18 @@ import torch
 from torch import Tensor
 
 from weft.decode.config import Sampling
+from weft.decode.engine.engine import Engine, Limits
 from weft.decode.fast.cuda_graphs import DeviceSampler
-from weft.decode.fast.stepper import Stepper
+from weft.decode.fast.stepper import FIRST_CAPACITY, Stepper
 from weft.decode.prompt import Prompt, check_prompts, choices, context_window
-from weft.decode.text import Chunk, Text, adjusted, write
+from weft.decode.text import Chunk, Completion, Text, adjusted, gather, write
 from weft.models.base import LanguageModel, Source, device_of
+from weft.models.transformer import Transformer
+
+MAX_ENGINE_ROWS = 256  # texts that the engine writes at a time
+BLOCK_SIZE = 16
+MIN_ENGINE_TEXTS = 32  # in one batch, from which on the engine is faster
+MAX_ENGINE_LENGTH = 1 << 16  # tokens of a text, which the engine has to hold as a whole
 
 
 def generate(
@@ -32,14 +39,12 @@ def generate(
     """
     asked = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in prompts]
     several = [settings] * len(asked) if isinstance(settings, Sampling) else list(settings)
-    assert len(several) == len(asked), "one setting a prompt"
     several = several if source is None else [each.model_copy(update={"slide": False}) for each in several]
     check_prompts(model, asked, several)
     seeds = [each.seed + row for row, each in enumerate(several)] if seeds is None else seeds
     window = context_window(model)
-    given = zip(asked, several, seeds, strict=True)
-    texts = [Text(prompt, each, window, seed, row) for row, (prompt, each, seed) in enumerate(given)]
-    return _steps(model, texts, source)
+    given = enumerate(zip(asked, several, seeds, strict=True))
+    return _steps(model, [Text(prompt, each, window, seed, row) for row, (prompt, each, seed) in given], source)
 
 
 Writing = Generator[Chunk, None, list[Text]]  # chunks; then the texts that go on, of which one has to slide
@@ -62,7 +67,7 @@ def _until_full(model: LanguageModel, texts: list[Text], source: Source | None) 
     ids = [text.ids for text in texts]
     stepper, logits = read_prompts(model, ids, max_length(ids, most, model), source)
     if stepper.runs_ahead and not any(text.needs_host for text in texts):
-        return (yield from run_ahead(stepper, texts, logits, size))
+        return (yield from _run_ahead(stepper, texts, logits, size))
     while True:
         logits = logits[:, :size]
         chunks = write(texts, logits, adjusted(texts, logits), model.agree)
@@ -79,7 +84,7 @@ def _until_full(model: LanguageModel, texts: list[Text], source: Source | None) 
         logits = stepper.step(torch.tensor([chunks[place].id for place in going], device=device))
 
 
-def run_ahead(stepper: Stepper, texts: Sequence[Text], logits: Tensor, vocab_size: int) -> Writing:
+def _run_ahead(stepper: Stepper, texts: Sequence[Text], logits: Tensor, vocab_size: int) -> Writing:
     """The same with steps that choose by themselves; rows that have ended go on unseen until all have."""
     steps = min([max(text.left for text in texts), *(text.until_full for text in texts if text.until_full < text.left)])
     settings, rngs = [text.settings for text in texts], [text.rng for text in texts]
@@ -105,12 +110,9 @@ def read_prompts(
     # with a source of its own, each row is read for itself
     keys = [tuple(ids) if source is None else (row,) for row, ids in enumerate(prompts)]
     distinct = dict(zip(keys, prompts, strict=True))
-    rows = list(distinct.values())
-    lengths = [len(row) for row in rows]
-    longest = max(lengths)
-    tokens = torch.zeros(len(rows), longest, dtype=torch.long)
-    for number, row in enumerate(rows):
-        tokens[number, : len(row)] = torch.tensor(row)
+    rows = [torch.tensor(ids) for ids in distinct.values()]
+    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    lengths, longest = [len(row) for row in rows], tokens.shape[1]
     last = torch.tensor(lengths, device=device)
     stepper = Stepper(model, len(rows), longest, limit, source)
     if longest == 1 and device.type == "cpu":
@@ -131,3 +133,66 @@ def max_length(prompts: Sequence[Sequence[int]], max_tokens: int, model: Languag
     window = context_window(model)
     longest = max(map(len, prompts)) + max_tokens
     return longest if window is None else min(longest, window)
+
+
+# ---- many texts, written whole
+
+
+def complete(
+    model: LanguageModel,
+    prompts: Sequence[Prompt],
+    settings: Sampling,
+    seeds: Sequence[int] | None = None,
+    source: Source | None = None,
+) -> list[Completion]:
+    """Continue `prompts` and return the new text of each, without the prompts. No prompts give no texts.
+
+    The text of prompt i is drawn with seeds[i], by default the settings' seed + i.
+    """
+    if not prompts:
+        return []
+    if source is not None:
+        return gather(generate(model, prompts, settings, seeds, source), prompts)
+    seeds = [settings.seed + row for row in range(len(prompts))] if seeds is None else seeds
+    return list(completions(model, prompts, settings, seeds, len(prompts)))
+
+
+def completions(
+    model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, seeds: Sequence[int], rows: int
+) -> Iterator[Completion]:
+    """The new text of each prompt, in their order, as soon as it is there; at most `rows` are written at a time."""
+    if not engine_is_faster(model, prompts, settings, rows):
+        for first in range(0, len(prompts), rows):
+            some = prompts[first : first + rows]
+            yield from gather(generate(model, some, settings, seeds[first : first + rows]), some)
+        return
+    assert isinstance(model, Transformer)
+    # before any of them is written, and with their numbers
+    check_prompts(model, prompts, [settings] * len(prompts))
+    ids, rows = [prompt.ids for prompt in prompts], min(rows, MAX_ENGINE_ROWS)
+    longest = max_length(ids, settings.max_tokens, model)
+    usual = max_length(ids, min(settings.max_tokens, FIRST_CAPACITY), model)
+    blocks = max(-(-longest // BLOCK_SIZE), min(rows, len(prompts)) * -(-usual // BLOCK_SIZE))
+    engine = Engine(model, choices(model, prompts[0].vocab_size), Limits(blocks, BLOCK_SIZE, rows))
+    requests = [engine.submit(prompt, settings, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+    for request in requests:
+        while not request.ended:
+            engine.step()
+        yield request.completion()
+
+
+def engine_is_faster(model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, rows: int) -> bool:
+    """Whether the engine writes these texts, `rows` at a time, faster than lockstep batches of them.
+
+    Measured with `benchmarks/engine.py`: it is where prompts of unequal length are many. Lockstep pads them, can't take
+    the CPU fast path for them, and has fewer and fewer rows while the last texts of a batch end; the engine lets the
+    next ones in. Lockstep is faster where prompts are of one length, or few, and for recurrent and n-gram models, which
+    have nothing to page. A text that may grow very long is left to lockstep as well, whose capacity grows with it; so
+    are those of a model in parts, as the engine's blocks hold all heads.
+    """
+    if not isinstance(model, Transformer) or model.encoder is not None or model.parts > 1:
+        return False
+    many = len(prompts) > rows or len(prompts) >= MIN_ENGINE_TEXTS
+    unequal = len({len(prompt.ids) for prompt in prompts}) > 1
+    ids = [prompt.ids for prompt in prompts]
+    return many and unequal and max_length(ids, settings.max_tokens, model) <= MAX_ENGINE_LENGTH

@@ -1,18 +1,23 @@
-"""What a text continues: its ids, and what belongs to the vocabulary they come from."""
+"""What a text continues: its ids, and what belongs to the vocabulary they come from; or a conversation."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
+from weft.data.messages import ROLES
 from weft.decode.config import Rules, Sampling
 from weft.decode.constrain import Grammar
 from weft.decode.contrastive import Contrasted
-from weft.decode.rules import check_rules
-from weft.errors import ModelError
+from weft.decode.sampling import check_rules
+from weft.errors import DataError, ModelError, suggestion
 from weft.models.base import LanguageModel
 from weft.text.tokenizer import Tokenizer
 
 TAIL = 64  # characters, or tokens, of a prompt that show how it ends
+Message = Mapping[str, str]
+# How replies are drawn where a checkpoint doesn't say it: at temperature 1 from the whole vocabulary a small model soon
+# picks a word that leads nowhere. Other programs do alike (llama.cpp: 0.8 and 0.95, Ollama: 0.8 and 0.9).
+GENTLE = {"temperature": 0.7, "top_p": 0.9}
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,8 @@ class Prompt:
     def of(cls, tokenizer: Tokenizer, text: str | Sequence[int], grammar: Grammar | None = None) -> Self:
         """A text, or ids; an empty one begins a new text. A text begins as the tokenizer's own file has it begin."""
         ids = [*tokenizer.leading, *tokenizer.encode(text)] if isinstance(text, str) else text
-        begun = has_begun(tokenizer, text)
-        vocabulary = tokenizer.eos_id, tokenizer.vocab_size
-        return cls(ids or [opening(tokenizer)], tokenizer, begun, *vocabulary, grammar=grammar)
+        of = tokenizer, has_begun(tokenizer, text), tokenizer.eos_id, tokenizer.vocab_size
+        return cls(ids or [opening(tokenizer)], *of, grammar=grammar)
 
     def last(self, window: int | None) -> tuple[list[int], int]:
         """The ids that a model with this window reads, and how many of the first of them stay whenever it slides.
@@ -88,12 +92,10 @@ def opening(tokenizer: Tokenizer) -> int:
     In weft's training data an end-of-text token stands between texts, so a new one begins after it. Tokenizers
     without one open with their begin token, a line end, or else their first token.
     """
-    if tokenizer.eos_id is not None:
-        return tokenizer.eos_id
-    if tokenizer.bos_id is not None:
-        return tokenizer.bos_id
-    newline = tokenizer.encode("\n")
-    return newline[-1] if newline else 0
+    for id in (tokenizer.eos_id, tokenizer.bos_id):
+        if id is not None:
+            return id
+    return [0, *tokenizer.encode("\n")][-1]
 
 
 def context_window(model: LanguageModel) -> int | None:
@@ -128,3 +130,60 @@ def check_prompts(model: LanguageModel, prompts: Sequence[Prompt], rules: Sequen
         if wrong is not None:
             raise ModelError(f"{which} holds the id {wrong}, outside the model's vocabulary of {vocab_size}")
     check_rules(rules, choices(model, prompts[0].vocab_size))
+
+
+# ---- conversations, which may be longer than a model's window, and what of them it reads before it replies
+
+
+def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], most: int | None = None) -> Prompt:
+    """What a model reads before it replies to {role, content} messages, of which the last is the user's.
+
+    The tokenizer's chat template frames them, and then the reply is a text of its own, which every special token ends:
+    they are part of the frame. Without a template the model goes on with the plain text. Of a conversation of more
+    than `most` tokens the oldest turns are left out, but not what the system said.
+    """
+    check_messages(messages)
+    if tokenizer.chat_template is None:
+        # a reply goes on with what the user said; everything else begins a line
+        lines = ["\n" * (each["role"] != "assistant") + each["content"] for each in messages]
+        prompt = Prompt.of(tokenizer, messages[0]["content"] + "".join(lines[1:]))
+        lead = len(tokenizer.leading)
+        cut = 0 if most is None else max(0, len(prompt.ids) - max(most, lead + 1))
+        return replace(prompt, ids=[*prompt.ids[:lead], *prompt.ids[lead + cut :]])
+    frame = frozenset(tokenizer.special_tokens.values())
+    return replace(Prompt.of(tokenizer, _templated(tokenizer, messages, most)), begun=False, stop_ids=frame)
+
+
+def before_reply(window: int | None, reply: int) -> int | None:
+    """How many tokens of a conversation a model reads that has to have space for a reply of so many."""
+    return None if window is None else max(1, window - min(reply, window // 2))
+
+
+def check_messages(messages: Any) -> None:
+    """Refuse what is no conversation that waits for a reply."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise DataError("messages: expected a list such as [{'role': 'user', 'content': 'Hello'}]")
+    for number, message in enumerate(messages, start=1):
+        texts = (message.get(key) for key in ("role", "content")) if isinstance(message, Mapping) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise DataError(f"message {number}: expected {{'role': …, 'content': …}}, both text")
+        role = message["role"]
+        if role not in ROLES:
+            raise DataError(f"message {number}: role = {role!r}: {suggestion(role, ROLES)}")
+        if role == "system" and number > 1:
+            raise DataError(f"message {number}: only the first message may be the system's")
+    if messages[-1]["role"] != "user":
+        raise DataError(f"the last message is the {messages[-1]['role']}'s; a reply answers the user's")
+
+
+def _templated(tokenizer: Tokenizer, messages: Sequence[Message], most: int | None) -> list[int]:
+    system = messages[:1] if messages[0]["role"] == "system" else []
+    turns = messages[len(system) :]
+    starts = [
+        n for n, turn in enumerate(turns) if n == 0 or (turn["role"], turns[n - 1]["role"]) == ("user", "assistant")
+    ]
+    for first in starts:
+        ids = tokenizer.encode(tokenizer.chat([*system, *turns[first:]]), specials=True)
+        if most is None or len(ids) <= most:
+            return ids
+    raise DataError(f"that is {len(ids)} tokens, but the model can read {most} before it replies")

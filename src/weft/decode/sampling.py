@@ -1,8 +1,9 @@
 """From logits to a token: pure functions on logits (…, V), to be composed.
 
-A filter returns logits in which the tokens it drops are −inf, and keeps at least one. All of them work on any number
-of leading dimensions, and none of them changes its argument. Its parameter is one number, or a tensor (…) of one
-number a row.
+First comes what the text so far and the caller's rules do to logits (`apply_rules`), then temperature and the filters.
+A filter returns logits in which the tokens it drops are −inf, and keeps at least one. All of them work on any number of
+leading dimensions, and none of them changes its argument. Its parameter is one number, or a tensor (…) of one number a
+row.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.decode.config import Sampling
+from weft.decode.config import Rules, Sampling
 from weft.errors import ModelError
 
 Amount = float | Tensor
+BLOCK = 256  # logits of which the highest is looked at first
+ROWS = 16  # that are summed at a time
+NOT_FINITE, NONE_LEFT = -1, -2  # in the place of a token, where none can be chosen
 
 
 def heated(logits: Tensor, temperature: Amount) -> Tensor:
@@ -178,9 +182,6 @@ def picked(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[floa
     return greedy(logits).index_copy(0, index, tokens)
 
 
-NOT_FINITE, NONE_LEFT = -1, -2  # in the place of a token, where none can be chosen
-
-
 def marked(tokens: Tensor, logits: Tensor) -> Tensor:
     """Tokens (B,) that were chosen from logits (B, V); NOT_FINITE or NONE_LEFT where they mean nothing."""
     best = logits.amax(dim=-1)
@@ -200,3 +201,163 @@ def check_logits(logits: Tensor) -> None:
     best = logits.amax(dim=-1)
     if not bool(best.isfinite().all()):
         raise refusal(NONE_LEFT if best[~best.isfinite()][0] == -torch.inf else NOT_FINITE)
+
+
+# ---- the likeliest tokens of many rows, without a copy of all their log-probabilities
+
+
+def likeliest(logits: Tensor, count: int, normalised: bool = False) -> tuple[Tensor, Tensor]:
+    """Of each row of logits (rows, V) the `count` likeliest tokens: log p in float64, best first, and their ids.
+
+    Logits that are `normalised` are log p already. A row of −∞ alone, which leads nowhere, gives −∞; a row that is not
+    finite is refused.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    best, ids = highest(logits, min(count, logits.shape[-1]))
+    dead = best[:, :1] == -torch.inf
+    check_logits(best.masked_fill(dead, 0.0))
+    # log p = x − log Σ eˣ, of the few that count
+    log_p = best.double() if normalised else best.double() - log_total(logits).double()
+    return torch.where(dead, -torch.inf, log_p), ids
+
+
+def log_total(logits: Tensor) -> Tensor:
+    """log Σ eˣ of each row of logits (rows, V): (rows, 1). torch copies all x for that, so on a CPU a few at a time."""
+    some = logits.split(len(logits) if logits.is_cuda else ROWS)
+    return torch.cat([part.logsumexp(dim=-1, keepdim=True) for part in some])
+
+
+def highest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`x.topk(count)` of x (rows, V), for few of many: they stand in the blocks with the highest maxima.
+
+    torch sorts pairs of values and places, which takes longer than a fast product with the whole vocabulary leaves.
+    """
+    rows, size = x.shape
+    blocks = size // BLOCK
+    if count * 4 > blocks:
+        return x.topk(count, dim=-1)
+    whole = x[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))
+    chosen = whole.amax(dim=-1).topk(count, dim=-1).indices
+    places = torch.arange(BLOCK, device=x.device) + chosen.unsqueeze(-1) * BLOCK
+    rest = torch.arange(blocks * BLOCK, size, device=x.device).expand(rows, -1)
+    looked_at = torch.cat((places.flatten(1), rest), dim=1)
+    best, where = x.gather(1, looked_at).topk(count, dim=-1)
+    return best, looked_at.gather(1, where)
+
+
+# ---- what the text so far and the caller's rules do
+
+
+def repetition_penalty(logits: Tensor, seen: Tensor, penalty: Amount) -> Tensor:
+    """Make the tokens that were `seen` (…, V) less likely: positive logits are divided, negative ones multiplied.
+
+    Keskar et al. 2019, §4.1, with the sign handled so that a penalty above 1 always lowers.
+    """
+    penalty = column(penalty, logits)
+    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def count_penalties(logits: Tensor, counts: Tensor, frequency: Amount, presence: Amount) -> Tensor:
+    """Take `frequency` off logits (…, V) for each time a token was written, counts (…, V), and `presence` if it was."""
+    return logits - column(frequency, logits) * counts - column(presence, logits) * (counts > 0)
+
+
+def no_repeat_ngram(logits: Tensor, texts: Sequence[Sequence[int]], sizes: Sequence[int]) -> Tensor:
+    """Logits (B, V) with −inf where a token would make the last sizes[i] tokens of texts[i] come a second time.
+
+    Paulus et al. 2018, §2.5. A size of 0 allows everything.
+    """
+    banned = torch.zeros_like(logits, dtype=torch.bool)
+    for row, (text, size) in enumerate(zip(texts, sizes, strict=True)):
+        if size:
+            last = text[len(text) - size + 1 :]
+            again = [text[at + size - 1] for at in range(len(text) - size + 1) if text[at : at + size - 1] == last]
+            banned[row, [token for token in again if token < logits.shape[-1]]] = True
+    return logits.masked_fill(banned, -torch.inf)
+
+
+class Past:
+    """The tokens of each row so far, `texts`; which it has `read`, and how often it has `written` each: (batch, V)."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], vocab_size: int, device: torch.device):
+        self.read = torch.zeros(len(prompts), vocab_size, dtype=torch.bool, device=device)
+        for row, prompt in enumerate(prompts):
+            # a prompt may hold ids that are never chosen, beyond the tokenizer's own
+            self.read[row, [token for token in prompt if token < vocab_size]] = True
+        self.written = torch.zeros(len(prompts), vocab_size, device=device)
+        self.texts = [list(prompt) for prompt in prompts]
+
+    def push(self, tokens: Sequence[int]) -> None:
+        self.written[range(len(tokens)), tokens] += 1
+        for text, token in zip(self.texts, tokens, strict=True):
+            text.append(token)
+
+    def reorder(self, index: Sequence[int]) -> None:
+        """Row i goes on from row index[i]."""
+        self.read, self.written = self.read[index], self.written[index]
+        self.texts = [self.texts[row].copy() for row in index]
+
+    @classmethod
+    def joined(cls, several: "Sequence[Past]") -> "Past":
+        """The rows of several, one after the other."""
+        first = several[0]
+        joined = cls([], first.read.shape[1], first.read.device)
+        joined.texts = [text for each in several for text in each.texts]
+        joined.read = torch.cat([each.read for each in several])
+        joined.written = torch.cat([each.written for each in several])
+        return joined
+
+
+def apply_rules(
+    logits: Tensor, rules: Sequence[Rules], past: Past | None, written: Sequence[int], eos_id: int | None
+) -> Tensor:
+    """Logits (B, V) after all that rules[i] asks of row i, of which written[i] tokens are written.
+
+    In this order: logit_bias, repetition_penalty, frequency_penalty, presence_penalty, no_repeat_ngram, banned and
+    min_tokens, forced and last. The `past` is needed where a rule penalises.
+    """
+    logits = logits.float()
+    if any(rule.logit_bias for rule in rules):
+        biases = torch.zeros_like(logits)
+        for row, rule in enumerate(rules):
+            for token, amount in rule.logit_bias.items():
+                biases[row, token] = amount
+        logits = logits + biases
+    if past is not None:
+        amounts = [(rule.repetition_penalty, rule.frequency_penalty, rule.presence_penalty) for rule in rules]
+        repetition, *others = torch.tensor(amounts, device=logits.device).unbind(1)
+        logits = repetition_penalty(logits, past.read | (past.written > 0), repetition)
+        logits = count_penalties(logits, past.written, *others)
+        sizes = [rule.no_repeat_ngram for rule in rules]
+        logits = no_repeat_ngram(logits, past.texts, sizes) if any(sizes) else logits
+    banned, forced = [], []
+    for rule, count in zip(rules, written, strict=True):
+        ends = () if count >= rule.min_tokens else (*rule.stop_ids, *(() if eos_id is None else (eos_id,)))
+        banned.append([*rule.banned, *ends])
+        last = rule.last if count == rule.max_tokens - 1 else None
+        forced.append(rule.forced[count] if count < len(rule.forced) else last)
+    if any(banned):
+        never = torch.zeros_like(logits, dtype=torch.bool)
+        for row, tokens in enumerate(banned):
+            never[row, tokens] = True
+        logits = logits.masked_fill(never, -torch.inf)
+    if any(only is not None for only in forced):
+        logits = logits.clone()
+        for row, only in enumerate(forced):
+            if only is not None:  # it is certain, even if the model excludes it
+                logits[row] = -torch.inf
+                logits[row, only] = 0.0
+    return logits
+
+
+def check_rules(rules: Sequence[Rules], vocab_size: int) -> None:
+    """Refuse token ids that a vocabulary of this size doesn't have, and rules that leave nothing to write."""
+    for rule in rules:
+        named = {name: getattr(rule, name) for name in ("logit_bias", "banned", "forced", "stop_ids")}
+        named["last"] = () if rule.last is None else (rule.last,)
+        for name, tokens in named.items():
+            wrong = next((token for token in tokens if token >= vocab_size), None)
+            if wrong is not None:
+                raise ModelError(f"{name}: token {wrong} is outside the vocabulary of {vocab_size}")
+        if len(set(rule.banned)) == vocab_size:
+            raise ModelError(f"banned: all {vocab_size} tokens of the vocabulary, so nothing can be written")

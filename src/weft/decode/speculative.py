@@ -6,7 +6,7 @@ Guesses come from a smaller model with the same vocabulary, or from the text its
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,12 +30,6 @@ class Guess(NamedTuple):
     probabilities: Tensor | None
 
 
-class Guesser(Protocol):
-    def guess(self, text: Sequence[int], most: int) -> Guess:
-        """Up to `most` tokens that may follow `text`."""
-        ...
-
-
 class LookUp:
     """Guesses that what followed these last tokens before follows them again: the longest match of up to `longest`."""
 
@@ -47,6 +41,7 @@ class LookUp:
         self.known = 0
 
     def guess(self, text: Sequence[int], most: int) -> Guess:
+        """Up to `most` tokens that may follow a text."""
         # the n-grams that end the text get their place when the text has gone on: nothing follows them yet
         for end in range(self.known, len(text)):
             for n in range(1, min(self.longest, end) + 1):
@@ -74,6 +69,7 @@ class Draft:
         self.left_out = -1  # tokens of the text before those that are read
 
     def guess(self, text: Sequence[int], most: int) -> Guess:
+        """Up to `most` tokens that may follow a text."""
         seen = slid(text, self.window, self.stays)
         if self.left_out != len(text) - len(seen):  # in a new window everything is read again
             self.left_out = len(text) - len(seen)
@@ -122,7 +118,7 @@ def _read(stepper: Stepper, tokens: Sequence[int], last: int) -> Tensor:
 
 
 def speculate(
-    model: LanguageModel, guesser: Guesser, prompt: Prompt | Sequence[int], settings: Sampling
+    model: LanguageModel, guesser: LookUp | Draft, prompt: Prompt | Sequence[int], settings: Sampling
 ) -> Iterator[Chunk]:
     """Continue one prompt as `generate` does, with guesses; the chunks come in bursts."""
     prompt = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
@@ -131,7 +127,7 @@ def speculate(
 
 
 @torch.inference_mode()
-def _bursts(model: LanguageModel, guesser: Guesser, text: Text) -> Iterator[Chunk]:
+def _bursts(model: LanguageModel, guesser: LookUp | Draft, text: Text) -> Iterator[Chunk]:
     vocab_size = choices(model, text.prompt.vocab_size)
     limit = max_length([text.ids], text.settings.max_tokens, model)
     stepper = Stepper(model, 1, len(text.ids), limit)

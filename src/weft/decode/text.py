@@ -1,19 +1,121 @@
-"""One text: while it is written, how its next token is chosen and what each token adds; and whole."""
+"""One text: while it is written, how its next token is chosen, what each token adds and why it ends; and whole.
+
+Tokens become text as they come: whole characters only, and no part of a stop string is ever shown.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from weft.decode.config import Sampling
-from weft.decode.ending import Ending, Finish
+from weft.decode.config import Rules, Sampling
+from weft.decode.constrain import Constraint
 from weft.decode.prompt import Prompt, slid
-from weft.decode.rules import Past, apply_rules, ban
-from weft.decode.sampling import check_logits, picked
+from weft.decode.sampling import Past, apply_rules, check_logits, picked
 from weft.text.tokenizer import Tokenizer
 
 AHEAD = 64  # random numbers that a text draws at a time
+Finish = Literal["eos", "stop", "length"]
+
+
+class Detokenizer:
+    """Turns the tokens of one text into text that may be shown, and notices stop strings."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], begun: bool):
+        self.stream, self.stop = tokenizer.stream(begun=begun), stop
+        self.held = ""  # written, but it may be the beginning of a stop string
+        self.ready = ""  # may be shown
+        self.stopped = False  # a stop string is complete
+
+    def push(self, token: int) -> bool:
+        """Read a token; True if a stop string is complete."""
+        return self._add(self.stream.push(token))
+
+    def end(self) -> bool:
+        """No token follows: what was held back is text after all, unless it completes a stop string."""
+        stopped = self._add(self.stream.flush())
+        if not stopped:
+            self.ready += self.held
+            self.held = ""
+        return stopped
+
+    def take(self) -> str:
+        """The text that may be shown and hasn't been taken yet."""
+        text, self.ready = self.ready, ""
+        return text
+
+    def copy(self) -> "Detokenizer":
+        """Another text that begins as this one did: a beam."""
+        other = object.__new__(Detokenizer)  # a beam search makes many of them
+        other.__dict__.update(self.__dict__, stream=self.stream.copy())
+        return other
+
+    def _add(self, text: str) -> bool:
+        self.held += text
+        found = [place for stop in self.stop if (place := self.held.find(stop)) >= 0]
+        if found:
+            self.ready += self.held[: min(found)]
+            self.held, self.stopped = "", True
+            return True
+        size = len(self.held)
+        begun = (n for stop in self.stop for n in range(1, min(size + 1, len(stop))) if self.held.endswith(stop[:n]))
+        shown = size - max(begun, default=0)
+        self.ready, self.held = self.ready + self.held[:shown], self.held[shown:]
+        return False
+
+
+class Ending:
+    """Follows one text and says when it ends, and why: the one rule that every way of writing asks after each token.
+
+    "eos": the model ended the text itself. "stop": a stop string is complete, one of the prompt's or the rules'
+    `stop_ids` came, or the constraint is met and allows nothing more. "length": `limit` tokens are written, which is
+    `max_tokens`, the prompt's `most`, or what the model's window leaves.
+    """
+
+    def __init__(self, prompt: Prompt, rules: Rules, window: int | None):
+        self.eos_id, self.stop_ids = prompt.eos_id, prompt.stop_ids.union(rules.stop_ids)
+        # the newest token isn't read, so a full window still gives one
+        limits = rules.max_tokens, prompt.most, None if window is None else window - len(prompt.ids) + 1
+        self.limit = min(limit for limit in limits if limit is not None)
+        self.written = 0
+        self.constraint: Constraint | None = None if prompt.grammar is None else prompt.grammar.begin(prompt.begun)
+        self.detokenizer: Detokenizer | None = None
+        if prompt.tokenizer is not None:
+            self.detokenizer = Detokenizer(prompt.tokenizer, rules.stop, prompt.begun)
+
+    def push(self, token: int) -> Finish | None:
+        """Count a token that was written; why the text ends with it, if it does."""
+        self.written += 1
+        finish: Finish | None = "length" if self.written == self.limit else None
+        if token == self.eos_id:
+            finish = "eos"
+        else:
+            if token in self.stop_ids or (self.detokenizer is not None and self.detokenizer.push(token)):
+                finish = "stop"
+            if self.constraint is not None:
+                self.constraint.push(token)
+                finish = "stop" if self.constraint.over else finish
+        # no stop string goes by unseen: what is held back at the end may complete one
+        text = self.detokenizer
+        if finish is not None and text is not None and not text.stopped and text.end():
+            return "stop"
+        return finish
+
+    def take(self) -> str:
+        """The text that may be shown and hasn't been taken yet; none where only ids are written."""
+        return "" if self.detokenizer is None else self.detokenizer.take()
+
+    def copy(self) -> "Ending":
+        """For another text that begins as this one did: a beam."""
+        other = object.__new__(Ending)
+        other.__dict__.update(self.__dict__)
+        if self.constraint is not None:
+            other.constraint = self.constraint.copy()
+        if self.detokenizer is not None:
+            other.detokenizer = self.detokenizer.copy()
+        return other
 
 
 @dataclass(frozen=True)
@@ -60,7 +162,6 @@ class Text:
 
     @property
     def written(self) -> int:
-        """Tokens written so far."""
         return self.ending.written
 
     @property
@@ -75,7 +176,6 @@ class Text:
 
     @property
     def full(self) -> bool:
-        """Whether its ids no longer fit into the window."""
         return self.window is not None and len(self.ids) > self.window
 
     def slide(self) -> None:
@@ -125,7 +225,7 @@ def _adjusted(texts: Sequence[Text], logits: Tensor) -> Tensor:
     if any(constraint is not None for constraint in constraints):
         every = torch.ones(logits.shape[-1], dtype=torch.bool)
         allowed = [every if each is None else each.allowed() for each in constraints]
-        ready = ban(ready, ~torch.stack(allowed).to(ready.device))
+        ready = ready.masked_fill(~torch.stack(allowed).to(ready.device), -torch.inf)
     return ready
 
 

@@ -9,7 +9,7 @@ import torch
 from weft.data.batch import Frame, Source, framed
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
-from weft.decode.many import complete
+from weft.decode.generate import complete
 from weft.decode.prompt import Prompt
 from weft.models.base import LanguageModel, device_of
 from weft.text.tokenizer import Tokenizer
@@ -57,11 +57,10 @@ class Translator:
         specials = len(frame.before) + len(frame.after)
         if self.direction.first:
             settings = settings.model_copy(update={"forced": self.direction.first})
-        written = [""] * len(texts)
+        written, progress = [""] * len(texts), progress or (lambda count: None)
         waiting = [number for number, text in enumerate(texts) if text.strip()]
         waiting.sort(key=lambda number: len(ids[number]))
-        if progress is not None:
-            progress(len(texts) - len(waiting))
+        progress(len(texts) - len(waiting))
         beams = settings.beams if isinstance(settings, Beam) else 1
         most, rows = (TOKENS_ON_CUDA, ROWS_ON_CUDA) if device.type == "cuda" else (TOKENS, ROWS)
         while waiting:
@@ -74,8 +73,7 @@ class Translator:
             answers = self._answers(Source(tokens.to(device), mask.to(device)), settings)
             for number, answer in zip(some, answers, strict=True):
                 written[number] = answer
-            if progress is not None:
-                progress(len(some))
+            progress(len(some))
         return written
 
     @torch.no_grad()

@@ -4,7 +4,7 @@ Greedy search follows the likeliest edge at each node, beam search several begin
 draws an edge with its probability. Each tree is recorded while `generate` or `beam_search` writes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from weft.decode.beam import Candidate, beam_search
 from weft.decode.config import Beam, Branching, Sampling
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
-from weft.decode.text import spelled
+from weft.decode.text import Chunk, spelled
 from weft.models.base import LanguageModel, Source
 
 State = Literal["chosen", "kept", "pruned"]
@@ -80,10 +80,16 @@ def search_trees(
     An encoder–decoder writes from `source`, (1, source time).
     """
     settings = settings or Branching()
+    greedy = Sampling(temperature=0.0, max_tokens=settings.depth, logprobs=settings.alternatives)
+    drawn = Sampling(temperature=settings.temperature, max_tokens=settings.depth, seed=settings.seed, logprobs=0)
+    many, samples = source, settings.samples
+    if source is not None:
+        real = torch.ones_like(source.tokens, dtype=torch.bool) if source.mask is None else source.mask
+        many = Rows(source.tokens.expand(samples, -1), real.expand(samples, -1))
     return Trees(
-        _greedy(model, prompt, settings, source),
+        _written("greedy", generate(model, [prompt], greedy, source=source), prompt, 1),
         _beam(model, prompt, settings, source),
-        _sampling(model, prompt, settings, source),
+        _written("sampling", generate(model, [prompt] * samples, drawn, source=many), prompt, samples),
     )
 
 
@@ -95,43 +101,43 @@ class _Growing:
     nodes: list[Node] = field(default_factory=list)
     children: dict[tuple[int, int], int] = field(default_factory=dict)
 
+    def total(self, number: int) -> float:
+        return 0.0 if number < 0 else self.nodes[number].total
+
     def add(self, parent: int, id: int, logprob: float, state: State) -> int:
         """A node's number; one that is there already is counted once more."""
-        key = parent, id
-        if key in self.children:
-            number = self.children[key]
+        number = self.children.setdefault((parent, id), len(self.nodes))
+        if number < len(self.nodes):
             self.nodes[number] = replace(self.nodes[number], count=self.nodes[number].count + 1)
             return number
-        before = 0.0 if parent < 0 else self.nodes[parent].total
         tokenizer = self.prompt.tokenizer
         text = str(id) if tokenizer is None else spelled(tokenizer, id)
-        self.nodes.append(Node(parent, id, text, logprob, before + logprob, state))
-        self.children[key] = len(self.nodes) - 1
-        return len(self.nodes) - 1
-
-    def choose(self, leaf: int) -> None:
-        """Mark the way to a node."""
-        while leaf >= 0:
-            self.nodes[leaf] = replace(self.nodes[leaf], state="chosen")
-            leaf = self.nodes[leaf].parent
+        self.nodes.append(Node(parent, id, text, logprob, self.total(parent) + logprob, state))
+        return number
 
     def tree(self, name: str, leaves: Sequence[int]) -> Tree:
         """It, grown, with what was written."""
-        found = Tree(name, tuple(self.nodes), ())
-        written = tuple(Written(_text(self.prompt, found.path(leaf)), leaf, self.nodes[leaf].total) for leaf in leaves)
-        return replace(found, written=written)
+        found, prompt, texts = Tree(name, tuple(self.nodes), ()), self.prompt, []
+        for leaf in leaves:
+            ids = found.path(leaf)
+            text = " ".join(map(str, ids))
+            if prompt.tokenizer is not None:
+                stream = prompt.tokenizer.stream(begun=prompt.begun)
+                text = stream.extend(ids) + stream.flush()
+            texts.append(Written(text, leaf, self.nodes[leaf].total))
+        return replace(found, written=tuple(texts))
 
 
-def _greedy(model: LanguageModel, prompt: Prompt, settings: Branching, source: Source | None) -> Tree:
-    tree, leaf = _Growing(prompt), -1
-    chosen = Sampling(temperature=0.0, max_tokens=settings.depth, logprobs=settings.alternatives)
-    for chunk in generate(model, [prompt], chosen, source=source):
+def _written(name: str, chunks: Iterable[Chunk], prompt: Prompt, rows: int) -> Tree:
+    """The tree of texts that continue a prompt in so many rows, and of the tokens that they report beside their own."""
+    tree, leaves = _Growing(prompt), [-1] * rows
+    for chunk in chunks:
         assert chunk.logprob is not None
         for id, logprob in chunk.top:
             if id != chunk.id:
-                tree.add(leaf, id, logprob, "pruned")
-        leaf = tree.add(leaf, chunk.id, chunk.logprob, "chosen")
-    return tree.tree("greedy", [leaf])
+                tree.add(leaves[chunk.row], id, logprob, "pruned")
+        leaves[chunk.row] = tree.add(leaves[chunk.row], chunk.id, chunk.logprob, "chosen")
+    return tree.tree(name, leaves)
 
 
 def _beam(model: LanguageModel, prompt: Prompt, settings: Branching, source: Source | None) -> Tree:
@@ -142,35 +148,14 @@ def _beam(model: LanguageModel, prompt: Prompt, settings: Branching, source: Sou
         numbers = []
         for place, (total, beam, token) in enumerate(candidates):
             parent = alive[beam] if total > -torch.inf else -1
-            before = 0.0 if parent < 0 else tree.nodes[parent].total
             # what stood among the best and did not stay has ended
             state: State = "kept" if place in kept or place < settings.beams else "pruned"
-            numbers.append(tree.add(parent, token, total - before, state) if total > -torch.inf else -1)
+            numbers.append(tree.add(parent, token, total - tree.total(parent), state) if total > -torch.inf else -1)
         alive = [numbers[place] for place in kept]
 
     chosen = Beam(beams=settings.beams, max_tokens=settings.depth)
-    best = beam_search(model, [prompt], chosen, source, watch)[0][0]
     leaf = -1
-    for id in best.ids:
+    for id in beam_search(model, [prompt], chosen, source, watch)[0][0].ids:
         leaf = tree.children[leaf, id]
-    tree.choose(leaf)
+        tree.nodes[leaf] = replace(tree.nodes[leaf], state="chosen")
     return tree.tree("beam", [leaf])
-
-
-def _sampling(model: LanguageModel, prompt: Prompt, settings: Branching, source: Source | None) -> Tree:
-    tree, leaves = _Growing(prompt), [-1] * settings.samples
-    chosen = Sampling(temperature=settings.temperature, max_tokens=settings.depth, seed=settings.seed, logprobs=0)
-    if source is not None:
-        real = torch.ones_like(source.tokens, dtype=torch.bool) if source.mask is None else source.mask
-        source = Rows(source.tokens.expand(settings.samples, -1), real.expand(settings.samples, -1))
-    for chunk in generate(model, [prompt] * settings.samples, chosen, source=source):
-        assert chunk.logprob is not None
-        leaves[chunk.row] = tree.add(leaves[chunk.row], chunk.id, chunk.logprob, "chosen")
-    return tree.tree("sampling", leaves)
-
-
-def _text(prompt: Prompt, ids: Sequence[int]) -> str:
-    if prompt.tokenizer is None:
-        return " ".join(map(str, ids))
-    stream = prompt.tokenizer.stream(begun=prompt.begun)
-    return stream.extend(ids) + stream.flush()

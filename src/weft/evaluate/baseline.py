@@ -3,7 +3,10 @@
 import math
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 from typing import NamedTuple
+
+from weft.files import utf8_size
 
 CHARACTERS = 0x110000 - 0x800  # Unicode's code points, less the surrogates, which no text holds
 
@@ -17,7 +20,6 @@ class Baseline(NamedTuple):
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits a UTF-8 byte; nan for an empty text."""
         return self.bits / self.bytes if self.bytes else math.nan
 
 
@@ -26,18 +28,11 @@ def character_baseline(training: Iterable[str], held_out: Iterable[str]) -> Base
 
     All characters that were never seen share one count of one.
     """
-    known: Counter[str] = Counter()
-    for text in training:
-        known.update(text)
+    known, counts = Counter(chain.from_iterable(training)), Counter(chain.from_iterable(held_out))
     mass = known.total() + len(known) + 1
     unseen = math.log2(mass) + math.log2(CHARACTERS - len(known))
-    counts: Counter[str] = Counter()
-    size = 0
-    for text in held_out:
-        counts.update(text)
-        size += len(text.encode("utf-8"))
     bits = sum(
         count * (math.log2(mass / (known[character] + 1)) if character in known else unseen)
         for character, count in counts.items()
     )
-    return Baseline(bits, counts.total(), size)
+    return Baseline(bits, counts.total(), sum(count * utf8_size(character) for character, count in counts.items()))

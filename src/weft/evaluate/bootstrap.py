@@ -51,8 +51,7 @@ def ratio_interval(costs: npt.ArrayLike, sizes: npt.ArrayLike, drawn: Array) -> 
 def ends(values: Array) -> Interval:
     """The middle 95 % of draws (draws,): percentiles, which may be infinite."""
     tail = (1 - LEVEL) / 2
-    low, high = np.quantile(values, [tail, 1 - tail], method="nearest")  # linear would take ∞ − ∞
-    return Interval(float(low), float(high))
+    return Interval(*np.quantile(values, [tail, 1 - tail], method="nearest").tolist())  # linear would take ∞ − ∞
 
 
 # ---- training runs with several seeds
@@ -79,8 +78,10 @@ def resample(groups: Sequence[Sequence[Array]], sizes: Array, draws: int = DRAWS
     means = np.stack([run.mean(axis=0) / math.log(2) for group in groups for run in group])  # (runs, sections)
     with np.errstate(all="ignore"):  # a run that came to NaN stays NaN; a draw may leave the range of a float
         centre = np.log(means.sum(axis=1) / sizes.sum())
-        logs = centre + (np.log(_ratios(means, sizes, draws, rng)) - centre) * _widening(len(sizes), draws, rng)
-        parts = np.split(logs, np.cumsum([len(group) for group in groups])[:-1], axis=1)
+        deviations = np.log(_ratios(means, sizes, draws, rng)) - centre
+        if (count := len(sizes)) > 1:  # so that few sections aren't too sure of themselves either
+            deviations *= math.sqrt(count / (count - 1)) * _heavy_tails(count - 1, draws, rng)
+        parts = np.split(centre + deviations, np.cumsum([len(group) for group in groups])[:-1], axis=1)
         return [np.exp(part + _seed_deviations(group, draws, rng)) for part, group in zip(parts, groups, strict=True)]
 
 
@@ -89,13 +90,6 @@ def _ratios(means: Array, sizes: Array, draws: int, rng: np.random.Generator) ->
     step = max(1, MAX_DRAWN // len(sizes))
     several = (weights(len(sizes), min(step, draws - start), rng) for start in range(0, draws, step))
     return np.concatenate([(counts @ means.T) / (counts @ sizes)[:, None] for counts in several])
-
-
-def _widening(sections: int, draws: int, rng: np.random.Generator) -> Array:
-    """By what a draw's deviation (draws, 1) is stretched, so that few sections aren't too sure of themselves either."""
-    if sections == 1:
-        return np.ones((draws, 1))
-    return math.sqrt(sections / (sections - 1)) * _heavy_tails(sections - 1, draws, rng)
 
 
 def _heavy_tails(freedom: int, draws: int, rng: np.random.Generator) -> Array:

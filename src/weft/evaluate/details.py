@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.data.shards import Ids, Tokens
 from weft.evaluate.overlap import passages_table
@@ -17,7 +16,6 @@ from weft.text.tokenizer import Tokenizer
 READ = 1 << 20  # tokens counted at a time
 PASSAGES = 10  # that are shown
 PASSAGE = 20  # tokens of one
-Array = npt.NDArray[np.float64]
 
 
 class Bucket(NamedTuple):
@@ -58,11 +56,6 @@ class TextCosts:
         order = np.argsort(places, kind="stable")
         return cls(text, TokenScores(places[order], nats[order], seen[order]))
 
-    @property
-    def ids(self) -> Ids:
-        """The tokens that were predicted."""
-        return self.text.read(0, len(self.text))[self.scores.places]
-
 
 @dataclass(frozen=True)
 class Details:
@@ -93,7 +86,7 @@ def by_position(costs: Sequence[TextCosts]) -> list[Bucket]:
 
 def by_frequency(costs: Sequence[TextCosts], counts: Ids) -> list[Bucket]:
     """By how often a token occurs in the training text: never, 1–9, 10–99 …"""
-    known = counts[np.concatenate([each.ids for each in costs])]
+    known = counts[np.concatenate([each.text.read(0, len(each.text))[each.scores.places] for each in costs])]
     digits = np.searchsorted(10 ** np.arange(18), known, side="right")
     names = ["never", *(_between(10**n, 10 ** (n + 1) - 1) for n in range(18))]
     return _buckets(digits, names, costs)
@@ -112,12 +105,9 @@ def most_surprising(
     costs: Sequence[TextCosts], tokenizer: Tokenizer, most: int = PASSAGES, length: int = PASSAGE
 ) -> list[Passage]:
     """The passages of `length` tokens with the highest mean cost that don't overlap, the highest first."""
-    found: list[tuple[float, int, int]] = []
-    for number, each in enumerate(costs):
-        found += [(loss, number, first) for first, loss in _highest(each, most, length)]
-    found = sorted(found, reverse=True)[:most]
+    found = [(loss, number, first) for number, each in enumerate(costs) for first, loss in _highest(each, most, length)]
     passages = []
-    for loss, number, first in found:
+    for loss, number, first in sorted(found, reverse=True)[:most]:
         text = costs[number].text
         document, byte = _where(text, tokenizer, first)
         words = tokenizer.decode(text.read(first, min(length, len(text) - first)))
@@ -166,16 +156,9 @@ def _between(low: int, high: int) -> str:
 
 
 def _buckets_table(title: str, first: str, buckets: Sequence[Bucket]) -> Table:
-    tokens, nats = sum(each.tokens for each in buckets), sum(each.nats for each in buckets)
-    rows = [
-        (
-            each.name,
-            f"{each.tokens:,}",
-            f"{each.tokens / tokens:.1%}",
-            f"{each.loss:.3f}",
-            f"{perplexity(each.loss):,.2f}",
-            f"{each.nats / nats:.1%}" if nats else "–",
-        )
-        for each in buckets
-    ]
+    tokens, nats, rows = sum(each.tokens for each in buckets), sum(each.nats for each in buckets), []
+    for each in buckets:
+        share, of_loss = f"{each.tokens / tokens:.1%}", f"{each.nats / nats:.1%}" if nats else "–"
+        loss = (f"{each.loss:.3f}", f"{perplexity(each.loss):,.2f}")
+        rows.append((each.name, f"{each.tokens:,}", share, *loss, of_loss))
     return Table((first, "tokens", "of all", "loss", "perplexity", "of the loss"), rows, title)

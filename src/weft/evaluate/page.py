@@ -26,7 +26,6 @@ class EvaluationPage(Charts):
     )
 
     def charts(self) -> list[Plot]:
-        """Loss by context and by frequency."""
         parts = {
             ("Loss by tokens seen before", "tokens seen before"): self.details.positions,
             ("Loss by frequency of the token", "occurrences in the training text"): self.details.frequencies,
@@ -38,6 +37,5 @@ class EvaluationPage(Charts):
         ]
 
     def tables(self) -> list[Table]:
-        """The metrics, and what the charts say in numbers."""
         shared = [] if self.overlap is None else overlap_tables(self.overlap, PASSAGE)
         return [self.metrics, *self.details.tables(PASSAGE), *shared]

@@ -72,12 +72,15 @@ class Score:
 
     @classmethod
     def of(cls, parts: "Iterable[TokenScores]", text: Tokens, limit: int | None = None) -> "Score":
-        """What the tokens of a text, or its first `limit` ones, cost together."""
-        nats, count = 0.0, 0
+        """What the tokens of a text, or its first `limit` ones, cost together.
+
+        A part's bytes are counted in proportion: only a whole text knows them exactly.
+        """
+        nats, count, read = 0.0, 0, _first(text, limit)
         for part in parts:
             nats += float(part.nats.sum())
             count += len(part.nats)
-        return cls(nats, count, _bytes_of(text, _first(text, limit)))
+        return cls(nats, count, text.bytes if read == len(text) else round(text.bytes * read / len(text)))
 
     @classmethod
     def total(cls, scores: "Iterable[Score]") -> "Score":
@@ -167,10 +170,12 @@ def token_scores(
         if reading.carry and reading.stride is None:
             yield from _score_lanes(model, text, total + shift, reading)
             return
-        for group in _batches(spans(total + shift, reading.length, reading.stride), reading.batch):
-            found = _score_group(model, text, group, reading)
-            any_scored = any_scored or len(found.nats) > 0
-            yield found
+        # windows of equal length; the last, shorter one comes alone, so that nothing is padded
+        for _, alike in groupby(spans(total + shift, reading.length, reading.stride), key=lambda span: span.length):
+            while group := list(islice(alike, reading.batch)):
+                found = _score_group(model, text, group, reading)
+                any_scored = any_scored or len(found.nats) > 0
+                yield found
     if not any_scored:
         raise DataError("no document of the text to evaluate holds two tokens; there is nothing to predict")
 
@@ -233,18 +238,6 @@ def _first(text: Tokens, limit: int | None) -> int:
     return len(text) if limit is None else min(limit, len(text))
 
 
-def _bytes_of(text: Tokens, tokens: int) -> int:
-    """A part's bytes are counted in proportion: only a whole text knows them exactly."""
-    return text.bytes if tokens == len(text) else round(text.bytes * tokens / len(text))
-
-
-def _batches(stream: Iterator[Span], size: int) -> Iterator[list[Span]]:
-    """Windows of equal length, `size` at a time; the last, shorter one comes alone, so that nothing is padded."""
-    for _, alike in groupby(stream, key=lambda span: span.length):
-        while group := list(islice(alike, size)):
-            yield group
-
-
 @torch.no_grad()
 def _score_group(model: LanguageModel, text: Tokens, group: list[Span], reading: Reading) -> TokenScores:
     device, length = device_of(model), group[0].length
@@ -269,24 +262,20 @@ def _score_group(model: LanguageModel, text: Tokens, group: list[Span], reading:
 
 def _row(text: Tokens, span: Span, first: int | None) -> Tensor:
     """The length + 1 tokens of a window, where `first` stands before the text if given."""
-    if first is None:
-        return torch.from_numpy(text.read(span.start, span.length + 1))
-    if span.start > 0:
-        return torch.from_numpy(text.read(span.start - 1, span.length + 1))
+    if first is None or span.start > 0:
+        return torch.from_numpy(text.read(span.start - (first is not None), span.length + 1))
     return torch.from_numpy(np.concatenate([np.asarray([first], dtype=np.int64), text.read(0, span.length)]))
 
 
 def token_losses(model: LanguageModel, features: Tensor, targets: Tensor) -> Tensor:
     """−log p (N,) of targets (N,) from features (N, …), through the head a slice at a time."""
+    if not len(targets):
+        return features.new_zeros(0)
     vocab_size: int = model.config.vocab_size  # type: ignore[attr-defined]
-    rows = max(1, HEAD_ELEMENTS // vocab_size)
-    parts = [
-        F.cross_entropy(
-            model.head(features[i : i + rows].unsqueeze(0))[0].float(), targets[i : i + rows], reduction="none"
-        )
-        for i in range(0, len(targets), rows)
-    ]
-    return torch.cat(parts) if parts else features.new_zeros(0)
+    rows, parts = max(1, HEAD_ELEMENTS // vocab_size), []
+    for some, wanted in zip(features.split(rows), targets.split(rows), strict=True):
+        parts.append(F.cross_entropy(model.head(some.unsqueeze(0))[0].float(), wanted, reduction="none"))
+    return torch.cat(parts)
 
 
 # ---- the surprisal of each token: −log p, as psycholinguistics calls it (Hale 2001; Levy 2008)

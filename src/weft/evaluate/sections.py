@@ -11,11 +11,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.data.shards import Ids, Tokens
 from weft.errors import DataError
-from weft.evaluate.bootstrap import Interval, ratio_interval, weights
+from weft.evaluate.bootstrap import Array, Interval, ratio_interval, weights
 from weft.evaluate.perplexity import BYTE, Score, TokenScores, perplexity
 from weft.evaluate.unspelled import spelled
 from weft.text.tokenizer import Tokenizer
@@ -23,8 +22,6 @@ from weft.text.tokenizer import Tokenizer
 PIECES = 100  # that a text of one document is cut into
 MIN_PIECE_BYTES = 500
 MAX_SECTIONS = 1000  # sections that short documents are put together to, about
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -51,11 +48,6 @@ class SectionScores:
     def bits_per_byte(self) -> float:
         """Over all sections."""
         return float(self.nats.sum() / math.log(2) / self.bytes.sum())
-
-    @property
-    def bits_per_character(self) -> float:
-        """The same for characters."""
-        return self.bits_per_byte * float(self.bytes.sum() / self.characters.sum())
 
     @property
     def score(self) -> Score:
@@ -157,7 +149,7 @@ def section_metrics(found: SectionScores) -> dict[str, Any]:
     whole = found.score
     return {
         **whole.metrics(),
-        "bits_per_character": found.bits_per_character,
+        "bits_per_character": found.bits_per_byte * float(found.bytes.sum() / found.characters.sum()),
         "unknown_share": whole.unknown_share,
         "tokens": whole.tokens,
         "bytes": whole.bytes,

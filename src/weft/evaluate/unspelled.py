@@ -7,7 +7,6 @@ byte would fall with the vocabulary. A coder would have to write those bytes out
 
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +64,7 @@ def spelled(text: Tokens, tokenizer: Tokenizer, first: int = 0) -> Iterator[Spel
     table = _Sizes(tokenizer)
     starts, sizes, documents = text.sections
     ends = np.append(starts[1:], len(text))
-    offsets = np.cumsum(sizes) - sizes
+    stored = np.stack([starts, ends, sizes, np.cumsum(sizes) - sizes])
     low, document = int(np.searchsorted(starts, first, side="right")) - 1 if first else 0, -1
     while low < len(starts):
         high = max(low + 1, int(np.searchsorted(ends, starts[low] + READ, side="right")))
@@ -73,7 +72,7 @@ def spelled(text: Tokens, tokenizer: Tokenizer, first: int = 0) -> Iterator[Spel
         numbers = np.repeat(documents[low:high], (ends - starts)[low:high])
         begins = np.diff(numbers, prepend=document) != 0
         document = int(numbers[-1]) if len(numbers) else document
-        yield _spelled(table, ids, begins, _Stored(*(each[low:high] for each in (starts, ends, sizes, offsets))))
+        yield _spelled(table, ids, begins, stored[:, low:high])
         low = high
 
 
@@ -100,41 +99,27 @@ class _Sizes:
             self.characters[id] = sum(byte & 0xC0 != 0x80 for byte in added)  # a character has one such byte
 
 
-class _Stored(NamedTuple):
-    """Sections of a text as they are stored: first tokens, those after the last, bytes, and where they begin."""
-
-    starts: Ids
-    ends: Ids
-    bytes: Ids
-    offsets: Ids
-
-
-def _spelled(table: _Sizes, ids: Ids, begins: npt.NDArray[np.bool_], stored: _Stored) -> Spelled:
+def _spelled(table: _Sizes, ids: Ids, begins: npt.NDArray[np.bool_], stored: Ids) -> Spelled:
+    """Sections as they are stored (4, sections): first tokens, those after the last, bytes, and where they begin."""
+    starts, ends, bytes_, offsets = stored
     table.meet(ids)
-    count, lengths = len(stored.starts), stored.ends - stored.starts
+    count, lengths = len(starts), ends - starts
     own = np.repeat(np.arange(count), lengths)  # the section of each token
     plain = table.bytes[ids].astype(np.float64)
     unknown = np.zeros(len(ids), dtype=bool) if table.unk_id is None else ids == table.unk_id
     spell = np.bincount(own, plain, count).astype(np.int64)
     unknowns = np.bincount(own, unknown, count).astype(np.int64)
-    unspelled = np.maximum(stored.bytes - spell, unknowns)
+    unspelled = np.maximum(bytes_ - spell, unknowns)
     shares = unspelled / np.maximum(np.where(unknowns > 0, unknowns, lengths), 1)
     missing = np.where(unknown | (unknowns == 0)[own], shares[own], 0.0)
     # where tokens spell more than the text has (a space before its first word), they share what there is
     whole = np.bincount(own, plain + missing, count)
-    taken = (plain + missing) * np.divide(stored.bytes, whole, out=np.ones(count), where=whole > 0)[own]
+    taken = (plain + missing) * np.divide(bytes_, whole, out=np.ones(count), where=whole > 0)[own]
     before = np.append(np.cumsum(taken) - taken, 0.0)
-    inside = before[:-1] - before[stored.starts - stored.starts[0]][own]
+    inside = before[:-1] - before[starts - starts[0]][own]
     # the token that ends a document has no bytes, and belongs to it
-    places = stored.offsets[own] + np.minimum(inside, np.maximum(stored.bytes - 0.5, 0)[own])
+    places = offsets[own] + np.minimum(inside, np.maximum(bytes_ - 0.5, 0)[own])
     silent, characters = lengths == 0, table.characters[ids]
-    total = Spelling(
-        bytes=int(stored.bytes.sum()),
-        spelled=int(spell.sum()),
-        unknown=int(unknowns.sum()),
-        unspelled=int(unspelled.sum()),
-        characters=int(characters.sum()),
-        begins=int(plain[begins].sum()),
-    )
-    nothing = (stored.offsets[silent], unspelled[silent])
-    return Spelled(int(stored.starts[0]), places, plain, characters, missing, unknown, begins, nothing, total)
+    sums = (bytes_, spell, unknowns, unspelled, characters, plain[begins])
+    nothing, total = (offsets[silent], unspelled[silent]), Spelling(*(int(each.sum()) for each in sums))
+    return Spelled(int(starts[0]), places, plain, characters, missing, unknown, begins, nothing, total)

@@ -1,14 +1,13 @@
 """The activation functions and their derivatives, as the models compute them."""
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from weft.figures.charts import Chart, Charts, grid, legend, line
+from weft.figures.charts import Charts
+from weft.figures.plot import Axis, Plot, lines
 from weft.figures.tables import Table
 from weft.nn.activations import activations as functions
 
@@ -29,13 +28,13 @@ class Activations(Charts):
         " multiplies by. Where the derivative is near 0, a unit learns nothing."
     )
     columns = 3
-    size = (3.6, 2.7)
 
-    def charts(self) -> list[Chart]:
-        return [Chart(name, partial(self._draw, name)) for name in self.values]
+    def charts(self) -> list[Plot]:
+        y = Axis(holds=(-1.0, 4.0))  # the same for all, so that they can be compared
+        pairs = {name: {"f(x)": self.values[name], "f′(x)": self.slopes[name]} for name in self.values}
+        return [lines(name, pair, self.x, Axis("x", holds=(self.x[0], self.x[-1])), y) for name, pair in pairs.items()]
 
     def tables(self) -> list[Table]:
-        """Both at a few places."""
         places = [int(np.abs(self.x - at).argmin()) for at in TABLED]
         rows = []
         for name, values in self.values.items():
@@ -44,15 +43,6 @@ class Activations(Charts):
             rows.append((f"  {name}′", *(f"{slopes[place]:.4f}" for place in places), f"{slopes.max():.3f}"))
         header = ("function", *(f"x = {at:g}" for at in TABLED), "steepest")
         return [Table(header, rows, "Activation functions and their derivatives")]
-
-    def _draw(self, name: str, axes: Any) -> None:
-        line(axes, self.x, self.values[name], 0, "f(x)")
-        line(axes, self.x, self.slopes[name], 1, "f′(x)")
-        axes.set_ylim(-1.3, 3.2)
-        axes.axhline(0, color="#808080", linewidth=0.7)
-        axes.axvline(0, color="#808080", linewidth=0.7)
-        grid(axes)
-        legend(axes, loc="upper left")
 
 
 def activations(bound: float = 4.0) -> Activations:

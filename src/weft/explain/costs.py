@@ -62,11 +62,9 @@ class Costs(Picture):
         return text_tables(self.tables())
 
     def html(self) -> str:
-        """Bars with their keys, and the tables."""
         return Markup(template("costs.html").render(bars=self.bars())) + html_tables(self.tables())
 
     def figure(self) -> Figure:
-        """The bars."""
         bars = self.bars()
         figure = new_figure(7.2, 1.02 * len(bars))
         for number, bar in enumerate(bars, 1):
@@ -82,11 +80,10 @@ class Costs(Picture):
         parts_of_memory = ("weights", "copies", "gradients", "optimizer", "activations", "logits")
         memory = [(copies.get(name, name), getattr(self.memory, name) / whole) for name in parts_of_memory]
         shades = _shades(weights, flops)  # a component has the same shade in both
+        forward_and_training = f"{short(cost.forward)} forward, {short(cost.training())} in training"
         return [
             _bar("Parameters", f"{cost.parameters:,}", weights, shades),
-            _bar(
-                "FLOPs a token", f"{short(cost.forward)} forward, {short(cost.training())} in training", flops, shades
-            ),
+            _bar("FLOPs a token", forward_and_training, flops, shades),
             self._layers_bar("Parameters by layer", [each.cost.parameters for each in self.layers], cost.parameters),
             self._layers_bar("FLOPs by layer", [each.cost.training() for each in self.layers], cost.training()),
             _bar(f"Bytes in training on one sequence of {tokens}", byte_size(whole), memory, _shades(memory)),
@@ -157,15 +154,10 @@ def costs(model: Config, length: int | None = None) -> Costs:
     cost = count(model, length)
     if not cost.parameters:
         raise ModelError(f"an n-gram model has no weights to count: {cost.note}")
-    work = Workload(1, cost.length, "bf16")
     layers = _layers(model, cost)
-    return Costs(
-        cost=cost,
-        layers=layers,
-        around=_sum((cost, 1), *((layer.cost, -layer.repeats) for layer in layers)),
-        memory=training_memory(model, work),
-        cache=cache_bytes(model, "bf16"),
-    )
+    around = _sum((cost, 1), *((layer.cost, -layer.repeats) for layer in layers))
+    memory = training_memory(model, Workload(1, cost.length, "bf16"))
+    return Costs(cost, layers, around, memory, cache_bytes(model, "bf16"))
 
 
 def _layers(model: Config, cost: Count) -> tuple[LayerCost, ...]:
@@ -291,15 +283,11 @@ def _draw(axes: Any, bar: Bar) -> None:
     left = 0.0
     for piece in bar.pieces:
         label = f"{piece.name} {piece.label}" if piece.name else None
-        edge = 0.8 if len(bar.pieces) < 40 else 0.2
-        axes.barh(
-            0, piece.share, left=left, color=SHADES(piece.shade / 100), edgecolor="white", linewidth=edge, label=label
-        )
+        edge = {"edgecolor": "white", "linewidth": 0.8 if len(bar.pieces) < 40 else 0.2}
+        axes.barh(0, piece.share, left=left, color=SHADES(piece.shade / 100), label=label, **edge)
         left += piece.share
     axes.set_xlim(0, 1)
     axes.axis("off")
     axes.set_title(f"{bar.title}: {bar.total}", loc="left", fontsize=9.5, pad=3)
-    axes.legend(
-        loc="upper left", bbox_to_anchor=(0, 0.02), ncols=4, frameon=False, fontsize=8, borderpad=0.1, handlelength=1,
-        columnspacing=1.4, handletextpad=0.5,
-    )  # fmt: skip
+    space = {"borderpad": 0.1, "handlelength": 1, "columnspacing": 1.4, "handletextpad": 0.5}
+    axes.legend(loc="upper left", bbox_to_anchor=(0, 0.02), ncols=4, frameon=False, fontsize=8, **space)

@@ -1,7 +1,8 @@
-"""What norms and skip connections do to the gradient on its way down a deep stack, before any training.
+"""The gradient on its way down a deep stack: before any training, and of a real model on a real text.
 
-A random direction is put on the output of the top layer, and ‖∂/∂x_l‖ is read at the input x_l of every layer. There
-are two such directions, because without skips two things can go wrong:
+What norms and skip connections do to it shows in untrained stacks. A random direction is put on the output of the top
+layer, and ‖∂/∂x_l‖ is read at the input x_l of every layer. There are two such directions, because without skips two
+things can go wrong:
 
 - `full` is any direction: the full gradient. Without skips and without norms it shrinks in every layer. Norms alone
   keep its size, for they divide by the size of what they are given.
@@ -11,17 +12,25 @@ are two such directions, because without skips two things can go wrong:
 A norm after the sum and a norm before it differ in what they leave of the skip (Xiong et al. 2020).
 """
 
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from weft.errors import ConfigError, counted
-from weft.figures.charts import Chart, Charts, grid, legend, line
+from weft.errors import ConfigError, DataError, ModelError, counted
+from weft.explain.capture import capture, taps
+from weft.explain.groups import Group, grouped
+from weft.explain.reading import Reading, predicts_words
+from weft.figures.charts import Charts
+from weft.figures.plot import Axis, Plot, lines, scientific, whole_numbers
 from weft.figures.tables import Table
-from weft.models.config import Decoder
+from weft.models.base import evaluating
+from weft.models.config import Decoder, Encoder
+from weft.models.ngram import NGram
 from weft.models.transformer import Transformer
 from weft.nn.config import Attention, LayerNorm, Plain, XavierInit
 from weft.nn.position_config import Learned
@@ -45,19 +54,10 @@ def gradient_flow(
     placement: Placement, residual: bool, layers: int = 24, d_model: int = 64, seed: int = 0
 ) -> GradientFlow:
     """Build a stack with Xavier weights, as the 2017 Transformer has them, and read the gradient between its layers."""
-    settings = Decoder(
-        vocab_size=64,
-        context=TIME,
-        layers=layers,
-        d_model=d_model,
-        attention=Attention(heads=4),
-        feedforward=Plain(d_ff=4 * d_model),
-        norm=LayerNorm(),
-        placement=placement,
-        residual=residual,
-        position=Learned(),
-        init=XavierInit(),
-    )
+    inside = {"attention": Attention(heads=4), "feedforward": Plain(d_ff=4 * d_model), "norm": LayerNorm()}
+    around = {"placement": placement, "residual": residual, "position": Learned(), "init": XavierInit()}
+    sizes = {"vocab_size": 64, "context": TIME, "layers": layers, "d_model": d_model}
+    settings = Decoder(**sizes, **inside, **around)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Transformer(settings)
@@ -98,27 +98,22 @@ class GradientFlows(Charts):
         " logarithmic axis. Without skip connections its token-specific part vanishes on the way down."
     )
 
-    def charts(self) -> list[Chart]:
+    def charts(self) -> list[Plot]:
         """With skips and without, the whole gradient and its token-specific part."""
         return [
-            Chart(f"{what}, {'with' if residual else 'without'} skips", partial(self._draw, part, residual))
+            self._chart(f"{what}, {'with' if residual else 'without'} skips", part, residual)
             for part, what in (("full", "full gradient"), ("token_specific", "token-specific part"))
             for residual in (True, False)
         ]
 
     def tables(self) -> list[Table]:
-        """Both at some layers."""
         layers = self.layers
         depths = sorted({0, layers // 4, layers // 2, 3 * layers // 4, layers})
-        rows = [
-            (
-                NAMES[found.placement],
-                "yes" if found.residual else "no",
-                f"{found.full[0]:.1e}",
-                *(f"{found.token_specific[depth]:.1e}" for depth in depths),
-            )
-            for found in self.flows
-        ]
+        rows = []
+        for found in self.flows:
+            specific = (f"{found.token_specific[depth]:.1e}" for depth in depths)
+            skips = "yes" if found.residual else "no"
+            rows.append((NAMES[found.placement], skips, f"{found.full[0]:.1e}", *specific))
         remark = (
             "'full' is the norm of the full gradient at layer 0; the columns after it are its token-specific part,"
             " which distinguishes one token from another, at the input of some layers and at the output of the last."
@@ -129,19 +124,14 @@ class GradientFlows(Charts):
         title = f"Gradient relative to the top's, {counted(layers, 'layer')} of width {self.d_model} at initialisation"
         return [Table(header, rows, title, [remark], text=(0, 1))]
 
-    def _draw(self, part: str, residual: bool, axes: Any) -> None:
-        shown = [flow for flow in self.flows if flow.residual == residual]
-        for number, flow in enumerate(shown):
-            line(axes, range(self.layers + 1), getattr(flow, part), number, NAMES[flow.placement])
-        axes.set_yscale("log")
+    def _chart(self, title: str, part: str, residual: bool) -> Plot:
+        norms = {NAMES[flow.placement]: getattr(flow, part) for flow in self.flows if flow.residual == residual}
         # the same axis for all four, so that they can be compared
         values = [value for flow in self.flows for value in (*flow.full, *flow.token_specific) if value > 0]
-        axes.set_ylim(max(min(values), 1e-24) / 3, max(values) * 10)
-        axes.minorticks_off()
-        axes.set_xlabel("layer", fontsize=9)
-        axes.set_ylabel("‖gradient‖ / the top's", fontsize=9)
-        grid(axes)
-        legend(axes, loc="lower right" if not residual else "best")
+        low, high = max(min(values), 1e-24) / 3, max(values) * 10
+        drawn = {name: [value if value >= low else 0.0 for value in each] for name, each in norms.items()}
+        y = Axis("‖gradient‖ / the top's", log=True, named=scientific, holds=(low, high))
+        return lines(title, drawn, range(self.layers + 1), whole_numbers("layer", self.layers + 1), y)
 
 
 def gradient_flows(layers: int = 24, d_model: int = 64, seed: int = 0) -> GradientFlows:
@@ -150,3 +140,165 @@ def gradient_flows(layers: int = 24, d_model: int = 64, seed: int = 0) -> Gradie
         raise ConfigError(f"--d-model {d_model}: expected a multiple of 4, because the stack has 4 heads")
     kinds = [(placement, residual) for residual in (True, False) for placement in PLACEMENTS]
     return GradientFlows(layers, d_model, tuple(gradient_flow(*kind, layers, d_model, seed) for kind in kinds))
+
+
+# ---- of a model on a text
+
+MASKED = 7  # of an encoder's text every so many-th token is masked and predicted
+
+
+@dataclass(frozen=True)
+class GradientNorms(Charts):
+    """Norms of the gradient of `loss`.
+
+    `stream` by place in the residual stream ("decoder.3": after layer 3); `parameters` by group, with the norm of the
+    weights themselves.
+    """
+
+    what: str
+    loss: float
+    stream: dict[str, float]
+    parameters: dict[Group, tuple[float, float]]
+
+    title = "Gradient norms"
+    about = (
+        "How large the gradient of the loss is on its way down: at the residual stream after every layer, and for the"
+        " parameters of every layer, on a logarithmic axis. It should arrive at the bottom neither a thousand times"
+        " larger nor smaller than at the top."
+    )
+
+    def charts(self) -> list[Plot]:
+        stacks: dict[str, list[float]] = {}
+        for name, value in self.stream.items():
+            stacks.setdefault(name.split(".")[0], []).append(value)
+        several = len({group.layer.split(".")[0] for group in self.parameters if group.layer}) > 1
+        parts: dict[str, list[float]] = {}
+        for group, (norm, _) in self.parameters.items():
+            if group.layer:
+                name = f"{group.layer.split('.')[0]} {group.part}" if several else group.part
+                parts.setdefault(name, []).append(norm)
+        return [*_stream_chart(stacks), _chart("of the parameters", parts, "layer")]
+
+    def tables(self) -> list[Table]:
+        parts = list(dict.fromkeys(group.part for group in self.parameters if group.layer))
+        rows = []
+        for layer in dict.fromkeys([*self.stream, *(group.layer for group in self.parameters if group.layer)]):
+            found = (self.parameters.get(Group(layer, part)) for part in parts)
+            cells = ["" if pair is None else f"{pair[0]:.2e}" for pair in found]
+            along = [f"{self.stream[layer]:.2e}" if layer in self.stream else ""] if self.stream else []
+            rows.append((layer, *along, *cells))
+        around = [
+            (group.part, f"{norm:.2e}", f"{norm / size:.1e}" if size else "")
+            for group, (norm, size) in self.parameters.items()
+            if not group.layer
+        ]
+        remark = f"The loss is {self.what}: {self.loss:.3f}."
+        header = ("layer", *(["stream"] if self.stream else []), *parts)
+        layered = Table(header, rows, "Norm of the gradient, by layer", [remark])
+        return [layered, Table(("around the layers", "norm", "/ weights'"), around, "and around them")]
+
+
+@dataclass(frozen=True)
+class GradientHistory(Charts):
+    """The gradient of one model on one text at several stages of its training, by name, and in full at the last."""
+
+    stages: dict[str, GradientNorms]
+
+    title = GradientNorms.title
+    about = f"{GradientNorms.about} Each line is one stage of training."
+
+    def charts(self) -> list[Plot]:
+        """The residual stream at each stage; of the last one the parameters too."""
+        parameters = list(self.stages.values())[-1].charts()[-1]
+        streams = {name: list(stage.stream.values()) for name, stage in self.stages.items()}
+        return [*_stream_chart(streams), replace(parameters, title=f"{parameters.title}, now")]
+
+    def tables(self) -> list[Table]:
+        """The residual stream, a line a layer and a column a stage; then the last stage in full."""
+        last = list(self.stages.values())[-1]
+        rows = [(layer, *(f"{stage.stream[layer]:.2e}" for stage in self.stages.values())) for layer in last.stream]
+        rows.append(("loss", *(f"{stage.loss:.3f}" for stage in self.stages.values())))
+        over = Table(("layer", *self.stages), rows, "Norm of the gradient in the residual stream")
+        return [*([over] if last.stream else []), *last.tables()]
+
+
+def gradient_norms(reading: Reading) -> GradientNorms:
+    """The norms of the loss's gradient, of a model as it stands, trained or fresh; nothing in it is changed."""
+    model = reading.model
+    if isinstance(model, NGram):
+        raise ModelError("an n-gram model learns by counting; it has no gradient")
+    places = [name for name in taps(model) if name.endswith(".residual")]
+    below = [f"{stack}.dropout" for stack in ("encoder", "decoder") if f"{stack}.0.residual" in places]
+    names = [name for stack in ("encoder", "decoder") for name in (*below, *places) if name.startswith(stack)]
+    groups = grouped(model)
+    with evaluating(model), _learning(model), capture(model, *names, grads=True) as seen, torch.enable_grad():
+        loss, what = _loss(reading)
+        stream = [seen[name] for name in names]
+        weights = [weight for group in groups.values() for weight in group]
+        found = torch.autograd.grad(loss, [*stream, *weights], allow_unused=True)
+    shown = [name.removesuffix(".residual").replace(".dropout", ".in") for name in names]
+    along = dict(zip(shown, map(_norm, found[: len(stream)]), strict=True))
+    rest, parameters = iter(found[len(stream) :]), {}
+    for group, members in groups.items():
+        parameters[group] = (_all([next(rest) for _ in members]), _all(members))
+    return GradientNorms(what, float(loss.detach()), along, parameters)
+
+
+def _loss(reading: Reading) -> tuple[Tensor, str]:
+    """What is derived, and what it is called."""
+    model, tokens = reading.model, reading.tokens
+    if not predicts_words(model):
+        features = model.features(tokens, **reading.given)
+        direction = torch.randn(features.shape, generator=torch.Generator().manual_seed(0)).to(features)
+        along = (features * direction).sum() / direction.norm()
+        return along, "a random direction of the features; no words are predicted"
+    if isinstance(model.config, Encoder):
+        return _masked_loss(reading)
+    if tokens.shape[1] < 2:
+        raise DataError(
+            "the text has one token; a loss takes at least two: one that is read, and one that is predicted"
+        )
+    logits = model(tokens[:, :-1], **reading.given)
+    return F.cross_entropy(logits[0].float(), tokens[0, 1:]), "−log p of each next token, the mean in nats"
+
+
+def _masked_loss(reading: Reading) -> tuple[Tensor, str]:
+    tokens, mask = reading.tokens, reading.tokenizer.mask_id
+    chosen = torch.zeros_like(tokens, dtype=torch.bool)
+    chosen[:, reading.before :: MASKED] = True
+    read = tokens if mask is None else tokens.masked_fill(chosen, mask)
+    out: Any = reading.model(read, **reading.given)
+    words = out.words if hasattr(out, "words") else out
+    what = f"−log p of every {MASKED}th token, {'masked' if mask is not None else 'not masked'}, the mean in nats"
+    return F.cross_entropy(words[chosen].float(), tokens[chosen]), what
+
+
+@contextmanager
+def _learning(model: nn.Module) -> Iterator[None]:
+    """All weights with gradients, also those that are frozen; afterwards as they were."""
+    before = [(weight, weight.requires_grad) for weight in model.parameters()]
+    for weight, _ in before:
+        weight.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for weight, learned in before:
+            weight.requires_grad_(learned)
+
+
+def _norm(gradient: Tensor | None) -> float:
+    return 0.0 if gradient is None else float(gradient.detach().float().norm())
+
+
+def _all(tensors: Sequence[Tensor | None]) -> float:
+    """The norm of several tensors as one vector."""
+    return sum(_norm(tensor) ** 2 for tensor in tensors) ** 0.5
+
+
+def _stream_chart(norms: dict[str, list[float]]) -> list[Plot]:
+    return [_chart("of the residual stream", norms, "after so many layers")] if any(norms.values()) else []
+
+
+def _chart(title: str, norms: dict[str, list[float]], label: str) -> Plot:
+    layers = max(map(len, norms.values()), default=0)
+    return lines(title, norms, range(layers), whole_numbers(label, layers), Axis(log=True))

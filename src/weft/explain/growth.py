@@ -6,15 +6,17 @@ out, where the largest term is all that is left.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.config import Config
 from weft.costs.count import count
 from weft.costs.memory import cache_bytes
+from weft.costs.units import short
 from weft.errors import ModelError
-from weft.figures.charts import Chart, Charts, grid, legend, line
+from weft.figures import plot
+from weft.figures.charts import Charts
+from weft.figures.plot import Plot, lines
 from weft.figures.tables import Table
 from weft.models import config
 
@@ -69,11 +71,10 @@ class Growth(Charts):
         " the size of heads stays and their number grows."
     )
 
-    def charts(self) -> list[Chart]:
-        return [Chart(f"against {axis.name}, {axis.letter}", partial(_draw, axis=axis)) for axis in self.axes]
+    def charts(self) -> list[Plot]:
+        return [_chart(axis) for axis in self.axes]
 
     def tables(self) -> list[Table]:
-        """The laws."""
         rows = [
             (f"{axis.name}, {axis.letter}", f"{axis.now:,}", curve.name, f"{curve.slope:.2f}", curve.law(axis.letter))
             for axis in self.axes
@@ -153,18 +154,9 @@ def _wider(model: Any, factor: float) -> dict[str, Any] | None:
     }
 
 
-def _draw(axes: Any, axis: Axis) -> None:
-    for number, curve in enumerate(axis.curves):
-        label = f"{curve.name}: slope {curve.slope:.2f}, far out {curve.law(axis.letter)}"
-        line(axes, axis.sizes, curve.values, number, label, marker="o", markersize=3)
-    axes.axvline(axis.now, ymax=0.68, color="#808080", linewidth=0.8)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(lambda size, _: f"{size:,.0f}")
-    every = axis.sizes[::2]
-    axes.set_xticks(every)
-    axes.minorticks_off()
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high * (high / low) ** 0.45)  # space for the names
-    grid(axes)
-    legend(axes, loc="upper left")
+def _chart(axis: Axis) -> Plot:
+    laws = [f"{curve.name}: slope {curve.slope:.2f}, far out {curve.law(axis.letter)}" for curve in axis.curves]
+    values = {law: curve.values for law, curve in zip(laws, axis.curves, strict=True)}
+    x = plot.Axis(log=True, ticks={size: f"{size:,}" for size in axis.sizes[::2]})
+    drawn = lines(f"against {axis.name}, {axis.letter}", values, axis.sizes, x, plot.Axis(log=True, named=short))
+    return replace(drawn, marks=[(axis.now, f"this model: {axis.now:,}")], size=(480, 340))

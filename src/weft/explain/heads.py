@@ -86,13 +86,11 @@ class HeadTable(Picture):
 
     def heads(self) -> list[Head]:
         """All heads, the most interesting first: those whose loss costs the most, or else those that have a name."""
-        found = [
-            Head(
-                kind, layer, head, self.names[kind][layer][head], **{name: float(of[name][layer, head]) for name in of}
-            )
-            for kind, of in self.statistics.items()
-            for layer, head in np.ndindex(of["entropy"].shape)
-        ]
+        found = []
+        for kind, of in self.statistics.items():
+            for layer, head in np.ndindex(of["entropy"].shape):
+                values = {name: float(table[layer, head]) for name, table in of.items()}
+                found.append(Head(kind, layer, head, self.names[kind][layer][head], **values))
         return sorted(found, key=_interest)
 
     def named(self) -> dict[str, list[Head]]:
@@ -137,23 +135,18 @@ class HeadTable(Picture):
 
     def _maps(self, titles: dict[Kind, str]) -> list[list[SmallMap | None]]:
         """A small map of every statistic, layers in rows and heads in columns; a row a kind of attention."""
-        return [
-            [
-                None
-                if np.isnan(of[name]).all()
-                else SmallMap(
-                    f"{titles[kind]}{COLUMNS[name][0]}" if len(self.statistics) > 1 else COLUMNS[name][0],
-                    of[name],
-                    1.0 if name in SHARES else max(float(np.nanmax(of[name])), 1e-9),
-                    UNITS.get(name, ""),
-                )
-                for name in self.known
-            ]
-            for kind, of in self.statistics.items()
-        ]
+
+        def small(kind: Kind, name: str) -> SmallMap | None:
+            values = self.statistics[kind][name]
+            if np.isnan(values).all():
+                return None
+            title = f"{titles[kind] if len(self.statistics) > 1 else ''}{COLUMNS[name][0]}"
+            top = 1.0 if name in SHARES else max(float(np.nanmax(values)), 1e-9)
+            return SmallMap(title, values, top, UNITS.get(name, ""))
+
+        return [[small(kind, name) for name in self.known] for kind in self.statistics]
 
     def html(self) -> str:
-        """The small maps, and the table of all heads."""
         rows = [
             (self.place(each), [_cell(getattr(each, name)) for name in self.known], ", ".join(each.names))
             for each in self.heads()

@@ -57,7 +57,6 @@ class Lens(Picture):
 
     @cached_property
     def names(self) -> list[str]:
-        """Of the rows."""
         return ["embedding", *(f"layer {n}" for n in range(len(self.guesses) - 2)), "output"]
 
     def figure(self) -> Figure:
@@ -96,15 +95,17 @@ class Lens(Picture):
 
     def html(self) -> str:
         """A table, layers upward; a cell that is chosen tells more."""
-        rows = range(len(self.guesses))
-        return template("lens.html").render(
-            names=self.names,
-            read=self.read,
-            following=self.following,
-            followed=self._followed,
-            rows=[(row, list(zip(self.guesses[row], self.final_rank[row] == 1, strict=True))) for row in rows[::-1]],
-            data=data("lens-data", self._data),
-        )
+        cells = {
+            "guesses": [[[piece, percent(p)] for piece, p in row] for row in self.guesses],
+            "ranks": self.final_rank.tolist(),
+            "shares": [[percent(share) for share in row] for row in self.final_probability.tolist()],
+        }
+        rows = [
+            (row, list(zip(self.guesses[row], self.final_rank[row] == 1, strict=True)))
+            for row in reversed(range(len(self.guesses)))
+        ]
+        shown = {"names": self.names, "read": self.read, "following": self.following, "followed": self._followed}
+        return template("lens.html").render(**shown, rows=rows, data=data("lens-data", cells))
 
     def text(self) -> str:
         """What the layers would predict at the last place."""
@@ -119,14 +120,6 @@ class Lens(Picture):
     @property
     def _followed(self) -> str:
         return "in the text" if self.masked else "next in the text"
-
-    @cached_property
-    def _data(self) -> dict[str, Any]:
-        return {
-            "guesses": [[[piece, percent(p)] for piece, p in row] for row in self.guesses],
-            "ranks": self.final_rank.tolist(),
-            "shares": [[percent(share) for share in row] for row in self.final_probability.tolist()],
-        }
 
 
 @torch.no_grad()

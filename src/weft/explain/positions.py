@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.errors import ConfigError, ModelError
-from weft.figures.charts import Chart, Charts, grid, legend_below, line
+from weft.figures.charts import Chart, Charts
 from weft.figures.picture import SHADES
+from weft.figures.plot import Axis, Plot, lines
 from weft.figures.tables import Table
 from weft.models.config import TransformerConfig
 from weft.models.transformer import Transformer
@@ -58,13 +59,14 @@ class Positions(Charts):
         " trained yet are random."
     )
 
-    def charts(self) -> list[Chart]:
-        found = []
+    def charts(self) -> list[Chart | Plot]:
+        found: list[Chart | Plot] = []
         for each in self.encodings:
             if each.stripes is not None:
                 found.append(Chart(f"{each.name}: what is added", partial(_draw_stripes, each.stripes)))
             if each.curves:
-                found.append(Chart(f"{each.name}: {each.what}", partial(_draw_curves, each)))
+                title, places = f"{each.name}: {each.what}", range(self.length)
+                found.append(lines(title, each.curves, places, Axis("distance"), Axis()))
         return found
 
     def tables(self) -> list[Table]:
@@ -207,12 +209,3 @@ def _draw_stripes(stripes: Floats, axes: Any) -> None:
     axes.set_xlabel("coordinate", fontsize=9)
     axes.set_ylabel("position", fontsize=9)
     axes.figure.colorbar(image, ax=axes, shrink=0.85).ax.tick_params(labelsize=8)
-
-
-def _draw_curves(encoding: Encoding, axes: Any) -> None:
-    for number, (name, curve) in enumerate(encoding.curves.items()):
-        line(axes, range(len(curve)), curve, number, name)
-    axes.set_xlabel("distance", fontsize=9)
-    grid(axes)
-    if len(encoding.curves) > 1:
-        legend_below(axes)

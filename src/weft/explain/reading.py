@@ -54,7 +54,6 @@ class Reading:
 
     @cached_property
     def source_pieces(self) -> list[str] | None:
-        """Those of the source."""
         return None if self.source is None else pieces(self.source_tokenizer or self.tokenizer, self.source)
 
     @property

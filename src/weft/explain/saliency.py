@@ -4,7 +4,6 @@ The norm of the gradient tells how much a small change of a token's embedding wo
 gradient × input how much the embedding itself adds to log p, to first order, with its sign (Denil et al. 2014).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -16,23 +15,13 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
-from torch import Tensor
 
 from weft.errors import DataError, ModelError
 from weft.explain.capture import capture
 from weft.explain.reading import Reading, pieces, running
 from weft.explain.surprise import predicts_masked
 from weft.figures.picture import COLOURS, Picture, new_figure
-from weft.figures.shaded import (
-    Measure,
-    Token,
-    Told,
-    drawable,
-    families,
-    lines_figure,
-    percent,
-    shaded_html,
-)
+from weft.figures.shaded import Measure, Token, Told, drawable, families, lines_figure, percent, shaded_html
 from weft.figures.tables import Table, text_table
 from weft.models.base import evaluating
 from weft.models.ngram import NGram
@@ -66,28 +55,20 @@ class Saliency(Picture):
 
     def measures(self, side: Side) -> list[Measure]:
         """Both, shaded up to the largest of all sides, so that sides compare."""
-        return [
-            Measure(
-                name,
-                getattr(side, field).tolist(),
-                max(float(np.abs(getattr(each, field)).max()) for each in self.sides),
-            )
-            for name, field in ((NORM, "norm"), (TIMES_INPUT, "times_input"))
-        ]
+        tops = [max(float(np.abs(each[number]).max()) for each in self.sides) for number in (2, 3)]
+        return [Measure(NORM, side.norm.tolist(), tops[0]), Measure(TIMES_INPUT, side.times_input.tolist(), tops[1])]
 
     def figure(self) -> Figure:
         """Bars, a token each; of more tokens than fit, the texts in lines on their shades."""
         if sum(len(side.tokens) for side in self.sides) > MAX_BARS:
             tokens = [token for side in self.sides for token in side.tokens]
             values = np.concatenate([side.norm for side in self.sides])
-            return lines_figure(
-                self.title, tokens, Measure(f"{NORM}: {self.target}", values.tolist(), float(values.max()))
-            )
+            measure = Measure(f"{NORM}: {self.target}", values.tolist(), float(values.max()))
+            return lines_figure(self.title, tokens, measure)
         heights = [max(2, len(side.tokens)) for side in self.sides]
         figure = new_figure(6.5, 0.9 + 0.5 * (len(heights) - 1) + 0.19 * sum(heights))
-        grid: Any = figure.subplots(
-            len(self.sides), 2, squeeze=False, sharex="col", gridspec_kw={"height_ratios": heights}
-        )
+        shared: dict[str, Any] = {"squeeze": False, "sharex": "col", "gridspec_kw": {"height_ratios": heights}}
+        grid: Any = figure.subplots(len(self.sides), 2, **shared)
         for (left, right), side in zip(grid, self.sides, strict=True):
             places = np.arange(len(side.tokens))
             left.barh(places, side.norm, color=COLOURS[0])
@@ -124,7 +105,6 @@ class Saliency(Picture):
         return Markup("").join(parts)
 
     def text(self) -> str:
-        """The tokens that matter most."""
         rows = [
             (-norm, (side.name, *row))
             for side, rows in zip(self.sides, self._rows, strict=True)
@@ -173,9 +153,10 @@ def saliency(reading: Reading, place: int = -1) -> Saliency:
     with evaluating(model) as device, torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
         with capture(model, *names, grads=True) as seen:
             features = model.features(torch.tensor([ids], device=device), **reading.given)[:, at]
-        logits = (
-            model.readout(features).logits() if isinstance(model, Transformer) else model.head(features[:, None])[:, 0]
-        )
+        if isinstance(model, Transformer):
+            logits = model.readout(features).logits()
+        else:
+            logits = model.head(features[:, None])[:, 0]
         log_p = logits[0].log_softmax(-1)
         if target is None:
             target = int(log_p[: tokenizer.vocab_size].argmax())
@@ -185,11 +166,13 @@ def saliency(reading: Reading, place: int = -1) -> Saliency:
     texts = [("text", tokenizer, ids)]
     if reading.source is not None:
         texts.insert(0, ("source", reading.source_tokenizer or tokenizer, list(reading.source)))
-    sides = tuple(
-        _side(name, running(its, some), x, g) for (name, its, some), x, g in zip(texts, read, gradients, strict=True)
-    )
+    sides = []
+    for (name, its, some), x, gradient in zip(texts, read, gradients, strict=True):  # (1, time, d) each
+        x, gradient = x[0].detach().double().cpu(), gradient[0].double().cpu()
+        norm, times = gradient.norm(dim=-1).numpy(), (gradient * x).sum(-1).numpy()
+        sides.append(Side(name, tuple(running(its, some)), norm, times))
     shown = pieces(tokenizer, [target])[0]
-    return Saliency(_about(reading, at, masked), shown, float(log_p[target].detach()), sides)
+    return Saliency(_about(reading, at, masked), shown, float(log_p[target].detach()), tuple(sides))
 
 
 def _place(reading: Reading, place: int, masked: bool) -> int:
@@ -201,12 +184,6 @@ def _place(reading: Reading, place: int, masked: bool) -> int:
         special = set(reading.tokenizer.special_tokens.values())
         return max((n for n, id in enumerate(reading.ids) if id not in special), default=length - 1)
     return place % length
-
-
-def _side(name: str, tokens: Sequence[Token], x: Tensor, gradient: Tensor) -> Side:
-    """x and gradient (1, time, d)."""
-    x, gradient = x[0].detach().double().cpu(), gradient[0].double().cpu()
-    return Side(name, tuple(tokens), gradient.norm(dim=-1).numpy(), (gradient * x).sum(-1).numpy())
 
 
 def _about(reading: Reading, at: int, masked: bool) -> str:

@@ -80,7 +80,6 @@ class SearchTrees(Picture):
 
     @cached_property
     def laid(self) -> list[Laid]:
-        """The trees, laid out."""
         return [laid_out(tree) for tree in self.trees]
 
     def figure(self) -> Figure:
@@ -113,7 +112,6 @@ class SearchTrees(Picture):
         return template("search.html").render(prompt=signs(self.prompt), trees=shown, **sizes)
 
     def text(self) -> str:
-        """What each wrote."""
         return "\n".join("\n  ".join((TITLES[tree.name], *_lines(tree))) for tree in self.trees)
 
 

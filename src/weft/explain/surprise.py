@@ -64,12 +64,10 @@ class Surprise(Picture):
 
     @property
     def nats_per_token(self) -> float:
-        """Their mean."""
         return sum(self.scored) / len(self.scored)
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean."""
         return math.exp(self.nats_per_token) if self.nats_per_token < 700 else math.inf
 
     @property
@@ -81,7 +79,6 @@ class Surprise(Picture):
 
     @property
     def total(self) -> str:
-        """The text as a whole, in a line."""
         name = "pseudo-perplexity" if self.masked else "perplexity"
         return (
             f"{len(self.scored):,} tokens, {self.nats_per_token:.3f} nats per token, "
@@ -96,17 +93,20 @@ class Surprise(Picture):
         return Measure("surprisal, nats", self.nats, next((top for top in TOPS if top >= high), TOPS[-1]))
 
     def figure(self) -> Figure:
-        """The text in lines, on its shades."""
         return lines_figure(self.title, self.tokens, self.measure)
 
     def html(self) -> str:
         """The text, shaded; each token tells its probability, its rank and what was expected."""
-        label = "The text, shaded by surprisal"
-        total = Markup("<p>{}</p>").format(self.total)
-        return total + shaded_html(label, self.tokens, [self.measure], self._told, Table(HEADINGS, self._rows))
+        told = [
+            Told("Nothing predicts it.")
+            if nats == "–"
+            else Told(f"probability {share}, {nats} nats, rank {rank} of {self.vocab_size:,}. Likeliest:", guesses)
+            for (_, _, nats, share, rank, _), guesses in zip(self._rows, self.guesses, strict=True)
+        ]
+        table, label = Table(HEADINGS, self._rows), "The text, shaded by surprisal"
+        return Markup("<p>{}</p>").format(self.total) + shaded_html(label, self.tokens, [self.measure], told, table)
 
     def text(self) -> str:
-        """The most surprising tokens, and the whole."""
         order = sorted(range(len(self.nats)), key=lambda place: -(self.nats[place] or 0.0))
         rows = [self._rows[place] for place in order if self.nats[place] is not None]
         return text_table(Table(HEADINGS, rows[:MAX_TOLD], "", text=(1, 5))) + f"\n\n{self.total}"
@@ -114,22 +114,14 @@ class Surprise(Picture):
     @cached_property
     def _rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = []
-        for place, (token, nats, rank, guesses) in enumerate(
-            zip(self.tokens, self.nats, self.ranks, self.guesses, strict=True), 1
-        ):
-            numbers = ("–", "–", "–") if nats is None else (_number(nats), percent(math.exp(-nats)), f"{rank:,}")
+        columns = zip(self.tokens, self.nats, self.ranks, self.guesses, strict=True)
+        for place, (token, nats, rank, guesses) in enumerate(columns, 1):
+            numbers = ("–",) * 3
+            if nats is not None:
+                numbers = (f"{nats:.2f}" if math.isfinite(nats) else "∞", percent(math.exp(-nats)), f"{rank:,}")
             others = " · ".join(f"{guess.piece} {percent(guess.probability)}" for guess in guesses)
             rows.append((str(place), token.piece, *numbers, others))
         return rows
-
-    @cached_property
-    def _told(self) -> list[Told]:
-        return [
-            Told("Nothing predicts it.")
-            if nats == "–"
-            else Told(f"probability {share}, {nats} nats, rank {rank} of {self.vocab_size:,}. Likeliest:", guesses)
-            for (_, _, nats, share, rank, _), guesses in zip(self._rows, self.guesses, strict=True)
-        ]
 
 
 @torch.no_grad()
@@ -213,10 +205,6 @@ def _masked_log_p(reading: Reading) -> Scored:
         tokens[each, some] = reading.tokenizer.need("mask")
         features = model.features(tokens)[each, some]
         yield some, model.readout(features).logits().float().log_softmax(-1)
-
-
-def _number(nats: float) -> str:
-    return f"{nats:.2f}" if math.isfinite(nats) else "∞"
 
 
 def _vocab_size(model: LanguageModel) -> int:

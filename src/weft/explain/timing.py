@@ -22,8 +22,8 @@ from weft.costs.devices import device_called
 from weft.costs.units import byte_size, short
 from weft.errors import ModelError, counted
 from weft.explain.reading import SourceTokens
-from weft.figures.charts import Chart, Charts
-from weft.figures.picture import COLOURS
+from weft.figures.charts import Charts
+from weft.figures.plot import Axis, Plot, Series
 from weft.figures.tables import Table
 from weft.models.base import LanguageModel, evaluating
 from weft.models.config import Bahdanau, EncoderDecoder
@@ -55,11 +55,9 @@ class StepTime(Charts):
         " overhead of Python are not in it, so a ratio above 1 is what they cost. Under a causal mask half of the"
         " attention that is counted need not be computed."
     )
-    size = (5.4, 2.2)
 
     @property
     def seconds(self) -> float:
-        """The median."""
         return median(self.measured)
 
     @property
@@ -100,23 +98,12 @@ class StepTime(Charts):
     def _step(self) -> str:
         return f"A step of {self.batch} × {counted(self.length, 'token')} on {self.device}"
 
-    def charts(self) -> list[Chart]:
-        """Three bars: what either bound predicts, and what was measured."""
-        return [Chart(self._step, self._draw)]
-
-    def _draw(self, axes: Any) -> None:
-        predicted = {"facecolor": COLOURS[0], "hatch": "///"}
-        bars: dict[str, tuple[float, dict[str, str]]] = {
-            "measured": (self.seconds, {"facecolor": COLOURS[1]}),
-            "memory alone": (self.memory_bound, predicted),
-            "products alone": (self.compute_bound, predicted),
-        }
-        for place, (seconds, look) in enumerate(bars.values()):
-            axes.barh(place, seconds, height=0.62, edgecolor="white", **look)
-            axes.annotate(f" {_seconds(seconds)}", (seconds, place), va="center", fontsize=9)
-        axes.set_yticks(range(len(bars)), list(bars), fontsize=9)
-        axes.set_xlim(0, 1.28 * max(seconds for seconds, _ in bars.values()))
-        axes.set_xlabel("seconds a step", fontsize=9)
+    def charts(self) -> list[Plot]:
+        seconds = {"products alone": self.compute_bound, "memory alone": self.memory_bound, "measured": self.seconds}
+        points = list(enumerate(seconds.values()))
+        bars = Series(points=points, bars=True, labels=list(map(_seconds, seconds.values())))
+        x = Axis(ticks=dict(enumerate(seconds)), holds=(-0.5, 2.5))
+        return [Plot(self._step, [bars], x, Axis("seconds a step", holds=(0.0,), pad=0.15))]
 
 
 def step_time(model: LanguageModel, length: int, batch: int = 1, repeats: int = REPEATS) -> StepTime:
@@ -140,17 +127,9 @@ def step_time(model: LanguageModel, length: int, batch: int = 1, repeats: int = 
         measured = tuple(_clock(step, device) for _ in range(repeats))
         speed, bandwidth = _speed(device, weights[0].dtype), _bandwidth(device)
     sheet = device_called(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    return StepTime(
-        device=_name(device),
-        batch=batch,
-        length=length,
-        measured=measured,
-        flops=cost.training() * batch * length,
-        speed=speed,
-        traffic=3.0 * weights[0].element_size() * cost.parameters,
-        bandwidth=bandwidth,
-        peak=None if sheet is None else sheet.peak({torch.float32: "fp32"}.get(weights[0].dtype, "bf16")),
-    )
+    flops, traffic = cost.training() * batch * length, 3.0 * weights[0].element_size() * cost.parameters
+    peak = None if sheet is None else sheet.peak({torch.float32: "fp32"}.get(weights[0].dtype, "bf16"))
+    return StepTime(_name(device), batch, length, measured, flops, speed, traffic, bandwidth, peak)
 
 
 def _random(model: LanguageModel, shape: tuple[int, int], device: torch.device) -> dict[str, Any]:
@@ -173,7 +152,6 @@ def _loss(out: Any, tokens: Tensor) -> Tensor:
 
 
 def _clock(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds that something takes."""
     wait = torch.cuda.synchronize if device.type == "cuda" else nullcontext
     wait()
     start = time.perf_counter()

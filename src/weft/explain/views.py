@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from weft.explain import activations as activations
     from weft.explain import costs as costs
-    from weft.explain import gradient_norms as gradient_norms
     from weft.explain import gradients as gradients
     from weft.explain import growth as growth
     from weft.explain import heads as heads
@@ -31,26 +30,12 @@ if TYPE_CHECKING:
     attention, graph = _attention, _graph
 
 VIEWS = (
-    "anatomy",
-    "attention",
-    "heads",
-    "surprise",
-    "lens",
-    "saliency",
-    "search",
-    "costs",
-    "growth",
-    "timing",
-    "graph",
-    "gradients",
-    "positions",
-    "activations",
-    "schedule",
-    "weights",
+    *("anatomy", "attention", "heads", "surprise", "lens", "saliency", "search", "costs", "growth", "timing", "graph"),
+    *("gradients", "positions", "activations", "schedule", "weights"),
 )
 # those that show a text, and so need a model that is trained
 OF_A_TEXT = ("attention", "heads", "surprise", "lens", "saliency", "search", "gradients", "weights", "graph")
-_HOMES = {name: f"weft.explain.{name}" for name in (*VIEWS, "gradient_norms", "reading")} | {
+_HOMES = {name: f"weft.explain.{name}" for name in (*VIEWS, "reading")} | {
     "anatomy": "weft.explain.anatomy.anatomy",
     "attention": "weft.explain.attention.maps",
     "graph": "weft.explain.graph.picture",

@@ -17,8 +17,8 @@ from weft.errors import ModelError
 from weft.explain.capture import capture, taps
 from weft.explain.groups import grouped
 from weft.explain.reading import Reading
-from weft.figures.charts import Chart, Charts, grid, legend_below, line
-from weft.figures.picture import SHADES
+from weft.figures.charts import Charts
+from weft.figures.plot import Axis, Look, Plot, Series, lines, whole_numbers
 from weft.figures.tables import Table
 from weft.models.base import LanguageModel, evaluating
 from weft.nn.config import Plain
@@ -72,22 +72,21 @@ class Histograms(Charts):
         " how many hidden units are 0 or saturated, and how spread out attention is."
     )
 
-    def charts(self) -> list[Chart]:
-        drawn = [Chart(f"weights: {part}", partial(_draw, found)) for part, found in self.weights.items()]
-        drawn += [Chart(f"activations: {place}", partial(_draw, found)) for place, found in self.activations.items()]
-        return [*drawn, *([Chart("entropy of attention", self._entropy)] if self.entropy else [])]
+    def charts(self) -> list[Plot]:
+        drawn = [_chart(f"weights: {part}", found) for part, found in self.weights.items()]
+        drawn += [_chart(f"activations: {place}", found) for place, found in self.activations.items()]
+        entropy = {name: list(found.values()) for name, found in self.entropy.items()}
+        layers = max(map(len, entropy.values()), default=0)
+        if layers:
+            x, y = whole_numbers("layer", layers), Axis(holds=(0.0, 1.0))
+            drawn.append(lines("entropy of attention", entropy, range(layers), x, y))
+        return drawn
 
     def tables(self) -> list[Table]:
-        """A line a part, and a line a layer."""
-        rows = [
-            (
-                part,
-                str(len(layers)),
-                *(_range(layers, what) for what in ("deviation", "largest")),
-                _range(layers, "zeros", "%"),
-            )
-            for part, layers in self.weights.items()
-        ]
+        rows = []
+        for part, layers in self.weights.items():
+            ranges = (_range(layers, *what) for what in (("deviation",), ("largest",), ("zeros", "%")))
+            rows.append((part, str(len(layers)), *ranges))
         header = ("part", "layers", "deviation", "largest", "zeros")
         tables = [Table(header, rows, "Weights, from the least layer to the most")]
         for place, layers in self.activations.items():
@@ -108,16 +107,6 @@ class Histograms(Charts):
             remark = "As a share of the largest possible: 1 looks everywhere alike, 0 at one token."
             tables.append(Table(("layer", *self.entropy), cells, "Entropy of attention", [remark]))
         return tables
-
-    def _entropy(self, axes: Any) -> None:
-        for number, (name, found) in enumerate(self.entropy.items()):
-            line(axes, range(len(found)), list(found.values()), number, name, marker="o", markersize=3)
-        axes.set_ylim(0, 1)
-        axes.set_xlabel("layer", fontsize=9)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        grid(axes)
-        if len(self.entropy) > 1:
-            legend_below(axes)
 
 
 def histograms(model: LanguageModel, reading: Reading | None = None) -> Histograms:
@@ -195,17 +184,10 @@ def _histogram(values: Tensor) -> Histogram:
     deviation = float(values.std(unbiased=False)) if len(values) > 1 else 0.0
     low, high = _bounds(values)
     bins = min(MAX_BINS, max(MIN_BINS, math.isqrt(len(values)) // 2))  # few numbers in many bins are noise
-    counts = torch.histc(values, bins, low, high)
-    return Histogram(
-        counts=counts.numpy().astype(np.int64),
-        edges=np.linspace(low, high, bins + 1),
-        numbers=len(values),
-        mean=mean,
-        deviation=deviation,
-        largest=float(values.abs().max()),
-        zeros=float((values == 0).float().mean()),
-        small=float((values.abs() < 0.01 * deviation).float().mean()),
-    )
+    counts = torch.histc(values, bins, low, high).numpy().astype(np.int64)
+    largest = float(values.abs().max())
+    zeros, small = (float(share.float().mean()) for share in (values == 0, values.abs() < 0.01 * deviation))
+    return Histogram(counts, np.linspace(low, high, bins + 1), len(values), mean, deviation, largest, zeros, small)
 
 
 def _bounds(values: Tensor) -> tuple[float, float]:
@@ -225,15 +207,14 @@ def _entropy(probabilities: Tensor) -> float:
     return float((entropy[some] / seen[some].double().log()).mean()) if bool(some.any()) else math.nan
 
 
-def _draw(layers: dict[str, Histogram], axes: Any) -> None:
+def _chart(title: str, layers: dict[str, Histogram]) -> Plot:
     """A line a layer; each is scaled to its own peak, for some are far narrower than others."""
+    low, high = (1.3 * float(np.median([found.edges[end] for found in layers.values()])) for end in (0, -1))
+    series = []
     for number, found in enumerate(layers.values()):
-        shade = SHADES(0.35 + 0.65 * number / max(1, len(layers) - 1)) if len(layers) > 1 else SHADES(0.85)
-        places = (found.edges[:-1] + found.edges[1:]) / 2
-        axes.plot(places, found.counts / max(1, found.counts.max()), color=shade, linewidth=1.1)
-    lows, highs = ([found.edges[end] for found in layers.values()] for end in (0, -1))
-    axes.set_xlim(1.3 * float(np.median(lows)), 1.3 * float(np.median(highs)))
-    axes.set_ylim(0, 1.05)
-    axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
-    grid(axes)
+        shade = 35 + 65 * number / (len(layers) - 1) if len(layers) > 1 else 85
+        heights = found.counts / max(1, found.counts.max())
+        places = zip((found.edges[:-1] + found.edges[1:]) / 2, heights, strict=True)
+        points = [(float(x), float(y)) for x, y in places if low <= x <= high]
+        series.append(Series(points=points, look=Look(f"{shade:.0f}%", width=1.3)))
+    return Plot(title, series, Axis(), Axis(holds=(0.0, 1.0)))

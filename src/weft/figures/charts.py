@@ -11,12 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from weft.figures.page import html_charts, html_tables
-from weft.figures.picture import COLOURS, SHADES, Picture, new_figure, svg
+from weft.figures.picture import COLOURS, FIGURES, SHADES, Picture, new_figure, svg
 from weft.figures.plot import Plot
 from weft.figures.shapes import AREAS, TEXTS, laid_out, plot_svg
 from weft.figures.tables import Table, text_tables
 
-DASHES = ("-", "--", "-.", ":")  # lines differ in these as well as in colour
 UNITS = 104  # of a plot's plane to the inch
 INK = {"ink": "#000000", "soft": "#808080", "": "#000000", **{f"c{n}": colour for n, colour in enumerate(COLOURS)}}
 INKS = {"grid": "soft", "axis": "soft", "mark": "c1"}  # of what is no series
@@ -46,15 +45,17 @@ class Charts(Picture):
         return ()
 
     def figure(self) -> Figure:
-        """All charts together, for print."""
         return self._figure(self.charts())
 
     def html(self) -> str:
         """Every chart by itself, so that a narrow page shows them in full size, and the tables."""
-        return html_charts([self._on_page(chart) for chart in self.charts()]) + html_tables(self.tables())
+        drawn = [
+            plot_svg(each) if isinstance(each, Plot) else svg(self._figure([each]), each.title)
+            for each in self.charts()
+        ]
+        return html_charts(drawn) + html_tables(self.tables())
 
     def text(self) -> str | None:
-        """The tables."""
         return text_tables(self.tables()) or None
 
     def _figure(self, charts: Sequence[Chart | Plot]) -> Figure:
@@ -68,13 +69,10 @@ class Charts(Picture):
         for number, chart in enumerate(charts, 1):
             axes = figure.add_subplot(rows, columns, number)
             if isinstance(chart, Plot):
-                draw_plot(axes, chart)
+                _draw_plot(axes, chart)
             else:
-                _draw(axes, chart)
+                _draw_by_hand(axes, chart)
         return figure
-
-    def _on_page(self, chart: Chart | Plot) -> str:
-        return plot_svg(chart) if isinstance(chart, Plot) else svg(self._figure([chart]), chart.title)
 
 
 @dataclass(frozen=True)
@@ -82,19 +80,13 @@ class Panels(Charts):
     """Described charts of one kind, with the `name` of the file that they are saved as."""
 
     name: str
-    title: str
     about: str
     plots: Sequence[Plot]
     columns: ClassVar[int] = 4
+    suffixes: ClassVar[tuple[str, ...]] = FIGURES
 
     def charts(self) -> Sequence[Plot]:
-        """All of them."""
         return self.plots
-
-
-def panel(name: str, about: str, plot: Plot) -> Panels:
-    """One described chart by itself."""
-    return Panels(name, plot.title, about, [plot])
 
 
 class PanelsPage(Picture):
@@ -113,7 +105,7 @@ class PanelsPage(Picture):
         return [each.save(folder / f"{each.name}{suffix}") for each in self.panels() for suffix in (".svg", ".png")]
 
 
-def draw_plot(axes: Any, plot: Plot) -> None:
+def _draw_plot(axes: Any, plot: Plot) -> None:
     """A described chart on matplotlib's axes, as it is laid out for a page."""
     axes.set(xlim=(0, plot.size[0]), ylim=(plot.size[1], 0))
     axes.axis("off")
@@ -135,9 +127,8 @@ def draw_plot(axes: Any, plot: Plot) -> None:
             (drawn,) = axes.plot(xs, ys, marker="o" if ring else look.marker, **style, **ink)
         else:
             dash = (0, [float(length) for length in look.dash.split()]) if look.dash else "-"
-            (drawn,) = axes.plot(
-                xs, ys, linewidth=0.4 if shape.kind == "faint" else 0.8 * look.width, linestyle=dash, **ink
-            )
+            width = 0.4 if shape.kind == "faint" else 0.8 * look.width
+            (drawn,) = axes.plot(xs, ys, linewidth=width, linestyle=dash, **ink)
         if shape.cut and layout:
             x, y, width, height = layout.box
             drawn.set_clip_path(Rectangle((x, y), width, height, transform=axes.transData))
@@ -150,30 +141,8 @@ def _ink(colour: str) -> str:
 # ---- drawn by hand
 
 
-def _draw(axes: Any, chart: Chart) -> None:
+def _draw_by_hand(axes: Any, chart: Chart) -> None:
     axes.set_title(chart.title, fontsize=10, parse_math=False)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8.5)
     chart.draw(axes)
-
-
-def grid(axes: Any) -> None:
-    """Faint lines at the ticks, which suit a light page and a dark one."""
-    axes.grid(True, color="#808080", alpha=0.25, linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
-def line(axes: Any, xs: Any, ys: Any, number: int, label: str | None = None, **style: Any) -> None:
-    """The numbered line of a chart: each has a colour and a dash of its own."""
-    chosen = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)], "linewidth": 1.6}
-    axes.plot(xs, ys, label=label, **chosen | style)
-
-
-def legend(axes: Any, **options: Any) -> None:
-    """The names of the lines, without a box."""
-    axes.legend(frameon=False, fontsize=8.5, handlelength=2.4, **options)
-
-
-def legend_below(axes: Any) -> None:
-    """The same under the chart, where lines are everywhere in it."""
-    legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=4, columnspacing=1.0)

@@ -144,7 +144,6 @@ class ConfusionMatrix(Picture):
     suffixes: ClassVar[tuple[str, ...]] = FIGURES
 
     def figure(self) -> Figure:
-        """With a number in each cell where these have space."""
         counts, labels = np.asarray(self.counts, dtype=np.int64), self.labels
         totals = counts.sum(axis=-1, keepdims=True)
         shares = np.divide(counts, totals, out=np.zeros(counts.shape), where=totals > 0)

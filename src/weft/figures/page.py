@@ -25,24 +25,18 @@ class Section(NamedTuple):
 
 
 def page(
-    title: str,
-    sections: Sequence[Section],
-    *,
-    summary: str = "",
-    frame: bool = False,
-    styles: Sequence[str] = STYLES,
+    title: str, sections: Sequence[Section], *, summary: str = "", frame: bool = False, styles: Sequence[str] = STYLES
 ) -> str:
     """The whole page; as a `frame`, one that stands in a notebook beside other things. `styles` are files of web/."""
     names = dict.fromkeys(name for section in sections for name in section.scripts)
     text = template("page.html").render(
         title=title,
         summary=summary,
-        style=Markup("").join(Markup(web_file(name)) for name in styles),
+        style=Markup("".join(map(web_file, styles))),
         sections=[(f"s{number}", section) for number, section in enumerate(sections)],
         scripts=[Markup(web_file(name)) for name in names],
     )
-    text = printable(text)
-    return template("frame.html").render(page=text, title=title) if frame else text
+    return template("frame.html").render(page=printable(text), title=title) if frame else printable(text)
 
 
 def part(macro: str, /, *values: Any, **options: Any) -> Markup:
@@ -68,10 +62,8 @@ def html_charts(charts: Sequence[str], kind: str = "") -> Markup:
 
 def data(name: str, value: Any) -> Markup:
     """A script element that holds a value as JSON, for the scripts of the page; `name` is its class."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return Markup('<script type="application/json" class="{}">{}</script>').format(
-        name, Markup(text.replace("<", "\\u003c"))
-    )
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return Markup('<script type="application/json" class="{}">{}</script>').format(name, Markup(text))
 
 
 @cache

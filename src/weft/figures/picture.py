@@ -4,13 +4,12 @@ import io
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import matplotlib
+from markupsafe import Markup
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
@@ -26,8 +25,6 @@ PAGE = ".html"
 SHADES = LinearSegmentedColormap.from_list("weft", ["#ffffff", "#0b3a63"])
 # Lines and bars, told apart by lightness as well; the first ones of the page's (web/page.css).
 COLOURS = ("#2f6f9f", "#c4562a", "#4f8a4b", "#7a5aa6")
-
-
 # The page's own colours in the place of those for print; shades become mixes of the two that a page has.
 THEME = {
     "#000000": "currentColor",
@@ -48,6 +45,7 @@ class Picture(ABC):
     title: str
     about: str  # what it shows and how to read it, in a sentence or two
     scripts: ClassVar[tuple[str, ...]] = ()  # files of web/ that its part of a page needs
+    suffixes: ClassVar[tuple[str, ...]] = (PAGE, *FIGURES)
 
     @abstractmethod
     def figure(self) -> Figure:
@@ -80,8 +78,6 @@ class Picture(ABC):
             raise DataError(f"{path}: cannot be written: {error.strerror}") from None
         return path
 
-    suffixes: ClassVar[tuple[str, ...]] = (PAGE, *FIGURES)
-
     def _repr_html_(self) -> str:
         return page(self.title, self.sections(), frame=True)
 
@@ -96,11 +92,9 @@ class Album(Picture):
     suffixes: ClassVar[tuple[str, ...]] = (PAGE,)
 
     def figure(self) -> Figure:
-        """There is none."""
         raise ConfigError(f"{self.title}: several pictures make a page, .html; one of them makes a figure")
 
     def sections(self) -> list[Section]:
-        """Those of all pictures."""
         return [section for picture in self.pictures for section in picture.sections()]
 
 
@@ -121,29 +115,23 @@ def check_picture(path: Path, suffixes: tuple[str, ...] = (PAGE, *FIGURES)) -> N
 
 def drawn(figure: Figure, kind: str) -> bytes:
     """A figure as svg, png or pdf. The same figure gives the same bytes."""
-    dated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
-    out = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "weft", "pdf.fonttype": 42}), _any_sign():
-        figure.savefig(out, format=kind, dpi=150, metadata=dated)
-    return out.getvalue()
+    return _saved(figure, kind, {"pdf.fonttype": 42}, dpi=150)
 
 
 def svg(figure: Figure, label: str) -> str:
     """A figure as an <svg> element of a page: its text is text, and its colours are the page's own, light or dark."""
-    out = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "weft", "svg.fonttype": "none"}), _any_sign():
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    text = out.getvalue().decode()
+    text = _saved(figure, "svg", {"svg.fonttype": "none"}, transparent=True).decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"#[0-9a-f]{6}", lambda colour: THEME.get(colour[0], colour[0]), text)
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    escaped = label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-    return text.replace("<svg", f'<svg class="figure" role="img" aria-label="{escaped}"', 1)
+    return text.replace("<svg", Markup('<svg class="figure" role="img" aria-label="{}"').format(label), 1)
 
 
-@contextmanager
-def _any_sign() -> Iterator[None]:
-    """A text may hold any sign; one that no font has is drawn as a box, and needs no warning on a terminal."""
-    with warnings.catch_warnings():
+def _saved(figure: Figure, kind: str, settings: Any, **options: Any) -> bytes:
+    undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+    out = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "weft", **settings}), warnings.catch_warnings():
+        # a sign that no font has is drawn as a box, and needs no warning on a terminal
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        yield
+        figure.savefig(out, format=kind, metadata=undated, **options)
+    return out.getvalue()

@@ -4,11 +4,13 @@
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 Point = tuple[float, float]
+MAX_MARKED = 40  # points of a line that are still marked one by one
+MAX_TICKS = 9  # at whole numbers
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -48,10 +50,8 @@ class Series:
 
 def tick_text(value: float) -> str:
     """A number beside an axis: 25k, 1.5M, 5e-5."""
-    if abs(value) >= 1e6:
-        return f"{value / 1e6:g}M"
     if abs(value) >= 1e4:
-        return f"{value / 1e3:g}k"
+        return f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k"
     return f"{value:.6g}".replace("e-0", "e-")
 
 
@@ -158,3 +158,18 @@ def bars(title: str, values: Mapping[str, float], x_label: str, y_label: str) ->
     """A bar for each name."""
     x = Axis(x_label, ticks=dict(enumerate(values)), holds=(-0.5, len(values) - 0.5))
     return Plot(title, [Series(points=list(enumerate(values.values())), bars=True)], x, Axis(y_label, holds=(0.0,)))
+
+
+def lines(title: str, values: Mapping[str, Collection[float]], xs: Collection[float], x: Axis, y: Axis) -> Plot:
+    """A line for each name, through its values at `xs`; those of few points mark them."""
+    series = []
+    for number, (name, ys) in enumerate(values.items()):
+        look, other = LOOKS[number % len(LOOKS)], LOOKS[(number + number // len(LOOKS)) % len(LOOKS)]
+        look = look._replace(marker=other.marker if len(ys) <= MAX_MARKED else "", dash=other.dash)
+        series.append(Series(name, list(zip(map(float, xs), map(float, ys), strict=False)), look))
+    return Plot(title, series, x, y)
+
+
+def whole_numbers(label: str, count: int) -> Axis:
+    """An axis of 0 … count − 1, with ticks at whole numbers alone."""
+    return Axis(label, ticks={number: str(number) for number in range(0, count, -(-count // MAX_TICKS))})

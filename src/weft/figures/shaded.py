@@ -83,14 +83,10 @@ def shaded_html(
 
     The table says the same to those who don't see shades.
     """
-    marked = [
-        (*_parted(token.text), token.piece, _sign(token), shade)
-        for token, shade in zip(tokens, measures[0].shades, strict=True)
-    ]
-    facts = [
-        [token.piece, one.facts, [[*other, percent(other[1])] for other in one.others]]
-        for token, one in zip(tokens, told, strict=True)
-    ]
+    marked, facts = [], []
+    for token, shade, one in zip(tokens, measures[0].shades, told, strict=True):
+        marked.append((*_parted(token.text), token.piece, _sign(token), shade))
+        facts.append([token.piece, one.facts, [[*other, percent(other[1])] for other in one.others]])
     text = template("shaded.html").render(
         label=label,
         tokens=marked,
@@ -165,12 +161,9 @@ class _Piece(NamedTuple):
 
 def lines_figure(title: str, tokens: Sequence[Token], measure: Measure) -> Figure:
     """The text set in lines, each token on its shade; as much of it as fills a page."""
-    placed = list(_set(tokens))
-    most = int(PAGE // LINE)
-    shown = [piece for piece in placed if piece.line < most]
-    lines = shown[-1].line + 1
-    left = len(tokens) - 1 - shown[-1].token
-    notes = f"; the first {shown[-1].token + 1:,} of {len(tokens):,} tokens" if left > 0 else ""
+    shown = [piece for piece in _set(tokens) if piece.line < PAGE // LINE]
+    lines, read = shown[-1].line + 1, shown[-1].token + 1
+    notes = f"; the first {read:,} of {len(tokens):,} tokens" if read < len(tokens) else ""
     height = (lines + 2.1) * LINE + 2 * EDGE
     figure = new_figure((WIDTH + 2 * EDGE) / 72, height / 72)
     figure.set_layout_engine("none")  # there is nothing to make way for
@@ -194,8 +187,7 @@ def lines_figure(title: str, tokens: Sequence[Token], measure: Measure) -> Figur
 
 
 def _legend(axes: Any, top: float, measure: Measure, notes: str, font: dict[str, Any]) -> None:
-    small = {**font, "fontsize": SIZE - 1.5}
-    x = 0.0
+    small, x = {**font, "fontsize": SIZE - 1.5}, 0.0
     for shade, label in measure.legend:
         width = max(26.0, width_of(label, SIZE) + 8)
         axes.add_patch(Rectangle((x, top), width, LINE - 3, facecolor=SHADES(DARKEST * shade), ec="#999999", lw=0.4))

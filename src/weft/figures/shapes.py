@@ -60,7 +60,12 @@ class Layout(NamedTuple):
 
 def laid_out(plot: Plot) -> Layout | None:
     """A chart on a plane of its size; None where no series has a point to draw."""
-    series = [replace(each, points=[point for point in each.points if _has_place(plot, point)]) for each in plot.series]
+
+    def has_place(point: Point) -> bool:
+        on_axes = zip(point, (plot.x, plot.y), strict=True)
+        return all(math.isfinite(value) and (value > 0 or not axis.log) for value, axis in on_axes)
+
+    series = [replace(each, points=[*filter(has_place, each.points)]) for each in plot.series]
     front = [each for each in series if not each.background]
     xs, ys = ([point[axis] for each in front for point in each.points] for axis in (0, 1))
     if not xs:
@@ -76,11 +81,6 @@ def laid_out(plot: Plot) -> Layout | None:
     every = [shape for shape in (*frame.around(), *drawn, *outliers) if shape.text or shape.kind not in TEXTS]
     ordered = sorted(every, key=lambda shape: order.get(shape.kind, int(shape.cut)))
     return Layout((frame.left, frame.top, frame.right - frame.left, frame.foot - frame.top), ordered)
-
-
-def _has_place(plot: Plot, point: Point) -> bool:
-    on_axes = zip(point, (plot.x, plot.y), strict=True)
-    return all(math.isfinite(value) and (value > 0 or not axis.log) for value, axis in on_axes)
 
 
 class _Frame:
@@ -122,7 +122,6 @@ class _Frame:
         return name if len(name) <= most else f"{name[: most - 1]}…"
 
     def around(self) -> Iterator[Shape]:
-        """Title, names and axes, and lines where something happened."""
         plot, left, right, top, foot = self.plot, self.left, self.right, self.top, self.foot
         yield from self.texts
         for tick, name in self.rows.items():
@@ -151,17 +150,14 @@ class _Frame:
         return round(self.foot + (self.top - self.foot) * _share(value, self.y_limits, self.plot.y.log), 1)
 
     def drawn(self, series: Series) -> Iterator[Shape]:
-        """The shapes of a series."""
         look, places = series.look, [(self.x_of(x), self.y_of(y)) for x, y in series.points]
         if series.level is not None:
             y = self.y_of(series.level)
             yield Shape("line", [(self.left, y), (self.right, y)], look, cut=True)
         if series.band:
-            lows, highs = (
-                [(x, self.y_of(ends[side])) for (x, _), ends in zip(places, series.band, strict=True)]
-                for side in (0, 1)
-            )
-            yield Shape("band", [*lows, *reversed(highs)], look, cut=True)
+            ends = [(x, *map(self.y_of, band)) for (x, _), band in zip(places, series.band, strict=True)]
+            around = [*((x, low) for x, low, _ in ends), *((x, high) for x, _, high in reversed(ends))]
+            yield Shape("band", around, look, cut=True)
         if series.bars:
             half = round(0.35 * (self.right - self.left) / len(places), 1)
             for x, y in places:
@@ -203,7 +199,6 @@ def _width_of(names: Collection[str]) -> float:
 
 
 def _fitting_ticks(axis: Axis, limits: Point, width: float) -> dict[float, str]:
-    """As many ticks as have space beside each other."""
     several = (axis.round_numbers(limits, most) for most in range(7, 0, -1))
     return next((ticks for ticks in several if _width_of(ticks.values()) <= width), {})
 
@@ -265,8 +260,6 @@ def _element(shape: Shape) -> str:
         tag, begin = "polygon", f'points="{points}"'
     else:
         drawn = {"stroke-width": look.width if look.width != 1 else "", "stroke-dasharray": look.dash}
-        tag, begin = (
-            "polyline",
-            f'points="{points}"' + "".join(f' {key}="{value}"' for key, value in drawn.items() if value),
-        )
+        pen = "".join(f' {key}="{value}"' for key, value in drawn.items() if value)
+        tag, begin = "polyline", f'points="{points}"{pen}'
     return f"<{tag} {begin} {end}" + (f"><title>{escape(shape.text)}</title></{tag}>" if shape.text else "/>")

@@ -13,8 +13,7 @@ from weft.config import Tree
 from weft.errors import InteropError, TokenizerError
 from weft.models.config import Model
 from weft.tensors import LazyWeights
-from weft.text.frame import Ids
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import Ids, Tokenizer
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Every format that weft imports. A new one is a file with `recognises` and `read`, and a line in the table."""
+"""Every format that weft imports. A new one is a file with `read`, and a line in the table."""
 
 import re
 from collections.abc import Callable
@@ -25,13 +25,14 @@ class ImportFormat(NamedTuple):
     read: Callable[[Path, Path | None], ModelBundle]
 
 
+WEIGHTS = re.compile(r"(pytorch|adapter)_model.*\.bin")  # of transformers and PEFT, not a model of llama2.c
 FORMATS = (
     ImportFormat("a CTranslate2 folder", ctranslate2.recognises, ctranslate2.read),
     ImportFormat("an .argosmodel", argos.recognises, argos.read),
-    ImportFormat("a Hugging Face folder or hub name", hf.recognises, hf.read),
-    ImportFormat("a .gguf file", gguf.recognises, gguf.read),
-    ImportFormat("llama2.c's .bin", llama2c.recognises, llama2c.read),
-    ImportFormat("nanoGPT's .pt", nanogpt.recognises, nanogpt.read),
+    ImportFormat("a Hugging Face folder or hub name", lambda path: (path / hf.CONFIG).is_file(), hf.read),
+    ImportFormat("a .gguf file", lambda path: path.suffix == ".gguf", gguf.read),
+    ImportFormat("llama2.c's .bin", lambda path: path.suffix == ".bin" and not WEIGHTS.match(path.name), llama2c.read),
+    ImportFormat("nanoGPT's .pt", lambda path: path.suffix == ".pt", nanogpt.read),
 )
 PICKLED = ["pytorch_model*.bin"]
 HUB_FILES = ["README.md", "*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
@@ -47,7 +48,7 @@ def read_model(source: Path | str, tokenizer: Path | str | None = None) -> Model
 
 
 def _locate(source: str) -> Path:
-    """The path of a source; a model on the hub is downloaded first."""
+    """A model on the hub is downloaded first."""
     path = Path(source)
     if path.exists():
         return path
@@ -88,6 +89,6 @@ def _unrecognised(path: Path) -> str:
         return f"not a model that weft knows: it has no {hf.CONFIG}; {hint}"
     if path.is_file():
         refuse_pointer(path)
-    if path.suffix in (".safetensors", ".json") or llama2c.PICKLED.match(path.name):
+    if path.suffix in (".safetensors", ".json") or WEIGHTS.match(path.name):
         return f"one file of a model; name the folder that it is in: weft import {path.absolute().parent} RUN"
     return f"not a model that weft knows; {known}"

@@ -84,7 +84,7 @@ def generation_settings(tree: Mapping[str, Any], vocab_size: int, answers: bool 
     last = _value(tree, "forced_eos_token_id", lambda given: len(_listed(given)) == 1 and is_id(*_listed(given)), odd)
     if last is not None:
         (found["last"],) = _listed(last)
-    if stops := _listed(_value(tree, "stop_strings", lambda given: all(map(_is_text, _listed(given))), odd)):
+    if stops := _listed(_value(tree, "stop_strings", _are_texts, odd)):
         found["stop"] = tuple(stops)
     if set(found.get("banned", ())) & set(found.get("forced", ())):
         odd.append(_shown("forced_bos_token_id", tree["forced_bos_token_id"]))
@@ -138,8 +138,8 @@ def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
+def _are_texts(value: Any) -> bool:
+    return all(isinstance(each, str) and each for each in _listed(value))
 
 
 def _shown(key: str, value: Any) -> str:

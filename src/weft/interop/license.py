@@ -17,11 +17,7 @@ FIELDS = {
     "license_name": re.compile(r"[A-Za-z0-9][\w .+-]{0,99}"),
     "license_link": re.compile(r"https?://[^\s\"'<>()\[\]`\\|]{1,300}"),
 }
-GGUF_KEYS = {
-    "license": "general.license",
-    "license_name": "general.license.name",
-    "license_link": "general.license.link",
-}
+GGUF_KEYS = {field: f"general.{field.replace('_', '.')}" for field in FIELDS}
 FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.{0,100000}?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 
 

@@ -4,9 +4,8 @@ Two versions of the file are read, without and with a magic number; the third, o
 vocabulary is a file of its own beside it: a score and the text of each token, with spaces for SentencePiece's ▁.
 """
 
-import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle, named_tokenizer
 from weft.interop.settings import nested
 from weft.interop.tokenizer_json import SPACE, BPEVocabulary, merges_by_score, sentencepiece
-from weft.interop.weight_map import SAME, Rule, Shape, adjacent_pairs, conversions, tensor, their_shapes, to_ours
+from weft.interop.weight_map import SAME, Shape, adjacent_pairs, conversions, tensor, their_shapes, to_ours
 from weft.models.config import Decoder
 from weft.text.token_bytes import BYTE_TOKEN, byte_tokens
 from weft.text.tokenizer import Tokenizer
@@ -27,7 +26,6 @@ from weft.untrusted import Cursor, mapped
 MAGIC = 0x616B3432
 MAX_SIZE = 2**20  # of any width or count: a larger one means that the header is damaged or malicious
 MAX_TOKEN_BYTES = 2**10
-PICKLED = re.compile(r"(pytorch|adapter)_model.*\.bin")  # weights of transformers and PEFT
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"  # ids 0, 1 and 2
 
 # the sizes in a header, in their order there, and what weft calls them
@@ -45,21 +43,30 @@ ORDERS = {  # of the arrays in each version of the file, all layers of a kind on
 }
 
 
-def recognises(path: Path) -> bool:
-    """Whether a path looks like a llama2.c model; the pickles of transformers are .bin files too."""
-    return path.suffix == ".bin" and not PICKLED.match(path.name)
-
-
 def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     """The model in a llama2.c file. Its vocabulary is the file given, or tokenizer.bin or tok<size>.bin beside it."""
     data = mapped(path)
     model, version, end = _header(path, data)
-    table = conversions(_rules(model), model)
+    ours, pairs = "decoder.blocks.{layer}", adjacent_pairs(model.d_head)
+    rules = [
+        tensor("embedding.weight", "tok_embeddings"),
+        tensor("output.weight", "output"),
+        tensor("decoder.norm.weight", "norm"),
+        tensor(f"{ours}.attention_skip.norm.weight", "attention_norm.{layer}"),
+        tensor(f"{ours}.attention.qkv.weight", *ATTENTION[:3], layout=(pairs, pairs, SAME)),
+        tensor(f"{ours}.attention.out.weight", "wo.{layer}"),
+        tensor(f"{ours}.feedforward_skip.norm.weight", "ffn_norm.{layer}"),
+        tensor(f"{ours}.feedforward.gate_up.weight", "w1.{layer}", "w3.{layer}"),
+        tensor(f"{ours}.feedforward.down.weight", "w2.{layer}"),
+    ]
+    table = conversions(rules, model)
     shapes = {**their_shapes(table), ANGLES: (2, model.context, model.d_head // 2)}
     places: dict[str, int] = {}
-    for name in _arrays(model, version):
-        places[name] = end
-        end += 4 * prod(shapes[name])
+    for array in (*ORDERS[version], *(() if getattr(model.head, "tied", True) else ("output",))):
+        for layer in range(model.layers if "{layer}" in array else 1):
+            name = array.replace("{layer}", str(layer))
+            places[name] = end
+            end += 4 * prod(shapes[name])
     if end != len(data):
         what = "truncated" if len(data) < end else "too long"
         raise InteropError(f"{path}: {what}: its header asks for {end:,} bytes, and it has {len(data):,}")
@@ -75,14 +82,6 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         tokenizer=read_tokenizer(tokenizer or _vocabulary_of(path, model.vocab_size), model.vocab_size),
         origin=f"{path.name} (llama2.c, version {version})",
     )
-
-
-def _arrays(model: Decoder, version: int) -> Iterator[str]:
-    """The names of all arrays in the order of the file."""
-    tied = getattr(model.head, "tied", True)
-    for name in (*ORDERS[version], *(() if tied else ("output",))):
-        for layer in range(model.layers if "{layer}" in name else 1):
-            yield name.replace("{layer}", str(layer))
 
 
 def _header(path: Path, data: memoryview) -> tuple[Decoder, int, int]:
@@ -109,21 +108,6 @@ def _header(path: Path, data: memoryview) -> tuple[Decoder, int, int]:
         raise InteropError(f"{path}: truncated or damaged: {layers} layers do not fit into {len(data):,} bytes")
     model = {**FIXED, "head.tied": tied, **{SIZES[name]: size for name, size in sizes.items()}}
     return validate(Decoder, nested(model), f"{path}: not a llama2.c model"), version, start
-
-
-def _rules(model: Decoder) -> list[Rule]:
-    ours, pairs = "decoder.blocks.{layer}", adjacent_pairs(model.d_head)
-    return [
-        tensor("embedding.weight", "tok_embeddings"),
-        tensor("output.weight", "output"),
-        tensor("decoder.norm.weight", "norm"),
-        tensor(f"{ours}.attention_skip.norm.weight", "attention_norm.{layer}"),
-        tensor(f"{ours}.attention.qkv.weight", *ATTENTION[:3], layout=(pairs, pairs, SAME)),
-        tensor(f"{ours}.attention.out.weight", "wo.{layer}"),
-        tensor(f"{ours}.feedforward_skip.norm.weight", "ffn_norm.{layer}"),
-        tensor(f"{ours}.feedforward.gate_up.weight", "w1.{layer}", "w3.{layer}"),
-        tensor(f"{ours}.feedforward.down.weight", "w2.{layer}"),
-    ]
 
 
 # ---- the vocabulary

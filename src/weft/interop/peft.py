@@ -39,13 +39,9 @@ PREFIX = "base_model.model."
 LOW_RANK = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 # settings that change what an adapter computes, with the one value that weft has
 ONLY = {
-    "peft_type": "LORA",
-    "bias": "none",
-    "use_dora": False,
-    "use_qalora": False,
-    "lora_bias": False,
+    "peft_type": "LORA", "bias": "none", "use_dora": False, "use_qalora": False, "lora_bias": False,
     "layer_replication": None,
-}
+}  # fmt: skip
 TASKS = {"lm": "CAUSAL_LM", "sequence": "SEQ_CLS", "token": "TOKEN_CLS", "span": "QUESTION_ANS"}
 
 

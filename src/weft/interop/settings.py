@@ -6,7 +6,8 @@ model is written in it (`table.py`) and read again.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from reprlib import Repr
 from typing import Any
 
@@ -40,15 +41,17 @@ def shown(value: Any) -> str:
 # ---- asking
 
 
+@dataclass
 class Settings:
     """The settings of a file, asked key by key; a value of the wrong type is refused with its key.
 
     `place` names the file in errors, `prefix` precedes every key in it, and `asked` collects the keys asked for.
     """
 
-    def __init__(self, tree: Mapping[str, Any], place: str, prefix: str = ""):
-        self.tree, self.place, self.prefix = tree, place, prefix
-        self.asked: set[str] = set()
+    tree: Mapping[str, Any]
+    place: str
+    prefix: str = ""
+    asked: set[str] = field(default_factory=set)
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value of any type; null is the same as absent."""
@@ -203,18 +206,16 @@ def _computes(model: Transformer) -> Flat:
     }
 
 
-def first_that_holds(
-    model: Transformer, names: Iterable[str], read_again: Callable[[str], Transformer], what: str
-) -> str:
+def first_that_holds(model: Transformer, read_again: Mapping[str, Callable[[], Transformer]], what: str) -> str:
     """The first candidate that a model comes back from unchanged, by its name.
 
     `read_again` writes the model as a candidate would and reads it again. Where none holds the model, the error says
     what the nearest one lacks; `what` is the candidates' common name.
     """
     nearest: tuple[int, str] | None = None
-    for name in names:
+    for name, again in read_again.items():
         try:
-            different = differences(model, read_again(name))
+            different = differences(model, again())
         except WeftError as error:
             reasons = [str(error)]
         else:

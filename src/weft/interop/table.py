@@ -169,8 +169,7 @@ class Table:
     def settings(self, given: Settings, known: Mapping[str, Any]) -> Flat:
         """The model's settings; `known` are those that do not come from the keys."""
         absent = {key: value for key, value in self.defaults.items() if given.get(key) is None}
-        asked = Settings({**given.tree, **absent}, given.place, given.prefix)
-        asked.asked = given.asked
+        asked = Settings({**given.tree, **absent}, given.place, given.prefix, given.asked)
         asked.only(**self.only)
         model = {**self.fixed, **known}
         for row in self.rows:

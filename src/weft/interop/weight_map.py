@@ -222,12 +222,12 @@ def to_ours(table: Conversions, found: Mapping[str, Shape], read: Callable[[str]
     for name, shape in wanted.items():
         if tuple(found[name]) != shape:
             raise InteropError(f"{place}: '{name}' is {list(found[name])}; the settings ask for {list(shape)}")
-    return {name: partial(_ours, parts, read) for name, parts in table.items()}
 
+    def made(parts: Iterable[Part]) -> Tensor:
+        tensors = [part.layout.to_ours(read(part.name)) for part in parts]
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
-def _ours(parts: Iterable[Part], read: Callable[[str], Tensor]) -> Tensor:
-    tensors = [part.layout.to_ours(read(part.name)) for part in parts]
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    return {name: partial(made, parts) for name, parts in table.items()}
 
 
 def to_theirs(table: Conversions, weights: LazyWeights) -> LazyWeights:

@@ -11,14 +11,14 @@ from torch.nn import functional as F
 
 from weft.data.batch import Batch, framed, framed_lengths
 from weft.data.examples import Examples
-from weft.data.table import Kind, Row, RowSource, read_rows
+from weft.data.table import Kind, Row
 from weft.errors import ConfigError, DataError
 from weft.models.base import LanguageModel
-from weft.objectives.rows import Numbers, RowObjective, check_finite, head_output, head_outputs, read_framed
+from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outputs, named, read_framed, read_pairs
 from weft.progress import bar
 from weft.recipe import objective as config
 from weft.text.tokenizer import Tokenizer, TokenSpan
-from weft.training.objective import Loss, Prediction
+from weft.training.objective import Prediction
 
 
 class Found(NamedTuple):
@@ -53,10 +53,8 @@ class Answer(RowObjective[config.Answer]):
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
         for row in rows:
             question, context, answer = (row.values[column] for column in self.columns())
-            try:
+            with named(row):
                 ids, start, end = answered(self.tokenizer, context, answer)
-            except DataError as error:
-                raise DataError(f"{row.where}: {error}") from None
             yield {"first": self.tokenizer.encode(question), "second": ids, "start": start, "end": end}
 
     def lengths(self, examples: Examples) -> Numbers:
@@ -85,18 +83,16 @@ class Answer(RowObjective[config.Answer]):
         tokens, mask, segments = framed(first, second, self.frame, length=self.length)
         return Batch(tokens, torch.tensor(targets), mask=mask, segments=segments)
 
-    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
+    def output_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """−log p of both places among all real tokens."""
-        logits = head_output(model, features, batch)
-        loss = F.cross_entropy(_by_place(logits, batch.mask), batch.targets.flatten(), reduction="sum")
-        return loss, batch.count, {"nll": loss.detach()}
+        return F.cross_entropy(_by_place(outputs, batch.mask), batch.targets.flatten(), reduction="sum")
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         """Mean −log p of a right place, and the share of questions whose answer is found exactly."""
         loss, right, rows = 0.0, 0, 0
         for logits, batch in head_outputs(model, batches):
             places = _by_place(logits, batch.mask)
-            loss += float(F.cross_entropy(places, batch.targets.flatten(), reduction="sum"))
+            loss += float(self.output_loss(logits, batch))
             right += int((places.argmax(-1).view(-1, 2) == batch.targets).all(-1).sum())
             rows += len(logits)
         return {"loss": loss / max(1, 2 * rows), "exact": right / max(1, rows)}
@@ -150,14 +146,8 @@ class Answer(RowObjective[config.Answer]):
     def predictions(
         self, model: LanguageModel, file: str, column: str | None = None, second: str | None = None
     ) -> Iterator[Prediction]:
-        """An answer for each row of a file."""
         one, two = column or self.settings.question, second or self.settings.context
-        if file == "-":
-            raise ConfigError(
-                f"{self.folder.path}: answers questions about texts; name a file with the columns '{one}' and '{two}'"
-            )
-        rows = list(read_rows(RowSource([file], {one: "text", two: "text"})))
-        questions, contexts = ([row.values[name] for row in rows] for name in (one, two))
+        questions, contexts = read_pairs(file, one, two, f"{self.folder.path}: answers questions about texts")
         for question, found in zip(questions, self.predict(model, questions, contexts), strict=True):
             line = f"{' '.join(found.text.split())}\t{found.probability:.4f}\t{question}"
             record = {"question": question, "answer": found.text, "probability": found.probability}

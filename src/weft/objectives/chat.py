@@ -11,11 +11,11 @@ from weft.data.examples import Examples
 from weft.data.messages import encode_chat
 from weft.data.table import Kind, Row
 from weft.decode.config import Sampling
-from weft.decode.many import complete
+from weft.decode.generate import complete
 from weft.decode.prompt import Prompt, context_window
-from weft.errors import DataError, WeftError
+from weft.errors import DataError
 from weft.models.base import LanguageModel
-from weft.objectives.rows import Numbers, RowObjective
+from weft.objectives.rows import Numbers, RowObjective, named
 from weft.objectives.tokens import TokenObjective
 from weft.recipe import objective as config
 from weft.training.objective import Results
@@ -40,10 +40,8 @@ class Chat(TokenObjective[config.Chat], RowObjective[config.Chat]):
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
         """The tokens of each conversation, and 1 for each that is the assistant's."""
         for row in rows:
-            try:
+            with named(row):
                 tokens, replies = encode_chat(self.tokenizer, row.values[self.settings.column])
-            except WeftError as error:
-                raise DataError(f"{row.where}: {error}") from None
             yield {"tokens": tokens, "replies": replies}
 
     def lengths(self, examples: Examples) -> Numbers:
@@ -75,7 +73,6 @@ class Chat(TokenObjective[config.Chat], RowObjective[config.Chat]):
         return replace(batch, loss_mask=batch.loss_mask & replies.targets.bool())
 
     def final_evaluation(self, model: LanguageModel) -> Results:
-        """The metrics over all conversations held out, and the first replies to some."""
         if not self.holds_out:
             return Results()
         examples, window, shown = self.examples["validation"], context_window(model), list[str]()

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +14,14 @@ from torch.nn import functional as F
 from weft.data.batch import Batch, framed, framed_lengths
 from weft.data.examples import Examples
 from weft.data.shards import Side
-from weft.data.table import Kind, Row, RowSource, read_rows, read_texts
+from weft.data.table import Kind, Row, read_texts
 from weft.errors import ConfigError
-from weft.evaluate.classification import label_metrics
+from weft.evaluate.agreement import label_metrics
 from weft.models.base import LanguageModel
-from weft.objectives.rows import Numbers, RowObjective, check_finite, head_output, head_outputs, read_framed
+from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outputs, read_framed, read_pairs
 from weft.progress import bar
 from weft.recipe import objective as config
-from weft.training.objective import Loss, Prediction, Results
+from weft.training.objective import Prediction, Results
 
 S = TypeVar("S", bound=config.SequenceObjective)
 MISTAKES = 8  # shown in the report
@@ -38,9 +38,12 @@ class SequenceObjective(RowObjective[S]):
         texts: dict[str, Kind] = dict.fromkeys(self.settings.texts, "text")
         return {**texts, getattr(self.settings, self.answer): self.answer_kind}
 
-    def row_texts(self, values: Mapping[str, Any], side: Literal["target", "source"]) -> Iterator[str]:
-        if side == "target":
-            yield from (values[column] for column in self.settings.texts)
+    def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
+        column = getattr(self.settings, self.answer)
+        for row, ids in zip(rows, self.ids(rows, self.fields), strict=True):
+            value = row.values[column]
+            number = self.label_ids.number(value, row) if self.answer_kind == "label" else float(value)
+            yield {self.answer: number, **ids}
 
     @property
     def fields(self) -> dict[str, str]:
@@ -51,7 +54,6 @@ class SequenceObjective(RowObjective[S]):
         return framed_lengths(examples, tuple(self.fields), self.frame, self.length)
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
-        """Texts in their frames, each with one target."""
         first, second = (
             [examples.ids(field, n).tolist() for n in numbers] if field in examples.fields else None
             for field in ("first", "second")
@@ -72,17 +74,11 @@ class SequenceObjective(RowObjective[S]):
     def predictions(
         self, model: LanguageModel, file: str, column: str | None = None, second: str | None = None
     ) -> Iterator[Prediction]:
-        one, two = column or self.settings.text, second or self.settings.second
-        texts, others = list[str](), None
+        one, two, others = column or self.settings.text, second or self.settings.second, None
         if two is None:
             texts = read_texts(file, column, self.settings.text)
-        elif file == "-":
-            raise ConfigError(
-                f"{self.folder.path}: expects pairs of texts; name a file with the columns '{one}' and '{two}'"
-            )
         else:
-            rows = list(read_rows(RowSource([file], {one: "text", two: "text"})))
-            texts, others = ([row.values[name] for row in rows] for name in (one, two))
+            texts, others = read_pairs(file, one, two, f"{self.folder.path}: expects pairs of texts")
         for text, prediction in zip(texts, self.predict(model, texts, others), strict=True):
             yield self.shown(text, prediction)
 
@@ -118,15 +114,9 @@ class Classify(SequenceObjective[config.Classify]):
 
     answer, answer_kind = "label", "label"
 
-    def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
-        for row, ids in zip(rows, self.ids(rows, self.fields), strict=True):
-            yield {"label": self.label_ids.number(row.values[self.settings.label], row), **ids}
-
-    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
+    def output_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Targets (B,) int64."""
-        logits = head_output(model, features, batch)
-        loss = F.cross_entropy(logits, batch.targets, reduction="sum")
-        return loss, batch.count, {"nll": loss.detach()}
+        return F.cross_entropy(outputs, batch.targets, reduction="sum")
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         """Mean −log p of the right label, accuracy, macro F1, Matthews' correlation, and the confusion matrix."""

@@ -1,6 +1,6 @@
 """Texts that belong together: vectors that lie close, and how any model's vector of a text is made."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,11 +37,6 @@ class Contrastive(RowObjective[config.Contrastive]):
     def columns(self) -> Mapping[str, Kind]:
         return {self.settings.first: "text", self.settings.second: "text"}
 
-    def row_texts(self, values: Mapping[str, Any], side: Literal["target", "source"]) -> Iterator[str]:
-        if side == "target":
-            yield values[self.settings.first]
-            yield values[self.settings.second]
-
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
         return self.ids(rows, {"first": self.settings.first, "second": self.settings.second})
 
@@ -75,7 +70,6 @@ class Contrastive(RowObjective[config.Contrastive]):
         return loss, batch.count, {"nll": loss.detach()}
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        """The loss: the mean −log p of the right partner among those of its batch."""
         return dict(self.mean_loss(model, batches))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +14,9 @@ from weft.models.base import LanguageModel, row_rng
 from weft.nn.loss import linear_cross_entropy
 from weft.objectives.text import CorruptedTextObjective
 from weft.recipe import objective as config
-from weft.training.objective import Loss
+from weft.training.objective import Loss, Objective
+
+M = TypeVar("M", bound=config.MaskedObjective)
 
 
 def masked_loss(model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
@@ -38,14 +41,21 @@ def masked_loss(model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
     return loss, count, extras
 
 
-class Masked(CorruptedTextObjective[config.Masked]):
-    """Masked words of windows of text."""
-
-    usage = "weft embed {run} < lines.txt"
+class MaskedObjective(Objective[M]):
+    """What BERT's two objectives share."""
 
     @cached_property
     def masking(self) -> Masking:
         return Masking.of(self.tokenizer, self.settings.rate, self.settings.whole_words)
+
+    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
+        return masked_loss(model, features, batch)
+
+
+class Masked(MaskedObjective[config.Masked], CorruptedTextObjective[config.Masked]):
+    """Masked words of windows of text."""
+
+    usage = "weft embed {run} < lines.txt"
 
     @property
     def added(self) -> int:
@@ -53,6 +63,3 @@ class Masked(CorruptedTextObjective[config.Masked]):
 
     def corrupt(self, batch: Batch, numbers: Sequence[int], seed: int) -> Batch:
         return masked_batch(batch, numbers, self.masking, seed)
-
-    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
-        return masked_loss(model, features, batch)

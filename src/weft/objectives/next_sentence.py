@@ -5,26 +5,23 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 
-from torch import Tensor
-
 from weft.data.batch import Batch
-from weft.data.corrupt import Masking
 from weft.data.examples import write_sides
 from weft.data.sampler import rows
 from weft.data.sentences import Sentences, next_sentence_batch, sentence_examples
 from weft.data.shards import Side
 from weft.errors import DataError
 from weft.models.base import LanguageModel
-from weft.objectives.masked import masked_loss
+from weft.objectives.masked import MaskedObjective
 from weft.objectives.rows import ExampleObjective
 from weft.progress import Log
 from weft.recipe import objective as config
 from weft.recipe.settle import Facts
-from weft.training.loader import Loader, micro_rows
-from weft.training.objective import EVALUATED_TOKENS, Loss, Results
+from weft.training.loader import Loader, steps_of
+from weft.training.objective import EVALUATED_TOKENS, Results
 
 
-class MaskedNext(ExampleObjective[config.MaskedNext]):
+class MaskedNext(MaskedObjective[config.MaskedNext], ExampleObjective[config.MaskedNext]):
     """Masked words in pairs of passages, and whether the second follows the first.
 
     Documents become sentences, of which pairs are drawn as they are read.
@@ -47,12 +44,7 @@ class MaskedNext(ExampleObjective[config.MaskedNext]):
     # ---- batches
 
     @cached_property
-    def masking(self) -> Masking:
-        return Masking.of(self.tokenizer, self.settings.rate, self.settings.whole_words)
-
-    @cached_property
     def loader(self) -> Loader:
-        """Pairs of passages, drawn anew each time."""
         train, size = Sentences(self.examples["train"]), self.recipe.batch.size or 1
 
         def make(step: int, rank: int, ranks: int) -> Batch:
@@ -61,15 +53,7 @@ class MaskedNext(ExampleObjective[config.MaskedNext]):
             whole = next_sentence_batch(train, self.masking, samples, seed=seed, length=self.length)
             return whole if ranks == 1 else whole.split(ranks)[rank]
 
-        return Loader(
-            make=make,
-            rows=lambda step: size,
-            epochs=lambda step: step * size / train.per_epoch(self.length),
-            fewest=size,
-            row=f"pair of {self.length} tokens",
-            micro=micro_rows(self.recipe.batch, size),
-            even=True,
-        )
+        return steps_of(self.recipe.batch, make, lambda step: step * size / train.per_epoch(self.length), "pair")
 
     # ---- evaluation
 
@@ -87,11 +71,7 @@ class MaskedNext(ExampleObjective[config.MaskedNext]):
     def holds_out(self) -> bool:
         return self._held_out is not None
 
-    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
-        return masked_loss(model, features, batch)
-
     def evaluate(self, model: LanguageModel) -> dict[str, float]:
-        """The mean loss, and how often the next sentence is recognised, on a fixed set of held-out pairs."""
         assert self._held_out is not None
         return self.mean_loss(model, self._batches(self._held_out, self.recipe.evaluate.tokens))
 

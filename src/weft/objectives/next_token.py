@@ -12,7 +12,7 @@ from weft.data.sampler import Lanes, rows
 from weft.data.shards import Shards, Side, Tokens
 from weft.data.split import split_sections
 from weft.decode.config import Sampling
-from weft.decode.many import complete
+from weft.decode.generate import complete
 from weft.decode.prompt import Prompt
 from weft.errors import DataError
 from weft.evaluate.baseline import Baseline, character_baseline
@@ -27,7 +27,7 @@ from weft.objectives.text import TextObjective
 from weft.objectives.tokens import TokenObjective
 from weft.progress import Advance, bar
 from weft.recipe import objective as config
-from weft.training.loader import Loader, micro_rows
+from weft.training.loader import Loader, steps_of
 from weft.training.objective import EVALUATED_TOKENS, Results
 
 BASELINE_BYTES = 16_000_000  # of the training text, for the character frequencies
@@ -60,14 +60,8 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
         def make(step: int, rank: int, ranks: int) -> Batch:
             return lanes_batch(text, lanes, step - 1, rows(0, size, rank, ranks))
 
-        return Loader(
-            make=make,
-            rows=lambda step: size,
-            epochs=lambda step: step / lanes.steps,
-            fewest=size,
-            row=f"sequence of {self.length} tokens",
-            micro=micro_rows(self.recipe.batch, size),
-        )
+        loader = steps_of(self.recipe.batch, make, lambda step: step / lanes.steps, "sequence")
+        return replace(loader, even=False)
 
     def _spelling(self, text: Tokens) -> Spelling:
         if text not in self._spellings:
@@ -81,7 +75,6 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
 
     @property
     def training_text(self) -> Tokens:
-        """The text that an n-gram model counts."""
         return self.tokens("train")[0]
 
     @property
@@ -94,22 +87,18 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
         return sum(shard.bytes for shard in shards) or None
 
     def evaluate(self, model: LanguageModel) -> dict[str, float]:
-        """Loss, perplexity and bits per byte."""
         return self.score(model, self.tokens("validation"), limit=self.recipe.evaluate.tokens).metrics()
 
     def sample(self, model: LanguageModel) -> list[str]:
-        """A few words, to see in the report how they improve."""
         settings = Sampling(max_tokens=30, temperature=0.8, top_p=0.95)
         return [complete(model, [Prompt.of(self.tokenizer, "")], settings)[0].text]
 
-    def score(
-        self, model: LanguageModel, texts: Sequence[Tokens], *, limit: int | None = None, stride: int | None = None
-    ) -> Score:
+    def score(self, model: LanguageModel, texts: Sequence[Tokens], *, limit: int | None = None) -> Score:
         """One score over several texts, each read in the windows that the model was trained on."""
         with bar("measuring", sum(map(len, texts)), wanted=limit is None) as advance:
             found = []
             for text in texts:
-                parts = self.token_scores(model, text, limit=limit, stride=stride, progress=advance)
+                parts = self.token_scores(model, text, limit=limit, progress=advance)
                 found.append(self._paid(Score.of(parts, text, limit), text, model))
             return Score.total(found)
 
@@ -129,11 +118,11 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
         texts = self.tokens(side)
         share = 1.0 if most_bytes is None else min(1.0, most_bytes / sum(text.bytes for text in texts))
         cuts = [cut(text, self.tokenizer, most_bytes=math.ceil(share * text.bytes)) for text in texts]
-        apart, found = self._apart(model), []
+        found = []
         with bar("measuring", sum(each.tokens for each in cuts), wanted=most_bytes is None) as advance:
             for each, text in zip(cuts, texts, strict=True):
                 parts = self.token_scores(model, text, limit=each.tokens, stride=stride, progress=advance)
-                found.append(each.scores(parts, apart=apart, abrupt=self._abrupt(model)))
+                found.append(each.scores(parts, apart=self._apart(model), abrupt=self._abrupt(model)))
         return joined(found)
 
     def costs(
@@ -185,7 +174,6 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
         return tuple(id for id in (*self.frame.before, *ends) if id not in self.frame.after)
 
     def _reading(self, stride: int | None) -> Reading:
-        """The windows that a model was trained on."""
         apart = self.recipe.data.document_mask
         first = self.tokenizer.eos_id if self.frame is None else next(iter(self.frame.precede), None)
         return Reading(

@@ -8,13 +8,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.batch import Batch
-from weft.data.table import Row
-from weft.evaluate.classification import correlations
+from weft.evaluate.agreement import correlations
 from weft.models.base import LanguageModel
 from weft.objectives.classify import SequenceObjective
-from weft.objectives.rows import head_output, head_outputs
+from weft.objectives.rows import head_outputs
 from weft.recipe import objective as config
-from weft.training.objective import Loss, Prediction
+from weft.training.objective import Prediction
 
 
 class Regress(SequenceObjective[config.Regress]):
@@ -22,15 +21,9 @@ class Regress(SequenceObjective[config.Regress]):
 
     answer, answer_kind = "score", "number"
 
-    def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
-        for row, ids in zip(rows, self.ids(rows, self.fields), strict=True):
-            yield {"score": float(row.values[self.settings.score]), **ids}
-
-    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
+    def output_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Targets (B,) float32."""
-        found = head_output(model, features, batch)[:, 0]
-        loss = F.mse_loss(found, batch.targets.float(), reduction="sum")
-        return loss, batch.count, {"nll": loss.detach()}
+        return F.mse_loss(outputs[:, 0], batch.targets.float(), reduction="sum")
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         """The mean squared error, and how the predictions correlate with the truth."""
@@ -43,7 +36,6 @@ class Regress(SequenceObjective[config.Regress]):
         return {"loss": error} | (correlations(truth, predicted) if len(truth) > 1 else {})
 
     def predict(self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None) -> list[float]:
-        """The number of each text, or pair of texts."""
         return [float(row[0]) for row in self.outputs(model, texts, second)]
 
     def shown(self, text: str, prediction: float) -> Prediction:

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -14,13 +15,13 @@ from torch import Tensor
 
 from weft.data.amount import amount
 from weft.data.batch import Batch, Frame, framed
-from weft.data.bucket import Buckets
 from weft.data.examples import Examples, Labels, encode_rows, verify_files, write_sides
 from weft.data.rows import MissingColumnError, RowError
+from weft.data.sampler import Buckets
 from weft.data.shards import Side
 from weft.data.split import split_rows
-from weft.data.table import Kind, Row, RowSource, Skipped
-from weft.errors import DataError, ModelError, RunError
+from weft.data.table import Kind, Row, RowSource, Skipped, read_rows
+from weft.errors import ConfigError, DataError, ModelError, RunError, WeftError
 from weft.files import utf8_size
 from weft.models.base import LanguageModel, device_of, evaluating, row_rng
 from weft.models.transformer import Transformer
@@ -29,7 +30,7 @@ from weft.progress import Log
 from weft.recipe.objective import LabelObjective, ObjectiveConfig
 from weft.recipe.settle import Facts
 from weft.training.loader import Loader, micro_rows
-from weft.training.objective import EVALUATED_TOKENS, Objective, Results
+from weft.training.objective import EVALUATED_TOKENS, Loss, Objective, Results
 
 S = TypeVar("S", bound=ObjectiveConfig)
 Numbers = npt.NDArray[np.int64]
@@ -88,9 +89,10 @@ class RowObjective(ExampleObjective[S]):
     def columns(self) -> Mapping[str, Kind]:
         """The columns that are read, and what each holds."""
 
-    @abstractmethod
     def row_texts(self, values: Mapping[str, Any], side: Literal["target", "source"]) -> Iterator[str]:
-        """The text of a row, for a tokenizer to learn from."""
+        """The text of a row, for a tokenizer to learn from: by default all texts, which one tokenizer reads."""
+        if side == "target":
+            yield from (values[name] for name, kind in self.columns().items() if kind == "text")
 
     @abstractmethod
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
@@ -104,6 +106,14 @@ class RowObjective(ExampleObjective[S]):
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
         """Some examples as one batch."""
 
+    def output_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The sum of the losses of what the head gives for a batch, in float32."""
+        raise NotImplementedError
+
+    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
+        loss = self.output_loss(head_output(model, features, batch), batch)
+        return loss, batch.count, {"nll": loss.detach()}
+
     @abstractmethod
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         """How good a model is; numbers are logged during training, the rest is shown at the end."""
@@ -111,13 +121,11 @@ class RowObjective(ExampleObjective[S]):
     # ---- before the run
 
     def amount(self) -> int:
-        """Bytes of text in the files, less what is held out."""
         columns = [name for name, kind in self.columns().items() if kind in TEXTUAL]
         data = self.recipe.data
         return round(amount(data.sources, columns, data.encoding).bytes * data.training_share)
 
     def texts(self, side: Literal["target", "source"] | None = None) -> Iterator[str]:
-        """The text of the training rows: of one side, or of both."""
         for row in self._rows(Skipped()):
             if row.side == "train":
                 for one in (side,) if side is not None else ("target", "source"):
@@ -216,6 +224,15 @@ class RowObjective(ExampleObjective[S]):
                 begin = end
 
 
+@contextmanager
+def named(row: Row) -> Iterator[None]:
+    """What is wrong in here is said of this row."""
+    try:
+        yield
+    except WeftError as error:
+        raise DataError(f"{row.where}: {error}") from None
+
+
 # ---- what a head outputs
 
 
@@ -255,6 +272,14 @@ def read_framed(
         given = {"mask": read.mask, "segments": read.segments}
         there = {key: value.to(device) for key, value in given.items() if value is not None}
         yield some, model.forward(read.tokens.to(device), **there).float().cpu().numpy()
+
+
+def read_pairs(file: str, one: str, other: str, expected: str) -> tuple[list[str], list[str]]:
+    """Two columns of a file's rows. Standard input has none; what was `expected` is said then."""
+    if file == "-":
+        raise ConfigError(f"{expected}; name a file with the columns '{one}' and '{other}'")
+    rows = list(read_rows(RowSource([file], {one: "text", other: "text"})))
+    return [row.values[one] for row in rows], [row.values[other] for row in rows]
 
 
 def check_finite(outputs: npt.NDArray[Any], folder: Path) -> None:

@@ -15,11 +15,11 @@ from weft.data.table import Kind, Row, RowSource, has_lines, read_rows, read_tex
 from weft.errors import ConfigError, DataError
 from weft.models.base import LanguageModel
 from weft.objectives.classify import classification_metrics
-from weft.objectives.rows import Numbers, RowObjective, check_finite, head_output, head_outputs, read_framed
+from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outputs, named, read_framed
 from weft.progress import bar
 from weft.recipe import objective as config
 from weft.text.tokenizer import Tokenizer
-from weft.training.objective import Loss, Prediction
+from weft.training.objective import Prediction
 
 
 class Tag(RowObjective[config.Tag]):
@@ -38,10 +38,10 @@ class Tag(RowObjective[config.Tag]):
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
         for row in rows:
             words, tags = row.values[self.settings.words], row.values[self.settings.tags]
-            try:
-                yield tagged_example(self.tokenizer, words, [self.label_ids.number(tag, row) for tag in tags])
-            except DataError as error:
-                raise DataError(f"{row.where}: {error}") from None
+            numbers = [self.label_ids.number(tag, row) for tag in tags]
+            with named(row):
+                example = tagged_example(self.tokenizer, words, numbers)
+            yield example
 
     def lengths(self, examples: Examples) -> Numbers:
         return framed_lengths(examples, ("first",), self.frame, self.length)
@@ -57,14 +57,11 @@ class Tag(RowObjective[config.Tag]):
             tags[at, before : before + len(marks)] = marks
         return Batch(tokens, torch.from_numpy(np.maximum(tags, 0)), loss_mask=torch.from_numpy(tags >= 0), mask=mask)
 
-    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
+    def output_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """−log p of the label at each place that the loss mask keeps; targets (B, T) int64."""
-        logits = head_output(model, features, batch)
-        losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
-        if batch.loss_mask is not None:
-            losses = torch.where(batch.loss_mask.flatten(), losses, 0.0)
-        loss = losses.sum()
-        return loss, batch.count, {"nll": loss.detach()}
+        assert batch.loss_mask is not None
+        losses = F.cross_entropy(outputs.flatten(0, 1), batch.targets.flatten(), reduction="none")
+        return torch.where(batch.loss_mask.flatten(), losses, 0.0).sum()
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         """Mean −log p of the right tag of a word, accuracy, macro F1, Matthews' correlation, the confusion matrix."""

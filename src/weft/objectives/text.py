@@ -18,7 +18,7 @@ from weft.objectives.frame import began_early
 from weft.progress import Log
 from weft.recipe.objective import ObjectiveConfig
 from weft.recipe.settle import Facts
-from weft.training.loader import Loader, micro_rows
+from weft.training.loader import Loader, steps_of
 from weft.training.objective import EVALUATED_TOKENS, Objective, Results
 
 S = TypeVar("S", bound=ObjectiveConfig)
@@ -28,7 +28,6 @@ class TextObjective(Objective[S]):
     """Documents, part by part of the recipe's data."""
 
     def prepare(self, log: Log) -> Facts:
-        """Shards for every part that isn't prepared yet."""
         data = self.recipe.data
         if (self.folder.data / "plan.json").exists():  # from a start that was killed; it may have been of another text
             shutil.rmtree(self.folder.data)
@@ -98,15 +97,7 @@ class TextObjective(Objective[S]):
         def make(step: int, rank: int, ranks: int) -> Batch:
             return windows_batch(texts, mixture, rows(step - 1, size, rank, ranks), document_mask=apart)
 
-        return Loader(
-            make=make,
-            rows=lambda step: size,
-            epochs=lambda step: max(mixture.epochs(step * size)),
-            fewest=size,
-            row=f"sequence of {self.length} tokens",
-            micro=micro_rows(recipe.batch, size),
-            even=True,
-        )
+        return steps_of(recipe.batch, make, lambda step: max(mixture.epochs(step * size)), "sequence")
 
 
 class CorruptedTextObjective(TextObjective[S]):
@@ -123,7 +114,6 @@ class CorruptedTextObjective(TextObjective[S]):
 
     @cached_property
     def loader(self) -> Loader:
-        """Corrupted windows, drawn anew each time they are read."""
         plain, size, seed = self.windows(self.length - self.added), self.recipe.batch.size or 1, self.recipe.seed
 
         def make(step: int, rank: int, ranks: int) -> Batch:
@@ -136,11 +126,9 @@ class CorruptedTextObjective(TextObjective[S]):
         return any(len(text) > self.length - self.added for text in self.tokens("validation"))
 
     def evaluate(self, model: LanguageModel) -> dict[str, float]:
-        """The mean loss of what was corrupted."""
         return self.mean_loss(model, self._batches("validation", self.recipe.evaluate.tokens))
 
     def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
-        """The same over all text of a side."""
         return Results(dict(self.mean_loss(model, self._batches(side, None))))
 
     def _batches(self, side: Side, most: int | None) -> Iterator[Batch]:

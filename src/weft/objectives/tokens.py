@@ -13,7 +13,7 @@ from weft.decode.translate import RATIO, Direction, Translator
 from weft.models.base import LanguageModel
 from weft.nn.config import LossTerms
 from weft.nn.loss import cross_entropy, linear_cross_entropy
-from weft.objectives.languages import ANY, Asked, direction
+from weft.objectives.frame import ANY, Asked, direction
 from weft.recipe import objective as config
 from weft.training.objective import Loss, Objective
 
@@ -27,7 +27,6 @@ class TokenObjective(Objective[W]):
         return token_loss(self.settings, model, features, batch)
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Loss and perplexity of the targets."""
         found = self.mean_loss(model, batches)
         return found | {"perplexity": math.exp(min(700.0, found["loss"]))}
 

@@ -6,7 +6,7 @@ whose and when, and which part of each parameter is here.
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -26,7 +26,6 @@ from weft.parallel.mesh import Mesh
 from weft.parallel.passes import Parallel, Root, T, Work
 from weft.parallel.pieces import Geometry, geometry
 from weft.parallel.pipeline import Pipeline
-from weft.parallel.plan import is_sum
 from weft.parallel.stages import cut
 
 UNIT = 1 << 25  # parameters that FSDP2 gathers at a time, at least: a unit costs the host about a millisecond a step
@@ -51,7 +50,6 @@ class Split(Parallel):
 
     @cached_property
     def local(self) -> dict[str, Tensor]:
-        """This process's part of each parameter: what the optimizer changes."""
         parts = self.model.named_parameters()
         return {name: p.to_local().detach() if isinstance(p, DTensor) else p for name, p in parts}
 
@@ -74,21 +72,18 @@ class Split(Parallel):
     # ---- a step
 
     def own(self, batch: Batch) -> Batch:
-        """This process's tokens of each row, where processes divide rows."""
         return context.divided(batch, self.mesh)
 
     def forward(self, work: Callable[[LanguageModel], T]) -> T:
         return self.root(work)
 
     def backward(self, parts: Sequence[Batch], work: Work) -> tuple[Tensor, Tensor]:
-        """Through the stages, where there are some; then the sums are the last one's."""
         if self.pipeline is None:
             return super().backward(parts, work)
         return self.pipeline.backward(parts, work)
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Complete the gradients, and put each where the optimizer reads it."""
         for name, parameter in self.model.named_parameters():
             local = self.local[name]
             if parameter.grad is None or local is parameter:
@@ -105,7 +100,6 @@ class Split(Parallel):
             self.pipeline.collect(self.local)
 
     def norm(self, parameters: Iterable[Tensor]) -> Tensor:
-        """The norm of all gradients of `parameters`, wherever their parts are; ()."""
         trained = [p for p in parameters if p.grad is not None]
         gradients = [p.grad for p in trained if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients)).float()
@@ -117,14 +111,19 @@ class Split(Parallel):
     def shares(self) -> dict[Tensor, Tensor]:
         """1 / how many processes hold the same part of a parameter; () each, on the device, which nobody waits for."""
         stage = None if self.pipeline is None else self.pipeline.stage
-        everywhere = {name: _copies(p, self.mesh.world.ranks) for name, p in self.model.named_parameters()}
+        everywhere = {name: self._copies(p) for name, p in self.model.named_parameters()}
         held = {name: 1.0 if stage is None else len(stage.holders[name]) / stage.of for name in everywhere}
         of = {name: 1.0 / (copies * held[name]) for name, copies in everywhere.items()}
         values = {share: torch.full((), share, device=device_of(self.model)) for share in set(of.values())}
         return {self.local[name]: values[share] for name, share in of.items()}
 
+    def _copies(self, parameter: Tensor) -> int:
+        if not isinstance(parameter, DTensor):
+            return self.mesh.world.ranks
+        placed = zip(parameter.device_mesh.shape, parameter.placements, strict=True)
+        return self.mesh.world.ranks // math.prod(size for size, each in placed if not each.is_replicate())
+
     def clear(self) -> None:
-        """Forget gradients that the optimizer doesn't know of."""
         self.model.zero_grad(set_to_none=True)
 
     # ---- besides training
@@ -154,18 +153,10 @@ class Split(Parallel):
         return cast(T, found)
 
     def once(self, work: Callable[[], object]) -> None:
-        """The first process does it, when all are here."""
         self.mesh.world.wait()
         if self.mesh.world.leads:
             work()
         self.mesh.world.wait()
-
-
-def _copies(parameter: Tensor, processes: int) -> int:
-    if not isinstance(parameter, DTensor):
-        return processes
-    placed = zip(parameter.device_mesh.shape, parameter.placements, strict=True)
-    return processes // math.prod(size for size, placement in placed if not placement.is_replicate())
 
 
 # ---- laying a model out
@@ -175,67 +166,53 @@ def lay_out(model: LanguageModel, mesh: Mesh, precision: str, compile_: bool) ->
     """Split a model with empty weights over the mesh. The root's `to_empty` gives it memory then, `fill` weights."""
     layout, sizes = mesh.layout, Parallel(model).sizes
     stage = cut(model, mesh) if layout.pipeline > 1 else None
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
     heights = {f"{name}.{kind}": module.heights for name, module in model.named_modules()
                if isinstance(module, Linear) and len(module.heights) > 1 for kind in ("weight", "bias")}  # fmt: skip
     fused = heights if layout.tensor > 1 else {}
     sums = []
     if layout.tensor > 1:
-        biases = any(isinstance(module, Stack) and module.position.biases for module in model.modules())
+        biases = any(stack.position.biases for stack in stacks)
         tensor.split(model, layout, mesh.part("tensor"))
-        sums = [name for name, _ in model.named_parameters() if is_sum(name, layout, biases)]
+        sums = [name for name, _ in model.named_parameters() if tensor.is_sum(name, layout, biases)]
     if layout.context > 1:
         context.install(model, mesh.context)
     if compile_:
-        for block in _blocks(model):
-            block.compile()
+        for stack in stacks:
+            for block in stack.blocks:
+                block.compile()
     pipeline = None if stage is None else Pipeline(model, mesh, stage)
     if layout.sequence:
         model.wrap(lambda features: tensor.padded(features, layout.tensor))
     whole = stage is not None or layout.readers * layout.context == 1
-    root = Root(model) if whole else _sharded(model, mesh, precision)
+    root = Root(model) if whole else _sharded(model, stacks, mesh, precision)
     parallel = Split(model=model, mesh=mesh, root=root, sums=sums, fused=fused, pipeline=pipeline)
     parallel.sizes = sizes
     return parallel
 
 
-def _blocks(model: nn.Module) -> Iterator[nn.Module]:
-    return (block for module in model.modules() if isinstance(module, Stack) for block in module.blocks)
-
-
-def _fits_easily(model: nn.Module, mesh: Mesh) -> bool:
-    """Whether all weights in 16 bits are little beside the GPU's memory: then they stay after the forward pass, and
-    the backward pass doesn't gather them again."""
-    here = 2 * sum(p.numel() for p in model.parameters()) / mesh.layout.tensor
-    return here < torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 20
-
-
-def _units(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Blocks that are gathered at a time: one, or as many as make it worth the while."""
-    for stack in (module for module in model.modules() if isinstance(module, Stack)):
-        unit: list[nn.Module] = []
-        for block in stack.blocks:
-            unit.append(block)
-            if sum(p.numel() for part in unit for p in part.parameters()) >= UNIT:
-                yield unit
-                unit = []
-        if unit:
-            yield unit
-
-
-def _sharded(model: LanguageModel, mesh: Mesh, precision: str) -> nn.Module:
+def _sharded(model: LanguageModel, stacks: Sequence[Stack], mesh: Mesh, precision: str) -> nn.Module:
     """FSDP2 (Zhao et al. 2023): weights are gathered block by block, gradients summed and split again."""
     # keys and values are views of what a source's product gives; nothing changes them in place
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     narrow = precision == "bf16" and mesh.part("shard").device_type == "cuda"
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if narrow else None, reduce_dtype=torch.float32)
     given: dict[str, Any] = {"mesh": mesh.part("replicate", "shard"), "mp_policy": policy}
-    if narrow and _fits_easily(model, mesh):
-        given["reshard_after_forward"] = False
+    if narrow:
+        here = 2 * sum(p.numel() for p in model.parameters()) / mesh.layout.tensor
+        there = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        if here < there / 20:  # weights stay after the forward pass, and the backward pass doesn't gather them again
+            given["reshard_after_forward"] = False
     for module in model.modules():
         if isinstance(module, CrossAttention):  # a source's keys are made outside of the block
             fully_shard([module.kv] if module.k_norm is None else [module.kv, module.k_norm], **given)
-    for unit in _units(model):
-        fully_shard(unit, **given)
+    for stack in stacks:
+        unit: list[nn.Module] = []
+        for number, block in enumerate(stack.blocks, start=1):
+            unit.append(block)
+            if sum(p.numel() for part in unit for p in part.parameters()) >= UNIT or number == len(stack.blocks):
+                fully_shard(unit, **given)
+                unit = []
     root = Root(model)
     fully_shard(root, **given)
     for module in root.modules():

@@ -46,8 +46,6 @@ def check_context(layout: Layout, model: Config, objective: str, length: int) ->
             f"{context}: objective '{objective}' looks at whole rows, which can't be divided; "
             f"those that look at tokens are {', '.join(BY_TOKEN)}"
         )
-    if layout.pipeline > 1:
-        raise ConfigError(f"{context}: rows aren't divided in a pipeline; set parallel.pipeline = 1, or context = 1")
     if length % layout.row_unit:
         raise ConfigError(_uneven(layout, length))
 
@@ -95,21 +93,9 @@ def divided(batch: Batch, mesh: Mesh) -> Batch:
 
 def _padded(batch: Batch, extra: int) -> Batch:
     """Rows that are longer by `extra` places, which nobody sees and which count for nothing."""
-
-    def longer(rows: Tensor | None) -> Tensor | None:
-        return None if rows is None else F.pad(rows, (0, extra))
-
     counts = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.loss_mask is None else batch.loss_mask
-    return replace(
-        batch,
-        tokens=F.pad(batch.tokens, (0, extra)),
-        targets=F.pad(batch.targets, (0, extra)),
-        loss_mask=longer(counts),
-        mask=longer(batch.mask),
-        positions=longer(batch.positions),
-        documents=longer(batch.documents),
-        segments=longer(batch.segments),
-    )
+    whole = replace(batch, loss_mask=counts)
+    return whole._each(lambda rows: F.pad(rows, (0, extra)) if rows.dim() == 2 else rows)  # keys belong to rows
 
 
 def ranges_of(length: int, rank: int, ranks: int) -> Ranges:
@@ -124,7 +110,9 @@ def ranges_of(length: int, rank: int, ranks: int) -> Ranges:
 # ---- keys and values
 
 # with a gradient, which is summed and divided; torch 2.13 has renamed it
-_gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+differentiable_gather = (
+    getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+)
 
 
 @dataclass(frozen=True)
@@ -136,7 +124,7 @@ class Gathered:
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """This process's keys and values (batch, kv_heads, tokens, d_head) → all, (batch, kv_heads, time, d_head)."""
         both = torch.stack((keys, values))[None]  # one message
-        pieces = _gather(both, 0, self.ranks.group).chunk(2, dim=-2)
+        pieces = differentiable_gather(both, 0, self.ranks.group).chunk(2, dim=-2)
         ordered = [*pieces[0].unbind(), *reversed(pieces[1].unbind())]
         k, v = torch.cat(ordered, dim=-2).unbind()
         return k, v

@@ -111,20 +111,12 @@ class Heartbeat:
                 return
             time.sleep(0.05)
 
-    def meet(self) -> None:
-        """Count one more thing that all processes do; more than one thread may."""
+    def count(self, common: int = 0, progress: int = 0, inside: int = 0) -> None:
+        """Add to the counts; more than one thread may."""
         with self.lock:
-            self.common += 1
-
-    def advance(self) -> None:
-        """Count one more thing that this process does, perhaps by itself."""
-        with self.lock:
-            self.progress += 1
-
-    def wait_for(self, more: int) -> None:
-        """Count the things that wait for others, one more or one less."""
-        with self.lock:
-            self.inside += more
+            self.common += common
+            self.progress += progress
+            self.inside += inside
 
     # ---- who is gone
 
@@ -155,14 +147,12 @@ class Heartbeat:
         return f"process {rank} of {self.ranks} (pid {number} on {host})"
 
     def _ended(self, rank: int, told: str) -> bool:
-        """Whether a process has said that it has ended, or was of this machine and is no more."""
         return told == DONE if told in ENDS else self._near(rank) and self._dead(rank)
 
     def _near(self, rank: int) -> bool:
         return self.known[rank][1:] == self.known[self.rank][1:]
 
     def _dead(self, rank: int) -> bool:
-        """Whether a process of this machine is no more."""
         number = self.known[rank][0]
         with suppress(OSError):
             if Path("/proc/self/stat").exists():

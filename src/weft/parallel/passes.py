@@ -1,8 +1,8 @@
 """A model's passes in one process, or in several that each hold all of it and read different rows of a batch."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -93,10 +93,9 @@ class Parallel:
         """What `work` makes of the model, in a forward pass."""
         return work(self.model)
 
-    @contextmanager
-    def adding(self, last: bool) -> Iterator[None]:
+    def adding(self, last: bool) -> AbstractContextManager[object]:
         """Inside, a part of a batch is passed forward and back, perhaps the last one of a step."""
-        yield
+        return nullcontext()
 
     def collect(self) -> None:
         """After a step's last pass: complete the gradients, and put each where the optimizer reads it."""
@@ -137,14 +136,8 @@ class Replicas(Parallel):
     def forward(self, work: Callable[[LanguageModel], T]) -> T:
         return self.root(work)
 
-    @contextmanager
-    def adding(self, last: bool) -> Iterator[None]:
-        """Gradients are summed after the last part."""
-        if last:
-            yield
-        else:
-            with self.root.no_sync():
-                yield
+    def adding(self, last: bool) -> AbstractContextManager[object]:
+        return nullcontext() if last else self.root.no_sync()
 
 
 def _sum(state: object, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:

@@ -14,6 +14,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 @dataclass(frozen=True)
 class Piece:
     """Rows `local` of this process's tensor are the block of the whole that begins at `offsets`."""

@@ -23,6 +23,7 @@ from weft.models.base import LanguageModel, Source, device_of, inputs
 from weft.models.transformer import Transformer
 from weft.parallel.mesh import Mesh
 from weft.parallel.passes import Work
+from weft.parallel.pieces import local_part
 from weft.parallel.ranks import Ranks
 from weft.parallel.stages import Stage
 
@@ -36,13 +37,14 @@ class _Step:
     sums: tuple[Tensor, Tensor]
 
 
-class Pipeline:
+class Pipeline(nn.Module):
     """One stage of a model that `cut` has divided, and its way of training and evaluating with the others.
 
     Made by all processes together, after the tensor axis has split what is here.
     """
 
     def __init__(self, model: LanguageModel, mesh: Mesh, stage: Stage):
+        super().__init__()
         assert isinstance(model, Transformer)
         self.model, self.mesh, self.stage = model, mesh, stage
         self.line = mesh.axis("pipeline")
@@ -61,7 +63,7 @@ class Pipeline:
         All stages are given the same parts, on the device. The sums of the losses and of −log p, () each, are those of
         the last stage; on the others they are 0.
         """
-        shapes = {_shapes(part) for part in parts}
+        shapes = {(part.tokens.shape, None if part.source is None else part.source.tokens.shape) for part in parts}
         if len(shapes) > 1:
             rows = sorted({len(part.tokens) for part in parts})
             raise ConfigError(
@@ -94,7 +96,7 @@ class Pipeline:
         arriving = self._boundary(self.stage.layers.start, part.tokens, part.source)
         leaving = [()] if last else self._boundary(self.stage.layers.stop, part.tokens, part.source)
         stage = _TorchStage(
-            _Layers(self),
+            self,
             self.stage.number,
             self.stage.of,
             part.tokens.device,
@@ -106,7 +108,7 @@ class Pipeline:
         schedule = Schedule1F1B if len(parts) >= self.stage.of else ScheduleGPipe
         return schedule(stage, len(parts), loss_fn=lambda loss, target: loss, scale_grads=False)
 
-    def forward(self, number: int, received: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    def forward(self, *received: Tensor, number: int) -> Tensor | tuple[Tensor, ...]:
         """A part of the step through this stage: what the next one receives, or the last one's share of the loss."""
         assert self._step is not None
         part, work = self._step.parts[number], self._step.work
@@ -198,13 +200,13 @@ class Pipeline:
         tables = ["embedding.weight"] if self.stage.tied else []
         names = [name for name in self.stage.holders if name.startswith("output.")] + tables
         if self._head is None:
-            parts = {name: _local(own[name]) for name in names} if self.stage.is_last else {}
+            parts = {name: local_part(own[name]) for name in names} if self.stage.is_last else {}
             told = [[(name, part.shape, part.dtype) for name, part in parts.items()]]
             distributed.broadcast_object_list(told, group=self.line.group, group_src=last, device=torch.device("cpu"))
             self._head = told[0]
         lent = []
         for name, shape, dtype in self._head:
-            whole = _local(own[name]).detach() if name in own else torch.empty(shape, dtype=dtype, device=device)
+            whole = local_part(own[name]).detach() if name in own else torch.empty(shape, dtype=dtype, device=device)
             distributed.broadcast(whole, group=self.line.group, group_src=last)
             if name not in own:
                 owner, _, kind = name.rpartition(".")
@@ -248,30 +250,16 @@ class Pipeline:
         return rows, time // self.mesh.layout.tensor if self.mesh.layout.sequence else time
 
 
-class _Layers(nn.Module):
-    """The stage as torch's engine calls it."""
-
-    def __init__(self, pipeline: Pipeline):
-        super().__init__()
-        self.model, self.pipeline = pipeline.model, pipeline
-
-    def forward(self, *received: Tensor, number: int) -> Tensor | tuple[Tensor, ...]:
-        """See `Pipeline.forward`."""
-        return self.pipeline.forward(number, received)
-
-
 class _TorchStage(PipelineStage):
     """torch's stage, which tells its layers which part is on its way."""
 
     def forward_one_chunk(
         self, fwd_chunk_id: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *given: Any, **named: Any
     ) -> Any:
-        """Part `fwd_chunk_id` forward."""
         with _unwrapped_errors():
             return super().forward_one_chunk(fwd_chunk_id, args, {"number": fwd_chunk_id}, *given, **named)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *given: Any, **named: Any) -> None:
-        """Part `bwd_chunk_id` back."""
         with _unwrapped_errors():
             super().backward_one_chunk(bwd_chunk_id, *given, **named)
 
@@ -286,11 +274,3 @@ def _unwrapped_errors() -> Iterator[None]:
 
 def _like(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> tuple[Tensor, ...]:
     return tuple(torch.empty(shape, dtype=dtype, device="meta", requires_grad=True) for shape in shapes)
-
-
-def _shapes(part: Batch) -> tuple[torch.Size, ...]:
-    return part.tokens.shape, *(() if part.source is None else (part.source.tokens.shape,))
-
-
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, distributed.tensor.DTensor) else parameter

@@ -129,48 +129,38 @@ class Ranks:
         if self.leads:
             self.wait()
 
-    # ---- when one of them is gone
-
     @contextmanager
     def _together(self) -> Iterator[None]:
-        _heart[0].meet()
+        _heart[0].count(common=1)
         with reaching():
             yield
 
-    @contextmanager
-    def reaching(self, where: str = "", step: bool = False) -> Iterator[None]:
-        """The module's `reaching`, which a single process has no need of. In a `step` no process works alone: where
-        none of them goes on for as long as a silent one is waited for, they stop."""
-        advance()
-        if _heart and step:
-            _heart[0].step = where
-        try:
-            with reaching(where):
-                yield
-        finally:
-            if _heart and step:
-                _heart[0].step = ""
 
-
-def advance() -> None:
-    """Note that this process goes on, inside something that takes long."""
-    if _heart:
-        _heart[0].advance()
+# ---- when one of them is gone
 
 
 @contextmanager
-def reaching(where: str = "") -> Iterator[None]:
+def reaching(where: str = "", step: bool = False) -> Iterator[None]:
     """Inside, torch may wait for the other processes. One that has ended can't be waited for: one of those that are
-    left says who it was and `where` that was noticed, and all stop."""
+    left says who it was and `where` that was noticed, and all stop.
+
+    In a `step` no process works alone: where none of them goes on for as long as a silent one is waited for, they stop.
+    """
     outer = _place.where
     _place.where = where or outer
-    _wait_for(1)
+    _place.depth += 1
+    if _heart:
+        _heart[0].count(progress=1, inside=1)
+        _heart[0].step = where if step else _heart[0].step
     try:
         yield
     except RuntimeError as error:
         if not _heart or not lost(error):
             raise
-        raise _stop(_place.where) from error
+        with _stopping:  # the same for all threads that notice it
+            if not _end:
+                _end.append(_noticed(_place.where))
+        raise _end[0] from error
     except WeftError as error:
         if _heart and _place.depth == 1 and not isinstance(error, LostError):  # a person reads it: that is enough
             _heart[0].leave(FAILED)
@@ -180,13 +170,10 @@ def reaching(where: str = "") -> Iterator[None]:
         raise
     finally:
         _place.where = outer
-        _wait_for(-1)
-
-
-def _wait_for(more: int) -> None:
-    _place.depth += more
-    if _heart:
-        _heart[0].wait_for(more)
+        _place.depth -= 1
+        if _heart:
+            _heart[0].count(inside=-1)
+            _heart[0].step = "" if step else _heart[0].step
 
 
 class _Place(threading.local):
@@ -203,20 +190,13 @@ def lost(error: BaseException) -> bool:
     return isinstance(error, distributed.DistError) or "gloo" in str(error).lower()
 
 
-def _stop(where: str) -> BaseException:
-    """What ends this process where another one is gone: the same for all its threads that notice it."""
-    with _stopping:
-        if not _end:
-            _end.append(_noticed(where))
-    return _end[0]
-
-
 def ending() -> bool:
     """Whether this process ends because another one is gone."""
     return bool(_end)
 
 
 def _noticed(where: str) -> BaseException:
+    """What ends this process where another one is gone."""
     heart = _heart[0]
     gone, said = heart.missing(), heart.left
     heart.leave(STOPPED)
@@ -308,9 +288,8 @@ def _meet(store: distributed.Store, rank: int, size: int, starting: timedelta) -
 
 
 def _leave() -> None:
-    """Take leave of the others when the process ends; what was sent to them arrives first."""
     _heart[0].leave()
-    distributed.destroy_process_group()
+    distributed.destroy_process_group()  # what was sent to the others arrives first
 
 
 # ---- what torchrun tells of the job, which may have failed and been started again

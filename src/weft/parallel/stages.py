@@ -5,7 +5,7 @@ of a stack stands with that layer, and what is after the last one with that one.
 as one that tokens are embedded with and logits are made with, is on each of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -24,12 +24,7 @@ def check(model: Config, layout: Layout) -> None:
     stages = layout.pipeline
     if stages == 1:
         return
-    if not isinstance(model, TransformerConfig):
-        kind = getattr(model, "kind", type(model).__name__)
-        raise ConfigError(
-            f"parallel.pipeline = {stages}: only a Transformer has layers to divide into stages, "
-            f"and model.kind is '{kind}'; set parallel.pipeline = 1"
-        )
+    assert isinstance(model, TransformerConfig), "a recipe refuses others"
     layers = max(span.stop for span in _spans(model).values())
     if layers < stages:
         raise ConfigError(f"parallel.pipeline = {stages}: the model has {layers} layers, fewer than stages; lower it")
@@ -121,7 +116,7 @@ def cut(model: LanguageModel, mesh: Mesh) -> Stage:
     tied = any(isinstance(module, TokenHead) and module.weight is None for module in model.output.modules())
     biases = any(isinstance(module, Stack) and module.position.biases for module in model.modules())
     shared = model.source_embedding is None and len(spans) == 2
-    layers = [range(stage * total // of, (stage + 1) * total // of) for stage in range(of)]
+    layers = [range(number * total // of, (number + 1) * total // of) for number in range(of)]
     stages = [Stage(number, of, own, spans, {}, tied) for number, own in enumerate(layers)]
     names = [name for name, _ in model.named_parameters()]
     holders = {name: tuple(stage.number for stage in stages if stage.holds(name, biases, shared)) for name in names}
@@ -131,14 +126,11 @@ def cut(model: LanguageModel, mesh: Mesh) -> Stage:
             owner, _, last = name.rpartition(".")
             model.get_submodule(owner).register_parameter(last, None)
     for name in spans:
-        _cut_stack(model.get_submodule(name), name, stages[here])  # type: ignore[arg-type]
-    return Stage(here, of, layers[here], spans, holders, tied)
-
-
-def _cut_stack(stack: Stack, name: str, stage: Stage) -> None:
-    blocks = nn.ModuleList()
-    for layer in stage.within(name):
-        blocks.add_module(str(layer), stack.blocks[layer])
-    stack.blocks = blocks
-    if not stage.ends(name):
-        stack.norm = None
+        stack, blocks = model.get_submodule(name), nn.ModuleList()
+        assert isinstance(stack, Stack)
+        for layer in stages[here].within(name):
+            blocks.add_module(str(layer), stack.blocks[layer])
+        stack.blocks = blocks
+        if not stages[here].ends(name):
+            stack.norm = None
+    return replace(stages[here], holders=holders)

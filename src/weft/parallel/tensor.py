@@ -1,4 +1,9 @@
-"""A Transformer's matrices split over the processes of the tensor axis, by torch's DTensor (`plan.py` says which).
+"""A model's matrices split over the processes of the tensor axis, by torch's DTensor.
+
+A block needs one sum over the processes in each pass (Shoeybi et al. 2019, §3): queries, keys, values and the way up
+are split by columns, so that heads and nonlinearities stay local; the projections back by rows, whose products are
+summed. The tables of words are split by words. What recurs (Elman, LSTM, GRU, Bahdanau) would have to be summed at
+every token, so its cells are whole everywhere, and the tables of words, most of such a model, are split alone.
 
 Between the split matrices activations are plain tensors: the same on every process, or with `sequence` each process's
 own tokens of a row. The model's code is that of one process; it has fewer heads here, and a part of the words.
@@ -6,11 +11,11 @@ own tokens of a row. The model's code is that of one process; it has fewer heads
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from fnmatch import fnmatchcase
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -23,7 +28,10 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional as F
 
+from weft.config import Config
+from weft.errors import ConfigError
 from weft.layout import Layout
+from weft.models import config as models
 from weft.models.bahdanau import Bahdanau
 from weft.models.base import LanguageModel
 from weft.models.recurrent import Recurrent
@@ -34,13 +42,54 @@ from weft.nn.dropout import Part, RowRng
 from weft.nn.feedforward import Gated, Plain
 from weft.nn.init import empty_weights
 from weft.nn.linear import Linear
+from weft.parallel.context import differentiable_gather
 from weft.parallel.mesh import Mesh
-from weft.parallel.plan import Placement, placement, plan
+from weft.parallel.pieces import local_part
 from weft.parallel.ranks import Ranks
 
-# with a gradient; torch 2.13 has renamed it
-_gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+Placement = Literal["column", "row", "word"]
+
+BLOCKS: dict[str, Placement] = {
+    "*.attention.qkv": "column",
+    "*.attention.out": "row",
+    "*.cross.q": "column",
+    "*.cross.kv": "column",
+    "*.cross.out": "row",
+    "*.feedforward.up": "column",
+    "*.feedforward.gate_up": "column",
+    "*.feedforward.down": "row",
+}
+TABLES: dict[str, Placement] = {"embedding": "word", "source_embedding": "word"}
+# whole everywhere, but a process sees only its own heads of what they act on: their gradients are sums
+OF_HEADS = ("*.q_norm.*", "*.k_norm.*", "*.relative_keys", "*.relative_values", "*.position.weight")
+# the same where a process has only its own tokens between the split matrices
+OF_TOKENS = ("*_skip.norm.*", "*_skip.norm_out.*", "encoder.norm.*", "decoder.norm.*")
 OUTPUT = ("output", "output_bias", "output.weight", "output.bias", "output.words.weight", "output.words.bias")
+
+
+def plan(model: Config) -> dict[str, Placement]:
+    """The placement of each module of a model, by the patterns of their names."""
+    match model:
+        case models.TransformerConfig():
+            return {**TABLES, **BLOCKS}
+        case models.Recurrent() | models.Bahdanau():
+            return TABLES
+        case _:
+            raise ConfigError("parallel: an n-gram model is counted, by one process; start one")
+
+
+def placement(name: str, patterns: dict[str, Placement]) -> Placement | None:
+    """The placement of the module with this name, if it is split."""
+    return next((placed for pattern, placed in patterns.items() if fnmatchcase(name, pattern)), None)
+
+
+def is_sum(name: str, layout: Layout, biases: bool) -> bool:
+    """Whether the gradient of a parameter that is whole everywhere is a sum over the processes of the tensor axis.
+
+    `biases`: the model's positions add to the scores of each head (their table is then read by heads).
+    """
+    names = OF_HEADS if biases else OF_HEADS[:-1]
+    return any(fnmatchcase(name, pattern) for pattern in (*names, *(OF_TOKENS if layout.sequence else ())))
 
 
 def split(model: LanguageModel, layout: Layout, mesh: DeviceMesh) -> None:
@@ -163,12 +212,12 @@ class Across:
         distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=self.group)
 
     def local(self, table: Tensor) -> Tensor:
-        return table.to_local() if isinstance(table, DTensor) else table
+        return local_part(table)
 
     def gather(self, logits: Tensor) -> Tensor:
         own = F.pad(logits, (0, self.own - logits.shape[-1])).movedim(-1, 0).contiguous()
         if torch.is_grad_enabled():
-            gathered = _gather(own, 0, self.group)
+            gathered = differentiable_gather(own, 0, self.group)
         else:  # torch 2.11 has no such operation in inference mode
             pieces = [torch.empty_like(own) for _ in range(self.parts)]
             distributed.all_gather(pieces, own, group=self.group)
@@ -207,8 +256,7 @@ def keep_local(model: LanguageModel, mesh: Mesh) -> None:
     ranks, patterns = mesh.axis("tensor"), plan(model.config)
     for name, module in list(model.named_modules()):
         for key, parameter in list(module.named_parameters(recurse=False)):
-            here = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            module.register_parameter(key, nn.Parameter(here.detach(), requires_grad=False))
+            module.register_parameter(key, nn.Parameter(local_part(parameter).detach(), requires_grad=False))
         match placement(name, patterns), module:
             case "column", Linear():
                 model.set_submodule(name, LocalLinear(module))
@@ -236,7 +284,6 @@ class RowLinear(LocalLinear):
         self.ranks = ranks
 
     def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
-        """The sum over the processes, and the bias."""
         total = F.linear(x, self.weight)
         distributed.all_reduce(total, group=self.ranks.group)
         return total if self.bias is None else total + self.bias
@@ -252,7 +299,6 @@ class WordEmbedding(nn.Embedding):
         self.first = ranks.rank * -(-table.num_embeddings // ranks.ranks)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The rows, wherever they are."""
         own = tokens - self.first
         elsewhere = (own < 0) | (own >= self.weight.shape[0])
         found = F.embedding(own.masked_fill(elsewhere, 0), self.weight).masked_fill(elsewhere.unsqueeze(-1), 0.0)

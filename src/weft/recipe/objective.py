@@ -18,7 +18,6 @@ from weft.errors import ConfigError
 Reads = Literal["text", "sentences", "rows"]
 Column = Annotated[str, Field(min_length=1)]
 Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
-CLASSIFIED = ("loss", "accuracy", "macro_f1", "matthews")
 
 
 class ObjectiveConfig(Config):
@@ -188,14 +187,13 @@ class SequenceObjective(ObjectiveConfig):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The columns that hold the text, or both texts."""
         return (self.text,) if self.second is None else (self.text, self.second)
 
 
 class LabelObjective(ObjectiveConfig):
     """What objectives share that choose one of several `labels`: those of the training rows unless they are given."""
 
-    metrics = CLASSIFIED
+    metrics = ("loss", "accuracy", "macro_f1", "matthews")
 
     labels: tuple[str, ...] | None = None
 

@@ -14,14 +14,12 @@ from weft.progress import Log, log_to_stderr
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe, SettledRecipe
 from weft.recipe.objective import OBJECTIVES, upgrade
 
+Changes = Iterable[str] | Mapping[str, Any]  # key=value words, or a table of dotted keys
 ORIGINS = ("sources", "prepared", "mixture")  # of text, one of which a recipe's data has
 
 
 def resolve(
-    source: str | Path | Recipe,
-    changes: Iterable[str] | Mapping[str, Any] = (),
-    data: Sequence[str] = (),
-    log: Log = log_to_stderr,
+    source: str | Path | Recipe, changes: Changes = (), data: Sequence[str] = (), log: Log = log_to_stderr
 ) -> Recipe:
     """The recipe that `source` names, with `changes` laid over it and `data` as its text.
 
@@ -130,7 +128,7 @@ EXTENDABLE = ("steps", "evaluate.every", "evaluate.patience", "batch.micro", "ba
 EXTENDABLE_TABLES = ("checkpoint", "log", "parallel")
 
 
-def extended(recipe: SettledRecipe, changes: Iterable[str] | Mapping[str, Any]) -> tuple[SettledRecipe, dict[str, str]]:
+def extended(recipe: SettledRecipe, changes: Changes) -> tuple[SettledRecipe, dict[str, str]]:
     """A run's recipe for going on with it longer, and a line for each key that differs.
 
     What would make it another run is refused.
@@ -150,7 +148,7 @@ def extended(recipe: SettledRecipe, changes: Iterable[str] | Mapping[str, Any]) 
     return longer, {key: f"{key} = {after.get(key)} instead of {before.get(key)}" for key in differing}
 
 
-def changed_tables(changes: Iterable[str] | Mapping[str, Any]) -> Tree:
+def changed_tables(changes: Changes) -> Tree:
     """The tables that key=value words, or a table of dotted keys, make.
 
     `tokenizer=char` stands before `tokenizer.lowercase=true`, which adds to it, whichever was written first.
@@ -205,7 +203,7 @@ def _with_init(tree: Tree) -> Tree:
     init = tree.get("init")
     if not isinstance(init, str):
         return tree
-    if not (Path(init) / "config.toml").is_file():
+    if not is_run(init):
         raise ConfigError(f"init = '{init}': not a run: there is no config.toml in it")
     earlier = read_toml(Path(init) / "config.toml")
     if not isinstance(earlier.get("model"), Mapping):
@@ -217,7 +215,6 @@ def _with_init(tree: Tree) -> Tree:
 
 
 def _with_objective(tree: Tree) -> Tree:
-    """The objective that suits the model's kind and head, where the recipe names none."""
     model, objective = tree.get("model", {}), tree.get("objective", {})
     if "kind" in objective:
         return tree

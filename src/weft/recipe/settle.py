@@ -108,7 +108,10 @@ def settle(
         chosen.choose("steps", 1, "n-grams are counted in one pass")
         chosen.choose("batch.size", 1, "n-grams are counted in one pass")
         chosen.choose("batch.length", 256, "the window that evaluation reads")
-    scale = _scale(chosen.recipe, facts, gpu)
+    vocab_size = getattr(recipe.tokenizer, "vocab_size", None) or min(recipe.model.vocab_size, 8192)
+    weights = sum(writing_weights(recipe.model, vocab_size).values())
+    tokens = round(0.9 * facts.bytes / _bytes_per_token(recipe.tokenizer))
+    scale = _Scale(tokens, weights, gpu, *(GPU_BUDGET if gpu else CPU_BUDGET))
     if recipe.objective.reads == "rows":
         _row_batch(chosen, facts, gpu)
         _row_steps(chosen, facts, scale)
@@ -151,16 +154,8 @@ class _Scale:
     time: str
 
 
-def _scale(recipe: Recipe, facts: Facts, gpu: bool) -> _Scale:
-    vocab_size = getattr(recipe.tokenizer, "vocab_size", None) or min(recipe.model.vocab_size, 8192)
-    weights = sum(writing_weights(recipe.model, vocab_size).values())
-    tokens = round(0.9 * facts.bytes / _bytes_per_token(recipe))
-    return _Scale(tokens, weights, gpu, *(GPU_BUDGET if gpu else CPU_BUDGET))
-
-
-def _bytes_per_token(recipe: Recipe) -> float:
+def _bytes_per_token(tokenizer: TokenizerConfig | None) -> float:
     """Roughly how many bytes of English a token covers."""
-    tokenizer = recipe.tokenizer
     if isinstance(tokenizer, BPE | WordPiece | Unigram):
         return max(1.0, 0.35 * math.log2(max(2, tokenizer.vocab_size or 8192)) - 1.2)
     return {"word": 5.5, "pretrained": 4.0}.get(tokenizer.kind if tokenizer is not None else "", 1.0)
@@ -335,7 +330,6 @@ def _evaluations(chosen: _Choices, facts: Facts, scale: _Scale) -> None:
 
 
 def _labels(chosen: _Choices, facts: Facts) -> None:
-    """The labels of the training rows, and a head with as many outputs."""
     if isinstance(chosen.recipe.objective, LabelObjective) and chosen.recipe.objective.labels is None:
         names = facts.labels or ()
         some = ", ".join(names[:8]) + (f" … ({len(names)})" if len(names) > 8 else "")

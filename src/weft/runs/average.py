@@ -61,12 +61,11 @@ def _stands(target: Path, weights: Mapping[str, Tensor], steps: Sequence[int]) -
 def _mean(files: Sequence[Path]) -> dict[str, Tensor]:
     """The mean of each tensor, summed in 64 bits, in the type it has; whole numbers as the last file has them."""
     stored = [checkpoint.load_tensors(file) for file in files]
-    for file, before, found in zip(files[1:], stored, stored[1:], strict=False):
-        if set(found) != set(before):
-            raise RunError(f"{file}: other weights than in the checkpoint before it, so they have no mean")
-        for name in found:
-            if found[name].shape != before[name].shape:
-                raise RunError(f"{file}: {name} has another shape than in the checkpoint before it")
+    shapes = [{name: tensor.shape for name, tensor in found.items()} for found in stored]
+    for file, before, found in zip(files[1:], shapes, shapes[1:], strict=False):
+        if found != before:
+            name = min(name for name in {**before, **found} if before.get(name) != found.get(name))
+            raise RunError(f"{file}: {name} isn't as in the checkpoint before it, so that they have no mean")
 
     def mean(name: str) -> Tensor:
         total = stored[0][name].double()

@@ -42,6 +42,8 @@ def model_card(
     """
     record = Record(recipe, (), (), events)
     start, result = record.last("start"), record.last("result")
+    numbers = {name: value for name, value in result.items() if type(value) in (int, float)}
+    measured = [(metric(name).title, format(value, metric(name).format)) for name, value in numbers.items()]
     samples = [_fenced(text) for text in result.get("samples") or () if isinstance(text, str)][:3]
     table = result.get("table") or []
     versions = ", ".join(f"{name} {start[name]}" for name in ("weft", "torch", "python") if start.get(name))
@@ -51,12 +53,12 @@ def model_card(
         _description(record),
         _data(recipe, start.get("corpus") or ()),
         _table("Counts", ("", ""), [row for row in _counts(record, adapter).items() if row[1]]),
-        _table("Measured on held-out text", ("", ""), _metrics(result)),
+        _table("Measured on held-out text", ("", ""), measured),
         *(["## What it writes", *samples] if samples else []),
         _table("Held-out examples", table[0], table[1:4]) if table and "reference" in table[0] else "",
         *(["## How to repeat it", _fenced(start["command"])] if start.get("command") else []),
         f"Made with {versions}." if versions else "",
-        f"## License\n\n{_license(license) if license else UNKNOWN}",
+        f"## License\n\n{UNKNOWN if not license else _line(_license(license))}",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -72,10 +74,9 @@ def _front_matter(recipe: Recipe, license: Mapping[str, str]) -> str:
 
 
 def _license(found: Mapping[str, str]) -> str:
-    """What the model's files say, as a sentence."""
     names = [f"`{found[field]}`" for field in ("license", "license_name") if field in found]
     link = f" ({found['license_link']})" if "license_link" in found else ""
-    return _line(f"{', '.join(names) or 'Another'}{link}: so say the files that the model came in.")
+    return f"{', '.join(names) or 'Another'}{link}: so say the files that the model came in."
 
 
 def _description(record: Record) -> str:
@@ -113,20 +114,13 @@ def _counts(record: Record, adapter: int) -> dict[str, str]:
         counts["steps"] = f"{steps:,}"
     if steps is not None and batch.size is not None and batch.length is not None:
         tokens = steps * batch.size * batch.length
-        counts["tokens seen"] = f"{tokens:,}"
-        counts["operations in training"] = (
-            f"{tokens * count(recipe.model, batch.length, recipe.adapter).training():.2e}"
-        )
+        work = tokens * count(recipe.model, batch.length, recipe.adapter).training()
+        counts |= {"tokens seen": f"{tokens:,}", "operations in training": f"{work:.2e}"}
     if seconds:
         counts["time"] = duration(seconds)
     if start:
         counts |= {"precision": recipe.precision or "", "seed": str(recipe.seed), "device": start.get("device", "")}
     return counts
-
-
-def _metrics(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    numbers = {name: value for name, value in result.items() if type(value) in (int, float)}
-    return [(metric(name).title, format(value, metric(name).format)) for name, value in numbers.items()]
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -137,7 +131,6 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]])
 
 
 def _line(value: object) -> str:
-    """Anything as one line."""
     return " ".join(str(value).split())
 
 

@@ -31,14 +31,13 @@ from weft.models.renamed import current_name
 from weft.runs.folder import CHECKPOINT, writing
 from weft.runs.snapshot import (
     Snapshot,
-    copies,
     learned_state,
     load_optimizer_state,
-    optimizer_state,
     restore_random_state,
 )
 
 FORMAT = 2
+WEIGHTS, MOMENTS = "model.safetensors", "state/optimizer.safetensors"
 T = TypeVar("T")
 
 
@@ -70,14 +69,6 @@ def step_of(path: Path) -> int:
 
 
 # ---- writing
-
-
-def try_moments(folder: Path, model: nn.Module, optimizer: optim.Optimizer) -> None:
-    """Write the optimizer's state as a checkpoint would: it is most of one, and exists after the first update only."""
-    file = folder / "moments.safetensors"
-    with writing(file):
-        tensors.save(file, copies(optimizer_state(optimizer, model)))
-        file.unlink()
 
 
 def write(folder: Path, copy: Snapshot, keep: int, interrupted: bool = False) -> Path:
@@ -119,9 +110,9 @@ def link(folder: Path, name: str, target: Path) -> None:
 def fill(folder: Path, copy: Snapshot) -> None:
     """Write the files of a checkpoint, the manifest last."""
     (folder / "state").mkdir()
-    tensors.save(folder / "model.safetensors", copy.weights)
+    tensors.save(folder / WEIGHTS, copy.weights)
     if copy.moments is not None:
-        tensors.save(folder / "state/optimizer.safetensors", copy.moments)
+        tensors.save(folder / MOMENTS, copy.moments)
     if copy.random is not None:
         tensors.save(folder / "state/random.safetensors", copy.random)
     (folder / "state/state.json").write_text(copy.state, encoding="utf-8")
@@ -151,9 +142,9 @@ def tidy(folder: Path, keep: int) -> list[str]:
     found, planned = standing(folder), checkpoints(folder)
     changed = _point(folder, found[-1] if found else None)
     needed = {*found[-1:], *planned[-keep:]}
-    wrong = _first_wrong(notes_of(planned[-1])) if planned else None
-    if wrong is not None:
-        needed.update([path for path in planned if step_of(path) < wrong][-1:])
+    match notes_of(planned[-1]).get("guard") if planned else None:
+        case {"wrong": [int(first), *_]}:  # the step at which the trouble began that the guard sees
+            needed.update([path for path in planned if step_of(path) < first][-1:])
     needed |= {best for path in needed if (best := _best_by_notes(path)) is not None}
     if (folder / "best").exists():
         needed.add(folder / (folder / "best").resolve().name)
@@ -213,13 +204,6 @@ def _best_by_notes(path: Path) -> Path | None:
     return best if best is not None and best.is_dir() else None
 
 
-def _first_wrong(notes: Mapping[str, Any]) -> int | None:
-    """The step at which the trouble began that the guard sees."""
-    guard = notes.get("guard")
-    wrong = guard.get("wrong") if isinstance(guard, dict) else None
-    return wrong[0] if isinstance(wrong, list) and wrong and type(wrong[0]) is int else None
-
-
 def notes_of(path: Path) -> dict[str, Any]:
     """What a run remembered when it wrote a checkpoint; nothing where that can't be read."""
     notes = _state_of(path).get("notes")
@@ -252,7 +236,7 @@ def manifest_of(path: Path) -> dict[str, Any]:
             if not isinstance(expected["sha256"], list):
                 raise TypeError
         manifest["tied"].items()
-        if "model.safetensors" not in listed:
+        if WEIGHTS not in listed:
             raise KeyError
         name = CHECKPOINT.fullmatch(path.resolve().name)
         if name is not None and int(name[2]) != manifest["step"]:
@@ -327,7 +311,7 @@ def intact(folder: Path, before: int | None = None) -> Iterator[Path]:
 def load_weights(path: Path, model: nn.Module) -> None:
     """Put a checkpoint's weights into `model`, wherever it is. The checkpoint was verified before."""
     tied = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["tied"]
-    found = load_tensors(path / "model.safetensors")
+    found = load_tensors(path / WEIGHTS)
     found |= {current_name(alias): found[current_name(name)] for alias, name in tied.items()}
     _fill(path, model, found, assign=False)
 
@@ -355,7 +339,7 @@ def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
     """
     manifest = manifest_of(path)
     assert not manifest["tied"], "a model that holds one tensor under two names is filled by load_weights"
-    file = path / "model.safetensors"
+    file = path / WEIGHTS
     dtype = tensors.common_type(file)
     if device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
         dtype = torch.float32
@@ -367,17 +351,22 @@ def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
     _fill(path, model, found, assign=True)
 
 
-def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None) -> dict[str, Any]:
+def load(path: Path, model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
     """Put back weights, moments and random generators, bit for bit; the notes that were saved with them.
 
     The checkpoint was verified before.
     """
     load_weights(path, model)
+    notes = load_notes(path, optimizer)
+    load_optimizer_state(optimizer, model, load_tensors(path / MOMENTS))
+    return notes
+
+
+def load_notes(path: Path, optimizer: optim.Optimizer) -> dict[str, Any]:
+    """Put the random generators back; the notes. Moments that the optimizer can't use are refused."""
     state = json.loads((path / "state/state.json").read_text(encoding="utf-8"))
-    if optimizer is not None:
-        kind, own = state.get("optimizer"), type(optimizer).__name__
-        if kind is not None and kind != own:
-            raise RunError(f"{path}: saved by {kind}, whose state {own} can't use; change optimizer.kind back")
-        load_optimizer_state(optimizer, model, load_tensors(path / "state/optimizer.safetensors"))
+    kind, own = state.get("optimizer"), type(optimizer).__name__
+    if kind is not None and kind != own:
+        raise RunError(f"{path}: saved by {kind}, whose state {own} can't use; change optimizer.kind back")
     restore_random_state(tensors.load(path / "state/random.safetensors"))
     return dict(state["notes"])

@@ -14,6 +14,7 @@ runs/NAME/
 """
 
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -30,6 +31,7 @@ from safetensors import SafetensorError
 from weft.config import read_toml, to_toml, validate
 from weft.errors import ConfigError, RunError
 from weft.files import locked, sweep, write_text
+from weft.progress import Log
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe, SettledRecipe
 from weft.recipe.objective import upgrade
 from weft.runs.lines import append, read_lines
@@ -205,13 +207,58 @@ def open_run(path: Path | str) -> RunFolder:
     run = RunFolder(path)
     if not run.config.is_file():
         known = "no such folder" if not run.path.exists() else "there is no config.toml in it"
-        raise RunError(f"{run.path}: not a run: {known}{_nearby(run.path)}")
+        # the runs that may be meant: those in the same folder and in runs/, by their names
+        folders = {run.path.parent, Path("runs")}
+        places = [place.parent for folder in folders for place in folder.glob("*/config.toml")]
+        near = get_close_matches(run.path.name, {place.name for place in places}, n=3)
+        found = sorted(str(place) for place in places if place.name in near)
+        meant = f"; did you mean {' or '.join(found)}?" if found else ""
+        raise RunError(f"{run.path}: not a run: {known}{meant}")
     return run
 
 
-def _nearby(path: Path) -> str:
-    """The runs that may be meant: those in the same folder and in runs/, by their names."""
-    places = [place.parent for folder in {path.parent, Path("runs")} for place in folder.glob("*/config.toml")]
-    near = get_close_matches(path.name, {place.name for place in places}, n=3)
-    found = sorted(str(place) for place in places if place.name in near)
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+# ---- the small files that decide what a run computes, hashed when it starts, so that a change doesn't go unseen
+#
+# A person may change config.toml or a chat template on purpose: a change is reported, not refused, and once the run is
+# resumed it is the new state of things.
+
+
+def note_files(run: RunFolder) -> None:
+    """Write down what the files are now."""
+    run.event("files", sha256={path.relative_to(run.path).as_posix(): _hash(path) for path in _files(run)})
+
+
+def changed_files(run: RunFolder, origin: bool = False) -> list[str]:
+    """A message for each file that has changed since it was last noted, or is gone; with `origin`, of those as well
+    that came with an imported model, which only an export reads."""
+    noted = next((e["sha256"] for e in reversed(read_lines(run.events)) if e["event"] == "files"), None)
+    if noted is None:
+        return []
+    now = {path.relative_to(run.path).as_posix(): path for path in _files(run)}
+    wanted = [name for name in {**noted, **now} if origin or not name.startswith(f"{run.origin.name}/")]
+    names = [name for name in wanted if name not in now or noted.get(name) != _hash(now[name])]
+
+    def change(name: str) -> str:
+        return "gone missing" if name not in now else "been added" if name not in noted else "changed"
+
+    return [f"{run.path / name}: has {change(name)} since the run last started" for name in names]
+
+
+def report_changes(run: RunFolder, log: Log) -> None:
+    """Log and note every change; from here on it is the state of things."""
+    for line in changed_files(run):
+        run.event("changed", line=line)
+        log(line)
+    note_files(run)
+
+
+def _files(run: RunFolder) -> Iterator[Path]:
+    folders = [run.path / name for name in sorted(TOKENIZER_FILES) if (run.path / name).is_dir()]
+    inside = (path for folder in (*folders, run.origin) for path in sorted(folder.rglob("*")))
+    beside = (run.path / name for name in (run.config.name, run.base.name, *sorted(TOKENIZER_FILES)))
+    return (path for path in (*beside, *inside) if path.is_file())
+
+
+def _hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -25,8 +25,7 @@ from weft.models.renamed import current_name
 from weft.progress import bar
 from weft.recipe.config import Recipe
 from weft.runs.checkpoint import checkpoint_name, link, seal
-from weft.runs.folder import RunFolder, open_run
-from weft.runs.noted import note_files
+from weft.runs.folder import RunFolder, note_files, open_run
 from weft.tensors import LazyWeights
 from weft.text.tokenizer import FILE, Tokenizer
 from weft.untrusted import read_object

@@ -5,7 +5,7 @@ stopped, line for line. What varies from machine to machine is in timings.jsonl.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -32,11 +32,11 @@ class Journal:
         paths = (run.metrics, run.timings)
         self._lines = {path: _cut(path, after) for path in paths}  # how many there are
         self._files: dict[Path, IO[str]] = {path: path.open("a", encoding="utf-8") for path in paths}
-        self._watchers: list[TensorBoard | WeightsAndBiases] = []
+        self._watchers: list[Watcher] = []
         if log.tensorboard:
-            self._watchers.append(TensorBoard(run, after))
+            self._watchers.append(_tensorboard(run, after))
         if log.wandb != "off":
-            self._watchers.append(WeightsAndBiases(run, self._recipe))
+            self._watchers.append(_wandb(run, self._recipe))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """A line that repeats when the run is repeated."""
@@ -53,8 +53,8 @@ class Journal:
             # what a full disk doesn't take stays in its buffer for the next time; `sync` is where it must succeed
             with suppress(OSError):
                 self._files[path].flush()
-        for watcher in self._watchers:
-            watcher.add(values["step"], {key: value for key, value in values.items() if key != "step"})
+        for add, _ in self._watchers:
+            add(values["step"], {key: value for key, value in values.items() if key != "step"})
 
     def rewind(self, after: int) -> list[dict[str, Any]]:
         """Take back the lines after a step, for a run that goes back; the metrics among them."""
@@ -73,8 +73,8 @@ class Journal:
         for file in self._files.values():
             with suppress(OSError):
                 file.close()
-        for watcher in self._watchers:
-            watcher.close()
+        for _, end in self._watchers:
+            end()
 
 
 class FollowerJournal(Journal):
@@ -114,60 +114,50 @@ def _steps(every: int | None, last: int) -> set[int]:
     return set(range(every, last + 1, every)) if every else set()
 
 
-class TensorBoard:
-    """Event files for TensorBoard."""
+# ---- the same for other programs: what takes a step's values, and what ends it
 
-    def __init__(self, run: RunFolder, after: int):
-        from torch.utils.tensorboard import SummaryWriter
+Watcher = tuple[Callable[[int, Mapping[str, float]], None], Callable[[], None]]
 
-        self._writer = SummaryWriter(run.tensorboard, purge_step=after + 1)
 
-    def add(self, step: int, values: Mapping[str, float]) -> None:
+def _tensorboard(run: RunFolder, after: int) -> Watcher:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(run.tensorboard, purge_step=after + 1)
+
+    def add(step: int, values: Mapping[str, float]) -> None:
         for key, value in values.items():
-            self._writer.add_scalar(key, value, step)
+            writer.add_scalar(key, value, step)
 
-    def close(self) -> None:
-        self._writer.close()
+    return add, writer.close
 
 
-class WeightsAndBiases:
-    """The same numbers for Weights & Biases. A resumed run adds to the one that was started."""
-
-    def __init__(self, run: RunFolder, recipe: Recipe):
-        wandb = import_module("wandb")
-        started = next((line["time"] for line in read_lines(run.events) if line.get("event") == "start"), "")
-        identity = hashlib.sha256(f"{run.path.resolve()} {started}".encode()).hexdigest()[:16]
-        self._run = wandb.init(
-            project="weft",
-            name=recipe.name,
-            id=identity,
-            resume="allow",
-            dir=str(run.path),
-            mode=recipe.log.wandb,
-            settings={"silent": True},
-            config=recipe.model_dump(mode="json", exclude_none=True),
-        )
-        # steps are a column of their own: a run that goes back writes some of them again
-        self._run.define_metric("*", step_metric="step")
-
-    def add(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log({"step": step, **values})
-
-    def close(self) -> None:
-        self._run.finish()
+def _wandb(run: RunFolder, recipe: Recipe) -> Watcher:
+    """A resumed run adds to the one that was started."""
+    wandb = import_module("wandb")
+    started = next((line["time"] for line in read_lines(run.events) if line.get("event") == "start"), "")
+    watched = wandb.init(
+        project="weft",
+        name=recipe.name,
+        id=hashlib.sha256(f"{run.path.resolve()} {started}".encode()).hexdigest()[:16],
+        resume="allow",
+        dir=str(run.path),
+        mode=recipe.log.wandb,
+        settings={"silent": True},
+        config=recipe.model_dump(mode="json", exclude_none=True),
+    )
+    # steps are a column of their own: a run that goes back writes some of them again
+    watched.define_metric("*", step_metric="step")
+    return lambda step, values: watched.log({"step": step, **values}), watched.finish
 
 
 def check_log(settings: LogConfig) -> None:
     """Refuse, before anything is written, to log to what is not installed."""
-    asked = {}
-    if settings.tensorboard:
-        asked["torch.utils.tensorboard"] = (
-            "log.tensorboard = true: tensorboard is not installed; pip install 'weft[tensorboard]', or leave it out"
-        )
-    if settings.wandb != "off":
-        asked["wandb"] = f"log.wandb = '{settings.wandb}': wandb is not installed; pip install wandb, or leave it out"
-    for module, message in asked.items():
-        try:
-            import_module(module)
-        except ImportError:
-            raise ConfigError(message) from None
+    try:
+        asked = "log.tensorboard = true: tensorboard is not installed; pip install 'weft[tensorboard]'"
+        if settings.tensorboard:
+            import_module("torch.utils.tensorboard")
+        asked = f"log.wandb = '{settings.wandb}': wandb is not installed; pip install wandb"
+        if settings.wandb != "off":
+            import_module("wandb")
+    except ImportError:
+        raise ConfigError(f"{asked}, or leave it out") from None

@@ -12,10 +12,11 @@ import threading
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Strict, ValidationError, create_model
 
+from weft.errors import counted
 from weft.progress import warn
 
 _CHECK = re.compile(rb', "check": "(\d+)-([0-9a-f]{8})"\}$')
@@ -63,7 +64,7 @@ def append(path: Path, values: Mapping[str, Any]) -> None:
         file.write(checked(values, there.count(b"\n") + 1).encode())
 
 
-# ---- what lines hold, as far as anybody reads it
+# ---- what lines hold, as far as anybody reads it: by key its type, and its value where it may be left out
 
 
 class _Line(BaseModel):
@@ -77,95 +78,42 @@ class _Step(_Line):
     __pydantic_extra__: dict[str, float | None]
 
 
-class _Logged(_Step):
-    loss: float | None
-    tokens: int
-    epoch: float
+def _line(base: type[_Line], **fields: Any) -> type[_Line]:
+    given: dict[str, Any] = {
+        name: field if isinstance(field, tuple) else (field, ...) for name, field in fields.items()
+    }
+    return create_model("Line", __base__=base, **given)
 
 
-class _Timed(_Step):
-    seconds: float
-    tokens_per_second: float
-
-
-class _Event(_Line):
-    time: str
-    event: str
-
-
-class _Start(_Event):
-    command: str | None = None
-    corpus: list[str] = []
-    device: str = ""
-
-
-class _AtStep(_Event):
-    step: int
-
-
-class _Finish(_AtStep):
-    seconds: float
-
-
-class _Samples(_AtStep):
-    texts: list[str]
-
-
-class _Rollback(_AtStep):
-    since: int
-    to: int
-    rate: float
-    tries: int
-    abandoned: list[tuple[int, float | None]] = []
-
-    model_config = ConfigDict(strict=False, extra="allow")  # JSON has no tuples
-
-
-class _Discarded(_Event):
-    steps: list[int]
-
-
-class _Model(_Event):
-    parameters: int
-
-
-class _Preflight(_Event):
-    micro: int
-    memory: int
-
-
-class _Result(_Event):
-    samples: list[str] = []
-
-
-class _Files(_Event):
-    sha256: dict[str, str]
-
-
-_EVENTS: dict[str, type[_Event]] = {
-    "start": _Start,
-    "checkpoint": _AtStep,
-    "evaluation": _AtStep,
-    "samples": _Samples,
-    "rollback": _Rollback,
-    "discarded": _Discarded,
-    "model": _Model,
-    "import": _Model,
-    "preflight": _Preflight,
-    "finish": _Finish,
-    "result": _Result,
-    "files": _Files,
+_LOGGED = _line(_Step, loss=float | None, tokens=int, epoch=float)
+_TIMED = _line(_Step, seconds=float, tokens_per_second=float)
+_EVENT = _line(_Line, time=str, event=str)
+_Point = Annotated[tuple[int, float | None], Strict(False)]  # JSON has no tuples
+_EVENTS = {
+    "start": _line(_EVENT, command=(str | None, None), corpus=(list[str], []), device=(str, "")),
+    "checkpoint": _line(_EVENT, step=int),
+    "evaluation": _line(_EVENT, step=int),
+    "samples": _line(_EVENT, step=int, texts=list[str]),
+    "rollback": _line(_EVENT, step=int, since=int, to=int, rate=float, tries=int, abandoned=(list[_Point], [])),
+    "discarded": _line(_EVENT, steps=list[int]),
+    "model": _line(_EVENT, parameters=int),
+    "import": _line(_EVENT, parameters=int),
+    "preflight": _line(_EVENT, micro=int, memory=int),
+    "finish": _line(_EVENT, step=int, seconds=float),
+    "result": _line(_EVENT, samples=(list[str], [])),
+    "files": _line(_EVENT, sha256=dict[str, str]),
 }
 
 
 def _kind(path: Path, values: Mapping[str, Any]) -> type[_Line]:
-    if path.name == "events.jsonl":
-        return _EVENTS.get(str(values.get("event")), _Event)
-    if path.name == "results.jsonl":  # a comparison's, which checks what they hold
-        return _Line
-    if path.name == "timings.jsonl":
-        return _Timed
-    return _Logged if "loss" in values else _Step
+    match path.name:
+        case "events.jsonl":
+            return _EVENTS.get(str(values.get("event")), _EVENT)
+        case "results.jsonl":  # a comparison's, which checks what they hold
+            return _Line
+        case "timings.jsonl":
+            return _TIMED
+    return _LOGGED if "loss" in values else _Step
 
 
 # ---- reading
@@ -232,15 +180,7 @@ def _refuse(constant: str) -> None:
 
 
 def _message(path: Path, damaged: Sequence[int], missing: int) -> str | None:
-    if not damaged and not missing:
-        return None
-    words = []
-    if damaged:
-        words.append(f"{_lines(len(damaged))} can't be read (first: line {damaged[0]})")
+    words = [f"{counted(len(damaged), 'line')} can't be read (first: line {damaged[0]})"] if damaged else []
     if missing:
-        words.append(f"{_lines(missing)} {'is' if missing == 1 else 'are'} missing")
-    return f"{path}: {' and '.join(words)}; left out"
-
-
-def _lines(count: int) -> str:
-    return f"{count} line{'s' if count > 1 else ''}"
+        words.append(f"{counted(missing, 'line')} {'is' if missing == 1 else 'are'} missing")
+    return f"{path}: {' and '.join(words)}; left out" if words else None

@@ -3,7 +3,7 @@
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,29 +53,25 @@ def list_runs(folder: Path) -> list[RunRow]:
         raise RunError(f"{folder}: no such folder; `weft train` makes runs/") from None
     except OSError as error:
         raise RunError(f"{folder}: cannot be read: {error.strerror}") from None
-    rows = [_row(RunFolder(path)) for path in inside if _is_run(path)]
+    signs = ("config.toml", "events.jsonl", LOCK)
+    rows = [_row(RunFolder(path)) for path in inside if any((path / name).exists() for name in signs)]
     return sorted(rows, key=lambda row: row.changed, reverse=True)
 
 
-def _is_run(path: Path) -> bool:
-    return any((path / name).exists() for name in ("config.toml", "events.jsonl", LOCK))
-
-
 def _row(run: RunFolder) -> RunRow:
-    name, path = run.path.name or str(run.path), str(run.path)
     size, changed = _size(run.path)
+    row = RunRow(run.path.name or str(run.path), str(run.path), "damaged", bytes=size, changed=changed)
     try:
         if not run.config.is_file():
-            state = "running" if is_locked(run.path / LOCK) else "damaged"
-            problem = None if state == "running" else "there is no config.toml in it: it never reached its first step"
-            return RunRow(name, path, state, bytes=size, changed=changed, problem=problem)
+            if is_locked(run.path / LOCK):
+                return replace(row, state="running")
+            return replace(row, problem="there is no config.toml in it: it never reached its first step")
         recipe, events = run.recipe(), list(read_lines(run.events))
         best = _best(recipe, events)
         state, problem = _state(run, recipe, events)
         imported = state == "imported"
-        return RunRow(
-            name=name,
-            path=path,
+        return replace(
+            row,
             state=state,
             objective=recipe.objective.kind,
             model=recipe.model.cell if isinstance(recipe.model, Recurrent) else recipe.model.kind,
@@ -84,17 +80,13 @@ def _row(run: RunFolder) -> RunRow:
             steps=None if imported else recipe.steps,
             metric=None if best is None else recipe.evaluate.metric,
             best=best,
-            bytes=size,
-            changed=changed,
             problem=problem,
         )
     except (WeftError, OSError) as error:
-        reason = str(error).removeprefix(f"{run.config}: ")
-        return RunRow(name, path, "damaged", bytes=size, changed=changed, problem=reason)
+        return replace(row, problem=str(error).removeprefix(f"{run.config}: "))
 
 
 def _state(run: RunFolder, recipe: Recipe, events: list[Tree]) -> tuple[str, str | None]:
-    """How a run stands, and what is wrong with it."""
     if is_locked(run.path / LOCK):
         return "running", None
     happened = [event.get("event") for event in events]
@@ -102,16 +94,11 @@ def _state(run: RunFolder, recipe: Recipe, events: list[Tree]) -> tuple[str, str
         return "damaged", "it has no checkpoint"
     if not recipe.data.parts or happened[:1] == ["import"]:
         return "imported", None
-    for what in reversed(happened):
-        if what in ("start", "resume", "interrupted"):
-            return "interrupted", None
-        if what == "finish":
-            return "finished", None
-    return "interrupted", None
+    last = next((what for what in reversed(happened) if what in ("start", "resume", "interrupted", "finish")), None)
+    return "finished" if last == "finish" else "interrupted", None
 
 
 def _steps(run: RunFolder) -> list[int]:
-    """The steps that there are checkpoints of."""
     found = (CHECKPOINT.fullmatch(path.name) for path in run.checkpoints.glob("*-*"))
     return sorted(int(match[2]) for match in found if match)
 

@@ -11,6 +11,7 @@ from weft.costs.count import count
 from weft.costs.devices import MFU, device_called
 from weft.costs.memory import Workload, training_memory
 from weft.costs.units import byte_size, duration, short
+from weft.errors import counted
 from weft.figures.page import Section, html_table, page, part
 from weft.figures.plot import PLAIN, Axis, Look, Plot, Series
 from weft.figures.shapes import html_plots
@@ -66,17 +67,22 @@ def report(run: RunFolder) -> str:
     record = Record(run.recipe(), *(read_lines(path) for path in (run.metrics, run.timings, run.events)))
     start, result = record.last("start"), record.last("result")
     header, *examples = result.get("table") or [[]]
+    earlier = {event["step"]: " … ".join(event["texts"]) for event in record.all("samples")}  # the later of two
+    noted = {key: start.get(key) for key in ("command", "corpus", "weft", "torch", "python")}
+    noted["corpus"] = ", ".join(noted["corpus"] or [])
     parts = {
         "": part("cards", _cards(record, result)),
         "Curves": html_plots(_plots(record, result)),
         "When training went wrong": _pairs(_trouble(record)),
         "Confusion matrix": _confusion(result),
-        "Mistakes it was surest of" if "predicted" in header else "Held-out examples": _examples(header, examples),
+        "Mistakes it was surest of" if "predicted" in header else "Held-out examples": _filled(
+            Table(header, examples, text=range(len(header))), kind="prose"
+        ),
         "What it writes": part("texts", result.get("samples") or ()),
-        "What it wrote during training": _pairs(_earlier_samples(record.all("samples"))),
+        "What it wrote during training": _pairs([(f"step {step}", text) for step, text in sorted(earlier.items())]),
         "Cost": _filled(Table(("", "predicted", "measured"), _cost(record))),
         "What was chosen, and why": _pairs(start.get("choices") or ()),
-        "How to repeat it": _pairs(_provenance(start)),
+        "How to repeat it": _pairs([(key, str(value)) for key, value in noted.items() if value]),
         "Recipe": part("texts", [run.config.read_text(encoding="utf-8")]),
     }
     sections = [Section(title, "", html) for title, html in parts.items() if html]
@@ -93,10 +99,6 @@ def _pairs(rows: Sequence[Sequence[str]]) -> str:
     return _filled(Table(("", ""), rows, text=(0, 1)), kind="prose pairs")
 
 
-def _examples(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return _filled(Table(header, rows, text=range(len(header))), kind="prose")
-
-
 def _confusion(result: dict[str, Any]) -> str:
     """Counts by actual label (rows) and predicted label, each on a shade of its share of the row."""
     labels, matrix = result.get("labels") or (), result.get("matrix") or ()
@@ -106,18 +108,13 @@ def _confusion(result: dict[str, Any]) -> str:
 
 
 def _summary(record: Record, start: dict[str, Any]) -> str:
+    began = f"started {str(start.get('time', '?'))[:16].replace('T', ' ')}"
     resumed = len(record.all("resume"))
-    words = [
-        f"started {str(start.get('time', '?'))[:16].replace('T', ' ')}",
-        f"on {start.get('device', 'an unknown device')}",
-    ]
-    if resumed:
-        words.append(f"resumed {resumed} time{'s' if resumed > 1 else ''}")
-    return ", ".join([*words, _state(record)])
+    again = [f"resumed {counted(resumed, 'time')}"] if resumed else []
+    return ", ".join([began, f"on {start.get('device', 'an unknown device')}", *again, _state(record)])
 
 
 def _state(record: Record) -> str:
-    """How far the run is."""
     told = [event for event in record.events if event.get("event") in ("start", "resume", "interrupted", "finish")]
     last, steps = told[-1] if told else {}, record.recipe.steps
     if last.get("event") == "finish":
@@ -138,7 +135,6 @@ def _metric_cards(values: Mapping[str, Any], where: str) -> list[tuple[str, str]
 
 
 def _cards(record: Record, result: dict[str, Any]) -> list[tuple[str, str]]:
-    """The numbers to look at first."""
     cards = _metric_cards(result, "held out")
     baseline = result.get("baseline_bits_per_byte")
     if cards and baseline is not None:
@@ -204,7 +200,6 @@ def _level(value: float) -> Series:
 
 
 def _trouble(record: Record) -> list[tuple[str, str]]:
-    """What the guard did, if anything."""
     rows = [
         (
             f"step {event['since']}",
@@ -273,15 +268,3 @@ def _memory(record: Record) -> list[tuple[str, str, str]]:
     needed = training_memory(recipe.model, step, recipe.adapter).total(recipe.batch.recompute)
     peak = tried.get("memory")
     return [("memory", byte_size(needed), f"{byte_size(peak)}; on a CPU, of the whole process" if peak else "")]
-
-
-def _earlier_samples(events: Lines) -> list[tuple[str, str]]:
-    """What it wrote at each evaluation; of a step that came twice, the later."""
-    written = {event["step"]: event["texts"] for event in events}
-    return [(f"step {step}", " … ".join(texts)) for step, texts in sorted(written.items())]
-
-
-def _provenance(start: dict[str, Any]) -> list[tuple[str, str]]:
-    noted = {key: start.get(key) for key in ("command", "corpus", "weft", "torch", "python")}
-    noted["corpus"] = ", ".join(noted["corpus"] or [])
-    return [(key, str(value)) for key, value in noted.items() if value]

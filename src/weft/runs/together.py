@@ -22,12 +22,11 @@ from weft.errors import RunError
 from weft.models.renamed import current_name
 from weft.parallel.apply import Split
 from weft.parallel.pieces import Geometry, Piece
-from weft.parallel.ranks import Ranks
+from weft.parallel.ranks import Ranks, reaching
 from weft.runs import checkpoint
-from weft.runs.snapshot import random_state, restore_random_state
+from weft.runs.checkpoint import MOMENTS, WEIGHTS
+from weft.runs.snapshot import random_state
 from weft.safetensors_header import Place, read_header
-
-WEIGHTS, MOMENTS = "model.safetensors", "state/optimizer.safetensors"
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def write(folder: Path, copy: Part, keep: int, interrupted: bool, ranks: Ranks) 
     before, the checkpoints that stand are untouched.
     """
     name = checkpoint.checkpoint_name(copy.step, interrupted)
-    with ranks.reaching(f"while the checkpoint of step {copy.step} was being written"):
+    with reaching(f"while the checkpoint of step {copy.step} was being written"):
         if ranks.least(copy.step) != ranks.most(copy.step):  # pieces of two steps must not end in one checkpoint
             raise RunError(f"{folder / name}: cannot be written: the other processes write that of another step")
         return (_lead if ranks.leads else _follow)(folder, name, copy, keep, ranks)
@@ -238,30 +237,19 @@ def load(path: Path, parallel: Split, optimizer: optim.Optimizer) -> dict[str, A
 
     The checkpoint was verified before; every process calls this.
     """
-    state = json.loads((path / "state/state.json").read_text(encoding="utf-8"))
-    kind, own = state.get("optimizer"), type(optimizer).__name__
-    if kind is not None and kind != own:
-        raise RunError(f"{path}: saved by {kind}, whose state {own} can't use; change optimizer.kind back")
-    wanted = _weights(parallel)
-    _check(path, wanted)
+    notes = checkpoint.load_notes(path, optimizer)
+    load_weights(path, parallel)
     moments = _room(path, parallel)
-    _read(path, wanted | {key: held for key, (_, _, held) in moments.items()})
+    _read(path, {key: held for key, (_, _, held) in moments.items()})
     optimizer.state.clear()
     for of, moment, held in moments.values():
         optimizer.state[of][moment] = held.tensor
-    restore_random_state(tensors.load(path / "state/random.safetensors"))
-    return dict(state["notes"])
+    return notes
 
 
 def load_weights(path: Path, parallel: Split) -> None:
-    """Put back the weights alone."""
+    """Put back the weights alone; those of another model are refused."""
     wanted = _weights(parallel)
-    _check(path, wanted)
-    _read(path, wanted)
-
-
-def _check(path: Path, wanted: Mapping[str, Held]) -> None:
-    """Refuse the weights of another model."""
     there = {current_name(name): place.shape for name, place in read_header(path / WEIGHTS).tensors.items()}
     for key, held in wanted.items():
         name = file_of(key)[1]
@@ -269,6 +257,7 @@ def _check(path: Path, wanted: Mapping[str, Held]) -> None:
         if there.get(name) != shape:
             found = "which is missing" if name not in there else f"which is {there[name]} there"
             raise RunError(f"{path}: the weights do not fit the model in config.toml: {name} {shape}, {found}")
+    _read(path, wanted)
 
 
 def _room(path: Path, parallel: Split) -> dict[str, tuple[Any, str, Held]]:

@@ -10,6 +10,7 @@ import binascii
 import os
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
+from math import prod
 from os.path import commonprefix
 from threading import Lock
 from typing import Any, TypeVar
@@ -44,8 +45,15 @@ def check(text: str) -> None:
         _check_growth(list(steps(tree.get(part))), part)
     for step in steps(tree.get("post_processor")):
         _check_frame(step)
-    if isinstance(tree.get("model"), dict):
-        _check_model(tree["model"])
+    model = tree.get("model")
+    for key in ("continuing_subword_prefix", "end_of_word_suffix", "unk_token"):
+        _refuse(_size(_get(model, key)), MAX_AFFIX_BYTES, f"model.{key} is long")
+    longest = _get(model, "max_input_chars_per_word")
+    if isinstance(longest, int):
+        _refuse(longest, MAX_WORD_CHARACTERS, f"model.max_input_chars_per_word = {longest}")
+    vocab = _get(model, "vocab")
+    if isinstance(vocab, list):  # of a unigram model; the others have no tree
+        check_pieces(_text(entry[0]) for entry in vocab if isinstance(entry, list) and entry)
     added = tree.get("added_tokens")
     check_pieces(_text(_get(each, "content")) for each in (added if isinstance(added, list) else ()))
 
@@ -85,16 +93,12 @@ def steps(part: Any) -> Iterator[Json]:
 
 def _check_growth(steps: list[Json], part: str) -> None:
     """First by what each step could do to what the one before made; if that is too much, by what they do."""
-    growth = 1.0
     for step in steps:
-        growth = min(growth * _growth(step), 1e12)
         _refuse(_size(step.get("prepend")), MAX_AFFIX_BYTES, f"its {part} prepends a text")
-    if growth <= MAX_GROWTH:
+    if prod(map(_growth, steps)) <= MAX_GROWTH:  # it may be infinite
         return
     made = [_replacement(step) for step in steps]
-    others = 1.0
-    for step, replaced in zip(steps, made, strict=True):
-        others = min(others * (1 if replaced else _growth(step)), 1e12)
+    others = min(prod(_growth(step) for step, replaced in zip(steps, made, strict=True) if not replaced), 1e12)
     worst = max((_grown(place, steps, made) for place, step in enumerate(made) if step), default=1.0)
     _refuse(others * worst, MAX_GROWTH, f"its {part} makes a text more than {MAX_GROWTH} times as long")
 
@@ -103,9 +107,13 @@ def _growth(step: Json) -> float:
     """How many bytes one byte of a text may become in a step."""
     if "pattern" in step and "content" in step:  # a replacement, also in old files, which don't name the type
         return max(1.0, _size(step["content"]) / _shortest(step) + (_get(step["pattern"], "Regex") is not None))
-    if "precompiled_charsmap" in step:
-        return max(1.0, _longest_replacement(step["precompiled_charsmap"]) / 2)
-    return 1.0
+    # SentencePiece's compiled table: the tree's size, the tree, then the replacements, each with a zero behind
+    try:
+        table = base64.b64decode(_text(step.get("precompiled_charsmap")), validate=False)
+    except (binascii.Error, ValueError):
+        return 1.0  # the library refuses it
+    replacements = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
+    return max(1.0, max(map(len, replacements)) / 2)
 
 
 def _shortest(step: Json) -> int:
@@ -134,18 +142,6 @@ def _grown(place: int, steps: list[Json], made: list[normalizers.Replace | None]
     return _size(text) / shortest
 
 
-def _longest_replacement(charsmap: Any) -> int:
-    """Of SentencePiece's compiled table: the tree's size, the tree, then the replacements, each with a zero behind."""
-    try:
-        table = base64.b64decode(_text(charsmap), validate=False)
-    except (binascii.Error, ValueError):
-        return 0  # the library refuses it
-    return max(map(len, table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")), default=0)
-
-
-# ---- tokens around a text
-
-
 def _check_frame(step: Json) -> None:
     """A template names special tokens, each of which stands for a list of ids, and the text, which comes once."""
     named = step.get("special_tokens")
@@ -159,20 +155,6 @@ def _check_frame(step: Json) -> None:
             size += len(ids) if isinstance(ids, list) else 1
         _refuse(size, MAX_FRAME_TOKENS, f"its post_processor puts {size:,} tokens around")
         _refuse(texts, 2, f"its post_processor repeats a text {texts} times")
-
-
-# ---- the vocabulary
-
-
-def _check_model(model: Json) -> None:
-    for key in ("continuing_subword_prefix", "end_of_word_suffix", "unk_token"):
-        _refuse(_size(model.get(key)), MAX_AFFIX_BYTES, f"model.{key} is long")
-    longest = model.get("max_input_chars_per_word")
-    if isinstance(longest, int):
-        _refuse(longest, MAX_WORD_CHARACTERS, f"model.max_input_chars_per_word = {longest}")
-    vocab = model.get("vocab")
-    if isinstance(vocab, list):  # of a unigram model; the others have no tree
-        check_pieces(_text(entry[0]) for entry in vocab if isinstance(entry, list) and entry)
 
 
 def check_pieces(pieces: Iterable[str]) -> None:

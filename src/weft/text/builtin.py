@@ -1,8 +1,15 @@
-"""Corpora that need no download.
+"""Texts and tasks that need no download; a data source names them as `builtin:NAME`.
 
-`python` is the documentation that comes with every Python: the topics of `help()` and the docstrings of the
+The corpus `python` is the documentation that comes with every Python: the topics of `help()` and the docstrings of the
 standard library, more than two million characters of English prose about code. The library's sources are parsed,
 never imported, so nothing runs. The same Python gives the same corpus, byte for byte.
+
+A task has rows to learn from and rows held out, drawn from small grammars:
+
+    for row in task_rows("dates", "train"): …        {"source": "3 May 1999", "target": "1999-05-03"}
+
+The same name gives the same rows everywhere and always. What is held out is so by construction: a hash of the item (the
+day, the number, the sentence) puts it on one side, whatever else is drawn.
 """
 
 import ast
@@ -14,19 +21,22 @@ import os
 import platform
 import sysconfig
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from weft.errors import DataError, suggestion
 from weft.files import write_text
 from weft.progress import bar
+from weft.text.grammars import rewriting, sentences
+from weft.text.grammars.rng import Mine, Rng, Row
 
 try:
     from pydoc_data.topics import topics
 except ImportError:  # some distributions ship it apart; the docstrings remain
     topics = {}  # type: ignore[misc]
 
-NAMES = ("python",)  # a data source names a corpus as `builtin:NAME`
+CORPORA = ("python",)
 FORMAT = 1  # of the cached file; raise it when the text below changes
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "pydoc_data"}
 
@@ -41,19 +51,23 @@ class Corpus(NamedTuple):
 def corpus(name: str) -> Corpus:
     """A built-in corpus, from the cache where it has been assembled before; that takes some seconds once."""
     name = name.removeprefix("builtin:")
-    if name not in NAMES:
-        raise DataError(f"builtin:{name}: no such built-in corpus; {suggestion(name, NAMES)}")
+    if name not in CORPORA:
+        raise DataError(f"builtin:{name}: no such built-in corpus; {suggestion(name, CORPORA)}")
     sources = Path(sysconfig.get_path("stdlib"))
-    cache = _cache_file(sources)
-    found = _from_cache(cache)
-    if found is None:
-        found = _python_topics() + _python_docstrings(sources)
+    # two Pythons of one version may ship different libraries, so the place of the sources is in the name
+    place = hashlib.sha256(str(sources).encode()).hexdigest()[:8]
+    cache = cache_folder() / f"builtin-python-{platform.python_version()}-{place}-{FORMAT}.json"
+    try:
+        found = json.loads(cache.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not (isinstance(found, list) and found and all(isinstance(text, str) for text in found)):
+        # the pages of `help("topics")`, chapters of the language reference; some pages answer to two names
+        pages = (inspect.cleandoc(topics[name]) + "\n" for name in sorted(topics) if topics[name].strip())
+        found = list(dict.fromkeys(pages)) + _module_docstrings(sources)
         with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
             write_text(cache, json.dumps(found, ensure_ascii=False))
     return Corpus(found, hashlib.sha256("\0".join(found).encode()).hexdigest())
-
-
-# ---- cache
 
 
 def cache_folder() -> Path:
@@ -63,31 +77,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "weft"
 
 
-def _cache_file(sources: Path) -> Path:
-    """Two Pythons of one version may ship different libraries, so the place of the sources is in the name."""
-    place = hashlib.sha256(str(sources).encode()).hexdigest()[:8]
-    return cache_folder() / f"builtin-python-{platform.python_version()}-{place}-{FORMAT}.json"
-
-
-def _from_cache(cache: Path) -> list[str] | None:
-    try:
-        found = json.loads(cache.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    whole = isinstance(found, list) and found and all(isinstance(text, str) for text in found)
-    return found if whole else None
-
-
-# ---- the documentation of Python
-
-
-def _python_topics() -> list[str]:
-    """The pages of `help("topics")`: chapters of the language reference."""
-    pages = (inspect.cleandoc(topics[name]) + "\n" for name in sorted(topics) if topics[name].strip())
-    return list(dict.fromkeys(pages))  # some pages answer to two names
-
-
-def _python_docstrings(sources: Path) -> list[str]:
+def _module_docstrings(sources: Path) -> list[str]:
     """A document for each module of the standard library: its docstrings under the names they belong to."""
     files = sorted(file for file in sources.rglob("*.py") if not SKIPPED & set(file.relative_to(sources).parts))
     if not files:
@@ -131,3 +121,46 @@ def _docstrings(file: Path) -> list[tuple[str, str]]:
 
     walk(tree, "")
     return found
+
+
+# ---- tasks
+
+
+class Task(NamedTuple):
+    """A task: the grammar that draws a row, and how many rows each side has."""
+
+    draw: Callable[[Rng, Mine], Row | None]
+    train: int = 20_000
+    validation: int = 1_000
+
+
+TASKS = {
+    "copy": Task(rewriting.copy),
+    "reverse": Task(rewriting.reverse),
+    "dates": Task(rewriting.words_to_date),
+    "dates-back": Task(rewriting.date_to_words),
+    "numbers": Task(rewriting.words_to_number),
+    "numbers-back": Task(rewriting.number_to_words),
+    "sentiment": Task(sentences.opinion),
+    "questions": Task(sentences.question),
+    "chatter": Task(sentences.conversation, train=10_000, validation=500),
+}
+TASK_SOURCES = {f"builtin:{name}" for name in TASKS}
+
+
+def task_rows(name: str, side: Literal["train", "validation"]) -> Iterator[Row]:
+    """The rows of one side of a task, all different."""
+    task, held_out = TASKS[name], side == "validation"
+    rng = Rng(f"weft {name} {side}")
+    seen: set[str] = set()
+
+    def mine(key: str) -> bool:
+        """One item in ten is held out, and which ones never changes."""
+        digest = hashlib.sha256(f"{name}\0{key}".encode()).digest()
+        return (int.from_bytes(digest[:8], "big") % 10 == 0) == held_out
+
+    while len(seen) < (task.validation if held_out else task.train):
+        row = task.draw(rng, mine)
+        if row is not None and (written := json.dumps(row)) not in seen:
+            seen.add(written)
+            yield row

@@ -13,7 +13,7 @@ from weft.config import Config
 Role = Literal["pad", "unk", "bos", "eos", "cls", "sep", "mask"]
 ROLES: tuple[Role, ...] = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
 
-Pattern = Literal["gpt2", "cl100k", "o200k", "qwen2"]  # how a rank file's text is cut (`tiktoken.py`)
+Pattern = Literal["gpt2", "cl100k", "o200k", "qwen2"]  # how a rank file's text is cut (`vocabularies.py`)
 
 VocabSize = Annotated[int, Field(ge=1)]
 

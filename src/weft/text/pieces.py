@@ -14,15 +14,16 @@ Where the steps don't show it, there are no joints, and a text is encoded whole.
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import tokenizers
 
 from weft.files import utf8_size
-from weft.text import sentencepiece, tiktoken
+from weft.text import sentencepiece
 from weft.text.bounds import steps
+from weft.text.vocabularies import PATTERNS
 
 Json = dict[str, Any]
 Joints = Literal["anywhere", "lines", "spaces"]  # "lines": at both
@@ -111,9 +112,6 @@ def _counted(piece: Piece, encoding: tokenizers.Encoding) -> PieceIds:
     return PieceIds(ids, counts, sizes, over)
 
 
-# ---- where the joints of a text are
-
-
 def first_joint(joints: Joints, text: str, start: int) -> int | None:
     """The first joint at `start` or later, though not at the end of what is known of a text."""
     if joints == "anywhere":
@@ -137,7 +135,6 @@ def last_joint(joints: Joints, text: str) -> int | None:
 
 
 def _found(tree: Json) -> list[Json]:
-    """The added tokens that are found in a text."""
     return [token for token in tree["added_tokens"] if not token["special"]]
 
 
@@ -182,7 +179,7 @@ def _is_known(step: Json) -> bool:
     None of them looks behind, has a visible character before a space in a match, or goes on from a line end to a letter
     or digit; and (?!\\S) is tried after white space alone.
     """
-    return _isolates(step) and step["pattern"].get("Regex") in tiktoken.PATTERNS.values()
+    return _isolates(step) and step["pattern"].get("Regex") in PATTERNS.values()
 
 
 def _isolates(step: Json) -> bool:
@@ -195,13 +192,11 @@ def _never_merges(model: Json, normalizers: Sequence[Json], cutters: Sequence[Js
     """Whether every character is a token, or a few, of its own: then any place between two will do."""
     plain = model["type"] == "BPE" and not model["merges"] and not model["fuse_unk"] and not model["ignore_merges"]
     cuts = ("Split", "Digits", "Punctuation")
-    known = all(step["type"] in cuts or _is_bytes(step) for step in cutters)
+    known = all(
+        step["type"] in cuts or (step["type"] == "ByteLevel" and not step["add_prefix_space"]) for step in cutters
+    )
     kept = all(step.get("behavior", "Isolated") != "Removed" for step in cutters)
     return plain and known and kept and all(step["type"] == "Lowercase" for step in normalizers)
-
-
-def _is_bytes(step: Json) -> bool:
-    return step["type"] == "ByteLevel" and not step["add_prefix_space"]
 
 
 def _mark(normalizers: Sequence[Json]) -> str | None:
@@ -243,9 +238,6 @@ def _never_crosses(model: Json, mark: str) -> bool:
     return mark in model["vocab"] and not any(across.search(token) for token in model["vocab"])
 
 
-# ---- the tokenizer inside of a text
-
-
 def _inside(tree: Json, begins: bool, ends: bool) -> Json:
     """A tokenizer that leaves out what is done at a text's beginning and end, where a piece has neither."""
     tree = json.loads(json.dumps(tree))
@@ -267,7 +259,7 @@ def _without(part: Json | None, begins: bool, ends: bool) -> Json | None:
         if isinstance(part.get(key), list):
             kept = [step for each in part[key] if (step := _without(each, begins, ends)) is not None]
             return {**part, key: kept}
-    expression = _regex(part)
+    expression = part["pattern"].get("Regex") or "" if part["type"] == "Replace" else ""
     if expression == sentencepiece.TRIM:
         start, end = sentencepiece.TRIM.split("|")
         left = "|".join([*([start] if begins else []), *([end] if ends else [])])
@@ -277,7 +269,3 @@ def _without(part: Json | None, begins: bool, ends: bool) -> Json | None:
     if part["type"] == "Strip":
         return {**part, "strip_left": part["strip_left"] and begins, "strip_right": part["strip_right"] and ends}
     return part
-
-
-def _regex(step: Mapping[str, Any]) -> str:
-    return step["pattern"].get("Regex") or "" if step["type"] == "Replace" else ""

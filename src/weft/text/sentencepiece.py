@@ -71,7 +71,14 @@ def to_tokenizer(data: bytes, vocabulary: Mapping[str, int] | None = None) -> tu
     model = parse(data)
     (check_pieces if model.kind == UNIGRAM else check_letters)(piece.text for piece in model.pieces)
     pieces = model.pieces if vocabulary is None else _renumbered(model, vocabulary)
-    backend = Tokenizer(_unigram(model, pieces) if model.kind == UNIGRAM else _bpe(model, pieces))
+    unknown = next(place for place, piece in enumerate(pieces) if piece.kind == UNKNOWN)
+    if model.kind == UNIGRAM:  # the cut whose pieces' scores sum to the most (Kudo 2018)
+        vocab = [(p.text, ABSENT if p.kind == UNUSED else p.score) for p in pieces]
+        backend = Tokenizer(models.Unigram(vocab, unk_id=unknown, byte_fallback=model.byte_fallback))
+    else:
+        ids, merges = {piece.text: id for id, piece in enumerate(pieces)}, _merges(model, pieces)
+        unk = pieces[unknown].text
+        backend = Tokenizer(models.BPE(ids, merges, unk_token=unk, fuse_unk=True, byte_fallback=model.byte_fallback))
     symbols = [piece.text for piece in pieces if piece.kind == USER_DEFINED]
     steps = _preparation(model, symbols)
     if steps:
@@ -91,7 +98,6 @@ def to_tokenizer(data: bytes, vocabulary: Mapping[str, int] | None = None) -> tu
 
 
 def _renumbered(model: SentencePiece, vocabulary: Mapping[str, int]) -> list[Piece]:
-    """The pieces in the order of another vocabulary's ids."""
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise TokenizerError(f"the vocabulary's ids do not run from 0 to {len(vocabulary) - 1}")
     known = {piece.text: piece for piece in model.pieces}
@@ -102,21 +108,10 @@ def _renumbered(model: SentencePiece, vocabulary: Mapping[str, int]) -> list[Pie
     return pieces
 
 
-# ---- the two kinds of model
-
-
-def _unigram(model: SentencePiece, pieces: list[Piece]) -> models.Unigram:
-    """Kudo's unigram model: the cut whose pieces' scores sum to the most."""
-    unknown = next(place for place, piece in enumerate(pieces) if piece.kind == UNKNOWN)
-    vocab = [(p.text, ABSENT if p.kind == UNUSED else p.score) for p in pieces]
-    return models.Unigram(vocab, unk_id=unknown, byte_fallback=model.byte_fallback)
-
-
-def _bpe(model: SentencePiece, pieces: list[Piece]) -> models.BPE:
-    """Merges in the order of what they make: SentencePiece joins the two neighbours whose union scores highest."""
+def _merges(model: SentencePiece, pieces: list[Piece]) -> list[tuple[str, str]]:
+    """In the order of what they make: SentencePiece joins the two neighbours whose union scores highest."""
     if any(piece.kind == UNUSED for piece in pieces):
         raise TokenizerError("a SentencePiece BPE model with unused pieces is not supported")
-    ids = {piece.text: id for id, piece in enumerate(pieces)}
     scores = {piece.text: piece.score for piece in pieces if piece.kind == NORMAL}
     merges: list[tuple[float, int, tuple[str, str]]] = []
     for text, score in scores.items() if model.kind == BPE else ():
@@ -125,17 +120,20 @@ def _bpe(model: SentencePiece, pieces: list[Piece]) -> models.BPE:
             if left in scores and right in scores:
                 merges.append((-score, -cut, (left, right)))
     merges.sort(key=lambda merge: merge[:2])
-    unknown = next(piece.text for piece in pieces if piece.kind == UNKNOWN)
-    return models.BPE(
-        ids, [pair for _, _, pair in merges], unk_token=unknown, fuse_unk=True, byte_fallback=model.byte_fallback
-    )
+    return [pair for _, _, pair in merges]
 
 
 def _preparation(model: SentencePiece, symbols: list[str]) -> list[normalizers.Normalizer]:
     """What is done to a text first, in SentencePiece's order."""
     steps: list[normalizers.Normalizer] = []
-    if model.charsmap:
-        table = _charsmap(model.charsmap)
+    if compiled := model.charsmap:
+        size = struct.unpack_from("<I", compiled)[0] if len(compiled) >= 4 else len(compiled)
+        if size % 4 or size > len(compiled) - 4:
+            raise TokenizerError(f"a damaged SentencePiece file: its normalizer of {len(compiled)} bytes is cut short")
+        try:
+            table = normalizers.Precompiled(compiled)
+        except Exception as error:
+            raise TokenizerError(f"a damaged SentencePiece file: its normalizer: {error}") from None
         stand_ins = {symbol: chr(STAND_IN + place) for place, symbol in enumerate(symbols)}
         kept = [(symbol, each) for symbol, each in stand_ins.items() if table.normalize_str(symbol) != symbol]
         steps += [normalizers.Replace(symbol, stand_in) for symbol, stand_in in kept]
@@ -151,16 +149,6 @@ def _preparation(model: SentencePiece, symbols: list[str]) -> list[normalizers.N
         steps.append(normalizers.Replace(Regex(rf"{PREFIX}{unless}=[\s\S])"), " "))
     steps.append(normalizers.Replace(" ", SPACE))
     return steps
-
-
-def _charsmap(compiled: bytes) -> normalizers.Normalizer:
-    size = struct.unpack_from("<I", compiled)[0] if len(compiled) >= 4 else len(compiled)
-    if size % 4 or size > len(compiled) - 4:
-        raise TokenizerError(f"a damaged SentencePiece file: its normalizer of {len(compiled)} bytes is cut short")
-    try:
-        return normalizers.Precompiled(compiled)
-    except Exception as error:
-        raise TokenizerError(f"a damaged SentencePiece file: its normalizer: {error}") from None
 
 
 # ---- reading the file

@@ -59,23 +59,18 @@ def _ends(text: str, stop: re.Match[str], cased: bool) -> bool:
         return False
     if stop["spaced"].rstrip(CLOSERS) != ".":
         return True
+    # a single full stop, between the word `before` and the next one
     start = stop.start()
     before = LAST_WORD.search(text, max(0, start - LOOK_BACK), start)
     assert before is not None
-    return _ends_after(text, before[0], before.start(), word)
-
-
-def _ends_after(text: str, before: str, begin: int, after: str) -> bool:
-    """Does a single full stop between these two words end a sentence? `begin` is where the word before it begins."""
-    name = before.casefold()
-    opens = after.casefold() in OPENERS
+    name, earlier = before[0].casefold(), text[max(0, before.start() - LOOK_BACK) : before.start()]
     if name in TITLES:
         return False
     if name in COUNTED:
-        return not after[:1].isdigit()
+        return not word[:1].isdigit()
     if name.isdigit():  # the number of a list's item
-        return text[max(0, begin - LOOK_BACK) : begin].rpartition("\n")[2].strip() != ""
-    if before == "I":  # no initial in “so do I. Then”
-        earlier = text[max(0, begin - LOOK_BACK) : begin].split()
-        return bool(earlier) and earlier[-1].isalpha() and earlier[-1].islower()
-    return opens or not after or not (name in EITHER or INITIALS.fullmatch(name))
+        return earlier.rpartition("\n")[2].strip() != ""
+    if before[0] == "I":  # no initial in “so do I. Then”
+        last = (earlier.split() or [""])[-1]
+        return last.isalpha() and last.islower()
+    return word.casefold() in OPENERS or not word or not (name in EITHER or INITIALS.fullmatch(name))

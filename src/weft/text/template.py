@@ -62,33 +62,28 @@ class _Work:
         self.steps, self.max_steps, self.max_characters = 0, bound(MAX_STEPS), bound(MAX_CHARACTERS)
         self.known: dict[int, tuple[Any, int, int]] = {}  # with the value, which can't change: no other takes its id
         for value in given.values():
-            self._give(value)
-
-    def _give(self, value: Any) -> int:
-        if isinstance(value, str) and len(value) < STEP_CHARACTERS:  # going through it is hardly any work
-            return len(value)
-        items = _items(value)
-        text = len(value) if isinstance(value, str) else ITEM_CHARACTERS * len(items) + sum(map(self._give, items))
-        self.known[id(value)] = value, text, 0
-        return text
+            self.size(value, given=True)
 
     def step(self, count: int = 1) -> None:
         self.steps += count
         if self.steps > self.max_steps:
             raise ValueError(f"it takes more than {self.max_steps:,} steps")
 
-    def size(self, value: Any) -> tuple[int, int]:
+    def size(self, value: Any, given: bool = False) -> tuple[int, int]:
         known = self.known.get(id(value))
         if known is not None:
             return known[1:]
         if isinstance(value, str | bytes):
-            return len(value), len(value)
-        if not isinstance(value, list | tuple | dict | set):
+            text = own = len(value)
+            if not given or text < STEP_CHARACTERS:  # going through it is hardly any work
+                return text, own
+        elif isinstance(value, list | tuple | dict | set):
+            sizes = [self.size(item, given) for item in _items(value)]
+            text, own = (ITEM_CHARACTERS * len(sizes) + sum(each[kind] for each in sizes) for kind in (0, 1))
+        else:
             return 1, 1
-        sizes = [self.size(item) for item in _items(value)]
-        text, own = (ITEM_CHARACTERS * len(sizes) + sum(each[kind] for each in sizes) for kind in (0, 1))
-        self.known[id(value)] = value, text, own
-        return text, own
+        self.known[id(value)] = value, text, 0 if given else own
+        return self.known[id(value)][1:]
 
     def weigh(self, *values: Any) -> None:
         """Count an operation; refuse it where the two largest of its values, a size or a factor each, could make a text
@@ -133,10 +128,6 @@ def _stream(items: Iterable[Any], factor: int = 1) -> Iterator[Any]:
         total += work.size(item)[0] + factor
         work.weigh(total)
         yield item
-
-
-def _joined(values: Iterable[Any]) -> str:
-    return "".join(map(str, _stream(values)))
 
 
 # a format may name the width of a value, or take it from another value: '%99999d', '%*d', '{:>99999}', '{:>{}}'
@@ -204,7 +195,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     code_generator_class = _Code
-    concat = staticmethod(_joined)
+    concat = staticmethod(lambda values: "".join(map(str, _stream(values))))
     weighed = staticmethod(_weighed)
 
     def call(self, context: Context, function: Any, /, *args: Any, **named: Any) -> Any:

@@ -51,7 +51,11 @@ class TokenBytes(dict[int, bytes]):
         self._falls_back = "ByteFallback" in parts
 
     def __missing__(self, id: int) -> bytes:
-        self[id] = added = self._later(self.token(id))
+        token = self.token(id)
+        added = self._plain(token)
+        if added is None:
+            added = self._text(["a", token]).encode()[len(self._text(["a"]).encode()) :]
+        self[id] = added
         return added
 
     def token(self, id: int) -> str:
@@ -65,12 +69,6 @@ class TokenBytes(dict[int, bytes]):
         token = self.token(id)
         plain = self._plain(token)
         return self._text([token]).encode() if plain is None else plain
-
-    def _later(self, token: str) -> bytes:
-        plain = self._plain(token)
-        if plain is not None:
-            return plain
-        return self._text(["a", token]).encode()[len(self._text(["a"]).encode()) :]
 
     def _plain(self, token: str) -> bytes | None:
         """The bytes of a token whose text does not depend on its place; None for the others."""

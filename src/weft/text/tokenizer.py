@@ -6,7 +6,8 @@ What is saved is their file format, so that other programs load it; nothing that
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -19,10 +20,9 @@ from tokenizers import AddedToken, Regex, pre_tokenizers
 
 from weft.errors import TokenizerError, suggestion
 from weft.files import write_text
-from weft.text import bounds, tokenizer_config, vocabularies
+from weft.text import bounds, vocabularies
 from weft.text.bounds import careful
 from weft.text.config import ROLES, Pattern, Pretrained, Role, TokenizerConfig
-from weft.text.frame import Ids, PairFrame, frame_of, pair_frame_of
 from weft.text.pieces import Joints, Piece, PieceIds, Pieces
 from weft.text.template import render
 from weft.text.token_bytes import BYTE_TOKEN, TextStream, TokenBytes
@@ -31,6 +31,7 @@ from weft.text.training import DEFAULT_SIZE, learn, look_alikes, refuse_surrogat
 os.register_at_fork(after_in_child=lambda: os.environ.__setitem__("TOKENIZERS_PARALLELISM", "false"))
 
 FILE = "tokenizer.json"
+Ids = tuple[int, ...]
 
 # the tokens that play a role in a file that names no roles
 CUSTOMARY: dict[Role, tuple[str, ...]] = {
@@ -68,36 +69,33 @@ class Tokenizer:
         backend.no_truncation()
         vocab = backend.get_vocab()
         _refuse_holes(vocab)
-        self._roles: dict[Role, str] = {role: roles[role] for role in ROLES if roles.get(role) in vocab}
+        # the roles that exist, and every special token with its id, those without a role too
+        self.roles: dict[Role, str] = {role: roles[role] for role in ROLES if roles.get(role) in vocab}
         special = {entry.content for entry in backend.get_added_tokens_decoder().values() if entry.special}
-        undeclared = [token for token in dict.fromkeys(self._roles.values()) if token not in special]
+        undeclared = [token for token in dict.fromkeys(self.roles.values()) if token not in special]
         backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in undeclared])
         self._json = backend.to_str()
-        self._special = {token: vocab[token] for token in sorted(special.union(undeclared))}
-        ids = {role: self._special[token] for role, token in self._roles.items()}
+        self.special_tokens = {token: vocab[token] for token in sorted(special.union(undeclared))}
+        ids = {role: self.special_tokens[token] for role, token in self.roles.items()}
         self.pad_id, self.unk_id, self.bos_id, self.eos_id, self.cls_id, self.sep_id, self.mask_id = map(ids.get, ROLES)
-        self._vocab_size = max(vocab.values(), default=-1) + 1
+        self.vocab_size = max(vocab.values(), default=-1) + 1  # special tokens included
         self.chat_template = chat_template
         self.finds_specials = False
 
         backend.encode_special_tokens = True  # not part of the file
         self._backend = backend
-        self._protect()
+        # cut the look-alikes that the model itself would find in its vocabulary, as a unigram model does
+        known = [token for token in self.special_tokens if token != self.roles.get("unk") and len(token) > 1]
+        found = [token for token in known if vocab[token] in self._read(token)]
+        if found:
+            cut, before = pre_tokenizers.Split(Regex(look_alikes(found)), "isolated"), backend.pre_tokenizer
+            backend.pre_tokenizer = cut if before is None else pre_tokenizers.Sequence([before, cut])
         for text in bounds.PROBES:  # panic now where a regular expression takes for ever, not on somebody's text
             self._read(text)
         self._token_bytes = TokenBytes(backend)
         # a word or a character that is unknown is missed in a text; a piece of one tells nobody anything
         shown = {self.unk_id} - {self.eos_id} if self.kind in ("word", "char") else set()
-        self._hidden = frozenset(self._special.values()) - shown
-
-    def _protect(self) -> None:
-        """Cut the look-alikes that the model itself would find in its vocabulary, as a unigram model does."""
-        known = {token: id for token, id in self._special.items() if token != self._roles.get("unk") and len(token) > 1}
-        found = [token for token, id in known.items() if id in self._read(token)]
-        if found:
-            cut = pre_tokenizers.Split(Regex(look_alikes(found)), "isolated")
-            before = self._backend.pre_tokenizer
-            self._backend.pre_tokenizer = cut if before is None else pre_tokenizers.Sequence([before, cut])
+        self._hidden = frozenset(self.special_tokens.values()) - shown
 
     def _read(self, token: str) -> list[int]:
         try:
@@ -131,11 +129,11 @@ class Tokenizer:
         if path.is_dir() and not file.is_file():
             file = vocabularies.in_folder(path) or file
         foreign = file.is_file() and vocabularies.is_vocabulary(file)
-        text = None if foreign else tokenizer_config.read_text(file)
+        text = None if foreign else vocabularies.optional_text(file)
         if text is None and not foreign:
             what = f"no {FILE} in this folder" if path.is_dir() else "no such tokenizer file or folder"
             raise TokenizerError(f"{path}: {what}")
-        roles, template = tokenizer_config.read(file.parent)
+        roles, template = vocabularies.read_settings(file.parent)
         try:
             if text is None:
                 backend, own = careful(lambda: vocabularies.read(file, pattern))
@@ -152,7 +150,7 @@ class Tokenizer:
         path = Path(path)
         file = path if path.suffix == ".json" else path / FILE
         try:
-            tokenizer_config.write(file.parent, self._roles, self.chat_template)
+            vocabularies.write_settings(file.parent, self.roles, self.chat_template)
             write_text(file, self._json)
         except OSError as error:
             raise TokenizerError(f"{file}: cannot be written: {error.strerror}") from None
@@ -162,16 +160,16 @@ class Tokenizer:
         return self._json
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self._json, self._roles, self.chat_template, self.finds_specials)
+        return _again, (self._json, self.roles, self.chat_template, self.finds_specials)
 
     def reading_specials(self) -> "Tokenizer":
         """The same tokenizer, but one that finds special tokens in every text: only for texts from a trusted hand."""
-        return _again(self._json, self._roles, self.chat_template, finds_specials=True)
+        return _again(self._json, self.roles, self.chat_template, finds_specials=True)
 
     @cached_property
     def fingerprint(self) -> str:
         """A sha256 that two tokenizers share when they give the same ids and roles to texts without special tokens."""
-        return hashlib.sha256(f"{self._json}\n{json.dumps(self._roles)}".encode()).hexdigest()
+        return hashlib.sha256(f"{self._json}\n{json.dumps(self.roles)}".encode()).hexdigest()
 
     # ---- text to ids
 
@@ -186,10 +184,8 @@ class Tokenizer:
         return self._encode(self._backend, list(texts))
 
     def _encode(self, backend: tokenizers.Tokenizer, texts: list[str]) -> list[list[int]]:
-        try:
+        with self._telling(texts):
             return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
-        except BaseException as error:
-            raise self._refusal(texts, error) from None
 
     @cached_property
     def _pieces(self) -> Pieces:
@@ -202,41 +198,37 @@ class Tokenizer:
 
     def encode_pieces(self, pieces: Sequence[Piece]) -> list[PieceIds]:
         """The ids of many pieces of texts, on all cores: put together, those of the texts."""
-        try:
+        with self._telling(piece.text for piece in pieces):
             return self._pieces.encode(pieces)
-        except BaseException as error:
-            raise self._refusal([piece.text for piece in pieces], error) from None
 
     def token_spans(self, text: str) -> list[TokenSpan]:
         """How a text is cut. Tokens of one character that is spelled in bytes share its place."""
-        try:
-            with bounds.quiet:
-                encoding = self._backend.encode(text, add_special_tokens=False)
-        except BaseException as error:
-            raise self._refusal([text], error) from None
+        with self._telling([text]), bounds.quiet:
+            encoding = self._backend.encode(text, add_special_tokens=False)
         cut = zip(encoding.ids, encoding.tokens, encoding.offsets, strict=True)
         return [TokenSpan(id, token, text[start:end], start, end) for id, token, (start, end) in cut]
 
-    def _refusal(self, texts: list[str], error: BaseException) -> BaseException:
-        """Why these texts cannot be encoded."""
-        if not isinstance(error, Exception):
-            return TokenizerError(f"the tokenizer fails on a text: {error}") if bounds.is_failure(error) else error
+    @contextmanager
+    def _telling(self, texts: Iterable[str]) -> Iterator[None]:
+        """An error of the library becomes one that tells why these texts cannot be encoded."""
         try:
+            yield
+        except Exception as error:
+            normalizer, cutter = self._backend.normalizer, self._backend.pre_tokenizer
+            texts = list(texts)
             for text in texts:
                 refuse_surrogates(text)
-        except TokenizerError as refusal:
-            return refusal
-        for text in texts:
-            for word in self._words(text):
-                if self._backend.token_to_id(word) is None:
-                    return TokenizerError(f"{word!r} is not in the vocabulary, and this tokenizer has no unk token")
-        return TokenizerError(f"the text cannot be encoded: {error}")
-
-    def _words(self, text: str) -> list[str]:
-        if self._backend.normalizer is not None:
-            text = self._backend.normalizer.normalize_str(text)
-        cutter = self._backend.pre_tokenizer
-        return [text] if cutter is None else [word for word, _ in cutter.pre_tokenize_str(text)]
+            for text in texts:
+                text = text if normalizer is None else normalizer.normalize_str(text)
+                for word, _ in [(text, None)] if cutter is None else cutter.pre_tokenize_str(text):
+                    if self._backend.token_to_id(word) is None:
+                        what = f"{word!r} is not in the vocabulary, and this tokenizer has no unk token"
+                        raise TokenizerError(what) from None
+            raise TokenizerError(f"the text cannot be encoded: {error}") from None
+        except BaseException as error:
+            if not bounds.is_failure(error):
+                raise
+            raise TokenizerError(f"the tokenizer fails on a text: {error}") from None
 
     @cached_property
     def _trusting(self) -> tokenizers.Tokenizer:
@@ -259,11 +251,6 @@ class Tokenizer:
 
     # ---- the vocabulary
 
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest id, special tokens included."""
-        return self._vocab_size
-
     @cached_property
     def kind(self) -> str:
         """word, char, byte, bpe, wordpiece or unigram."""
@@ -271,8 +258,8 @@ class Tokenizer:
         named = {"WordLevel": "word", "WordPiece": "wordpiece", "Unigram": "unigram"}
         if model != "BPE":
             return named[model]
-        ordinary = [t for t in self._backend.get_vocab() if t not in self._special and not BYTE_TOKEN.fullmatch(t)]
-        if any(len(token) > 1 for token in ordinary):
+        ordinary = self._backend.get_vocab().keys() - self.special_tokens.keys()
+        if any(len(token) > 1 and not BYTE_TOKEN.fullmatch(token) for token in ordinary):
             return "bpe"
         return "byte" if self._token_bytes.bytewise else "char"
 
@@ -292,29 +279,52 @@ class Tokenizer:
         return id
 
     @property
-    def special_tokens(self) -> dict[str, int]:
-        """Every special token with its id, those without a role too."""
-        return dict(self._special)
-
-    @property
-    def roles(self) -> dict[Role, str]:
-        """The roles that exist, with their tokens."""
-        return dict(self._roles)
-
-    @property
     def frames(self) -> bool:
         """Whether the tokenizer's own file says what stands around a text, be it nothing."""
         return self._backend.post_processor is not None
 
     @cached_property
     def frame(self) -> tuple[Ids, Ids]:
-        """The ids that the tokenizer's own file puts before and after every text; mostly none."""
-        return frame_of(self._backend, self._vocab_size)
+        """The ids that the tokenizer's own file (its post-processor) puts before and after every text; mostly none."""
+        encoding = self._framed()
+        if encoding is None:
+            return (), ()
+        text = [place for place, added in enumerate(encoding.special_tokens_mask) if not added]
+        if not text:
+            return tuple(encoding.ids), ()
+        return tuple(encoding.ids[: text[0]]), tuple(encoding.ids[text[-1] + 1 :])
 
     @cached_property
-    def pair_frame(self) -> PairFrame:
-        """The same for two texts that are read together."""
-        return pair_frame_of(self._backend, self._vocab_size)
+    def pair_frame(self) -> tuple[Ids, Ids, Ids, bool]:
+        """The same before, between and after two texts; and whether the second is in a segment of its own."""
+        encoding = self._framed("a")
+        if encoding is None:
+            return (), (), (), True
+        first, second = ([at for at, text in enumerate(encoding.sequence_ids) if text == number] for number in (0, 1))
+        if not first or not second:  # a text of nothing
+            before, after = self.frame
+            return before, after, after, True
+        before, between = tuple(encoding.ids[: first[0]]), tuple(encoding.ids[first[-1] + 1 : second[0]])
+        segments = encoding.type_ids[first[0]] != encoding.type_ids[second[0]]
+        return before, between, tuple(encoding.ids[second[-1] + 1 :]), segments
+
+    def _framed(self, second: str | None = None) -> tokenizers.Encoding | None:
+        """A text, or two, as the file has them read; None where it says nothing."""
+        if self._backend.post_processor is None:
+            return None
+        try:
+            encoding = self._backend.encode("a", second)
+        except BaseException as error:  # a word tokenizer without unk, which knows no such word
+            if not bounds.is_failure(error):
+                raise
+            return None
+        beyond = next((id for id in encoding.ids if id >= self.vocab_size), None)
+        if beyond is not None:
+            raise TokenizerError(
+                f"the tokenizer's own file puts id {beyond} around a text, but the vocabulary ends at "
+                f"{self.vocab_size - 1}; mend its post_processor"
+            )
+        return encoding
 
     @property
     def leading(self) -> tuple[int, ...]:
@@ -328,15 +338,13 @@ class Tokenizer:
 
     def need(self, role: Role) -> int:
         """The id of a role that has to exist."""
-        token = self._roles.get(role)
+        token = self.roles.get(role)
         if token is None:
-            there = ", ".join(self._roles) or "none"
+            there = ", ".join(self.roles) or "none"
             raise TokenizerError(
                 f"this {self.kind} tokenizer has no {role} token (it has {there}); set specials.{role}"
             )
-        return self._special[token]
-
-    # ---- chat
+        return self.special_tokens[token]
 
     def chat(self, messages: Sequence[Mapping[str, str]], *, reply: bool = True) -> str:
         """The text of a conversation of {role, content} messages; `reply` opens the assistant's turn.
@@ -345,9 +353,9 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise TokenizerError(
-                f"this tokenizer has no chat template; a {tokenizer_config.FILE} beside {FILE} may give it one"
+                f"this tokenizer has no chat template; a {vocabularies.SETTINGS} beside {FILE} may give it one"
             )
-        tokens = {f"{role}_token": self._roles.get(role, "") for role in ROLES}
+        tokens = {f"{role}_token": self.roles.get(role, "") for role in ROLES}
         given = {"messages": messages, "add_generation_prompt": reply, "tools": None, "documents": None, **tokens}
         return render(self.chat_template, given)
 
@@ -368,9 +376,6 @@ def build_tokenizer(settings: TokenizerConfig, texts: Iterable[str] = (), most: 
     if isinstance(settings, Pretrained):
         return Tokenizer.load(settings.path, settings.pattern)
     return Tokenizer(learn(settings, texts, most), settings.specials.roles())
-
-
-# ---- reading files that others wrote
 
 
 def _refuse_holes(vocab: Mapping[str, int]) -> None:

@@ -51,9 +51,6 @@ def learn(config: TrainedConfig, texts: Iterable[str], most: int = DEFAULT_SIZE)
     return backend
 
 
-# ---- reading
-
-
 def _read(texts: Iterable[str], bars: ExitStack) -> Iterator[str]:
     """Passes the texts on and refuses what no tokenizer can hold; bars show the reading, and the learning after it."""
     characters = 0

@@ -1,22 +1,44 @@
 """Finished tokenizers in the files of other programs: which format a file has, and the tokenizer it describes.
 
-SentencePiece models and tiktoken's rank files have rooms of their own (`sentencepiece.py`, `tiktoken.py`). Here are
-the two that are a list of tokens: BERT's vocab.txt, and GPT-2's vocab.json with merges.txt beside it.
+SentencePiece models have a file of their own (`sentencepiece.py`). Here are BERT's vocab.txt, GPT-2's vocab.json with
+merges.txt beside it, tiktoken's rank files; and tokenizer_config.json, which stands beside any of them.
 """
 
+import base64
+import binascii
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from weft.errors import TokenizerError
-from weft.text import sentencepiece, tiktoken
-from weft.text.config import Pattern, Role
+from weft.files import write_text
+from weft.text import sentencepiece
+from weft.text.bounds import check_letters
+from weft.text.config import ROLES, Pattern, Role
+from weft.text.token_bytes import byte_letters
 from weft.untrusted import parse_json, read_bytes, read_text
 
 # what a folder may hold instead of a tokenizer.json, in the order of preference
 FILES = ("tokenizer.model", "spiece.model", "spm.model", "vocab.json", "encoder.json", "vocab.txt")
 MERGES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
+SETTINGS = "tokenizer_config.json"
 MAX_WORD_CHARACTERS = 100  # BERT makes longer words unknown
+MAX_TOKEN_BYTES = 512  # of a rank
+
+RANK = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\s*")
+END = "<|endoftext|>"
+_RANKS = tomllib.loads(Path(__file__).with_name("tiktoken.toml").read_text(encoding="utf-8"))
+PATTERNS: dict[Pattern, str] = _RANKS["patterns"]
+# ranks in the file: the cut, and the special tokens that belong to it
+KNOWN: dict[int, tuple[Pattern, dict[str, int]]] = {
+    known["ranks"]: (known["pattern"], known["specials"]) for known in _RANKS["vocabularies"]
+}
 
 Found = tuple[Tokenizer, dict[Role, str] | None]  # None: customary names take their roles
 
@@ -47,8 +69,8 @@ def read(file: Path, pattern: Pattern | None = None) -> Found:
     if file.name in MERGES:
         return _merged(file, file.parent / MERGES[file.name]), None
     data = read_bytes(file, TokenizerError)
-    if tiktoken.is_tiktoken(data):
-        return tiktoken.to_tokenizer(data, pattern)
+    if RANK.fullmatch(data[: data.find(b"\n") + 1]):
+        return ranked(data, pattern)
     if pattern is not None:
         raise TokenizerError(f"pattern = '{pattern}' applies to rank files only, and this is not one")
     if sentencepiece.is_sentencepiece(data):
@@ -100,3 +122,105 @@ def _merged(vocab_file: Path, merges_file: Path) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+# ---- rank files: a line a token, its bytes in base64 and its rank, which is its id
+
+
+def ranked(data: bytes, pattern: Pattern | None = None) -> tuple[Tokenizer, dict[Role, str]]:
+    """The tokenizer of a rank file's content, and its special tokens by role.
+
+    Two neighbours are joined when their union has a rank, the lowest first; so every way to make a token of two others
+    is a merge. `pattern` names how text is cut before that, which is not in the file; without it, that follows from a
+    known number of ranks. A file of another size gets one special token, `<|endoftext|>`, after its last rank.
+    """
+    ranks = parse_ranks(data)
+    check_letters(ranks)
+    if pattern is None and len(ranks) not in KNOWN:
+        known = ", ".join(PATTERNS)
+        raise TokenizerError(
+            f"{len(ranks)} ranks match no known vocabulary; set pattern, how text is split, to one of {known}"
+        )
+    usual, specials = KNOWN.get(len(ranks), ("gpt2", {END: max(ranks.values()) + 1}))
+    letters = {byte: letter for letter, byte in byte_letters().items()}
+    spelled = {token: "".join(letters[byte] for byte in token) for token in ranks}
+    merges = [
+        (rank, cut, (spelled[token[:cut]], spelled[token[cut:]]))
+        for token, rank in ranks.items()
+        for cut in range(1, len(token))
+        if token[:cut] in ranks and token[cut:] in ranks
+    ]
+    merges.sort(key=lambda merge: merge[:2])
+    vocab = {spelled[token]: rank for token, rank in ranks.items()} | specials
+    backend = Tokenizer(models.BPE(vocab, [pair for _, _, pair in merges], ignore_merges=True))
+    cut = pre_tokenizers.Split(Regex(PATTERNS[pattern or usual]), "isolated")
+    spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([cut, spell])
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+    begin, end = ("<|begin_of_text|>", "<|end_of_text|>") if "<|end_of_text|>" in specials else (END, END)
+    roles: dict[Role, str] = {"bos": begin, "eos": end}
+    if "<|finetune_right_pad_id|>" in specials:
+        roles["pad"] = "<|finetune_right_pad_id|>"
+    return backend, roles
+
+
+def parse_ranks(data: bytes) -> dict[bytes, int]:
+    """token → rank."""
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(data.splitlines(), 1):
+        if not line.strip():
+            continue
+        word, _, rank = line.partition(b" ")
+        try:
+            token, value = base64.b64decode(word, validate=True), int(rank)
+        except (binascii.Error, ValueError):
+            raise TokenizerError(f"not a rank file: line {number} is not a token in base64 and its rank") from None
+        if not token or len(token) > MAX_TOKEN_BYTES or token in ranks or not 0 <= value < 2**31:
+            raise TokenizerError(f"a damaged rank file: line {number} repeats a token, or is not one")
+        ranks[token] = value
+    if len(set(ranks.values())) < len(ranks):
+        raise TokenizerError("a damaged rank file: two tokens have one rank")
+    missing = next((byte for byte in range(256) if bytes([byte]) not in ranks), None)
+    if missing is not None:
+        raise TokenizerError(f"a damaged rank file, or a truncated one: the byte {missing:#04x} has no rank")
+    return ranks
+
+
+# ---- tokenizer_config.json: special tokens by role, and a chat template
+
+
+def write_settings(folder: Path, roles: Mapping[Role, str], chat_template: str | None) -> None:
+    """Write the file so that other programs find the special tokens and the template. Raises OSError."""
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    settings |= {f"{role}_token": token for role, token in roles.items()}
+    if chat_template is not None:
+        settings["chat_template"] = chat_template
+    write_text(folder / SETTINGS, json.dumps(settings, ensure_ascii=False, indent=2) + "\n")
+
+
+def read_settings(folder: Path) -> tuple[dict[Role, str] | None, str | None]:
+    """The roles and the chat template in the files beside a tokenizer.json; None where there are none."""
+    text = optional_text(folder / SETTINGS)
+    if text is None:
+        return None, optional_text(folder / "chat_template.jinja")
+    settings = parse_json(text, str(folder / SETTINGS), TokenizerError)
+    if not isinstance(settings, dict):
+        raise TokenizerError(f"{folder / SETTINGS}: expected a JSON object")
+    roles: dict[Role, str] = {}
+    for role in ROLES:
+        token = settings.get(f"{role}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            roles[role] = token
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several: the one named default
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[-1].get("template") if named else None
+    template = template if isinstance(template, str) else None
+    return roles, template or optional_text(folder / "chat_template.jinja")
+
+
+def optional_text(path: Path) -> str | None:
+    """The text of a file, or None where there is none."""
+    return read_text(path, TokenizerError) if os.path.lexists(path) else None

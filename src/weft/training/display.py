@@ -73,17 +73,14 @@ class Display:
         if self._bar is not None:
             self._bar.note(f"{step}/{self._steps} · {text}")
         elif step - self._shown >= self._every or self._shown == self._first:
-            self._shown = step
-            self._log(f"step {step}/{self._steps} · {text} · {self._left(step)} left")
+            self._shown, spent = step, time.perf_counter() - self._started
+            seconds = round(spent / max(1, step - self._first) * (self._steps - step))
+            left = f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+            self._log(f"step {step}/{self._steps} · {text} · {left} left")
 
     def line(self, text: str) -> None:
         """A line that stays."""
         (self._log if self._bar is None else self._bar.print)(text)
-
-    def _left(self, step: int) -> str:
-        spent = time.perf_counter() - self._started
-        seconds = round(spent / max(1, step - self._first) * (self._steps - step))
-        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
 @contextmanager

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +36,12 @@ class Evaluation:
     objective: Objective[Any]
     worker: Worker
     samples: Allowance = field(default_factory=lambda: Allowance(0.05))
+    pages: Allowance = field(default_factory=lambda: Allowance(0.01))
 
     @property
     def splits(self) -> bool:
         """Whether several processes hold the model in parts."""
         return self.learner.parallel.mesh.splits
-
-    @cached_property
-    def report(self) -> "LiveReport":
-        """The run's page, which is there while it trains."""
-        return LiveReport(self.run)
 
     def measure(self, most: int | None = None) -> dict[str, float]:
         """The objective's metrics on held-out data; on `most` tokens of it where that is less than the recipe asks."""
@@ -69,7 +64,7 @@ class Evaluation:
         self.run.event("evaluation", step=state.step, seconds=seconds, **values)
         if self.worker.ranks.leads:
             self._sample(state)
-            self.report.write()
+            self.report()
         better = self._better(values, state.best)
         if better:
             state.best, state.best_step = values[self.recipe.evaluate.metric], state.step
@@ -87,18 +82,29 @@ class Evaluation:
         if texts:
             self.run.event("samples", step=state.step, texts=texts)
 
+    def report(self, *, last: bool = False) -> None:
+        """Write report.html as far as the run is, unless that has cost too much already; the `last` one always."""
+        if last or self.pages.affordable():
+            with self.pages.spent():
+                try:
+                    write_report(self.run)
+                except Exception as error:  # whatever it is, the training is worth more than a page about it
+                    self.run.event("report failed", reason=f"{type(error).__name__}: {error}")
+
     def average(self, state: TrainingState, display: Display) -> None:
         """Evaluate the mean of the last checkpoints' weights; where it is better than all of them, it is the best."""
         last, ranks = self.recipe.checkpoint.average, self.worker.ranks
         if not last or not self.objective.holds_out or state.step < self.recipe.steps:
             return
-        if not self.splits:
-            if not ranks.leads:
-                return
-            path, over = average_checkpoints(self.run.checkpoints, last)
-        else:
-            place, over = ranks.share(lambda: _written(*average_checkpoints(self.run.checkpoints, last)))
-            path = Path(place)
+        if not self.splits and not ranks.leads:
+            return
+
+        def written() -> tuple[str, list[int]]:
+            path, steps = average_checkpoints(self.run.checkpoints, last)
+            return str(path), steps
+
+        place, over = ranks.share(written) if self.splits else written()
+        path = Path(place)
         with self.learner.holding(path):
             values = self.measure()
         if not ranks.leads:
@@ -110,7 +116,6 @@ class Evaluation:
         display.line(f"mean of {len(over)} checkpoints: {_printed(values, self.recipe.evaluate.metric, better)}")
 
     def _better(self, values: Mapping[str, float], best: float | None) -> bool:
-        """Whether `evaluate.metric` is the best so far."""
         name = self.recipe.evaluate.metric
         if name not in values:
             raise ConfigError(f"evaluate.metric = '{name}': not measured here; {suggestion(name, list(values))}")
@@ -118,27 +123,6 @@ class Evaluation:
         if not math.isfinite(value):
             return False
         return best is None or (value < best if metric(name).lower_is_better else value > best)
-
-
-def _written(path: Path, steps: list[int]) -> tuple[str, list[int]]:
-    return str(path), steps
-
-
-class LiveReport:
-    """report.html as far as the run is: it takes a hundredth of the time at most, and never ends a run."""
-
-    def __init__(self, run: RunFolder):
-        self._run, self._allowance = run, Allowance(0.01)
-
-    def write(self, *, last: bool = False) -> None:
-        """Write the page, unless that has cost too much already; the `last` one is always written."""
-        if not last and not self._allowance.affordable():
-            return
-        with self._allowance.spent():
-            try:
-                write_report(self._run)
-            except Exception as error:  # whatever it is, the training is worth more than a page about it
-                self._run.event("report failed", reason=f"{type(error).__name__}: {error}")
 
 
 def _printed(values: Mapping[str, float], decides: str, better: bool) -> str:

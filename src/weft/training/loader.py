@@ -73,6 +73,16 @@ def micro_rows(batch: BatchConfig, rows: int) -> int:
     return batch.micro if isinstance(batch.micro, int) else rows
 
 
+def steps_of(
+    batch: BatchConfig, make: Callable[[int, int, int], Batch], epochs: Callable[[int], float], row: str
+) -> Loader:
+    """A loader of `batch.size` rows in every step, `row`s of `batch.length` tokens."""
+    size = batch.size or 1
+    return Loader(
+        make, lambda step: size, epochs, size, f"{row} of {batch.length} tokens", micro_rows(batch, size), even=True
+    )
+
+
 def shared(loader: Loader, recipe: SettledRecipe, ranks: Ranks) -> Loader:
     """This process's part of every step's rows, among those of `ranks`, which read different ones."""
     batch, objective = recipe.batch, recipe.objective

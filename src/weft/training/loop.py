@@ -14,6 +14,7 @@ from weft.data.batch import Batch
 from weft.parallel import mesh
 from weft.parallel.mesh import Mesh
 from weft.parallel.passes import Parallel
+from weft.parallel.ranks import reaching
 from weft.recipe.config import SettledRecipe
 from weft.runs.folder import RunFolder
 from weft.runs.journal import FollowerJournal, Journal
@@ -21,18 +22,14 @@ from weft.training import learner, schedule
 from weft.training.compiled import Compiled, can_be_captured, compiled
 from weft.training.display import Clock, Display, display, expectations
 from weft.training.evaluation import Evaluation
-from weft.training.guard import Guard
-from weft.training.interruption import Interrupted, interruptions
-from weft.training.learner import Learner, roll_back
+from weft.training.learner import Learner, Saver, roll_back
 from weft.training.loader import shared
-from weft.training.memory import Need, check_model
 from weft.training.objective import Objective
 from weft.training.precision import arithmetic, slow_precision
-from weft.training.preflight import Preflight
-from weft.training.saver import Saver
-from weft.training.state import RunResult, TrainingState
+from weft.training.preflight import Need, Preflight, check_model
+from weft.training.state import Guard, RunResult, TrainingState
 from weft.training.step import OptimisationStep, StepResult
-from weft.training.worker import Worker, device_use
+from weft.training.worker import Interrupted, Worker, device_use, interruptions
 
 
 class Loop:
@@ -87,7 +84,7 @@ class Loop:
             finally:
                 journal.close()
                 if ranks.leads:  # whether it ended, was stopped or failed
-                    self.evaluation.report.write(last=True)
+                    self.evaluation.report(last=True)
         seconds = time.perf_counter() - started
         self.run.event("finish", step=state.step, seconds=round(seconds, 3))
         return RunResult(self.run, self.model, state.step, state.loss, state.validation, state.best_step, seconds)
@@ -99,8 +96,7 @@ class Loop:
         self.run.event("model", parameters=sizes[0])
         for line in expectations(self.recipe, sizes, state.step, self.worker.device):
             display.line(line)
-        warning = slow_precision(self.recipe.precision, self.worker.device)
-        if warning is not None:
+        if (warning := slow_precision(self.recipe.precision, self.worker.device)) is not None:
             display.line(warning)
 
     def _preflight(self, display: Display, state: TrainingState) -> None:
@@ -113,33 +109,34 @@ class Loop:
         if not self.mesh.splits:  # each process tries for itself how much fits
             step = replace(step, parallel=Parallel(self.model))
 
-        def read() -> int:
-            """What a step reads; on a processor an evaluation of more would take longer than the step itself."""
-            return self.loader.batch(first + state.guard.shift).tokens.numel()
+        def batch() -> Batch:
+            return self.loader.batch(first + state.guard.shift)
 
+        def evaluate() -> None:  # on a processor, of more than a step reads it would take longer than the step itself
+            self.evaluation.measure(batch().tokens.numel() if self.worker.device.type == "cpu" else None)
+
+        # each process writes for itself, or all into one place
+        scratch = self.run.scratch
+        if self.mesh.splits:
+            scratch = Path(self.worker.ranks.share(lambda: str(scratch)))
         findings = Preflight(
             self.learner,
             self.loader,
             lambda parts: self._step(step, parts, first, 1.0),
-            lambda: self.evaluation.measure(read() if self.worker.device.type == "cpu" else None),
+            evaluate,
             self.worker.device,
-            Need(self.recipe, lambda: self.loader.batch(first + state.guard.shift), self.mesh.layout),
+            Need(self.recipe, batch, self.mesh.layout),
             first=first + state.guard.shift,
             auto=auto,
-        ).run(self._scratch(), asdict(state))
+        ).run(scratch, asdict(state))
         if auto:
             state.micro = self.worker.ranks.least(findings.micro)
             findings = replace(findings, micro=state.micro)
             self.loader = replace(self.loader, micro=state.micro)
         self.run.event("preflight", **vars(findings))
         display.line(f"pre-flight: {findings}")
-        crowded = findings.crowded(self.recipe.checkpoint.keep)
-        if crowded is not None:
+        if (crowded := findings.crowded(self.recipe.checkpoint.keep)) is not None:
             display.line(crowded)
-
-    def _scratch(self) -> Path:
-        """Where the pre-flight writes: each process for itself, or all into one place."""
-        return Path(self.worker.ranks.share(lambda: str(self.run.scratch))) if self.mesh.splits else self.run.scratch
 
     def _finished(self, state: TrainingState) -> bool:
         """Whether no step is left to take, or `evaluate.patience` is at its end."""
@@ -165,7 +162,7 @@ class Loop:
     def _step(self, take: OptimisationStep, parts: Sequence[Batch], step: int, rate: float) -> StepResult:
         if self.compiled is not None:
             self.compiled.whole = len(parts) == 1
-        with self.worker.ranks.reaching(f"at step {step}", step=True):
+        with reaching(f"at step {step}", step=True):
             return take(parts, rate * self.rate(step), self.limits)
 
     def _stretch(
@@ -189,14 +186,13 @@ class Loop:
             if step % log == 0 or last:
                 self._log(state, journal, display, clock)
                 interrupted.agree(ranks)
-                news = saver.news()
-                if news is not None:
+                if (news := saver.news()) is not None:
                     display.line(news)
             if since is not None:
                 return since
             better = False
             if self.objective.holds_out and (step % evaluate == 0 or last):
-                with clock.paused(), ranks.reaching(f"in the evaluation after step {step}"):
+                with clock.paused(), reaching(f"in the evaluation after step {step}"):
                     if saver.lost_best:
                         state.best, saver.lost_best = None, False
                     better = self.evaluation.evaluate(state, journal, display)
@@ -249,7 +245,6 @@ class Loop:
         return since
 
     def _roll_back(self, state: TrainingState, since: int, journal: Journal, display: Display) -> TrainingState:
-        """Return to before the trouble, and report it."""
         loss = next((row[0] for row in reversed(state.waiting)), state.loss)
         with self.worker.ranks.leader_first():  # it removes later checkpoints; the others find the same one then
             earlier = roll_back(self.run, self.recipe, self.learner, state, since)
@@ -314,7 +309,6 @@ class Loop:
 
 
 def _start(recipe: SettledRecipe, over: Mesh, device: torch.device) -> Learner:
-    """The model and its optimizer before the first step."""
     if not over.splits:
         return learner.start(recipe, over, device)
     from weft.training import split

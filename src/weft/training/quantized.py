@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from weft import files, tensors
-from weft.data import store
+from weft.data import shards
 from weft.decode.fast.quantize import fill, quantize
 from weft.decode.fast.rounding import Bits
 from weft.errors import WeftError
@@ -80,7 +80,7 @@ class QuantizedRun:
         with suppress(OSError, SafetensorError):
             with files.replacing(place) as file:
                 tensors.save(Path(file.name), {name: each.cpu() for name, each in made.items()})
-            note = {"made_from": made_from, "sha256": store.sha256(store.file_blocks(place))}
+            note = {"made_from": made_from, "sha256": shards.sha256(shards.file_blocks(place))}
             files.write_text(place.with_suffix(".json"), json.dumps(note, indent=1))
 
     def _kept(self, bits: Bits, made_from: str) -> LanguageModel | None:
@@ -93,7 +93,7 @@ class QuantizedRun:
             model = build(self.recipe.model)
         assert isinstance(model, Transformer), "nothing else is quantized"
         try:
-            store.verify(place.parent, {place.name: note["sha256"]})
+            shards.verify(place.parent, {place.name: note["sha256"]})
             fill(model, bits, {name: each.to(self.device) for name, each in tensors.each(place)})
         except (WeftError, ValueError, LookupError):
             return None

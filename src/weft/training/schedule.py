@@ -14,17 +14,13 @@ def build(settings: config.Schedule, lr: float, steps: int, d_model: int) -> Cal
     if isinstance(settings, config.Noam):
         return lambda step: noam(step, d_model, settings.warmup, settings.scale)
     warmup = settings.warmup or 0
-    return lambda step: lr * min(_rise(step, warmup), _fall(settings, step, steps))
+    # 1/warmup at step 1, up to 1 at step `warmup`
+    return lambda step: lr * min(step / warmup if warmup else 1.0, 1.0, _fall(settings, step, steps))
 
 
 def noam(step: int, d_model: int, warmup: int, scale: float = 1.0) -> float:
     """d_model^−0.5 · min(step^−0.5, step · warmup^−1.5), highest at step = warmup (Vaswani et al. 2017, §5.3)."""
     return scale * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
-
-
-def _rise(step: int, warmup: int) -> float:
-    """1/warmup at step 1, up to 1 at step `warmup`."""
-    return min(1.0, step / warmup) if warmup else 1.0
 
 
 def _fall(settings: Falling, step: int, steps: int) -> float:

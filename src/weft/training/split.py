@@ -1,6 +1,7 @@
-"""A model in training that several processes hold in parts: `Learner`, where what differs is in `parallel/apply.py`.
+"""A model that several processes hold in parts: in training, a `Learner` where what differs is in `parallel/apply.py`;
+and a trained one, of which each of them holds, and reads, a part of every matrix.
 
-It is loaded where a recipe asks for it: torch's own parts for this take a second.
+It is loaded where there are several processes: torch's own parts for this take a second.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,55 +11,57 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft import tensors
+from weft.costs.layouts import indivisible
+from weft.errors import ConfigError
+from weft.layout import Layout
+from weft.models.base import LanguageModel
 from weft.models.build import build
+from weft.models.config import TransformerConfig
+from weft.models.transformer import Transformer
 from weft.nn.init import empty_weights
+from weft.parallel import mesh as meshes
 from weft.parallel.apply import Split, lay_out
 from weft.parallel.context import check_context
 from weft.parallel.mesh import Mesh
 from weft.parallel.ranks import Ranks
 from weft.parallel.stages import check as check_stages
-from weft.recipe.config import SettledRecipe
-from weft.runs import together
+from weft.parallel.tensor import keep_local
+from weft.recipe.config import Recipe, SettledRecipe
+from weft.runs import checkpoint, together
+from weft.runs.folder import RunFolder
 from weft.training import optimizer
-from weft.training.finetune import add_adapters
 from weft.training.learner import Copy, Learner, fitted
 from weft.training.precision import check_precision
-from weft.training.weights import first_model
+from weft.training.weights import add_adapters, first_model, written_in
 
 
 class SplitLearner(Learner):
-    """This process's part of a model, and of the optimizer's state."""
+    """This process's part of a model, and of the optimizer's state; all processes call the same."""
 
     parallel: Split
 
     def restart(self, recipe: SettledRecipe) -> None:
-        """Back to the weights before the first step, with an optimizer that has seen no gradient."""
         torch.manual_seed(recipe.seed)
         self.parallel.fill(first_model(recipe).named_parameters())
         self.optimizer = optimizer.build(recipe.optimizer, self.model, self.parallel.local)
 
     def copy(self, step: int, notes: Mapping[str, Any]) -> together.Part:
-        """This process's part of everything resumable, in the host's memory."""
         return together.part(step, self.parallel, self.optimizer, notes)
 
     def write(self, folder: Path, copy: Copy, keep: int, interrupted: bool = False) -> Path:
-        """Write a checkpoint together with the others, which all call this."""
         return together.write(folder, copy, keep, interrupted, self.parallel.mesh.beside)
 
     def load(self, path: Path) -> dict[str, Any]:
-        """Put back this process's part of a checkpoint, whatever mesh it was saved on; its notes."""
         return together.load(path, self.parallel, self.optimizer)
 
     def load_weights(self, path: Path) -> None:
-        """The weights alone."""
         together.load_weights(path, self.parallel)
 
     def size(self) -> int:
-        """About how many bytes a checkpoint takes on the disk, over all processes."""
         return together.size(self.parallel, self.optimizer)
 
     def try_moments(self, folder: Path) -> None:
-        """Together with the others, as a checkpoint of its own."""
         self.write(folder / "moments", self.copy(1, {}), keep=1)
 
 
@@ -90,3 +93,65 @@ def _given_out(
         values = whole[name].detach() if ranks.leads else torch.empty(shape)
         ranks.give(values)
         yield name, values
+
+
+# ---- a trained model
+
+
+def load_part(
+    run: RunFolder, ranks: Ranks, device: torch.device, dtype: torch.dtype | None = None
+) -> tuple[LanguageModel, list[str]]:
+    """This process's part of a run's model with its best weights, ready to use, and a line for each damaged checkpoint.
+
+    All processes call this. The first one looks for a checkpoint and verifies it; then each gives memory to its part
+    alone, and reads that, into `dtype` or as `written_in` says.
+    """
+
+    def find() -> tuple[str, list[str]]:
+        check_divides(run, recipe, ranks.ranks)
+        path, damage = checkpoint.find(run.checkpoints, "best", _intact_weights)
+        return str(path.resolve()), damage
+
+    recipe = run.recipe()
+    found, damage = ranks.share(find)
+    path = Path(found)
+    with empty_weights():
+        model: LanguageModel = build(recipe.model)
+    if isinstance(model, Transformer):
+        model.to(tensors.common_type(path / together.WEIGHTS))
+        model.to(dtype or written_in(recipe, model, device))
+    over = meshes.build(Layout(tensor=ranks.ranks), ranks, device)
+    parallel = lay_out(model, over, "fp32", compile_=False)
+    parallel.root.to_empty(device=device)
+    together.load_weights(path, parallel)
+    keep_local(model, over)
+    return model.eval(), damage
+
+
+def _intact_weights(path: Path) -> Path:
+    """A checkpoint whose weights are as they were written; its moments, which are larger, nobody reads."""
+    files = checkpoint.manifest_of(path)["files"]
+    tensors.check(path / together.WEIGHTS, files[together.WEIGHTS]["sha256"])
+    return path
+
+
+def check_divides(run: RunFolder, recipe: Recipe, processes: int) -> None:
+    """Refuse what so many processes can't divide among them, before any of them allocates memory for it."""
+    if recipe.adapter is not None:
+        raise ConfigError(
+            f"{run.path}: an adapter is merged into its base by one process; merge it once and for all with "
+            f"`weft export {run.path} MERGED --to weft`, and start {processes} processes with that run"
+        )
+    if recipe.model.kind == "ngram":
+        raise ConfigError(
+            f"{run.path}: an n-gram model has no matrices that {processes} processes could divide; start one"
+        )
+    if isinstance(recipe.model, TransformerConfig):
+        model = recipe.model
+        if (reason := indivisible(model, processes)) is not None:
+            heads = range(1, model.attention.heads + 1)
+            *fitting, last = (str(number) for number in heads if indivisible(model, number) is None)
+            start = f"{', '.join(fitting)} or {last}" if fitting else last
+            raise ConfigError(
+                f"{run.path}: {processes} processes: its {reason}; start {start} with torchrun --nproc-per-node"
+            )

@@ -21,9 +21,8 @@ from weft.models.build import build
 from weft.models.ngram import NGram
 from weft.recipe.config import SettledRecipe
 from weft.runs import checkpoint
-from weft.runs.folder import FollowedRun, RunFolder, writing
+from weft.runs.folder import FollowedRun, RunFolder, note_files, report_changes, writing
 from weft.runs.journal import Journal, check_log
-from weft.runs.noted import note_files, report_changes
 from weft.runs.snapshot import snapshot
 from weft.training.loop import Loop
 from weft.training.objective import Objective

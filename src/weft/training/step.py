@@ -49,7 +49,7 @@ class OptimisationStep:
         """Take a step with learning rate `lr`.
 
         limits (2,), on the device: where the loss is above the first, the gradient norm above the second, or either is
-        not finite, the update is discarded, and weights and moments stay as they are (`training/guard.py` sets them).
+        not finite, the update is discarded, and weights and moments stay as they are (`training/state.py` sets them).
         """
         set_rate(self.optimizer, lr)
         parts = [self.parallel.own(part) for part in parts]

@@ -1,26 +1,31 @@
 """The weights that a run begins with, fresh or another run's, and those that it ends with."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from copy import deepcopy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
+from torch import nn
 
 from weft.config import flat
-from weft.errors import ConfigError, RunError
+from weft.errors import ConfigError, ModelError, RunError
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import TransformerConfig
 from weft.models.heads import LMHead
 from weft.models.transformer import Transformer
+from weft.nn.config import LoRA
 from weft.nn.init import empty_weights
+from weft.nn.lora import LowRank, block_linears
+from weft.nn.lora_targets import targets
 from weft.progress import warn
 from weft.recipe.config import Recipe
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder, open_run
-from weft.training.finetune import add_adapters, merged
 
+M = TypeVar("M", bound=nn.Module)
 # what a pretrained head holds that the next head can continue with: BERT's pooler (Devlin et al. 2019, §3.2)
 HANDED_ON = {"output.next_sentence.pooler.": "output.pooler."}
 
@@ -76,7 +81,43 @@ def written_in(recipe: Recipe, model: LanguageModel, device: torch.device) -> to
     return torch.bfloat16 if own == torch.float32 and recipe.precision in ("bf16", "fp8") else own
 
 
-# ---- adapters
+# ---- adapters: a small addition is learned, and the model's own weights stay as they are
+
+
+def add_adapters(model: nn.Module, settings: LoRA, fresh: Collection[str] = ()) -> list[str]:
+    """Freeze `model` and put trained low-rank matrices beside the layers that `settings` names; their names.
+
+    In place. The model computes what it did before, until it is trained. Parameters that are `fresh`, a new head's,
+    know nothing yet and are trained too.
+    """
+    linears = block_linears(model)
+    if not linears:
+        raise ModelError("adapter: it needs a model made of Transformer blocks")
+    if _adapters(model):
+        raise ModelError("adapter: this model has adapters already; merge them first")
+    names = targets(settings, linears)
+    head = list(model.get_submodule("output").parameters()) if settings.head else []
+    if settings.head and not head:
+        raise ModelError("adapter.head: this head has no weights of its own, it shares the embeddings'")
+    model.requires_grad_(False)
+    for name in names:
+        model.set_submodule(name, LowRank(linears[name], settings))
+    new = [parameter for name, parameter in model.named_parameters() if name in fresh]
+    for parameter in [*head, *new]:
+        parameter.requires_grad_(True)
+    return names
+
+
+def merged(model: M) -> M:
+    """A copy of the model in which the adapters are part of its weights: as one that never had any."""
+    copy = deepcopy(model)
+    for name, adapter in _adapters(copy).items():
+        copy.set_submodule(name, adapter.merge())
+    return copy.requires_grad_(True)
+
+
+def _adapters(model: nn.Module) -> dict[str, LowRank]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, LowRank)}
 
 
 def base_note(origin: str) -> str:
@@ -102,7 +143,6 @@ def check_base(run: RunFolder, recipe: Recipe, looked_at: Callable[[Path], Path]
 
 
 def _base_hash(origin: str, looked_at: Callable[[Path], Path] = checkpoint.whole) -> str:
-    """The hash of a run's best weights."""
     path, _ = checkpoint.find(open_run(origin).checkpoints, "best", looked_at)
     files = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["files"]
     return " ".join(files["model.safetensors"]["sha256"])

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.decode.engine.pool import BlockPool, BlockTable
+from weft.decode.engine.paging import BlockPool, BlockTable
 
 BLOCK = 3
 

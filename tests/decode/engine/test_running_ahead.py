@@ -22,7 +22,7 @@ from tests.decode.small import Asking
 from weft.decode.config import Sampling
 from weft.decode.constrain import regex
 from weft.decode.engine.engine import Limits
-from weft.decode.fast.engine_graphs import PagedGraphs
+from weft.decode.fast.cuda_graphs import PagedGraphs
 from weft.decode.prompt import Prompt
 from weft.errors import ModelError
 

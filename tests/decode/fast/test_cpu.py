@@ -18,7 +18,7 @@ from weft.nn.config import Attention, Gated, LayerNorm, LoRA, Plain, RMSNorm
 from weft.nn.lora import LowRank
 from weft.nn.position_config import ALiBi, Learned, LearnedT5, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
 from weft.nn.scaling import DynamicNTK, LinearScaling, LongRoPE, YaRN
-from weft.training.finetune import add_adapters
+from weft.training.weights import add_adapters
 
 CONFIGS = {
     "plain": llama(2, 32, 4, 48, context=32, vocab_size=50),

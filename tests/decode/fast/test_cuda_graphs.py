@@ -7,8 +7,7 @@ from tests.decode.small import VOCAB, decoder
 from weft.decode.config import Sampling
 from weft.decode.fast import cuda_graphs as graphs
 from weft.decode.fast.cuda_graphs import GraphStep
-from weft.decode.fast.settings import llama_like
-from weft.decode.fast.stepper import Stepper, cuda_fast_path, shape_is_fixed
+from weft.decode.fast.stepper import Stepper, cuda_fast_path, llama_like, shape_is_fixed
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
 from weft.errors import ModelError

@@ -13,7 +13,7 @@ from weft.decode.config import Sampling
 from weft.decode.engine.engine import Limits
 from weft.decode.engine.paging import BlockStore
 from weft.decode.fast.cuda import Chunk
-from weft.decode.fast.engine_graphs import PagedGraphs
+from weft.decode.fast.cuda_graphs import PagedGraphs
 from weft.decode.fast.stepper import cuda_fast_path, paged_graphs
 from weft.decode.generate import generate
 from weft.models.build import build

@@ -52,10 +52,11 @@ class Command(TyperCommand):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.help = _paragraphs(self.help or "")
+        # paragraphs are lines, so that the terminal wraps them; indented lines stay as they are
+        blocks = inspect.cleandoc(self.help or "").split("\n\n")
+        self.help = "\n\n".join(block if block.startswith(" ") else block.replace("\n", " ") for block in blocks)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The arguments and options, each with what a person has to write."""
         return [_plain(param) for param in super().get_params(ctx)]
 
 
@@ -63,11 +64,9 @@ class Group(TyperGroup):
     """A command with commands in it."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The options of the whole program."""
         return [_plain(param) for param in super().get_params(ctx)]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that a word names, or what to write instead."""
         word, rest = args[0], " ".join(shlex.quote(each) for each in args[1:])
         if ctx.parent is None and word in COMMANDS and word not in self.commands:
             raise ConfigError(f"no such command '{word}'; write `weft {COMMANDS[word].format(rest).strip()}`")
@@ -89,12 +88,6 @@ def _plain(param: Any) -> Any:
     if hasattr(param, "min"):
         param.min = param.max = None  # for the help alone; a value out of range is refused with the range
     return param
-
-
-def _paragraphs(text: str) -> str:
-    """A docstring whose paragraphs are lines, so that the terminal wraps them; indented lines stay as they are."""
-    blocks = inspect.cleandoc(text).split("\n\n")
-    return "\n\n".join(block if block.startswith(" ") else block.replace("\n", " ") for block in blocks)
 
 
 def unknown_option(error: Any, arguments: Sequence[str]) -> str | None:
@@ -119,7 +112,6 @@ def unknown_option(error: Any, arguments: Sequence[str]) -> str | None:
 
 
 def _recipe_key(name: str) -> str | None:
-    """The key of a recipe that an option may mean."""
     from weft.config import keys_of
     from weft.recipe.config import Recipe
 

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.console import columns
-from weft.cli.console.terminal import echo
+from weft.cli.console.terminal import echo, print_json
 from weft.errors import counted
 from weft.progress import log_to_stderr
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from weft.compare.experiment import Workplace
     from weft.compare.page import ComparisonPage
     from weft.compare.runner import Progress, Watch
-    from weft.compare.scaling_page import ScalingPage
+    from weft.compare.scale import ScalingPage
 
 
 NOW = "now: share of the budget · step · loss"
@@ -41,7 +40,7 @@ def show(page: "ComparisonPage | ScalingPage", places: Mapping[str, Path], as_js
     page.save(places["page"])
     page.save_figures(places["page"].parent / "figures")
     if as_json:
-        columns.print_json(page.record())
+        print_json(page.record())
         return
     echo(page.text())
     echo("")

@@ -1,9 +1,25 @@
 """Arguments and options that several commands share, and what a shell completes them with."""
 
+from glob import escape
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+
+def argument(name: str, help: str, **more: Any) -> Any:
+    """An argument of a command: what it is called in the help, and what that says of it."""
+    return typer.Argument(metavar=name, help=help, **more)
+
+
+def option(value: str | None, help: str, *names: str, **more: Any) -> Any:
+    """An option: what stands for its value in the help (None: a word for its type), and what that says of it."""
+    return typer.Option(*names, metavar=value, help=help, **more)
+
+
+def flag(name: str, help: str) -> Any:
+    """An option without a value."""
+    return typer.Option(name, help=help)
 
 
 def complete_recipes(ctx: Any, incomplete: str) -> list[str]:
@@ -12,7 +28,7 @@ def complete_recipes(ctx: Any, incomplete: str) -> list[str]:
     from weft.recipe.resolve import recipe_names
 
     names = [*recipe_names(), *PRESETS]
-    files = [str(path) for path in Path().glob(f"{_plain(incomplete)}*.toml")]
+    files = [str(path) for path in _paths(incomplete, ".toml")]
     return [name for name in (*names, *files) if name.startswith(incomplete)] + complete_runs(ctx, incomplete)
 
 
@@ -20,7 +36,12 @@ def complete_runs(ctx: Any, incomplete: str) -> list[str]:
     """Folders that begin so; of those in runs/ the runs."""
     if not incomplete or "runs/".startswith(incomplete):
         return [str(path.parent) for path in sorted(Path("runs").glob("*/config.toml"))]
-    return [str(path) for path in sorted(Path().glob(f"{_plain(incomplete)}*")) if path.is_dir()]
+    return [str(path) for path in _paths(incomplete) if path.is_dir()]
+
+
+def _paths(incomplete: str, ending: str = "") -> list[Path]:
+    above = Path("/" if incomplete.startswith("/") else "")
+    return sorted(above.glob(f"{escape(incomplete.lstrip('/'))}*{ending}"))
 
 
 def complete_keys(ctx: Any, incomplete: str) -> list[str]:
@@ -39,45 +60,21 @@ def complete_keys(ctx: Any, incomplete: str) -> list[str]:
     return [f"{key}=" for key in keys_of(Recipe, tree) if key.startswith(incomplete)]
 
 
-def _plain(incomplete: str) -> str:
-    """What a person typed of a path, without the signs that a pattern gives a meaning."""
-    return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in incomplete.lstrip("/"))
-
-
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.", autocompletion=complete_runs)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Run = Annotated[Path, argument("RUN", "A run's folder.", autocompletion=complete_runs)]
+AsJson = Annotated[bool, flag("--json", "Print JSON.")]
 SpecialTokens = Annotated[
-    bool,
-    typer.Option("--special-tokens", help="Recognise special tokens, such as <mask>; otherwise they are plain text."),
+    bool, flag("--special-tokens", "Recognise special tokens, such as <mask>; otherwise they are plain text.")
 ]
 Changes = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE", help="Settings to change, such as model.layers=8.", autocompletion=complete_keys
-    ),
+    list[str] | None, argument("KEY=VALUE", "Settings to change, such as model.layers=8.", autocompletion=complete_keys)
 ]
 Texts = Annotated[
-    str,
-    typer.Argument(
-        metavar="FILE", help="Texts: one per line, or one per row of a .jsonl, .csv, .tsv or .parquet file."
-    ),
+    str, argument("FILE", "Texts: one per line, or one per row of a .jsonl, .csv, .tsv or .parquet file.")
 ]
-Targets = Annotated[
-    list[str] | None,
-    typer.Option(metavar="FILE", help="Text files whose lines are the targets of the lines of --data."),
-]
-Text = Annotated[
-    list[str] | None,
-    typer.Option("--data", "-d", metavar="SOURCE", help="The text: files, folders, builtin:python."),
-]
+Targets = Annotated[list[str] | None, option("FILE", "Text files whose lines are the targets of the lines of --data.")]
+Text = Annotated[list[str] | None, option("SOURCE", "The text: files, folders, builtin:python.", "--data", "-d")]
 Jobs = Annotated[
     str | None,
-    typer.Option(
-        metavar="N|slurm|ray",
-        help="How many runs at a time (default: as many as fit), or what runs them: slurm, ray, slurm:8.",
-    ),
+    option("N|slurm|ray", "How many runs at a time (default: as many as fit), or what runs them: slurm, ray, slurm:8."),
 ]
-Out = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", help="Where everything is written (default: one in comparisons/)."),
-]
+Out = Annotated[Path | None, option("FOLDER", "Where everything is written (default: one in comparisons/).")]

@@ -2,65 +2,55 @@
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from weft.cli.console import columns
-from weft.cli.console.loading import loading
+from weft.cli.console.terminal import loading, print_json, print_tables
+from weft.errors import ConfigError
 from weft.figures.tables import Table
 
 NONE = ("N/A", None)
+NOT_FOR_TASKS = ("data", "targets", "stride", "figure", "quantize", "details", "overlap", "out")
 
 
-class Asked(NamedTuple):
-    """The options of `weft evaluate` that are about tasks."""
-
-    tasks: str | None
-    folder: Path | None
-    limit: int | None
-    as_json: bool
-
-
-def evaluate_on_tasks(run: Path, asked: Asked, others: Mapping[str, Any]) -> None:
+def evaluate_on_tasks(given: Mapping[str, Any]) -> None:
     """Print the results of a run on tasks: a line a metric, or as JSON what the harness gives.
 
-    `others` are the options that are not for tasks, with their values.
+    `given` are the options of `weft evaluate` by their names.
     """
-    names = _names(asked, others)
+    names, folder, limit = _names(given), given["tasks_path"], given["limit"]
     with loading():
         import torch
 
+        from weft.api.lm_eval import evaluate_tasks
         from weft.api.load import load
-        from weft.api.tasks import evaluate_tasks
 
-    found = evaluate_tasks(load(run, dtype=torch.float32), names, limit=asked.limit, folder=asked.folder)
-    if asked.as_json:
+    found = evaluate_tasks(load(given["run"], dtype=torch.float32), names, limit=limit, folder=folder)
+    if given["as_json"]:
         kept = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
-        columns.print_json({key: found[key] for key in kept if key in found})
+        print_json({key: found[key] for key in kept if key in found})
         return
     rows = [row for task, metrics in found["results"].items() for row in _rows(found, task, metrics)]
-    remarks = [] if asked.limit is None else [f"on the first {asked.limit} examples of each task only"]
+    remarks = [] if limit is None else [f"on the first {limit} examples of each task only"]
     filters = "filter" if any(row[2] for row in rows) else ""
     header = ("task", "shots", filters, "metric", "", "value", "± stderr")
-    columns.show(Table(header, rows, "", remarks, text=(0, 2, 3, 4)))
+    print_tables(Table(header, rows, "", remarks, text=(0, 2, 3, 4)))
 
 
-def _names(asked: Asked, others: Mapping[str, Any]) -> list[str]:
-    """The names of the tasks, if all that is asked for can be done with them."""
-    from weft.errors import ConfigError
-
-    if asked.tasks is None:
-        option, value = ("--limit", asked.limit) if asked.folder is None else ("--tasks-path", asked.folder)
-        raise ConfigError(f"{option} {value}: it is about tasks, which --tasks names")
-    names = [name.strip() for name in asked.tasks.split(",") if name.strip()]
+def _names(given: Mapping[str, Any]) -> list[str]:
+    tasks = given["tasks"]
+    if tasks is None:
+        option = "limit" if given["tasks_path"] is None else "tasks_path"
+        raise ConfigError(f"--{option.replace('_', '-')} {given[option]}: it is about tasks, which --tasks names")
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names:
-        raise ConfigError(f"--tasks '{asked.tasks}': expected the name of a task, or several with commas between them")
-    for option, value in others.items():
-        if value:
+        raise ConfigError(f"--tasks '{tasks}': expected the name of a task, or several with commas between them")
+    for option in NOT_FOR_TASKS:
+        if value := given[option]:
             shown = value[0] if isinstance(value, list) else "" if value is True else value
-            raise ConfigError(f"{option} {shown}".strip() + ": tasks have data and metrics of their own; leave it out")
+            named = f"--{option} {shown}".strip()
+            raise ConfigError(f"{named}: tasks have data and metrics of their own; leave it out")
     if find_spec("lm_eval") is None:
-        raise ConfigError(f"--tasks {asked.tasks}: they need the package lm-eval; pip install 'weft[lm-eval]'")
+        raise ConfigError(f"--tasks {tasks}: they need the package lm-eval; pip install 'weft[lm-eval]'")
     return names
 
 

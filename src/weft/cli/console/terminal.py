@@ -1,17 +1,31 @@
-"""Printing what may come from a file: a terminal obeys escape sequences, so it gets them spelled out.
+"""Printing: texts, tables and JSON, and a sign of life while the heavy libraries are imported.
 
-Names of columns and tensors, labels, and what a model writes are anybody's text. Into a file or a pipe they go as they
-are; what is printed on standard error is for a person in any case.
+Names of columns and tensors, labels, and what a model writes are anybody's text. A terminal obeys escape sequences, so
+it gets them spelled out. Into a file or a pipe they go as they are; standard error is for a person in any case.
 """
 
+import gc
+import json
 import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
 
 import typer
 
+from weft.figures.tables import Table, text_lines
 from weft.untrusted import printable
+
+MIN_PROSE_WIDTH, MAX_PROSE_WIDTH = 20, 120  # columns that titles and remarks are wrapped at
+STYLES: dict[str, dict[str, Any]] = {
+    "title": {"bold": True},
+    "header": {"dim": True},
+    "row": {},
+    "remark": {"dim": True},
+}
 
 
 def shown(text: str) -> str:
@@ -30,10 +44,34 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+def print_tables(*tables: Table) -> None:
+    """Print tables with an empty line between them: whole in a pipe, and fitted to the width of a terminal."""
+    width = terminal_width()
+    prose = max(MIN_PROSE_WIDTH, min(width or MAX_PROSE_WIDTH, MAX_PROSE_WIDTH))
+    for number, table in enumerate(tables):
+        if number:
+            typer.echo()
+        safe = table._replace(
+            header=list(map(shown, table.header)),
+            rows=[list(map(shown, row)) for row in table.rows],
+            title=shown(table.title),
+            remarks=list(map(shown, table.remarks)),
+        )
+        for part, line in text_lines(safe, width, prose):
+            typer.secho(line, **STYLES[part])
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document."""
+    from weft.runs.lines import finite
+
+    typer.echo(json.dumps(finite(value), ensure_ascii=False, indent=2, allow_nan=False))
+
+
 def broken_between_words(parts: Iterable[str], width: int) -> Iterator[str]:
     """A text that comes in parts, word by word, with line ends before words that no longer fit; spaces stay."""
     column, waiting = 0, ""
-    for part in _and_end(parts):
+    for part in chain(parts, [None]):
         waiting += part or ""
         pieces = re.findall(r"\s|\S+", waiting)
         # the last word may not be whole yet; one that fills a line is written as far as it is
@@ -50,11 +88,30 @@ def broken_between_words(parts: Iterable[str], width: int) -> Iterator[str]:
             yield piece
 
 
-def _and_end(parts: Iterable[str]) -> Iterator[str | None]:
-    yield from parts
-    yield None
-
-
 def terminal_width() -> int | None:
     """The columns of the terminal that standard output is; None where it isn't one."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Import what a command needs inside: on a terminal something shows that it happens, and leaves no trace.
+
+    What is imported stays for good, so nobody looks for garbage in it, now or later: that took half a second.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    is_terminal = sys.stderr.isatty()
+    if is_terminal:
+        sys.stderr.write("loading torch …")
+        sys.stderr.flush()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+        if is_terminal:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

@@ -8,7 +8,8 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from weft.cli.console.loading import loading
+from weft.cli.console.terminal import loading
+from weft.errors import ConfigError, WeftError
 
 if TYPE_CHECKING:
     from weft.api.run import Run
@@ -23,9 +24,9 @@ def together(command: Callable[P, None]) -> Callable[P, None]:
     @wraps(command)
     def by_all(*args: P.args, **kwargs: P.kwargs) -> None:
         with loading():
-            from weft.parallel.ranks import join
+            from weft.parallel.ranks import join, reaching
         ranks = join()
-        with ranks.reaching(), _quiet(ranks):
+        with reaching(), _quiet(ranks):
             command(*args, **kwargs)
             ranks.wait()
 
@@ -34,8 +35,6 @@ def together(command: Callable[P, None]) -> Callable[P, None]:
 
 def refuse_together(ranks: "Ranks", options: Mapping[str, Any]) -> None:
     """Refuse options that a model can't serve while several processes divide it; those left out are None or False."""
-    from weft.errors import ConfigError
-
     name, value = next(((name, value) for name, value in options.items() if value), ("", None))
     if name and not ranks.alone:
         given = name if value is True else f"{name} {value}"
@@ -48,7 +47,6 @@ def load_together(run: Path, **given: Any) -> "Run":
     """A run's model, of which each process has a part. One that fails by itself says so; the others learn that it is
     gone."""
     from weft.api.load import load
-    from weft.errors import WeftError
     from weft.parallel.ranks import join, lost
 
     ranks = join()
@@ -65,8 +63,6 @@ def load_together(run: Path, **given: Any) -> "Run":
 @contextmanager
 def _quiet(ranks: "Ranks") -> Iterator[None]:
     """Inside, all processes do the same: what a person has to read, the first one prints."""
-    from weft.errors import WeftError
-
     if ranks.leads:
         yield
         return

@@ -50,7 +50,6 @@ class Remarks:
         self.seen = self.full = self.slid = self.unmatched = 0
 
     def look(self, text: str, tokens: int, finish: str | None, slid: bool) -> None:
-        """Count a text that has ended."""
         self.seen += 1
         self.slid += slid
         self.full += finish == "length" and tokens < self.max_tokens
@@ -66,7 +65,6 @@ class Remarks:
                 self.look(text, chunk.tokens, chunk.finish, chunk.slid)
 
     def report(self) -> None:
-        """Write to stderr what became of them, if anything did."""
         if self.slid:
             which = "the text is" if self.seen == 1 else f"{self.slid} of {self.seen} texts are"
             line = f"longer than the model's window of {self.window} tokens and continued over the last of them"

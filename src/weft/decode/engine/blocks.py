@@ -1,4 +1,4 @@
-"""A Transformer's requests in the blocks of a pool, which they share where they begin alike."""
+"""Requests, and the blocks of a pool that a Transformer reads them into, which they share where they begin alike."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -7,15 +7,59 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.decode.engine.paging import BlockStore, PagedCache
-from weft.decode.engine.pool import BlockPool, BlockTable, Key
-from weft.decode.engine.requests import Request, Work
+from weft.decode.config import Sampling
+from weft.decode.engine.paging import BlockPool, BlockStore, BlockTable, Key, PagedCache
 from weft.decode.fast.cuda import Chunk
 from weft.decode.fast.stepper import paged_graphs
+from weft.decode.prompt import Prompt
 from weft.decode.sampling import on_device
+from weft.decode.text import Chunk as Written
+from weft.decode.text import Completion, Text, completion_of
+from weft.errors import WeftError
 from weft.models.transformer import Transformer, TransformerState
 
 CALL = 16  # a call of the model costs about as much as reading so many tokens more in one that is made anyway
+
+
+class Request(Text):
+    """A text that was asked for. `read` of its `ids` are in the cache, which never holds more than `longest` of them.
+
+    After its ids come `ahead` more, which the device has chosen and the host hasn't seen yet.
+    """
+
+    def __init__(self, number: int, prompt: Prompt, settings: Sampling, window: int | None, seed: int):
+        super().__init__(prompt, settings, window, seed)
+        self.number = number
+        self.read = self.ahead = 0
+        self.longest = len(self.ids) + min(self.left, self.until_full) - 1  # the last one is never read
+        self.keys: list[Key] = []  # of its full blocks, hashed once
+        self.chunks: list[Written] = []
+        self.ended = False
+        self.error: WeftError | None = None
+
+    @property
+    def unread(self) -> int:
+        """Tokens that have to be read before the next one can be chosen."""
+        return len(self.ids) + self.ahead - self.read
+
+    @property
+    def ends_or_slides(self) -> bool:
+        """Whether what the host hasn't seen yet ends it or fills its window: nothing can be read before that."""
+        return self.ahead > 0 and self.ahead >= min(self.left, self.until_full)
+
+    def completion(self) -> Completion:
+        """The whole text, once it has ended."""
+        assert self.ended, "the engine is still writing it"
+        if self.error is not None:
+            raise self.error
+        return completion_of(self.chunks, self.prompt)
+
+    def slide(self) -> None:
+        super().slide()
+        self.keys = []
+
+
+Work = list[tuple[Request, int]]  # how many tokens of which requests are read in a step
 
 
 class BlockManager:
@@ -88,20 +132,18 @@ class BlockManager:
             table, known = self.tables[request.number], min(request.read, len(request.ids))
             if known // size > table.read // size:
                 self.pool.commit(table, request.ids, known)
-        return in_order(features, order)
+        rows = features[0] if len(features) == 1 else torch.cat(features)
+        if order == list(range(len(order))):
+            return rows
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return rows[on_device(torch.tensor(back), rows.device)]
 
     def keep(self, requests: Sequence[Request], tokens: Tensor) -> None:
         """Requests go on with these tokens (requests,), which only the device knows so far."""
         assert self.graphs is not None
         self.graphs.keep([self.row[request.number] for request in requests], tokens)
 
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether a request's next token can be read before the host knows it."""
-        return self.graphs is not None
-
     def release(self, request: Request) -> None:
-        """Free its blocks."""
         self.pool.release(self.tables.pop(request.number))
         row = self.row.pop(request.number)
         self.numbers[row] = self.store.nowhere
@@ -160,15 +202,6 @@ class BlockManager:
         if lengths is None:
             return features[:, -1]
         return features[torch.arange(len(work), device=self.device), lengths - 1]
-
-
-def in_order(parts: Sequence[Tensor], order: Sequence[int]) -> Tensor:
-    """Rows that were computed in this order, in their own."""
-    features = parts[0] if len(parts) == 1 else torch.cat(list(parts))
-    if list(order) == list(range(len(order))):
-        return features
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return features[on_device(torch.tensor(back), features.device)]
 
 
 def bands(places: Sequence[int], sizes: Sequence[int], toll: float) -> list[list[int]]:

@@ -14,6 +14,7 @@ blocks go to others only in steps that the device does later, so nothing is writ
 Where a token can be chosen only by what the host knows, as under a grammar, such a step waits for the host.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -22,9 +23,7 @@ import torch
 from torch import Tensor
 
 from weft.decode.config import Sampling
-from weft.decode.engine.blocks import BlockManager
-from weft.decode.engine.requests import Request, Work
-from weft.decode.engine.scheduler import Counts, Scheduler
+from weft.decode.engine.blocks import BlockManager, Request, Work
 from weft.decode.prompt import Prompt, context_window
 from weft.decode.sampling import fetched, marked, on_device, picked, refusal
 from weft.decode.text import Chunk, adjusted, write
@@ -46,6 +45,97 @@ class Limits:
     block_size: int = 16
     rows: int = 256
     prefill: int | None = None
+
+
+@dataclass
+class Counts:
+    """What the engine has done so far, in tokens, requests and steps."""
+
+    prompt: int = 0  # tokens of prompts that were read
+    shared: int = 0  # tokens of prompts that need not be read: another text has the same prefix
+    written: int = 0
+    preempted: int = 0  # times that a request was preempted
+    steps: int = 0
+
+
+class Scheduler:
+    """Who runs next: requests join the batch when there are free blocks and leave it when they end, token by token.
+
+    In each step all texts that are being written get a token, and new prompts are read at most `prefill` tokens at a
+    time, so that a long one holds nobody up (Yu et al. 2022; Agrawal et al. 2023: chunked prefill). At most `rows` run.
+    Where free blocks run out, the youngest request is preempted: its blocks go to the others, and it is read again
+    later.
+    """
+
+    def __init__(self, manager: BlockManager, rows: int, prefill: int, counts: Counts):
+        self.manager, self.rows, self.prefill, self.counts = manager, rows, prefill, counts
+        self.running: list[Request] = []  # in the order they were admitted
+        self.waiting: deque[Request] = deque()
+
+    def schedule(self) -> Work | None:
+        """Admit and preempt; then a token of each text that is being written, and chunks of the new prompts.
+
+        None where free blocks have run out and some requests are ahead of the host: it has to catch up first, since
+        some of them may have ended, and only one whose text is known can be read again later.
+        """
+        self._admit()
+        work: Work = [(request, 1) for request in self.running if request.unread == 1 and not request.ends_or_slides]
+        new = [request for request in self.running if request.unread > 1]
+        # the oldest goes first, then the shortest; while others wait, one gets half of the tokens at most
+        new[1:] = sorted(new[1:], key=lambda request: request.unread)
+        left = self.prefill
+        for request in new:
+            most = max(1, self.prefill // 2) if len(new) > 1 else left
+            size = min(request.unread, left, most)
+            work.append((request, size))
+            left -= size
+            if left == 0:
+                break
+        return self._with_blocks(work)
+
+    def remove(self, request: Request) -> None:
+        if request in self.running:
+            self.running.remove(request)
+            self.manager.release(request)
+
+    def slide(self, request: Request) -> None:
+        """The window of a request is full: its last ids are read again, as after a preemption."""
+        self._return(request)
+        request.slide()
+
+    def _admit(self) -> None:
+        """Admit those that wait, in the order they came, as long as blocks are free."""
+        later: list[Request] = []  # their prefix is being read just now
+        while self.waiting and len(self.running) < self.rows:
+            request = self.waiting.popleft()
+            if self.manager.awaits(request):
+                later.append(request)
+            elif self.manager.admit(request, spare=len(self.running)):  # each that runs may soon need a block more
+                self.running.append(request)
+                self.counts.shared += 0 if request.written else request.read
+            else:
+                self.waiting.appendleft(request)
+                break
+        self.waiting.extendleft(reversed(later))
+
+    def _with_blocks(self, work: Work) -> Work | None:
+        """The work that has blocks; where too few are free, the youngest requests are preempted."""
+        preempted: set[int] = set()
+        for request, size in sorted(work, key=lambda item: item[0].number):
+            while request.number not in preempted and not self.manager.extend(request, request.read + size):
+                if any(other.ahead for other in self.running):
+                    return None
+                youngest = max(self.running, key=lambda other: other.number)
+                preempted.add(youngest.number)
+                self._return(youngest)
+                self.counts.preempted += 1
+        return [item for item in work if item[0].number not in preempted] if preempted else work
+
+    def _return(self, request: Request) -> None:
+        """Free its blocks, and let it wait again before those that came later."""
+        self.remove(request)
+        later = (place for place, other in enumerate(self.waiting) if other.number > request.number)
+        self.waiting.insert(next(later, len(self.waiting)), request)
 
 
 Late = tuple[list[Request], Callable[[], list[int]]]  # requests, and the function that waits for a token of each
@@ -73,7 +163,6 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left to do."""
         return not (self.scheduler.waiting or self.scheduler.running)
 
     @torch.inference_mode()
@@ -108,7 +197,7 @@ class Engine:
             return
         requests, features = _those([request for request, _ in work], features, all_read)
         logits = self.model.head(features.unsqueeze(1))[:, 0, : self.vocab_size]
-        if self.manager.runs_ahead and not any(request.needs_host for request in requests):
+        if self.manager.graphs is not None and not any(request.needs_host for request in requests):
             self._run_ahead(requests, logits)
             return
         self._catch_up()
@@ -166,14 +255,12 @@ class Engine:
             self.scheduler.slide(request)
 
     def _end(self, request: Request, error: WeftError | None = None) -> None:
-        """A text is complete, or has failed."""
         if not request.ended:
             self.scheduler.remove(request)
             request.ended, request.error = True, error
 
 
 def _those(requests: list[Request], rows: Tensor, places: list[int]) -> tuple[list[Request], Tensor]:
-    """The requests at these places, and their rows."""
     if len(places) == len(requests):
         return requests, rows
     return [requests[place] for place in places], rows.index_select(0, on_device(torch.tensor(places), rows.device))

@@ -23,6 +23,9 @@ BLOCK = 64  # keys at a time
 HIGH = 128  # queries of a tile of a chunk
 WIDE = 64  # keys that it looks at at a time
 
+Angles = tuple[Tensor, Tensor]  # cosines and sines
+Paged = tuple[Tensor, Tensor, Tensor]  # places, slots and tables
+
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def where(key, seen, base, table_ptr, block_stride, D: tl.constexpr, PAGE: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -276,7 +279,7 @@ class Attention:
     def __call__(
         self,
         qkv: Tensor,
-        angles: tuple[Tensor, Tensor],
+        angles: Angles,
         keys: Tensor,
         values: Tensor,
         lengths: Tensor,
@@ -302,20 +305,13 @@ class Attention:
         return out
 
 
-def rotate_and_store(
-    qkv: Tensor,
-    angles: tuple[Tensor, Tensor],
-    keys: Tensor,
-    values: Tensor,
-    places: Tensor | None = None,
-    slots: Tensor | None = None,
-    tables: Tensor | None = None,
-) -> None:
+def rotate_and_store(qkv: Tensor, angles: Angles, keys: Tensor, values: Tensor, paged: Paged | None = None) -> None:
     """Rotate the queries of qkv (batch, time, width) in place; store rotated keys, and values, at the cache's start.
 
-    With `tables`, of qkv (tokens, width): token i is the one at places[i] of its text, and is stored in keys and values
-    (blocks, kv_heads, block, d_head), in the blocks that tables[slots[i]] names.
+    With places, slots and tables, of qkv (tokens, width): token i is the one at places[i] of its text, and is stored in
+    keys and values (blocks, kv_heads, block, d_head), in the blocks that tables[slots[i]] names.
     """
+    places, slots, tables = paged or (None, None, None)
     kv_heads, page, d_head = keys.shape[1:]
     heads = qkv.shape[-1] // d_head - 2 * kv_heads
     page, stride = (0, 0) if tables is None else (page, tables.stride(0))

@@ -19,17 +19,19 @@ from torch.nn import functional as F
 
 from weft.decode.fast.products import KleidiAI4
 from weft.decode.fast.quantize import QuantizedLinear
-from weft.decode.fast.settings import ADDED, BIASED
 from weft.machine import best_of
 from weft.models import heads
 from weft.models.transformer import SourceCache, Transformer, TransformerState
 from weft.nn.feedforward import Gated
 from weft.nn.linear import Linear
 from weft.nn.norm import RMSNorm
+from weft.nn.position_config import ALiBi, Learned, PositionConfig, Sinusoidal, T5Bias
 
 Product = Callable[[Tensor], Tensor]  # x (batch, K) → x Wᵀ + b (batch, N)
 Sum = Callable[[Tensor, Tensor], Tensor]  # residual (batch, N), x (batch, K) → residual + x Wᵀ + b
 
+ADDED: tuple[type[PositionConfig], ...] = (Sinusoidal, Learned)  # to the embeddings
+BIASED: tuple[type[PositionConfig], ...] = (T5Bias, ALiBi)  # the scores, by the distance alone
 MIN_PACKED_WEIGHTS = 1 << 17  # numbers of a matrix that is worth a copy
 PACKED_ROWS = 25  # about as many as are multiplied at a time
 MIN_PACKING_GAIN = 1.25  # packed products are used where they are so much faster that every measurement shows it
@@ -47,10 +49,8 @@ class CPUFastPath:
         self.heads, self.kv_heads, self.d_head = config.attention.heads, config.attention.groups, config.d_head
         self.window = config.attention.window
         self.scale = config.embedding_factor
-        embedding_norm, norm = model.decoder.embedding_norm, model.decoder.norm
-        self.embedding_norm = None if embedding_norm is None else _norm(embedding_norm)
-        self.norm = None if norm is None else _norm(norm)
-        self.pack, self.packed = pack, False
+        self.embedding_norm, self.norm = _norm(model.decoder.embedding_norm), _norm(model.decoder.norm)
+        self.pack = pack  # until that is done
         self.layers = [_Layer(block, False) for block in model.decoder.blocks]
         self.words: Product | None = None
         self.added: Tensor | None = None  # (max_len, d_model)
@@ -94,13 +94,16 @@ class CPUFastPath:
         state, decoder = self.state, self.model.decoder
         assert decoder is not None
         self.store, self.source = state.cache.store, state.source_cache
-        if self.pack and not self.packed and len(state.lengths) > 1:
+        if self.pack and len(state.lengths) > 1:
             self._pack()
         mask = None  # what is added to the scores of a source's keys, (rows, 1, 1, source time), where there is padding
         if state.source_mask is not None and not bool(state.source_mask.all()):
             mask = torch.zeros(state.source_mask.shape).masked_fill_(~state.source_mask, -torch.inf)[:, None, None]
         for number, layer in enumerate(self.layers):
-            layer.bind(self.store[number], None if self.source is None else self.source[number], mask)
+            layer.keys, layer.values = self.store[number].unbind(0)
+            layer.cache = self.store[number].transpose(0, 1)
+            if self.source is not None:
+                layer.source, layer.mask = self.source[number], mask
         if state.max_len == self.max_len:
             return
         self.max_len = state.max_len
@@ -116,7 +119,7 @@ class CPUFastPath:
             self.angles = torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)
 
     def _pack(self) -> None:
-        model, self.packed = self.model, True
+        model, self.pack = self.model, False
         assert model.decoder is not None
         self.layers = [_Layer(block, True) for block in model.decoder.blocks]
         if type(model.output) is heads.LMHead and model.output.softcap is None:
@@ -178,28 +181,19 @@ class _Layer:
         gated = isinstance(feedforward, Gated)
         first = feedforward.gate_up if gated else feedforward.up
         self.feedforward = _sublayer(block.feedforward_skip, first, feedforward.down, pack)
-        self.activate: Product = _gated(feedforward.activation) if gated else feedforward.activation
+        activation: Product = feedforward.activation
 
-    def bind(self, cache: Tensor, source: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> None:
-        """cache (2, batch, kv_heads, max_len, d_head) of its keys and values, those of its source, and their mask."""
-        self.keys, self.values = cache.unbind(0)
-        self.cache = cache.transpose(0, 1)
-        if source is not None:
-            self.source, self.mask = source, mask
+        def gate(both: Tensor) -> Tensor:
+            half = both.shape[1] // 2
+            return activation(both.narrow(1, 0, half)).mul_(both.narrow(1, half, half))
 
-
-def _gated(activation: Product) -> Product:
-    def gated(both: Tensor) -> Tensor:
-        half = both.shape[1] // 2
-        return activation(both.narrow(1, 0, half)).mul_(both.narrow(1, half, half))
-
-    return gated
+        self.activate = gate if gated else activation
 
 
 def _sublayer(skip: Any, into: nn.Module, out: nn.Module, pack: bool) -> Callable[[Tensor, Product], Tensor]:
     """x + f(x), where f is a product, what is given, and another product; with the norm before or after it."""
     first, last = _product(into, pack), _sum(out, pack)
-    norm = None if skip.norm is None else _norm(skip.norm)
+    norm = _norm(skip.norm)
     if norm is None:
         return lambda x, between: last(x, between(first(x)))
     if skip.pre:
@@ -249,10 +243,10 @@ def _direct(part: nn.Module) -> tuple[Product, Tensor | None]:
     return lambda x: times(x, packed, group, K, N), product.centres
 
 
-def _norm(norm: Any) -> Product:
+def _norm(norm: Any) -> Product | None:
     """A norm of x (batch, width); RMSNorm's root of one row is a number, which is cheaper than a tensor of one."""
     if not isinstance(norm, RMSNorm):
-        return norm.forward
+        return None if norm is None else norm.forward
     gain, eps, width = norm.weight + norm.offset if norm.offset else norm.weight, norm.eps, len(norm.weight)
     length_of, plain = torch.linalg.vector_norm, norm.forward
 

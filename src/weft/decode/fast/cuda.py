@@ -8,12 +8,10 @@ other, without padding, and attention takes them text by text (`attend.py`). Wha
 block table, so that it may share its first blocks.
 """
 
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -68,7 +66,6 @@ class FusedLayers:
         return self.model.decoder.norm(x)
 
     def _feedforward(self, block: Any, x: Tensor) -> Tensor:
-        """x (batch, d_model) plus its gated layer."""
         forward = block.feedforward
         h = self._times(forward.gate_up, x, norm=block.feedforward_skip.norm, gated=True)
         return self._times(forward.down, h, residual=x)
@@ -128,10 +125,6 @@ class CUDAFastPath(FusedLayers):
         self.mixed = torch.empty(batch, self.heads * self.d_head, dtype=self.dtype, device=self.device)
         self.logits = torch.empty(1, model.config.vocab_size, dtype=torch.float32, device=self.device)
 
-    def step(self, tokens: Tensor) -> Tensor:
-        """tokens (batch, 1) → logits (batch, vocab_size). Every row's length grows by one, on the device."""
-        return self._words(self._blocks(tokens))
-
     def read(self, tokens: Tensor) -> Tensor:
         """tokens (batch, time), the first that the state reads → features (batch, time, d_model)."""
         store = self.state.cache.store
@@ -142,8 +135,8 @@ class CUDAFastPath(FusedLayers):
                 x = self._read_feedforward(block, x)
         return self.normed(x)
 
-    def _blocks(self, tokens: Tensor) -> Tensor:
-        """tokens (batch, 1) through all blocks → (batch, d_model), before the last norm."""
+    def step(self, tokens: Tensor) -> Tensor:
+        """tokens (batch, 1) → logits (batch, vocab_size). Every row's length grows by one, on the device."""
         state, store = self.state, self.state.cache.store
         x = self._embed(tokens[:, 0])
         for number, block in enumerate(self.blocks):
@@ -153,7 +146,7 @@ class CUDAFastPath(FusedLayers):
             self.attention(*given, pdl=self.pdl)
             x = self._feedforward(block, self._times(attention.out, self.mixed, residual=x))
         state.lengths.add_(1)
-        return x
+        return self._words(x)
 
     def _read_attention(self, block: Any, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """x (batch, time, d_model) plus what it attends to; its keys and values are put at the cache's start."""
@@ -187,8 +180,7 @@ class CUDAFastPath(FusedLayers):
         return self.model.head(features.unsqueeze(1))[:, 0]
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Ids to be read after `read` others of the text in a slot."""
 
     slot: int
@@ -205,10 +197,9 @@ class PagedFastPath(FusedLayers):
 
     def attention_of(self, batch: int) -> Any:
         """Attention of a step of so many rows."""
-        if batch == 1:
-            return self.attention_for(1, self.attend.CROWD)
-        attention = self.attention_for(batch, CROWD)
-        attention.warps = WARPS
+        attention = self.attention_for(batch, self.attend.CROWD if batch == 1 else CROWD)
+        if batch > 1:
+            attention.warps = WARPS
         return attention
 
     def step(self, tokens: Tensor, reads: Tensor, slots: Tensor, attention: Any) -> Tensor:
@@ -233,32 +224,26 @@ class PagedFastPath(FusedLayers):
         ids = np.concatenate([np.array(chunk.ids, dtype=np.int64) for chunk in chunks])
         each = np.concatenate([np.arange(chunk.read, chunk.read + len(chunk.ids)) for chunk in chunks])
         columns = np.stack([ids, each, np.repeat([chunk.slot for chunk in chunks], lengths)])
-        tokens, places, slots = self._sent(columns, torch.long).unbind(0)
-        tiles = self._sent(_tiles(chunks, ends, self.attend.HIGH), torch.int32)
-        last = self._sent(np.array(ends) - 1, torch.long)
+        high = self.attend.HIGH
+        tiles = [
+            (chunk.slot, end - len(chunk.ids) + at, min(high, len(chunk.ids) - at), chunk.read + at)
+            for chunk, end in zip(chunks, ends, strict=True)
+            for at in range(0, len(chunk.ids), high)
+        ]
+        tiles.sort(key=lambda tile: -tile[3])  # those that see most keys take longest, so they go first
+        tokens, places, slots = on_device(torch.from_numpy(columns), self.device).unbind(0)
+        sent = on_device(torch.tensor(tiles, dtype=torch.int32), self.device)
+        last = on_device(torch.tensor(ends) - 1, self.device)
         x = self._embed(tokens)
         mixed = torch.empty(len(x), self.heads * self.d_head, dtype=self.dtype, device=self.device)
         for number, block in enumerate(self.blocks):
             layer, attention = self.store.data[number], block.attention
             qkv = self._plain(attention.qkv, block.attention_skip.norm(x))
-            self.attend.rotate_and_store(qkv, self.angles, *layer.unbind(1), places, slots, self.tables)
-            self.attend.attend_chunks(qkv, layer, self.tables, tiles, attention.scale, mixed)
+            self.attend.rotate_and_store(qkv, self.angles, *layer.unbind(1), (places, slots, self.tables))
+            self.attend.attend_chunks(qkv, layer, self.tables, sent, attention.scale, mixed)
             del qkv
             x = self._read_feedforward(block, self._plus(attention.out, mixed, x))
         return self.normed(x.index_select(0, last))
-
-    def _sent(self, numbers: npt.NDArray[np.int64], dtype: torch.dtype) -> Tensor:
-        return on_device(torch.from_numpy(numbers).to(dtype), self.device)
-
-
-def _tiles(chunks: list[Chunk], ends: list[int], high: int) -> npt.NDArray[np.int64]:
-    """(tiles, 4), as `attend_chunks` takes them; those that see most keys first, for they take longest."""
-    tiles = [
-        (chunk.slot, end - len(chunk.ids) + at, min(high, len(chunk.ids) - at), chunk.read + at)
-        for chunk, end in zip(chunks, ends, strict=True)
-        for at in range(0, len(chunk.ids), high)
-    ]
-    return np.array(sorted(tiles, key=lambda tile: -tile[3]))
 
 
 def _matrix(part: nn.Module) -> tuple[Tensor, Tensor | None] | None:

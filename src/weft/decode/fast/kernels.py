@@ -256,12 +256,8 @@ def product(x: Tensor, weight: Tensor, scale: Tensor, residual: Tensor | None = 
     assert x.is_contiguous() and (residual is None or residual.is_contiguous())
     kernel, stages, (wide, deep) = _product_kernel, 4, (32 if N < 8192 else 64, 128)
     if four:
-        kernel, stages, (wide, deep), width = (
-            kernels4.product_kernel,
-            3,
-            (32, 8) if N < 8192 else (128, 4),
-            scale.shape[1],
-        )
+        kernel, stages, width = kernels4.product_kernel, 3, scale.shape[1]
+        wide, deep = (32, 8) if N < 8192 else (128, 4)
     high = min(64, max(16, triton.next_power_of_2(M)))
     kernel[(triton.cdiv(N, wide), triton.cdiv(M, high))](
         x, weight, scale, residual, y, M, N, width, residual is not None, high, wide, deep, x.is_cuda,

@@ -40,21 +40,18 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
-class Matrix(Structure):
-    """c/products.h's Matrix."""
+# ---- structures of c/products.h and c/step.c, by their names there
 
+
+class Matrix(Structure):
     _fields_ = _fields(c_int32, "kind rows columns") + _fields(c_void_p, "weights scales centres bias")
 
 
 class Norm(Structure):
-    """c/step.c's Norm."""
-
     _fields_ = _fields(c_void_p, "gain bias") + _fields(c_float, "eps offset") + _fields(c_int32, "centred")
 
 
 class Layer(Structure):
-    """c/step.c's Layer."""
-
     _fields_ = [
         *_fields(Norm, "attention_norm feedforward_norm"),
         *_fields(Matrix, "qkv out up down"),
@@ -63,8 +60,6 @@ class Layer(Structure):
 
 
 class Model(Structure):
-    """c/step.c's Model."""
-
     _fields_ = [
         *_fields(c_int32, "layers d_model heads kv_heads d_head d_ff gated activation capacity"),
         ("scale", c_float),
@@ -84,13 +79,9 @@ def library() -> ctypes.CDLL | None:
     if os.environ.get("WEFT_NATIVE") == "0" or os.name != "posix":
         return None
     try:
-        return _loaded(_compiled())
+        found = ctypes.CDLL(str(_compiled()))
     except (OSError, subprocess.SubprocessError):
         return None  # no compiler, or nowhere to keep its result: torch's operations do the same
-
-
-def _loaded(path: Path) -> ctypes.CDLL:
-    found = ctypes.CDLL(str(path))
     found.weft_product.argtypes = [POINTER(Matrix), c_void_p, c_void_p, c_int, c_int]
     found.weft_step.argtypes = [POINTER(Model), c_void_p, c_int, c_void_p, c_int]
     found.weft_share.argtypes = [c_void_p, c_void_p, c_void_p]
@@ -126,16 +117,15 @@ def _compiled() -> Path:
     compiler = next((found for name in names if (found := shutil.which(name))), None)
     if compiler is None:
         raise OSError("no C compiler")
-    sources = [(SOURCES / name).read_bytes() for name in sorted(path.name for path in SOURCES.iterdir())]
+    sources = [path.read_bytes() for path in sorted(SOURCES.iterdir())]
     compiler_itself = os.stat(compiler)
     known = f"{compiler} {compiler_itself.st_size} {compiler_itself.st_mtime} {FLAGS} {fingerprint()}".encode()
     name = f"step-{hashlib.sha256(b'%'.join([known, *sources])).hexdigest()[:16]}.so"
     folder = cache_folder()
     path = folder / name
-    if path.is_file():
-        kept = path.stat()
-        if kept.st_uid == os.getuid() and not kept.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return path
+    kept = path.stat() if path.is_file() else None
+    if kept is not None and kept.st_uid == os.getuid() and not kept.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return path
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as scratch:
         made = Path(scratch) / name

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from weft.decode.fast import native
 from weft.decode.fast.products import Native
 from weft.decode.fast.quantize import QuantizedHead, QuantizedLinear
-from weft.decode.fast.settings import native_step_reads
 from weft.models import heads
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.config import Gated
@@ -28,9 +27,8 @@ class NativeStep:
         assert model.decoder is not None and model.decoder.norm is not None and state.lengths.shape[0] == 1
         self.model, self.state, settings = model, state, model.config
         self.kept: list[Tensor] = []  # what is pointed to and belongs to nobody else
-        places = torch.arange(state.max_len)[None]
-        self.places = places[0]
-        angles = model.decoder.position.angles(places, state.max_len, torch.float32)
+        self.places = torch.arange(state.max_len)[None]
+        angles = model.decoder.position.angles(self.places, state.max_len, torch.float32)
         cos, sin = (None, None) if angles is None else (self._keep(angle[0, 0]) for angle in angles)
         store = state.cache.store  # (layers, 2, 1, kv_heads, max_len, d_head)
         blocks = model.decoder.blocks
@@ -64,9 +62,8 @@ class NativeStep:
         assert model.decoder is not None
         state.reserve(1)
         x = model.embed(tokens[None], model.embedding)
-        x = model.decoder.position.embed(x, self.places[None, place : place + 1])
-        library = native.library()
-        assert library is not None
+        x = model.decoder.position.embed(x, self.places[:, place : place + 1])
+        library: Any = native.library()
         given = self.found, x.contiguous().data_ptr(), place, self.result.data_ptr(), self.threads
         if library.weft_step(*given):
             raise MemoryError("a decoding step found no memory")
@@ -116,11 +113,7 @@ class NativeStep:
         return self.kept[-1].data_ptr()
 
 
-def native_step_fits(model: Transformer, state: TransformerState) -> bool:
-    """Whether the step is written for a model and its state: one row, float32, the shape of LLaMA or of GPT-2."""
-    if state.lengths.shape[0] != 1 or not native_step_reads(model.config):
-        return False
-    if native.library() is None:  # which compiles it, where that is not done yet
-        return False
+def weights_are_native(model: Transformer) -> bool:
+    """Whether the library can read all of a decoder's matrices."""
     parts = [part for part in model.decoder.modules() if isinstance(part, nn.Linear | QuantizedLinear)]  # type: ignore[union-attr]
     return all(type(p) is Linear or (isinstance(p, QuantizedLinear) and isinstance(p.product, Native)) for p in parts)

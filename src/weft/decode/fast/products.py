@@ -14,17 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.decode.fast import native
-from weft.decode.fast.rounding import (
-    GROUP,
-    Bits,
-    Packed,
-    centres_pay,
-    layout,
-    quantize_around_zero,
-    quantize_groups,
-    quantize_rows,
-)
+from weft.decode.fast import native, rounding
+from weft.decode.fast.rounding import Bits, Packed
 from weft.machine import best_of, has_triton
 
 SAMPLE = (1024, 768)  # the shape of the matrix that kernels are timed with
@@ -34,7 +25,10 @@ FIRST_CREDIT = 0.5  # of its time counts for the first kernel: another has to be
 
 
 class Product(nn.Module):
-    """x (M, K) → x Wᵀ (M, N). Of these tensors it has those that its kernel reads."""
+    """x (M, K) → x Wᵀ (M, N), by a kernel that reads these tensors, or some of them.
+
+    They move with the module and are in no checkpoint, as they follow from the weights.
+    """
 
     numbers: Tensor
     packed: Tensor
@@ -45,19 +39,16 @@ class Product(nn.Module):
         super().__init__()
         self.N, self.K = weight.shape
         self.group = self.K // weight.groups
-
-    def keep(self, **tensors: Tensor | None) -> None:
-        """Tensors that move with the module and are in no checkpoint: they follow from the weights."""
-        for name, tensor in tensors.items():
+        for name, tensor in self.tensors(weight).items():
             self.register_buffer(name, None if tensor is None else tensor.contiguous(), persistent=False)
+
+    def tensors(self, weight: Packed) -> dict[str, Tensor | None]:
+        """What the kernel reads of a weight, by name."""
+        return weight._asdict()
 
 
 class Plain16(Product):
     """The definition, in bf16: x is rounded too where the processor multiplies bf16."""
-
-    def __init__(self, weight: Packed):
-        super().__init__(weight)
-        self.keep(numbers=weight.numbers)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -68,9 +59,8 @@ class Plain16(Product):
 class Plain8(Product):
     """The definition, in 8 bits. On a GPU, the CUDA fast path reads `numbers` and `scales` itself."""
 
-    def __init__(self, weight: Packed):
-        super().__init__(weight)
-        self.keep(numbers=weight.numbers, scales=weight.unpack().scales[:, 0])
+    def tensors(self, weight: Packed) -> dict[str, Tensor | None]:
+        return {"numbers": weight.numbers, "scales": weight.unpack().scales[:, 0]}
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.numbers.to(x.dtype)) * self.scales.to(x.dtype)
@@ -78,10 +68,6 @@ class Plain8(Product):
 
 class Plain4(Product):
     """The definition, in 4 bits."""
-
-    def __init__(self, weight: Packed):
-        super().__init__(weight)
-        self.keep(**weight._asdict())
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, Packed(self.numbers, self.scales, self.centres).unpack().dequantize().to(x.dtype))
@@ -103,10 +89,9 @@ class KleidiAI4(Product):
     operations: so weights have them only where they pay.
     """
 
-    def __init__(self, weight: Packed):
-        super().__init__(weight)
+    def tensors(self, weight: Packed) -> dict[str, Tensor | None]:
         numbers, scales, centres = weight.unpack()
-        self.keep(packed=_kleidiai_packed(numbers, scales), centres=None if centres is None else centres.t())
+        return {"packed": _kleidiai_packed(numbers, scales), "centres": None if centres is None else centres.t()}
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.ops.aten._dyn_quant_matmul_4bit(x.float(), self.packed, self.group, self.K, self.N)
@@ -121,44 +106,36 @@ class KleidiAI8(Product):
     It is faster than the kernel for 8 bits, which converts every number to a float.
     """
 
-    def __init__(self, weight: Packed):
-        super().__init__(weight)
+    def tensors(self, weight: Packed) -> dict[str, Tensor | None]:
         numbers, scales, _ = weight.unpack()
         upper = (numbers + 8) >> 4  # rounds down; 119 + 8 is the most that 8 bits hold
         lower = numbers - (upper << 4)
-        self.keep(packed=_kleidiai_packed(torch.cat((upper, lower)), torch.cat((16 * scales, scales))))
+        return {"packed": _kleidiai_packed(torch.cat((upper, lower)), torch.cat((16 * scales, scales)))}
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.ops.aten._dyn_quant_matmul_4bit(x.float(), self.packed, self.group, self.K, 2 * self.N)
         return (y[:, : self.N] + y[:, self.N :]).to(x.dtype)
 
 
-class Torch8(Product):
-    """8 bits on other CPUs, with x in a `dtype`: on x86 torch has faster kernels for bf16."""
-
-    def __init__(self, weight: Packed, dtype: torch.dtype):
-        super().__init__(weight)
-        self.dtype = dtype
-        self.keep(numbers=weight.numbers, scales=weight.unpack().scales[:, 0].to(dtype))
+class Torch8(Plain8):
+    """8 bits on other CPUs, with x in the type of the scales: on x86 torch has faster kernels for bf16."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch._weight_int8pack_mm(x.to(self.dtype), self.numbers, self.scales).to(x.dtype)
+        return torch._weight_int8pack_mm(x.to(self.scales.dtype), self.numbers, self.scales).to(x.dtype)
 
 
 class Torch4(Product):
-    """4 bits on other CPUs, with x in a `dtype`, likewise."""
+    """4 bits on other CPUs, likewise."""
 
-    def __init__(self, weight: Packed, dtype: torch.dtype):
-        super().__init__(weight)
-        self.dtype = dtype
+    def tensors(self, weight: Packed) -> dict[str, Tensor | None]:
         numbers, scales, centres = weight.unpack()
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu((numbers + 8).int(), 8)
         both = torch.stack((scales.t(), (torch.zeros_like(scales) if centres is None else centres).t()), dim=-1)
-        self.keep(packed=packed, scales=both.to(dtype))
+        return {"packed": packed, "scales": both}
 
     def forward(self, x: Tensor) -> Tensor:
-        y = torch.ops.aten._weight_int4pack_mm_for_cpu(x.to(self.dtype), self.packed, self.group, self.scales)
-        return y.to(x.dtype)
+        given = x.to(self.scales.dtype), self.packed, self.group, self.scales
+        return torch.ops.aten._weight_int4pack_mm_for_cpu(*given).to(x.dtype)
 
 
 class Triton4(Product):
@@ -167,12 +144,11 @@ class Triton4(Product):
     scales: int32 (N, K/32), a scale and a centre in bf16 each.
     """
 
-    def __init__(self, weight: Packed):
-        super().__init__(weight)
-        _, scales, centres = weight
+    def tensors(self, weight: Packed) -> dict[str, Tensor | None]:
+        numbers, scales, centres = weight
         assert scales is not None
         both = torch.stack((scales, torch.zeros_like(scales) if centres is None else centres.bfloat16()), dim=-1)
-        self.keep(numbers=weight.numbers, scales=both.view(torch.int32).squeeze(-1))
+        return {"numbers": numbers, "scales": both.view(torch.int32).squeeze(-1)}
 
     def forward(self, x: Tensor) -> Tensor:
         from weft.decode.fast import kernels
@@ -183,11 +159,10 @@ class Triton4(Product):
 class Native(Product):
     """By weft's own kernels; x is rounded to 8 bits where the weights are whole numbers, in blocks of 32."""
 
-    def __init__(self, weight: Packed):
-        super().__init__(weight)
-        for name, tensor in weight._asdict().items():  # bf16: the very same ones, which may be a file's pages
-            kept = tensor if tensor is None or weight.bits == "bf16" else native.in_bands(tensor)
-            self.register_buffer(name, kept, persistent=False)
+    def tensors(self, weight: Packed) -> dict[str, Tensor | None]:
+        if weight.bits == "bf16":  # the very same ones, which may be a file's pages
+            return weight._asdict()
+        return {name: None if each is None else native.in_bands(each) for name, each in weight._asdict().items()}
 
     def forward(self, x: Tensor) -> Tensor:
         return native.multiply(self.matrix(), x).to(x.dtype)
@@ -220,7 +195,6 @@ class Case(NamedTuple):
 
     @property
     def native(self) -> bool:
-        """Whether weft's own kernels are there."""
         return self.on_cpu and native.library() is not None
 
     @property
@@ -261,35 +235,32 @@ KERNELS: dict[Bits, tuple[Kernel, ...]] = {
     "int8": (
         Kernel("native", Native, lambda case: case.native and case.groups == 1 and case.K % native.BLOCK == 0),
         Kernel("KleidiAI", KleidiAI8, lambda case: case.kleidiai and case.groups == 1),
-        Kernel("torch, bf16", partial(Torch8, dtype=torch.bfloat16), _torch_8),
-        Kernel("torch", partial(Torch8, dtype=torch.float32), _torch_8),
+        Kernel("torch, bf16", lambda weight: Torch8(weight).bfloat16(), _torch_8),
+        Kernel("torch", Torch8, _torch_8),
     ),
     "int4": (
-        Kernel("Triton", Triton4, lambda case: case.triton and case.groups * GROUP == case.K),
+        Kernel("Triton", Triton4, lambda case: case.triton and case.groups * rounding.GROUP == case.K),
         Kernel("native", Native, lambda case: case.native and case.groups * native.BLOCK == case.K, centres_cost=True),
         Kernel("KleidiAI", KleidiAI4, lambda case: case.kleidiai, centres_cost=True),
-        Kernel("torch, bf16", partial(Torch4, dtype=torch.bfloat16), _torch_4),
-        Kernel("torch", partial(Torch4, dtype=torch.float32), _torch_4),
+        Kernel("torch, bf16", lambda weight: Torch4(weight).bfloat16(), _torch_4),
+        Kernel("torch", Torch4, _torch_4),
     ),
 }
-PLAIN: dict[Bits, Kernel] = {
-    "bf16": Kernel("plain", Plain16),
-    "int8": Kernel("plain", Plain8),
-    "int4": Kernel("plain", Plain4),
-}
+DEFINITIONS: dict[Bits, type[Product]] = {"bf16": Plain16, "int8": Plain8, "int4": Plain4}
+PLAIN = {bits: Kernel("plain", make) for bits, make in DEFINITIONS.items()}
 
 
 def packed(bits: Bits, weight: Tensor) -> Packed:
     """A weight (N, K) rounded to so many bits, as the kernel that multiplies by it here wants it rounded."""
     N, K = weight.shape
-    kept, groups = layout(bits, K)
+    kept, groups = rounding.layout(bits, K)
     if kept == "bf16":
         return Packed(weight.bfloat16().contiguous())
     if kept == "int8":
-        return Packed.of(quantize_rows(weight), kept)
+        return Packed.of(rounding.quantize_rows(weight), kept)
     kernel = fastest(kept, Case(N, K, groups, weight.device), weight.dtype)
-    plain = kernel.centres_cost and not centres_pay(weight, K // groups)
-    return Packed.of((quantize_around_zero if plain else quantize_groups)(weight, K // groups), kept)
+    plain = kernel.centres_cost and not rounding.centres_pay(weight, K // groups)
+    return Packed.of((rounding.quantize_around_zero if plain else rounding.quantize_groups)(weight, K // groups), kept)
 
 
 def product(weight: Packed, dtype: torch.dtype) -> Product:
@@ -352,4 +323,4 @@ def _sample(bits: Bits, N: int, K: int) -> Packed:
     weight = torch.randn(N, K, generator=torch.Generator().manual_seed(0))
     if bits == "bf16":
         return Packed(weight.bfloat16())
-    return Packed.of(quantize_rows(weight) if bits == "int8" else quantize_groups(weight), bits)
+    return Packed.of(rounding.quantize_rows(weight) if bits == "int8" else rounding.quantize_groups(weight), bits)

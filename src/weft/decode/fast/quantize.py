@@ -103,10 +103,8 @@ def fill(model: Transformer, bits: Bits, kept: Mapping[str, Tensor]) -> None:
         if weight.numbers is None or not weight.is_for(place.bits, *empty.shape):
             raise ValueError(f"{place.name}: not of this model's shape")
         place.put(model, QuantizedLinear(weight, bias, dtype))
-    own = model.state_dict()
-    if {name: (each.shape, dtype) for name, each in own.items()} != {
-        n: (each.shape, each.dtype) for n, each in rest.items()
-    }:
+    own = {name: (each.shape, dtype) for name, each in model.state_dict().items()}
+    if own != {name: (each.shape, each.dtype) for name, each in rest.items()}:
         raise ValueError("not the weights of this model")
     model.load_state_dict(rest, assign=True)
     model.requires_grad_(False).eval()
@@ -137,7 +135,6 @@ class _Place(NamedTuple):
     bits: Bits
 
     def read(self, model: Transformer) -> tuple[Tensor, Tensor | None]:
-        """Its weight and bias."""
         if self.name == HEAD:
             head = model.output
             assert isinstance(head, heads.LMHead)
@@ -147,7 +144,6 @@ class _Place(NamedTuple):
         return whole.weight, whole.bias  # type: ignore[return-value]
 
     def put(self, model: Transformer, part: QuantizedLinear) -> None:
-        """Replace it."""
         if self.name == HEAD:
             assert isinstance(model.output, heads.LMHead)
             model.output = QuantizedHead(model.output, part)

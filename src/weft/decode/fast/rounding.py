@@ -3,6 +3,7 @@
 `Groups` has the numbers one by one, `Packed` as files keep them; weft's own kernels multiply by these, `in_bands`.
 """
 
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 import torch
@@ -79,7 +80,6 @@ class Packed(NamedTuple):
 
     @property
     def bits(self) -> Bits:
-        """How many each number has."""
         return next(bits for bits, dtype in DTYPES.items() if dtype == self.numbers.dtype)
 
     @property
@@ -120,8 +120,7 @@ def quantize_groups(weight: Tensor, group: int = GROUP) -> Groups:
     How much of a group's range they cover is decided by the squared error of the whole group. Weights that came as
     blocks of 16 even steps, as those of a Q4_1 file, are met where they are.
     """
-    parts = [_centred(some, group) for some in _chunks(weight)]
-    return Groups(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    return _by_groups(_centred, weight, group)
 
 
 def quantize_around_zero(weight: Tensor, group: int = GROUP) -> Groups:
@@ -130,8 +129,7 @@ def quantize_around_zero(weight: Tensor, group: int = GROUP) -> Groups:
     −8 has no counterpart, so the scale has the sign that makes the largest weight of a group negative. Whether that
     weight is met exactly or a little cut off is decided by the squared error of the whole group.
     """
-    parts = [_around_zero(some, group) for some in _chunks(weight)]
-    return Groups(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    return _by_groups(_around_zero, weight, group)
 
 
 def centres_pay(weight: Tensor, group: int = GROUP) -> bool:
@@ -145,58 +143,56 @@ def centres_pay(weight: Tensor, group: int = GROUP) -> bool:
     return bool(centred < WORTH * plain)
 
 
-def _chunks(weight: Tensor) -> tuple[Tensor, ...]:
-    """Some rows of a weight at a time."""
-    return weight.split(max(1, (CHUNK_ON_CUDA if weight.is_cuda else CHUNK) // weight.shape[1]))
+def _by_groups(rounded: Callable[[Tensor], tuple[Tensor, ...]], weight: Tensor, group: int) -> Groups:
+    """A weight of which groups (rows, groups of a row, group) become numbers, scales and centres, some rows at once."""
+    rows = max(1, (CHUNK_ON_CUDA if weight.is_cuda else CHUNK) // weight.shape[1])
+    parts = [rounded(some.float().unflatten(1, (-1, group))) for some in weight.split(rows)]
+    numbers, *others = (torch.cat(part) for part in zip(*parts, strict=True))
+    return Groups(numbers.flatten(1), *(each.squeeze(-1) for each in others))
 
 
-def _around_zero(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    w = weight.float().unflatten(1, (-1, group))  # (N, K/group, group)
+def _around_zero(w: Tensor) -> tuple[Tensor, ...]:
     high, low = w.amax(dim=-1, keepdim=True), w.amin(dim=-1, keepdim=True)
     largest, scratch = torch.where(high > -low, high, low), torch.empty_like(w)
-    scales = best = None
-    for most in SHRINKS:
+
+    def tried(most: float) -> tuple[Tensor, ...]:
         scale = _step(largest / most)
-        tried = torch.div(w, scale, out=scratch).round_().clamp_(-8, 7)
-        error = torch.addcmul(w, tried, scale, value=-1, out=scratch).square_().sum(dim=-1, keepdim=True)
-        if scales is None or best is None:
-            scales, best = scale, error
-            continue
-        scales = torch.where(error < best, scale, scales)
-        best = torch.minimum(best, error)
-    assert scales is not None
-    numbers = torch.div(w, scales, out=scratch).round_().clamp_(-8, 7)
-    return numbers.flatten(1).to(torch.int8), scales.squeeze(-1)
+        numbers = torch.div(w, scale, out=scratch).round_().clamp_(-8, 7)
+        left = torch.addcmul(w, numbers, scale, value=-1, out=scratch)
+        return scale, left.square_().sum(dim=-1, keepdim=True)
+
+    scales, _ = _best(map(tried, SHRINKS))
+    return torch.div(w, scales, out=scratch).round_().clamp_(-8, 7).to(torch.int8), scales
 
 
-def _centred(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    w = weight.float().unflatten(1, (-1, group))  # (N, K/group, group)
+def _centred(w: Tensor) -> tuple[Tensor, ...]:
     high, low = w.amax(dim=-1, keepdim=True), w.amin(dim=-1, keepdim=True)
     middle, range_, scratch = (high + low) / 2, (high - low) / 15, torch.empty_like(w)
-    best: tuple[Tensor, ...] | None = None
-    for reach in REACHES:
+
+    def around_middle(scale: Tensor) -> Tensor:
+        """Numbers −8 … 7, which lie around −½, in steps around the middle."""
+        return torch.sub(w, middle + scale / 2, out=scratch).div_(scale).round_().clamp_(-8, 7)
+
+    def tried(reach: float) -> tuple[Tensor, ...]:
         scale = _step(range_ * reach)
-        numbers = _around_middle(w, scale, middle, scratch)
-        left = torch.addcmul(w, numbers, scale, value=-1, out=scratch)
+        left = torch.addcmul(w, around_middle(scale), scale, value=-1, out=scratch)
         centre = left.mean(dim=-1, keepdim=True)  # with the numbers fixed, the best one
-        tried = scale, centre, left.sub_(centre).square_().sum(dim=-1, keepdim=True)
-        if best is None:
-            best = tried
-            continue
+        return scale, centre, left.sub_(centre).square_().sum(dim=-1, keepdim=True)
+
+    scales, centres, _ = _best(map(tried, REACHES))
+    return around_middle(scales).to(torch.int8), scales, centres
+
+
+def _best(tries: Iterator[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """For each group the best of several tries, whose errors stand last."""
+    best = next(tries)
+    for tried in tries:
         better = tried[-1] < best[-1]
         best = tuple(torch.where(better, new, old) for new, old in zip(tried, best, strict=True))
-    assert best is not None
-    scales, centres, _ = best
-    numbers = _around_middle(w, scales, middle, scratch)
-    return numbers.flatten(1).to(torch.int8), scales.squeeze(-1), centres.squeeze(-1)
+    return best
 
 
 def _step(scale: Tensor) -> Tensor:
     """Scales in bf16's steps; 1 instead of 0."""
     scale = scale.bfloat16().float()
     return torch.where(scale == 0, 1.0, scale)
-
-
-def _around_middle(w: Tensor, scale: Tensor, middle: Tensor, out: Tensor) -> Tensor:
-    """w (…, group) as numbers −8 … 7, which lie around −½, in steps around the middle (…, 1)."""
-    return torch.sub(w, middle + scale / 2, out=out).div_(scale).round_().clamp_(-8, 7)

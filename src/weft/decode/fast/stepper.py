@@ -3,32 +3,37 @@
 - native path (`native_step`): a decoder's step for one row in one call, on a CPU, where a C compiler was found;
 - CPU fast path (`cpu`): the step of common decoders in few operations, for rows of equal length, in float32;
 - CUDA fast path (`cuda`): LLaMA's step, and the reading of its prompts, in a few kernels, in 16 bits;
-- CUDA graphs (`cuda_graphs`, `engine_graphs`): any Transformer's step, captured once and replayed.
+- CUDA graphs (`cuda_graphs`): any Transformer's step, captured once and replayed.
 
 Everything else is read by the model's own `advance`, and so is a model that several processes hold in parts: the fast
 paths read whole matrices. All ways give the same logits but for rounding.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 
+from weft.config import Config
 from weft.decode.engine.paging import BlockStore
-from weft.decode.fast.cpu import CPUFastPath, packing_pays
+from weft.decode.fast import native
+from weft.decode.fast.cpu import ADDED, BIASED, CPUFastPath, packing_pays
 from weft.decode.fast.cuda import CUDAFastPath
-from weft.decode.fast.cuda_graphs import DeviceSampler, GraphStep
-from weft.decode.fast.engine_graphs import PagedGraphs
-from weft.decode.fast.native_step import NativeStep, native_step_fits
+from weft.decode.fast.cuda_graphs import DeviceSampler, GraphStep, PagedGraphs
+from weft.decode.fast.native_step import NativeStep, weights_are_native
 from weft.decode.fast.products import has_kernels
-from weft.decode.fast.settings import cpu_step_reads, llama_like
 from weft.models.base import LanguageModel, Source, State, device_of
+from weft.models.config import Decoder, EncoderDecoder, LMHead
 from weft.models.ngram import Recent
 from weft.models.recurrent import HiddenStates
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.cache import KeyValueCache
+from weft.nn.config import Gated, RMSNorm
+from weft.nn.position_config import Learned, NoPosition, Rotary, Sinusoidal
 from weft.nn.scaled_dot_product import Probabilities
+from weft.nn.scaling import LinearScaling, Llama3Scaling
 
 FIRST_CAPACITY = 1 << 10  # tokens after the prompt that a state has capacity for at the start
 FIRST_CAPACITY_ON_CUDA = 1 << 15  # where CUDA graphs are captured with the address of the memory they use
@@ -48,8 +53,9 @@ class Stepper:
         more = FIRST_CAPACITY if source is None else source.tokens.shape[1] + 1
         capacity = min(limit, first + (FIRST_CAPACITY_ON_CUDA if device_of(model).type == "cuda" else more))
         self.state = model.start(batch, capacity, source)
-        if capacity < limit and not can_grow(self.state):
-            self.state = model.start(batch, limit, source)
+        whole = isinstance(self.state, TransformerState) and not isinstance(self.state.cache, KeyValueCache)
+        if whole or not isinstance(self.state, TransformerState | HiddenStates | Recent):  # such a state can't grow
+            self.state = model.start(batch, limit, source) if capacity < limit else self.state
         self._step: Step | None = None
 
     def read(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -109,13 +115,6 @@ class Stepper:
         return GraphStep(model, state, cuda_fast_path(model, state), sampler).run_ahead(logits, steps)
 
 
-def can_grow(state: State) -> bool:
-    """Whether a state can be given more capacity; one of another kind needs all of it at the start."""
-    if isinstance(state, TransformerState):
-        return isinstance(state.cache, KeyValueCache)
-    return isinstance(state, HiddenStates | Recent)
-
-
 def grow(state: State, tokens: int, limit: int) -> bool:
     """Give `state` capacity for so many more tokens, unless that is above `limit` in all; True if it had to grow.
 
@@ -159,15 +158,83 @@ def paged_graphs(model: Transformer, store: BlockStore, slots: int) -> PagedGrap
 # ---- what each way is written for
 
 
+def _names(*names: str, **below: str) -> frozenset[str]:
+    """Names of settings, and dotted names of what stands below some."""
+    return frozenset(names) | {f"{name}.{each}" for name, several in below.items() for each in several.split()}
+
+
+# the settings that each reads, with all that stands below them; dropout and initial weights don't matter in a step
+LLAMA = _names(
+    *("vocab_size", "context", "layers", "d_model", "embedding_scale", "dropout", "init"),
+    attention="heads kv_heads d_head scale dropout",
+    feedforward="d_ff dropout",
+    norm="eps",
+    position="base scaling",
+    head="tied bias scale",
+)
+NATIVE = LLAMA | _names(attention="bias", feedforward="activation bias", norm="bias offset")
+CPU = LLAMA | _names(
+    *("feedforward", "norm", "head", "placement", "embedding_norm", "encoder_layers", "source_vocab_size"),
+    attention="bias qk_norm window",
+)
+
+
+def llama_like(settings: Any) -> bool:
+    """Whether a model is LLaMA with other sizes."""
+    if not isinstance(settings, Decoder) or not isinstance(settings.position, Rotary):
+        return False
+    if not (isinstance(settings.feedforward, Gated) and isinstance(settings.norm, RMSNorm)):
+        return False
+    return settings.position.changes_after(settings.context) is None and _others_at_default(settings, LLAMA)
+
+
+def _others_at_default(settings: Decoder | EncoderDecoder, read: Collection[str]) -> bool:
+    """Whether a model writes words, and all settings but those that are `read` are at their defaults.
+
+    Other positions than rotary ones are read whole, from the model's own tables.
+    """
+    read = read if isinstance(settings.position, Rotary) else {*read, "position"}
+    read_below = tuple(f"{name}." for name in read)
+    return isinstance(settings.head, LMHead) and all(f"{name}.".startswith(read_below) for name in _changed(settings))
+
+
+def _changed(settings: Config) -> set[str]:
+    """The dotted names of settings that are not at their defaults."""
+    names: set[str] = set()
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if value != field.default:
+            below = {f"{name}.{each}" for each in _changed(value)} if isinstance(value, Config) else set()
+            names |= below or (set() if isinstance(value, Config) and field.is_required() else {name})
+    return names
+
+
 def native_path_fits(model: LanguageModel, state: State) -> bool:
-    """LLaMA's or GPT-2's shape, one row in float32."""
-    one = state.lengths.shape[0] == 1
-    return one and _in_float32(model, state) and native_step_fits(model, state)  # type: ignore[arg-type]
+    """c/step.c is written for the shape of LLaMA or of GPT-2, and one row in float32."""
+    settings: Any = model.config
+    if len(state.lengths) != 1 or not _in_float32(model, state) or not isinstance(settings, Decoder):
+        return False
+    scaling = getattr(settings.position, "scaling", None)
+    if not isinstance(settings.position, Rotary | Learned | Sinusoidal | NoPosition):
+        return False
+    if not isinstance(scaling, LinearScaling | Llama3Scaling | None) or settings.d_head > native.MAX_D_HEAD:
+        return False
+    if settings.feedforward.activation not in native.ACTIVATIONS or not _others_at_default(settings, NATIVE):
+        return False
+    return native.library() is not None and weights_are_native(model)  # type: ignore[arg-type]
 
 
 def cpu_fast_path_fits(model: LanguageModel, state: State) -> bool:
-    """A common decoder, alone or with a source, in float32, with rows of equal length."""
-    return _in_float32(model, state) and cpu_step_reads(model.config)
+    """A decoder whose positions do the same in every step, with or without a source, in float32, with rows of equal
+    length."""
+    settings: Any = model.config
+    if not _in_float32(model, state) or not isinstance(settings, Decoder | EncoderDecoder):
+        return False
+    if settings.placement not in ("pre", "post", "none"):
+        return False
+    if type(settings.position) not in (Rotary, NoPosition, *ADDED, *BIASED):
+        return False
+    return settings.position.changes_after(settings.context) is None and _others_at_default(settings, CPU)
 
 
 def _in_float32(model: LanguageModel, state: State) -> bool:
@@ -199,13 +266,10 @@ def _kernels_fit(model: Transformer) -> bool:
 def _readable(model: Transformer) -> bool:
     """Whether a fast path can read the weights by itself: they are all here, and nobody looks inside the model, whose
     modules only the plain way calls."""
-    return model.parts == 1 and not any(_watched(part) for part in model.modules())
-
-
-def _watched(part: nn.Module) -> bool:
-    if isinstance(part, Probabilities):
-        return bool(part.watchers)
-    return bool(part._forward_hooks or part._forward_pre_hooks)
+    return model.parts == 1 and not any(
+        part.watchers if isinstance(part, Probabilities) else part._forward_hooks or part._forward_pre_hooks
+        for part in model.modules()
+    )
 
 
 def shape_is_fixed(model: LanguageModel, state: State) -> bool:

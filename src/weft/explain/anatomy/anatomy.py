@@ -1,8 +1,9 @@
 """The model on one page: every part in the order of computation, with shapes, counts and the lines that compute it."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
@@ -28,15 +29,18 @@ from weft.nn.init import empty_weights
 class Anatomy(Picture):
     """A model's parts; one column a stack, from what is read to what is written."""
 
-    title: str
-    about: str
     kind: str
     columns: tuple[Part, ...]
     context: int | None
 
+    title = "The model on one page"
+    about = (
+        "Every part in the order of computation: its formula, the shapes of what goes in and comes out, its parameters,"
+        " the settings that chose it, and the source lines that compute it. Layers that are alike are shown once."
+    )
+
     @property
     def parameters(self) -> int:
-        """Of the whole model."""
         return sum(part.parameters for part in self.columns)
 
     def figure(self) -> Figure:
@@ -60,7 +64,6 @@ class Anatomy(Picture):
         return f"B: texts in a batch; T: tokens of a text{length}{source}"
 
     def text(self) -> str:
-        """A tree of 80 columns."""
         total = f"{self.parameters:,} parameters" if self.parameters else "counts, no parameters"
         lines = [f"{self.kind}, {total}", self.letters()]
         for column in self.columns:
@@ -68,36 +71,19 @@ class Anatomy(Picture):
         return "\n".join(lines)
 
 
+COLUMNS: dict[type[LanguageModel], Callable[[Any], tuple[Part, ...]]] = {
+    Transformer: transformer_columns,
+    Recurrent: recurrent_columns,
+    Bahdanau: bahdanau_columns,
+    NGram: ngram_columns,
+}
+
+
 def anatomy(settings: Model) -> Anatomy:
     """A model taken apart, from its settings alone: it is built without memory, however large it is."""
     with empty_weights():
         model = build(settings)
-    longest = getattr(settings, "longest", None)
-    return Anatomy(
-        title="The model on one page",
-        about=(
-            "Every part in the order of computation: its formula, the shapes of what goes in and comes out, its"
-            " parameters, the settings that chose it, and the source lines that compute it. Layers that are alike are"
-            " shown once."
-        ),
-        kind=settings.kind,
-        columns=_columns(model),
-        context=longest,
-    )
-
-
-def _columns(model: LanguageModel) -> tuple[Part, ...]:
-    match model:
-        case Transformer():
-            return transformer_columns(model)
-        case Recurrent():
-            return recurrent_columns(model)
-        case Bahdanau():
-            return bahdanau_columns(model)
-        case NGram():
-            return ngram_columns(model)
-        case _:
-            raise AssertionError(f"a {type(model).__name__} is described nowhere")
+    return Anatomy(settings.kind, COLUMNS[type(model)](model), getattr(settings, "longest", None))
 
 
 def _tree(part: Part, before: str, below: str) -> Iterator[str]:

@@ -12,9 +12,22 @@ from weft.explain.anatomy.parts import Part
 from weft.figures.picture import new_figure
 
 WIDE, HIGH, GAP, SUM = 3.3, 0.62, 0.34, 0.11  # of a box, between boxes, of a sum's circle
+Pair = tuple[float, float]
 COLUMN = 6.3  # from one stack to the next
 INK, SOFT = "#000000", "#808080"  # black is the page's own ink
-ARROW = {"arrowstyle": "->", "color": INK, "linewidth": 1.0, "shrinkA": 0, "shrinkB": 0}
+LINE: dict[str, Any] = {"color": INK, "linewidth": 1.0}
+ARROW = {"arrowstyle": "->", **LINE, "shrinkA": 0, "shrinkB": 0}
+MIDDLE = {"ha": "center", "va": "center"}
+# a light shade for each kind of part, by what its name holds; the names tell them apart as well
+FILLS = {
+    "norm": "#f3ecd2",
+    "attention": "#cfe3f2",
+    "embedding": "#e4e4ea",
+    "positions": "#e4e4ea",
+    "logits": "#f6d9cc",
+    "sentence": "#f6d9cc",
+    "": "#d9ead6",
+}
 
 
 @dataclass
@@ -42,16 +55,20 @@ def diagram(columns: Sequence[Part]) -> Figure:
     for number, column in enumerate(columns):
         stack = _Column(axes, number * COLUMN, 1 if number or _reads(column) else -1)
         what = "source tokens" if column.parts[0].name.startswith("source") else "tokens"
-        axes.text(stack.x, -0.28, what, ha="center", va="center", fontsize=9)
+        axes.text(stack.x, -0.28, what, fontsize=9, **MIDDLE)
         stack.y = -0.1
         for part in column.parts:
             _draw(stack, part)
-        _arrow(axes, stack.x, stack.y, stack.y + GAP)
+        _arrow(axes, (stack.x, stack.y), (stack.x, stack.y + GAP))
         drawn.append(stack)
-    if len(drawn) > 1:
-        _connect(axes, drawn[0], drawn[1])
-    elif drawn[0].sources:  # drawn without its encoder
-        _from_afar(axes, drawn[0])
+    for edge, y in drawn[-1].sources:
+        if len(drawn) > 1:  # from the top of the first stack to what reads it in the second
+            between, top = drawn[1].x - WIDE / 2 - 1.25, drawn[0].y + GAP
+            axes.plot([drawn[0].x, between, between], [top, top, y], **LINE)
+            _arrow(axes, (between, y), (edge, y))
+        else:  # drawn without its encoder
+            _arrow(axes, (edge - 0.9, y), (edge, y))
+            axes.text(edge - 0.6, y + 0.08, "source", ha="right", va="bottom", fontsize=8.5)
     return figure
 
 
@@ -66,128 +83,82 @@ def _height(part: Part) -> float:
         return GAP + 2 * SUM
     if part.box:
         return GAP + HIGH
-    return sum(map(_height, part.parts)) + (2 * GAP if _framed(part) else 0.0)
-
-
-def _framed(part: Part) -> bool:
-    return bool(part.parts) and not part.box and part.repeats > 1
+    return sum(map(_height, part.parts)) + (2 * GAP if part.parts and part.repeats > 1 else 0.0)
 
 
 def _draw(column: _Column, part: Part) -> None:
-    """Draw a part on top of what is there."""
+    """Draw a part on top of what is there; a sum is fed from below the parts of the block that it skips."""
     if part.skips or part.box:
-        _arrow(column.axes, column.x, column.y, column.y + GAP)
+        _arrow(column.axes, (column.x, column.y), (column.x, column.y + GAP))
         column.y += GAP
     if part.box:
         _box(column, part)
     elif part.parts:
-        start = column.y
-        if _framed(part):
-            _rise(column)
-        _inside(column, part.parts)
-        if _framed(part):
-            _rise(column)
+        start, framed = column.y, part.repeats > 1
+        _rise(column, framed)
+        below = [column.y]
+        for number, inside in enumerate(part.parts):
+            _draw(column, inside)
+            if inside.skips:
+                _sum(column, below[number - inside.skips] + 0.45 * GAP)
+            below.append(column.y)
+        _rise(column, framed)
+        if framed:
             _frame(column, part, start)
 
 
-def _rise(column: _Column) -> None:
+def _rise(column: _Column, framed: bool) -> None:
     """A line through the edge of a frame."""
-    column.axes.plot([column.x, column.x], [column.y, column.y + GAP], color=INK, linewidth=1.0)
-    column.y += GAP
-
-
-def _inside(column: _Column, parts: Sequence[Part]) -> None:
-    """The parts of a block; a sum is fed from below those that it skips."""
-    below = [column.y]
-    for number, part in enumerate(parts):
-        _draw(column, part)
-        if part.skips:
-            start = below[number - part.skips] + 0.45 * GAP
-            _sum(column, start)
-        below.append(column.y)
+    if framed:
+        column.axes.plot([column.x, column.x], [column.y, column.y + GAP], **LINE)
+        column.y += GAP
 
 
 def _box(column: _Column, part: Part) -> None:
     axes, x, y = column.axes, column.x, column.y
-    axes.add_patch(
-        FancyBboxPatch(
-            (x - WIDE / 2, y), WIDE, HIGH, boxstyle="round,pad=0,rounding_size=0.09", facecolor=_fill(part),
-            edgecolor="#44606f", linewidth=1.0,
-        )
-    )  # fmt: skip
-    middle = y + HIGH / 2
+    shade = next(shade for kind, shade in FILLS.items() if kind in part.box.lower())
+    edge, middle = x - WIDE / 2, y + HIGH / 2
+    _rounded(axes, (edge, y), (WIDE, HIGH), 0.09, facecolor=shade, edgecolor="#44606f", linewidth=1.0)
     times = f" × {part.repeats}" if part.repeats > 1 else ""
     # inside of a box the ink stays dark, on a dark page too
-    axes.text(x, middle + (0.13 if part.detail else 0), f"{part.box}{times}", ha="center", va="center", fontsize=9.5,
-              color="#111111")  # fmt: skip
+    axes.text(x, middle + 0.13 * bool(part.detail), f"{part.box}{times}", fontsize=9.5, color="#111111", **MIDDLE)
     if part.detail:
-        axes.text(x, middle - 0.15, part.detail, ha="center", va="center", fontsize=7.8, color="#333333")
+        axes.text(x, middle - 0.15, part.detail, fontsize=7.8, color="#333333", **MIDDLE)
     if part.parameters:
-        axes.text(
-            x + WIDE / 2 + 0.64, middle, short(part.repeats * part.parameters), va="center", fontsize=7.8, color=SOFT
-        )
+        count = short(part.repeats * part.parameters)
+        axes.text(x + WIDE / 2 + 0.64, middle, count, va="center", fontsize=7.8, color=SOFT)
     if part.loops:
-        edge = x - WIDE / 2
-        axes.annotate(
-            "", (edge, y + 0.14), (edge, y + HIGH - 0.14),
-            arrowprops={"arrowstyle": "->", "color": INK, "connectionstyle": "arc3,rad=1.4", "linewidth": 1.0},
-        )  # fmt: skip
+        back = {"arrowstyle": "->", "color": INK, "connectionstyle": "arc3,rad=1.4", "linewidth": 1.0}
+        axes.annotate("", (edge, y + 0.14), (edge, y + HIGH - 0.14), arrowprops=back)
         axes.text(edge - 0.42, middle, "h", ha="right", va="center", fontsize=8.5)
     if part.reads:
-        column.sources.append((x - WIDE / 2, middle))
+        column.sources.append((edge, middle))
     column.y += HIGH
-
-
-def _fill(part: Part) -> str:
-    """A light shade for each kind of part; the names tell them apart as well."""
-    name = part.box.lower()
-    if "norm" in name:
-        return "#f3ecd2"
-    if "attention" in name:
-        return "#cfe3f2"
-    if "embedding" in name or "positions" in name:
-        return "#e4e4ea"
-    return "#f6d9cc" if "logits" in name or "sentence" in name else "#d9ead6"
 
 
 def _sum(column: _Column, start: float) -> None:
     """A circle with a plus, and the line around what is skipped."""
     axes, x, y = column.axes, column.x, column.y + SUM
     out = x + column.side * (WIDE / 2 + 0.34)
-    axes.plot([x, out, out], [start, start, y], color=INK, linewidth=1.0)
-    axes.annotate("", (x + column.side * SUM, y), (out, y), arrowprops=ARROW)
+    axes.plot([x, out, out], [start, start, y], **LINE)
+    _arrow(axes, (out, y), (x + column.side * SUM, y))
     axes.plot([x], [y], marker="o", markersize=10, markerfacecolor="none", markeredgecolor=INK, markeredgewidth=1.0)
     axes.plot([x], [y], marker="+", markersize=8, color=INK, markeredgewidth=1.0)
     column.y += 2 * SUM
 
 
 def _frame(column: _Column, part: Part, start: float) -> None:
-    axes, x, pad = column.axes, column.x, 0.52
-    axes.add_patch(
-        FancyBboxPatch(
-            (x - WIDE / 2 - pad, start + 0.1), WIDE + 2 * pad, column.y - start - 0.2,
-            boxstyle="round,pad=0,rounding_size=0.16", facecolor="none", edgecolor=SOFT, linewidth=1.1,
-        )
-    )  # fmt: skip
-    axes.text(
-        x - WIDE / 2 - pad - 0.1, (start + column.y) / 2, f"{part.repeats} ×", ha="right", va="center", fontsize=11
-    )
+    left, pad = column.x - WIDE / 2, 0.52
+    size = WIDE + 2 * pad, column.y - start - 0.2
+    look = {"facecolor": "none", "edgecolor": SOFT, "linewidth": 1.1}
+    _rounded(column.axes, (left - pad, start + 0.1), size, 0.16, **look)
+    where = {"ha": "right", "va": "center"}
+    column.axes.text(left - pad - 0.1, (start + column.y) / 2, f"{part.repeats} ×", fontsize=11, **where)
 
 
-def _arrow(axes: Any, x: float, low: float, high: float) -> None:
-    axes.annotate("", (x, high), (x, low), arrowprops=ARROW)
+def _rounded(axes: Any, corner: Pair, size: Pair, radius: float, **look: Any) -> None:
+    axes.add_patch(FancyBboxPatch(corner, *size, boxstyle=f"round,pad=0,rounding_size={radius}", **look))
 
 
-def _connect(axes: Any, source: _Column, target: _Column) -> None:
-    """From the top of the first stack to what reads it in the second."""
-    between = target.x - WIDE / 2 - 1.25
-    top = source.y + GAP
-    for edge, y in target.sources:
-        axes.plot([source.x, between, between], [top, top, y], color=INK, linewidth=1.0)
-        axes.annotate("", (edge, y), (between, y), arrowprops=ARROW)
-
-
-def _from_afar(axes: Any, target: _Column) -> None:
-    for edge, y in target.sources:
-        axes.annotate("", (edge, y), (edge - 0.9, y), arrowprops=ARROW)
-        axes.text(edge - 0.6, y + 0.08, "source", ha="right", va="bottom", fontsize=8.5)
+def _arrow(axes: Any, start: Pair, end: Pair) -> None:
+    axes.annotate("", end, start, arrowprops=ARROW)

@@ -6,9 +6,9 @@ so they sum to the model's own.
 
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -49,61 +49,57 @@ class Part:
     detail: str = ""
     skips: int = 0
     loops: bool = False
-    reads: bool = field(default=False)
+    reads: bool = False
 
     @property
     def parameters(self) -> int:
-        """Of one of its repeats."""
         return self.own + sum(part.repeats * part.parameters for part in self.parts)
 
 
-def size(module: nn.Module | Iterable[nn.Parameter] | None) -> int:
-    """How many parameters a module has."""
-    parameters = module.parameters() if isinstance(module, nn.Module) else module or ()
-    return sum(parameter.numel() for parameter in parameters)
+def part(
+    settings: Config, name: str, formula: str, shape: str, keys: str = "", *by: Callable[..., Any], **more: Any
+) -> Part:
+    """A part whose source lines are those of the functions and classes `by`; what is `more` are fields of it.
+
+    `keys` are the settings that chose it, between spaces; those that are not set are left out. In a diagram one with a
+    `detail` is a box with the part's name, unless another `box` is given.
+    """
+    set_as = tuple(line for key in keys.split() if (line := _setting(settings, key)))
+    more.setdefault("box", name.capitalize() if more.get("detail") else "")
+    return Part(name, formula, shape, settings=set_as, code=tuple(map(code, by)), **more)
+
+
+def _setting(settings: Any, key: str) -> str:
+    """As a recipe has it: `model.norm.kind = "layer"`; nothing where it is not set."""
+    value = reduce(lambda value, step: getattr(value, step, None), key.split("."), settings)
+    if isinstance(value, bool):
+        return f"model.{key} = {str(value).lower()}"
+    shown = f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+    return "" if value is None else f"model.{key} = {shown}"
+
+
+def size(*of: nn.Module | nn.Parameter | None) -> int:
+    """How many parameters modules have, and parameters are."""
+    each = ((one,) if isinstance(one, nn.Parameter) else one.parameters() for one in of if one is not None)
+    return sum(parameter.numel() for parameters in each for parameter in parameters)
 
 
 @cache
 def code(function: Callable[..., Any]) -> Code:
-    """The source lines of a function or class."""
+    """The source lines of a function or class; what stands elsewhere than here is PyTorch's."""
     lines, start = inspect.getsourcelines(function)
     file = Path(inspect.getsourcefile(function) or "")
-    inside = file.is_relative_to(PACKAGES)
-    # what stands elsewhere is PyTorch's
-    place = file.relative_to(PACKAGES) if inside else Path(*file.parts[len(file.parts) - 1 - _torch(file) :])
-    return Code(f"{place.as_posix()}:{start}", textwrap.dedent("".join(lines)).rstrip())
+    home = (
+        PACKAGES
+        if file.is_relative_to(PACKAGES)
+        else next((up.parent for up in file.parents if up.name == "torch"), file.parent)
+    )
+    return Code(f"{file.relative_to(home).as_posix()}:{start}", textwrap.dedent("".join(lines)).rstrip())
 
 
-def _torch(file: Path) -> int:
-    return file.parts[::-1].index("torch") if "torch" in file.parts else 0
-
-
-def keys(settings: Config, *names: str) -> tuple[str, ...]:
-    """Settings as a recipe has them: `model.norm.kind = "layer"`. Those that are not set are left out."""
-    found = []
-    for name in names:
-        value: Any = settings
-        for step in name.split("."):
-            value = getattr(value, step, None)
-        if value is not None:
-            found.append(f"model.{name} = {_toml(value)}")
-    return tuple(found)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def dims(*sizes: int | str) -> str:
-    """'(B, T, 768)'."""
-    return f"({', '.join(map(str, sizes))})"
-
-
-def with_bias(bias: bool, letter: str = "b") -> str:
-    """' + b', if there is one."""
-    return f" + {letter}" if bias else ""
+def with_bias(linear: nn.Linear) -> str:
+    """' + b', if it has one."""
+    return "" if linear.bias is None else " + b"
 
 
 def folded(parts: Sequence[Part]) -> tuple[Part, ...]:

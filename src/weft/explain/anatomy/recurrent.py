@@ -1,10 +1,11 @@
 """The parts of models that are no Transformers: recurrent stacks, Bahdanau's attention, and n-grams."""
 
+from functools import partial
 from typing import Any
 
 from torch import nn
 
-from weft.explain.anatomy.parts import Part, code, dims, folded, keys, size
+from weft.explain.anatomy.parts import Part, folded, part, size
 from weft.models import ngram, ngram_smoothing
 from weft.models.bahdanau import AdditiveAttention, Bahdanau
 from weft.models.ngram import NGram
@@ -28,20 +29,19 @@ SMOOTHED = {
 
 def recurrent_columns(model: Recurrent) -> tuple[Part, ...]:
     """Embedding, layers, logits."""
-    settings = model.config
-    D, V = settings.d_model, settings.vocab_size
-    tied = model.output is None
-    own = model.output_bias.numel() + (0 if model.output is None else model.output.numel())
-    logits = Part(
+    settings, tied = model.config, model.output is None
+    sizes = settings.d_model, f"{settings.vocab_size:,}"
+    logits = part(
+        settings,
         "logits",
         f"logits = {'E' if tied else 'W_yh'} h_t + b_y; p = softmax(logits)",
-        f"{dims('B', 'T', D)} → {dims('B', 'T', f'{V:,}')}",
-        own,
-        keys(settings, "tied"),
-        (code(Recurrent.head), code(Recurrent.readout)),
+        "(B, T, {}) → (B, T, {})".format(*sizes),
+        "tied",
+        Recurrent.head,
+        Recurrent.readout,
+        own=size(model.output, model.output_bias),
         note="tied: the table of the embeddings, counted there" if tied else "",
-        box="Logits",
-        detail=f"{D} → {V:,}",
+        detail="{} → {}".format(*sizes),
     )
     words = _embedding(settings, model.embedding, "token embedding", "T")
     return (Part("recurrent", parts=(words, *_layers(settings, model.recurrence, "layer", "T"), logits)),)
@@ -50,96 +50,66 @@ def recurrent_columns(model: Recurrent) -> tuple[Part, ...]:
 def bahdanau_columns(model: Bahdanau) -> tuple[Part, ...]:
     """What reads the source, and what writes (Bahdanau et al. 2015, §3 and appendix A)."""
     settings, D = model.config, model.config.d_model
-    E, A, V = settings.d_embedding or D, settings.d_attention or D, settings.vocab_size
-    shared = model.source_embedding is None
+    E, A, V = settings.d_embedding or D, settings.d_attention or D, f"{settings.vocab_size:,}"
+    describe, shared = partial(part, settings), model.source_embedding is None
     words = _embedding(settings, model.source_embedding, "source embedding", "S", shared)
-    bridge = Part(
-        "first state", "s_0 = tanh(W ←h_1 + b)", f"{dims('B', D)} → {dims('B', settings.layers, D)}",
-        size(model.bridge), keys(settings, "layers"), (code(Bahdanau.encode),),
-        note="the state that the decoder begins with",
-    )  # fmt: skip
-    attention = Part(
-        "additive attention",
-        "e_j = v · tanh(W_q s_(t−1) + W_k h_j), a = softmax(e), c_t = Σ a_j h_j",
-        f"s {dims('B', D)}, h {dims('B', 'S', 2 * D)} → a {dims('B', 'S')}, c {dims('B', 2 * D)}",
-        size(model.attention),
-        keys(settings, "d_attention"),
-        (code(AdditiveAttention.forward),),
-        box="Additive attention",
-        detail=f"{D}, {2 * D} → {A} → 1",
-        reads=True,
-    )
-    readout = Part(
-        "readout", "maxout of pairs over [s_t, c_t, x_t] W + b",
-        f"{dims('B', 'T', 3 * D + E)} → {dims('B', 'T', 2 * D)} → {dims('B', 'T', D)}", size(model.maxout),
-        keys(settings, "d_model"), (code(Bahdanau._decode),), box="Readout", detail=f"{3 * D + E} → {2 * D} → {D}",
-    )  # fmt: skip
-    logits = Part(
-        "logits", "logits = W x + b; p = softmax(logits)", f"{dims('B', 'T', D)} → {dims('B', 'T', f'{V:,}')}",
-        size(model.output), keys(settings, "vocab_size"), (code(Bahdanau.head),), box="Logits", detail=f"{D} → {V:,}",
-    )  # fmt: skip
+    formula, shape = "s_0 = tanh(W ←h_1 + b)", f"(B, {D}) → (B, {settings.layers}, {D})"
+    more = {"note": "the state that the decoder begins with", "own": size(model.bridge)}
+    bridge = describe("first state", formula, shape, "layers", Bahdanau.encode, **more)
+    formula = "e_j = v · tanh(W_q s_(t−1) + W_k h_j), a = softmax(e), c_t = Σ a_j h_j"
+    shape = f"s (B, {D}), h (B, S, {2 * D}) → a (B, S), c (B, {2 * D})"
+    more = {"own": size(model.attention), "detail": f"{D}, {2 * D} → {A} → 1", "reads": True}
+    attention = describe("additive attention", formula, shape, "d_attention", AdditiveAttention.forward, **more)
+    formula, own = "maxout of pairs over [s_t, c_t, x_t] W + b", size(model.maxout)
+    shape, sizes = f"(B, T, {3 * D + E}) → (B, T, {2 * D}) → (B, T, {D})", f"{3 * D + E} → {2 * D} → {D}"
+    readout = describe("readout", formula, shape, "d_model", Bahdanau._decode, own=own, detail=sizes)
+    formula, shape, own = "logits = W x + b; p = softmax(logits)", f"(B, T, {D}) → (B, T, {V})", size(model.output)
+    logits = describe("logits", formula, shape, "vocab_size", Bahdanau.head, own=own, detail=f"{D} → {V}")
     encoder = _layers(settings, model.encoder, "encoder layer, both ways", "S")
     decoder = _layers(settings, model.decoder, "decoder layer", "T")
-    own = _embedding(settings, model.embedding, "token embedding", "T")
+    own_words = _embedding(settings, model.embedding, "token embedding", "T")
     return (
         Part("encoder", parts=(words, *encoder, bridge)),
-        Part("decoder", parts=(own, attention, *decoder, readout, logits)),
+        Part("decoder", parts=(own_words, attention, *decoder, readout, logits)),
     )
 
 
 def ngram_columns(model: NGram) -> tuple[Part, ...]:
     """Context, look-up, smoothing: counts, no weights."""
-    settings = model.config
-    width, V = settings.order - 1, settings.vocab_size
-    context = Part(
-        "context", f"c = the last {width} words", f"{dims('B', 'T')} → {dims('B', 'T', width)}",
-        settings=keys(settings, "order"), code=(code(NGram.forward_features),),
-        box="Context", detail=f"the last {width} words",
-    )  # fmt: skip
-    counts = Part(
-        "counts", "n(w₁ … w_n), found once in the text", f"tables of n-grams, n = 1 … {settings.order}",
-        settings=keys(settings, "order", "vocab_size"), code=(code(NGram.fit), code(ngram.count_ngrams)),
-        note="no parameters: the text decides how many counts there are", box="Counts", detail="sorted tables",
-    )  # fmt: skip
-    smoothed = Part(
-        "smoothing", SMOOTHED[settings.smoothing.kind], f"{dims('B', 'T', width)} → {dims('B', 'T', f'{V:,}')}",
-        settings=keys(settings, "smoothing.kind", "smoothing.k", "smoothing.alpha", "smoothing.discount"),
-        code=(code(ngram_smoothing.smooth), code(NGram.head)), box="Smoothing", detail=settings.smoothing.kind,
-    )  # fmt: skip
+    settings, kind = model.config, model.config.smoothing.kind
+    describe, width = partial(part, settings), settings.order - 1
+    last = f"the last {width} words"
+    shape = f"(B, T) → (B, T, {width})"
+    context = describe("context", f"c = {last}", shape, "order", NGram.forward_features, detail=last)
+    formula, tables = "n(w₁ … w_n), found once in the text", f"tables of n-grams, n = 1 … {settings.order}"
+    more = {"note": "no parameters: the text decides how many counts there are", "detail": "sorted tables"}
+    counts = describe("counts", formula, tables, "order vocab_size", NGram.fit, ngram.count_ngrams, **more)
+    shape, by = f"(B, T, {width}) → (B, T, {settings.vocab_size:,})", (ngram_smoothing.smooth, NGram.head)
+    keys = "smoothing.kind smoothing.k smoothing.alpha smoothing.discount"
+    smoothed = describe("smoothing", SMOOTHED[kind], shape, keys, *by, detail=kind)
     return (Part("n-gram", parts=(context, counts, smoothed)),)
 
 
 def _embedding(settings: Any, table: nn.Embedding | None, name: str, time: str, shared: bool = False) -> Part:
-    E = settings.d_embedding or settings.d_model
+    E, keys = settings.d_embedding or settings.d_model, "vocab_size source_vocab_size d_embedding d_model"
     V = settings.vocab_size if table is None else table.num_embeddings
-    return Part(
-        name, "x = E[token]", f"{dims('B', time)} → {dims('B', time, E)}", size(table),
-        keys(settings, "vocab_size", "source_vocab_size", "d_embedding", "d_model"),
-        (code(Bahdanau.encode if time == "S" else Recurrent.forward_features),),
-        box=name.capitalize(), detail=f"{V:,} × {E}",
-        note="the table of the target's embeddings" if shared else "",
-    )  # fmt: skip
+    by = Bahdanau.encode if time == "S" else Recurrent.forward_features
+    more = {"detail": f"{V:,} × {E}", "note": "the table of the target's embeddings" if shared else ""}
+    return part(settings, name, "x = E[token]", f"(B, {time}) → (B, {time}, {E})", keys, by, own=size(table), **more)
 
 
 def _layers(settings: Any, stack: nn.RNNBase, name: str, time: str) -> tuple[Part, ...]:
     """The layers of a recurrent stack; those that are alike together."""
-    D, ways, cell = settings.d_model, 1 + stack.bidirectional, settings.cell
+    cell, out = settings.cell, (1 + stack.bidirectional) * settings.d_model
+    formula = CELLS[cell].format(f=getattr(settings, "activation", "tanh"))
+    keys = f"cell {'activation' if cell == 'elman' else ''} layers d_model"
+    by = type(stack).forward if isinstance(stack, SigmoidElman) else read
+    box = f"{NAMES[cell]}{', both ways' if stack.bidirectional else ''}"
     parts = []
     for layer in range(stack.num_layers):
-        d_input = ways * D if layer else stack.input_size
+        given = out if layer else stack.input_size
         own = [weight for path, weight in stack.named_parameters() if path.split("_l")[1].split("_")[0] == str(layer)]
-        chosen = ["cell", "activation"] if cell == "elman" else ["cell"]
-        parts.append(
-            Part(
-                f"{NAMES[cell]} {name}",
-                CELLS[cell].format(f=getattr(settings, "activation", "tanh")),
-                f"{dims('B', time, d_input)} → {dims('B', time, ways * D)}",
-                size(own),
-                keys(settings, *chosen, "layers", "d_model"),
-                (code(type(stack).forward) if isinstance(stack, SigmoidElman) else code(read),),
-                box=f"{NAMES[cell]}{', both ways' if ways > 1 else ''}",
-                detail=f"{d_input} → {ways * D}",
-                loops=True,
-            )
-        )
+        shape, detail = f"(B, {time}, {given}) → (B, {time}, {out})", f"{given} → {out}"
+        more = {"own": size(*own), "box": box, "detail": detail, "loops": True}
+        parts.append(part(settings, f"{NAMES[cell]} {name}", formula, shape, keys, by, **more))
     return folded(parts)

@@ -72,7 +72,6 @@ class LineView(Picture):
         return figure
 
     def text(self) -> str:
-        """The strongest keys in each head."""
         given = self.probabilities.mean(axis=1)
         lines = [
             f"head {head:>2}  → {strongest(given[number], self.keys, 4)}"[:79] for number, head in enumerate(self.heads)

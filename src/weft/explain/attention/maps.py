@@ -7,7 +7,6 @@ maps.rollout()                   # attention through all layers (Abnar and Zuide
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
@@ -15,22 +14,13 @@ import numpy as np
 import torch
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from weft.errors import ConfigError, DataError, ModelError, suggestion
 from weft.explain.attention.lines import MIN_DRAWN, LineView, Probabilities, strongest
 from weft.explain.attention.page import packed
 from weft.explain.capture import capture
 from weft.explain.reading import WHITE, Reading, lacks
-from weft.figures.heatmap import (
-    MAX_LABELS,
-    label_axis,
-    label_inches,
-    pooled,
-    shade_cells,
-    shortened,
-    write_cells,
-)
+from weft.figures.heatmap import MAX_LABELS, label_axis, label_inches, pooled, shade_cells, shortened, write_cells
 from weft.figures.page import Section, data, template
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.models.base import LanguageModel, evaluating
@@ -99,7 +89,6 @@ class HeadMap(Picture):
         return figure
 
     def text(self) -> str:
-        """The strongest keys of each query."""
         labels = [shortened(label) for label in self.queries[:MAX_TEXT_ROWS]]
         wide = max(map(len, labels))
         lines = [
@@ -269,14 +258,13 @@ def attention_maps(reading: Reading) -> AttentionMaps:
     written = [*reading.pieces[1:], WRITES]
     source = reading.source_pieces or []
     parts = []
+    own, first = reading.pieces, source or reading.pieces
+    labels = {"encoder": (first, first), "decoder": (own, own), "cross": (written, source)}
     for kind, pattern in names.items():
         layers = [seen[name] for name in seen if re.fullmatch(pattern.replace("*", r"\d+"), name)]
-        labels = {
-            "encoder": (source or reading.pieces, source or reading.pieces),
-            "decoder": (reading.pieces, reading.pieces),
-            "cross": (written, source),
-        }[kind]
-        parts.append(KindMaps(kind, _stacked(layers), *labels))
+        # (layers, heads, time, source time) of what each layer gave, (1, [heads,] time, source time)
+        stacked = np.stack([(each[0] if each.dim() == 4 else each).float().cpu().numpy() for each in layers])
+        parts.append(KindMaps(kind, stacked, *labels[kind]))
     about = (
         "Each small map is one head: a row is a token that attends, a column one that is attended to, and the "
         f"probabilities of a row sum to 1; {SHADE}."
@@ -313,12 +301,6 @@ def _check_size(reading: Reading) -> None:
     if maps * time * time > MAX_PROBABILITIES:
         most = int((MAX_PROBABILITIES / maps) ** 0.5)
         raise DataError(f"the attention of all {maps} heads over {time} tokens is too much; give at most {most} tokens")
-
-
-def _stacked(layers: Sequence[Tensor]) -> Probabilities:
-    """(layers, heads, time, source time) of what each layer gave, (1, [heads,] time, source time)."""
-    heads = (each[0] if each.dim() == 4 else each for each in layers)
-    return np.stack([each.float().cpu().numpy() for each in heads])
 
 
 def _checked(part: KindMaps, name: str, number: int) -> int:

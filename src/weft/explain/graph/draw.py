@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -35,8 +36,7 @@ ROUNDED = 8.0  # pixels to which the sizes of boxes are rounded where boxes that
 MAX_INCHES = 200.0  # of a figure; a larger one is drawn smaller
 
 
-@dataclass
-class Mark:
+class Mark(NamedTuple):
     """A box or a frame that is shown. The rectangle is `wide` and its labels are to its right."""
 
     box: Box
@@ -124,11 +124,10 @@ def drawing(written: Written, root: Group, opened: frozenset[str], shapes: bool,
 
 
 def figure(drawing: Drawing) -> Figure:
-    """For print."""
     scale = min(1.0, MAX_INCHES / max(drawing.width / 96, drawing.height / 96))
     fig = Figure(figsize=(drawing.width / 96 * scale, drawing.height / 96 * scale))
     FigureCanvasAgg(fig)
-    axes = fig.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes: Any = fig.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_xlim(-MARGIN, drawing.width - MARGIN)
     axes.set_ylim(drawing.height - MARGIN, -MARGIN)
     axes.axis("off")
@@ -136,41 +135,22 @@ def figure(drawing: Drawing) -> Figure:
     for mark in drawing.marks:
         fill, edge, width, dashed = STYLES[mark.labels.style]
         x, y, w, h = _rectangle(mark)
-        patch = FancyBboxPatch(
-            (x, y),
-            w,
-            h,
-            boxstyle=f"round,pad=0,rounding_size={5 if mark.frame else 3}",
-            facecolor=fill,
-            edgecolor=edge,
-            linewidth=width * unit,
-            linestyle=(0, (3, 2)) if dashed else "solid",
-            zorder=1 if mark.frame else 3,
-        )
-        axes.add_patch(patch)
+        look: dict[str, Any] = {"facecolor": fill, "edgecolor": edge, "linewidth": width * unit}
+        dash: Any = (0, (3, 2)) if dashed else "solid"
+        rounded = f"round,pad=0,rounding_size={5 if mark.frame else 3}"
+        look |= {"boxstyle": rounded, "linestyle": dash, "zorder": 1 if mark.frame else 3}
+        axes.add_patch(FancyBboxPatch((x, y), w, h, **look))
         for text in _texts(mark):
-            axes.text(
-                text.x,
-                text.y,
-                text.text,
-                fontsize=text.size * unit,
-                family="DejaVu Sans",
-                color=SOFT if text.soft else INK,
-                ha="center" if text.middle else "left",
-                va="baseline",
-                parse_math=False,
-                zorder=4,
-            )
+            font = {"fontsize": text.size * unit, "family": "DejaVu Sans", "color": SOFT if text.soft else INK}
+            where = {"ha": "center" if text.middle else "left", "va": "baseline", "zorder": 4}
+            axes.text(text.x, text.y, text.text, parse_math=False, **font, **where)
     for line in drawing.lines:
         mid = (line.bend + line.straight) / 2
         points = [(line.x, line.y), (line.x, line.bend), (line.x, mid), (line.to_x, mid), (line.to_x, line.straight)]
         curve = Curve([*points, (line.to_x, line.to_y)], [1, 2, 4, 4, 4, 2])
-        look = (0, (1, 3)) if drawing.faint(line) else "solid"
-        axes.add_patch(
-            PathPatch(
-                curve, fill=False, edgecolor=SOFT, linewidth=0.9 * unit, linestyle=look, zorder=2, capstyle="butt"
-            )
-        )
+        dash = (0, (1, 3)) if drawing.faint(line) else "solid"
+        look = {"edgecolor": SOFT, "linewidth": 0.9 * unit, "linestyle": dash, "zorder": 2, "capstyle": "butt"}
+        axes.add_patch(PathPatch(curve, fill=False, **look))
     for x, y, down in drawing.arrows():
         axes.add_patch(Polygon(_arrow(x, y, down), closed=True, facecolor=INK, edgecolor="none", zorder=4))
     return fig
@@ -185,32 +165,28 @@ def svg(drawing: Drawing, label: str) -> str:
         ).format(_n(drawing.width), _n(drawing.height), _n(-MARGIN), label),
         Markup("<title>{}</title>").format(label),
     ]
-    ordered = sorted(drawing.marks, key=lambda mark: not mark.frame)
-    frames = [mark for mark in ordered if mark.frame]
+    frames, boxes = ([mark for mark in drawing.marks if mark.frame is framed] for framed in (True, False))
     for mark in frames:
         out += _svg_mark(mark)
     for line in drawing.lines:
         dash = Markup(' stroke-dasharray="1 3"') if drawing.faint(line) else ""
-        out.append(
-            Markup('<path d="{}" fill="none" stroke="{}" stroke-width="0.9"{}/>').format(line_path(line), SOFT, dash)
-        )
+        path = Markup('<path d="{}" fill="none" stroke="{}" stroke-width="0.9"{}/>')
+        out.append(path.format(_line_path(line), SOFT, dash))
     for x, y, down in drawing.arrows():
         tip = " ".join(f"{_n(a)},{_n(b)}" for a, b in _arrow(x, y, down))
         out.append(Markup('<polygon points="{}" fill="{}"/>').format(tip, INK))
-    for mark in ordered[len(frames) :]:
+    for mark in boxes:
         out += _svg_mark(mark)
     return "\n".join([*map(str, out), "</svg>", ""])
 
 
-def line_path(line: Line) -> str:
-    """A line as the d of an SVG path."""
+def _line_path(line: Line) -> str:
     mid = (line.bend + line.straight) / 2
     curve = f"C{_n(line.x)} {_n(mid)} {_n(line.to_x)} {_n(mid)} {_n(line.to_x)} {_n(line.straight)}"
     return f"M{_n(line.x)} {_n(line.y)}V{_n(line.bend)}{curve}V{_n(line.to_y)}"
 
 
-@dataclass(frozen=True)
-class _Text:
+class _Text(NamedTuple):
     x: float
     y: float
     text: str
@@ -225,7 +201,6 @@ def _rectangle(mark: Mark) -> tuple[float, float, float, float]:
 
 
 def _texts(mark: Mark) -> Iterator[_Text]:
-    """All that is written at a box, by its baselines."""
     box, labels = mark.box, mark.labels
     if mark.frame:
         yield _Text(box.x + box.title_x, box.y + HEAD - 8.0, f"{labels.name} · {labels.inside}", TEXT, soft=True)
@@ -243,18 +218,12 @@ def _svg_mark(mark: Mark) -> list[Markup]:
     fill, edge, width, dashed = STYLES[mark.labels.style]
     x, y, w, h = map(_n, _rectangle(mark))
     dash = Markup(' stroke-dasharray="4 2"') if dashed else ""
-    out = [
-        Markup('<rect x="{}" y="{}" width="{}" height="{}" rx="{}" fill="{}" stroke="{}" stroke-width="{}"{}/>').format(
-            x, y, w, h, 5 if mark.frame else 3, fill, edge, width, dash
-        )
-    ]
+    rect = Markup('<rect x="{}" y="{}" width="{}" height="{}" rx="{}" fill="{}" stroke="{}" stroke-width="{}"{}/>')
+    out = [rect.format(x, y, w, h, 5 if mark.frame else 3, fill, edge, width, dash)]
     for text in _texts(mark):
         anchor = Markup(' text-anchor="middle"') if text.middle else ""
-        out.append(
-            Markup('<text x="{}" y="{}" font-size="{}" fill="{}"{}>{}</text>').format(
-                _n(text.x), _n(text.y), text.size, SOFT if text.soft else INK, anchor, text.text
-            )
-        )
+        written = Markup('<text x="{}" y="{}" font-size="{}" fill="{}"{}>{}</text>')
+        out.append(written.format(_n(text.x), _n(text.y), text.size, SOFT if text.soft else INK, anchor, text.text))
     return out
 
 

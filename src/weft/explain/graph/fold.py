@@ -28,7 +28,6 @@ class Group:
     children: list["Group | int"] = field(default_factory=list)
 
     def nodes(self) -> Iterator[int]:
-        """All that is inside."""
         for child in self.children:
             if isinstance(child, Group):
                 yield from child.nodes()

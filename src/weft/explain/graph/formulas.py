@@ -107,3 +107,10 @@ MODULES = {
     "SiLU": "silu",
     "Softmax": "softmax",
 }
+# The four modules of the lecture, of vectors that are columns: a the input, b the result, ω the parameters.
+LECTURE: dict[str, Rule] = {
+    "Linear": Rule("ωa", "{ω} {a}", {"ω": "{g} {a}ᵀ", "a": "{ω}ᵀ {g}"}),
+    "Sigmoid": Rule("a", "σ({a})", {"a": "{g} ⊙ {y} ⊙ (1 − {y})"}),
+    "Softmax": Rule("a", "softmax({a})", {"a": "{g}ᵀ (diag({y}) − {y} {y}ᵀ)"}),
+    "CrossEntropy": Rule("aâ", "−{a}ᵀ log {â}", {"â": "−{g} ({a} ÷ {â})"}),
+}

@@ -162,7 +162,6 @@ class _Recorder(TorchDispatchMode):
         return Node(kind, kind, name, call, tuple(tensor.shape), tensor.is_floating_point())
 
     def enter(self, path: str, module: nn.Module) -> None:
-        """A module begins."""
         self.calls.append(Call(path, type(module).__name__, self.open[-1] if self.open else 0))
         self.open.append(len(self.calls) - 1)
 
@@ -188,7 +187,9 @@ class _Recorder(TorchDispatchMode):
         views = bool(schema.returns) and all(r.alias_info is not None for r in schema.returns)
         if not schema.is_mutable and (views or not made):
             return self._view(name, args, result)
-        used = [] if name.startswith(BLANKS) else _tensor_arguments(schema, args, kwargs)
+        by_name = {a.name: value for a, value in zip(schema.arguments, args, strict=False)} | kwargs
+        given = [pair for role, value in by_name.items() for pair in _named_tensors(role, value)]
+        used = [] if name.startswith(BLANKS) else given  # the tensors by the names of the function's parameters
         arguments = tuple((role, self.find(tensor)) for role, tensor in used)
         sources = list(dict.fromkeys(source for _, source in arguments))
         if schema.is_mutable and name not in RESHAPES:
@@ -208,16 +209,8 @@ class _Recorder(TorchDispatchMode):
                 arguments = (*arguments[1:], arguments[0])
             call = self.open[-1] if self.open else 0
             path = self.calls[call].path if self.calls else ""
-            node = Node(
-                "variable" if sources else "constant",
-                function,
-                self._fresh(path or "model"),
-                call,
-                tuple(made[0].shape),
-                made[0].is_floating_point(),
-                arguments,
-                _number(schema, args),
-            )
+            made_of = self._fresh(path or "model"), call, tuple(made[0].shape), made[0].is_floating_point()
+            node = Node("variable" if sources else "constant", function, *made_of, arguments, _number(schema, args))
             i = self.add(made[0], node)
             self.product = i if function in PRODUCTS else None
             self.edges += [(source, i) for source in sources]
@@ -256,12 +249,6 @@ class _Recorder(TorchDispatchMode):
         nodes = [self.nodes[old] for old in number]
         nodes = [replace(n, arguments=tuple((role, number[i]) for role, i in n.arguments)) for n in nodes]
         return Graph(nodes, edges, self.calls)
-
-
-def _tensor_arguments(schema: Any, args: Any, kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:
-    """The tensors that a function is given, by the names of its parameters."""
-    by_name = {a.name: value for a, value in zip(schema.arguments, args, strict=False)} | kwargs
-    return [pair for name, value in by_name.items() for pair in _named_tensors(name, value)]
 
 
 def _number(schema: Any, args: Any) -> float | None:

@@ -6,8 +6,8 @@ that no line crosses a box or a label. The page does the same sums when a group 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from weft.explain.graph.level import NARROW, OUTSIDE, Level, Piece, Size, Trunk, level
 
@@ -54,8 +54,7 @@ class Box:
     exits: dict[int, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """From (x, y) down to `bend`, from there in a curve to (to_x, straight) and down to to_y.
 
     `leaves` and `arrives`: it begins or ends at a box, and not at a port or in the midst of a longer line. It is a
@@ -74,16 +73,8 @@ class Line:
     targets: tuple[int, ...]
 
     def moved(self, x: float, y: float) -> "Line":
-        """The same elsewhere."""
-        return replace(
-            self,
-            x=self.x + x,
-            y=self.y + y,
-            bend=self.bend + y,
-            to_x=self.to_x + x,
-            straight=self.straight + y,
-            to_y=self.to_y + y,
-        )
+        down: Any = {"y": self.y + y, "bend": self.bend + y, "straight": self.straight + y, "to_y": self.to_y + y}
+        return self._replace(x=self.x + x, to_x=self.to_x + x, **down)
 
 
 def insides(

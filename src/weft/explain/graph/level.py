@@ -253,16 +253,15 @@ def _spread(
         return
     rows, columns, values = zip(*entries, strict=True)
     matrix = csr_array((values, (rows, columns)), shape=(len(limits), len(spots) + len(pieces)))
-    found = linprog([LEFT] * len(spots) + _weights(pieces, trunks), matrix, limits, bounds=_bounds(spots, pieces))
+    # long lines have fixed columns at the left; everything else is to their right
+    columns_aside = max((spot.aside + 1 for spot in spots if spot.aside is not None), default=0)
+    bounds: list[tuple[float, float | None]] = [
+        (NARROW * columns_aside, None) if spot.aside is None else (NARROW * spot.aside,) * 2 for spot in spots
+    ]
+    bounds += [(0.0, None)] * len(pieces)
+    found = linprog([LEFT] * len(spots) + _weights(pieces, trunks), matrix, limits, bounds=bounds)
     for spot, x in zip(spots, found.x, strict=False):
         spot.x = float(x)
-
-
-def _bounds(spots: Sequence[_Spot], pieces: Sequence[_Piece]) -> list[tuple[float, float | None]]:
-    """Long lines have fixed columns at the left; everything else is to their right."""
-    columns = max((spot.aside + 1 for spot in spots if spot.aside is not None), default=0)
-    fixed = [(NARROW * columns, None) if spot.aside is None else (NARROW * spot.aside,) * 2 for spot in spots]
-    return [*fixed, *[(0.0, None)] * len(pieces)]
 
 
 def _weights(pieces: Sequence[_Piece], trunks: Sequence[Trunk]) -> list[float]:

@@ -11,10 +11,9 @@ from torch import nn
 from weft.errors import ModelError
 from weft.explain.graph import draw
 from weft.explain.graph.fold import Group, fold, opened
-from weft.explain.graph.formulas import MODULES, Rule
-from weft.explain.graph.graph import graph
+from weft.explain.graph.formulas import LECTURE, MODULES
+from weft.explain.graph.graph import Call, Graph, Node, graph
 from weft.explain.graph.labels import Written, function, names, shape
-from weft.explain.graph.lecture import LECTURE, mlp
 from weft.explain.graph.level import Level
 from weft.figures.page import data, template
 from weft.figures.picture import FIGURES, PAGE, Picture, check_picture
@@ -30,6 +29,8 @@ BACKWARD = (
     " In the backward pass gradients go against the edges, in the reverse order; what arrives along several edges is "
     "added. g_x is the gradient of the loss by x{}."
 )
+
+INPUTS, HIDDEN, OUTPUTS = 3, 4, 2  # sizes of the lecture's network
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,6 @@ class GraphPicture(Picture):
 
     @property
     def about(self) -> str:  # type: ignore[override]
-        """What it shows."""
         modules = any(isinstance(child, Group) for child in self.root.children)
         result = "" if self.written.substitute else ", and y the result of the box"
         return ABOUT + FOLDED * modules + BACKWARD.format(result)
@@ -66,7 +66,6 @@ class GraphPicture(Picture):
         return self.written, self.root, self.open, self.shapes, self.backward
 
     def drawing(self) -> draw.Drawing:
-        """Everything in its place, in pixels."""
         return draw.drawing(*self._state)
 
     def figure(self) -> Figure:
@@ -81,7 +80,6 @@ class GraphPicture(Picture):
         return draw.dot(*self._state)
 
     def save(self, path: Path | str) -> Path:
-        """Write it as .html, .svg, .png, .pdf or .dot."""
         path = Path(path)
         if path.suffix.lower() not in (".svg", ".dot"):
             return super().save(path)
@@ -126,7 +124,12 @@ class GraphPicture(Picture):
         used |= dict.fromkeys(MODULES[group.kind] for group in self.root.groups() if group.kind in MODULES)
         found = [(name, self.written.rules[name]) for name in used if name in self.written.rules]
         result = "b" if self.written.substitute else "y"
-        return [(name, *_rule_text(rule, result)) for name, rule in found]
+        rules = []
+        for name, rule in found:
+            letters = {letter: letter for letter in rule.operands} | {"y": result}
+            forward = f"{result} = " + rule.forward.format_map(letters)
+            rules.append((name, forward, [rule.gradient(of, letters) for of in rule.gradients]))
+        return rules
 
     def _data(self) -> dict[str, Any]:
         """What web/graph.js needs: nodes, groups with what is inside of them, edges, and what several have in common,
@@ -150,11 +153,6 @@ class GraphPicture(Picture):
             groups.append([group.kind, group.label, group.path, lines, group.path in self.open, *inside])
         edges = [place for edge in written.graph.edges for place in edge]
         return {"nodes": nodes, "groups": groups, "edges": edges, "texts": list(formulas), "levels": list(levels)}
-
-
-def _rule_text(rule: Rule, result: str) -> tuple[str, list[str]]:
-    letters = {letter: letter for letter in rule.operands} | {"y": result}
-    return f"{result} = " + rule.forward.format_map(letters), [rule.gradient(of, letters) for of in rule.gradients]
 
 
 def graph_picture(
@@ -188,3 +186,24 @@ def lecture_mlp(*, shapes: bool = False, backward: bool = False) -> GraphPicture
     written = Written(network, [node.name for node in network.nodes], LECTURE, substitute=True)
     title = "A network with one hidden layer, as in the lecture"
     return GraphPicture(title, written, fold(network), frozenset({""}), shapes, backward)
+
+
+def mlp() -> Graph:
+    """x → Linear(α) → a → Sigmoid → z → Linear(β) → b → Softmax → ŷ → CrossEntropy with y → J (lecture 3)."""
+    nodes: list[Node] = []
+
+    def computed(module: str, name: str, shape: tuple[int, ...], *operands: int) -> None:
+        arguments = tuple(zip(LECTURE[module].operands, operands, strict=True))
+        nodes.append(Node("variable", module, name, shape=shape, arguments=arguments))
+
+    nodes.append(Node("input", "feature vector", "x", shape=(INPUTS,)))
+    nodes.append(Node("parameter", "parameter", "α", shape=(HIDDEN, INPUTS)))
+    computed("Linear", "a", (HIDDEN,), 1, 0)
+    computed("Sigmoid", "z", (HIDDEN,), 2)
+    nodes.append(Node("parameter", "parameter", "β", shape=(OUTPUTS, HIDDEN)))
+    computed("Linear", "b", (OUTPUTS,), 4, 3)
+    computed("Softmax", "ŷ", (OUTPUTS,), 5)
+    nodes.append(Node("constant", "true label", "y", shape=(OUTPUTS,)))
+    computed("CrossEntropy", "J", (), 7, 6)
+    edges = [(source, place) for place, node in enumerate(nodes) for _, source in node.arguments]
+    return Graph(nodes, edges, [Call("", "network", 0)])

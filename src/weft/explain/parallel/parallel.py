@@ -141,17 +141,15 @@ def measure(sizes: Sizes, ranks: int) -> list[Splits]:
         torch.manual_seed(0)
         x, upstream = torch.randn(2, 1, sizes.tokens, sizes.d_model, dtype=torch.float64)
         blocks = [_mlp(sizes), _attention(sizes)]
-    return [_measure_block(block, sizes, ranks, x, upstream) for block in blocks]
-
-
-def _measure_block(block: Block, sizes: Sizes, ranks: int, x: Tensor, upstream: Tensor) -> Splits:
-    x = x.clone().requires_grad_()
-    out = block.module(block.norm(x))
-    of_x, *of_weights = torch.autograd.grad(out, [x, *block.parameters], upstream)
-    example = _Example(x.detach(), upstream, [out.detach(), of_x, *block.ordered(of_weights)])
-    with simulated(ranks) as mesh:
-        splits = sorted((_run(block, way, mesh, example) for way in WAYS), key=lambda each: _cost(each, ranks))
-    return Splits(block, sizes, ranks, tuple(splits), _unsummed(block, x, ranks))
+    x, found = x.clone().requires_grad_(), []
+    for block in blocks:
+        out = block.module(block.norm(x))
+        of_x, *of_weights = torch.autograd.grad(out, [x, *block.parameters], upstream)
+        example = _Example(x.detach(), upstream, [out.detach(), of_x, *block.ordered(of_weights)])
+        with simulated(ranks) as mesh:
+            splits = sorted((_run(block, way, mesh, example) for way in WAYS), key=lambda each: _cost(each, ranks))
+        found.append(Splits(block, sizes, ranks, tuple(splits), _unsummed(block, x, ranks)))
+    return found
 
 
 def _cost(split: Split, ranks: int) -> tuple[float, ...]:
@@ -206,17 +204,10 @@ def _run(block: Block, way: Way, mesh: DeviceMesh, example: _Example) -> Split:
     results = [gathered(each) for each in (outputs[-1], passed, *gradients)]
     off = [float((one - other).abs().max()) for one, other in zip(results, example.expected, strict=True)]
     assert not forward[0] and not backward[0], "nothing is sent before the norm"
-    return Split(
-        way=way,
-        forward=tuple(forward[1:]),
-        backward=tuple(backward[1:]),
-        late=tuple(late),
-        flops=flops,
-        weights=sum(weight.to_local().numel() for stage in stages for weight in stage.weights),
-        activations=activations,
-        layout=tuple(layout[1:]),
-        differences=(off[0], off[1], max(off[2:])),
-    )
+    talked = tuple(forward[1:]), tuple(backward[1:]), tuple(late)
+    weights = sum(weight.to_local().numel() for stage in stages for weight in stage.weights)
+    differences = off[0], off[1], max(off[2:])
+    return Split(way, *talked, flops, weights, activations, tuple(layout[1:]), differences)
 
 
 class _Stage(NamedTuple):

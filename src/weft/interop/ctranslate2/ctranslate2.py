@@ -37,7 +37,8 @@ NEVER = -1e4  # the logit of a token that is never generated
 UNLIMITED = 2048  # positions that get a row where the file leaves them to a formula
 # how it searches unless it is told otherwise, in transformers' words (which has to know a width to end early)
 SEARCH = {"min_new_tokens": 1, "early_stopping": True, "renormalize_logits": True, "num_beams": 5}
-OWN = "decoder/layer_0/self_attention"  # whose settings stand for those of all layers
+# whose settings stand for those of all layers
+OWN, FEEDFORWARD = "decoder/layer_0/self_attention", "decoder/layer_0/ffn/linear_0"
 
 # switches that weft has no part for, unless they are off
 OFF = ("alibi", "alibi_use_positive_positions", "scale_alibi", "final_logit_softcapping")
@@ -70,11 +71,10 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     vocabularies = read_vocabularies(folder)
     model = validate(EncoderDecoder, _settings(stored, config), f"{folder / MODEL}: settings that do not fit")
     for side, table in (("target", TARGET), ("source", stored.source_table)):
-        tokens, rows = len(vocabularies[side]), stored.file.shape(table)[0]
+        tokens, rows = len(vocabularies[side]), stored.file[table].shape[0]
         if tokens != rows:
-            raise InteropError(
-                f"{folder}: the {side} vocabulary has {tokens} tokens, but the embeddings have {rows} rows"
-            )
+            has = f"the {side} vocabulary has {tokens} tokens"
+            raise InteropError(f"{folder}: {has}, but the embeddings have {rows} rows")
     weights = to_ours(conversions(_rules(model, stored), model), _found(stored, model), _reader(stored), str(path))
     target, source = read_tokenizers(folder, config, vocabularies, stored.zero_start)
     types = sorted({variable.dtype for variable in stored.file.variables.values() if len(variable.shape) > 1})
@@ -157,6 +157,14 @@ def _settings(stored: _Stored, config: Settings) -> Tree:
     for switch in OFF:
         if file.number(f"decoder/{switch}", switch):
             raise file.refusal(f"decoder/{switch} is on; weft has no such part in an encoder–decoder")
+    number = int(_both_sides(file, "activation", 0))
+    activation = ACTIVATIONS[number] if 0 <= number < len(ACTIVATIONS) else None
+    if activation is None:
+        raise file.refusal(f"activation number {number} is not one that weft has")
+    rms = f"{OWN}/layer_norm/beta" not in file
+    eps = config.get("layer_norm_epsilon") or (1e-6 if rms else 1e-5)
+    if not isinstance(eps, int | float) or not 0 < eps < 1:
+        raise config.refusal("layer_norm_epsilon", "expected a number between 0 and 1")
     qkv, out = (f"{OWN}/linear_{part}/bias" in file for part in (0, 1))
     scale = file.number("decoder/scale_outputs", "scale_outputs")
     position, context = _position(file, d_model)
@@ -173,8 +181,11 @@ def _settings(stored: _Stored, config: Settings) -> Tree:
             "attention.d_head": d_head,
             "attention.bias": "all" if qkv and out else "qkv" if qkv else "none",
             "attention.scale": file.number(f"{OWN}/queries_scale") if f"{OWN}/queries_scale" in file else None,
-            "feedforward": _feedforward(file),
-            "norm": _norm(file, config),
+            "feedforward.kind": "gated" if f"{FEEDFORWARD}_noact/weight" in file else "plain",
+            "feedforward.d_ff": file.matrix(f"{FEEDFORWARD}/weight")[0],
+            "feedforward.activation": activation,
+            "feedforward.bias": f"{FEEDFORWARD}/bias" in file,
+            "norm": {"kind": "rms" if rms else "layer", "eps": eps},
             "placement": "pre" if _both_sides(file, "pre_norm", 1) else "post",
             "position": position,
             "embedding_scale": _embedding_scale(stored, d_model),
@@ -184,28 +195,6 @@ def _settings(stored: _Stored, config: Settings) -> Tree:
             "head.scale": scale if scale > 0 else None,
         }
     )
-
-
-def _feedforward(file: ModelFile) -> Tree:
-    number = int(_both_sides(file, "activation", 0))
-    activation = ACTIVATIONS[number] if 0 <= number < len(ACTIVATIONS) else None
-    if activation is None:
-        raise file.refusal(f"activation number {number} is not one that weft has")
-    first = "decoder/layer_0/ffn/linear_0"
-    return {
-        "kind": "gated" if f"{first}_noact/weight" in file else "plain",
-        "d_ff": file.matrix(f"{first}/weight")[0],
-        "activation": activation,
-        "bias": f"{first}/bias" in file,
-    }
-
-
-def _norm(file: ModelFile, config: Settings) -> Tree:
-    rms = f"{OWN}/layer_norm/beta" not in file
-    eps = config.get("layer_norm_epsilon") or (1e-6 if rms else 1e-5)
-    if not isinstance(eps, int | float) or not 0 < eps < 1:
-        raise config.refusal("layer_norm_epsilon", "expected a number between 0 and 1")
-    return {"kind": "rms" if rms else "layer", "eps": eps}
 
 
 def _embedding_scale(stored: _Stored, d_model: int) -> bool:
@@ -286,7 +275,10 @@ def _found(stored: _Stored, model: EncoderDecoder) -> dict[str, Shape]:
         if name.endswith("_scale") and name.removesuffix("_scale") in file:
             continue  # it belongs to the tensor that it scales
         if not variable.shape or last in SETTINGS:
-            _check_setting(file, name, last, model.attention.scale)
+            if last not in SETTINGS:
+                raise file.refusal(f"'{name}' is a setting that weft does not know")
+            if last == "queries_scale" and file.number(name) != (scale := model.attention.scale):
+                raise file.refusal(f"'{name}' differs from the other layers' {scale}; weft has one for all")
         elif name not in left_out and (last != "relative_attention_bias" or "/layer_0/" in name):
             found[name] = variable.shape
     if isinstance(model.position, Learned):
@@ -297,13 +289,6 @@ def _found(stored: _Stored, model: EncoderDecoder) -> dict[str, Shape]:
         for name in EXTENDED & found.keys():
             found[name] = (found[name][0] + 1, *found[name][1:])
     return found
-
-
-def _check_setting(file: ModelFile, name: str, last: str, scale: float | None) -> None:
-    if last not in SETTINGS:
-        raise file.refusal(f"'{name}' is a setting that weft does not know")
-    if last == "queries_scale" and file.number(name) != scale:
-        raise file.refusal(f"'{name}' differs from the other layers' {scale}; weft has one for all")
 
 
 def _reader(stored: _Stored) -> Callable[[str], Tensor]:

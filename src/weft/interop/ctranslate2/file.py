@@ -18,9 +18,8 @@ from weft.errors import InteropError
 from weft.untrusted import Cursor, mapped
 
 VERSIONS = range(1, 7)
-# by type number: the type's name, and what numpy calls it, which has no bfloat16
-TYPES = ("float32", "int8", "int16", "int32", "float16", "bfloat16")
-NUMPY = {"float32": "<f4", "int8": "<i1", "int16": "<i2", "int32": "<i4", "float16": "<f2", "bfloat16": "<i2"}
+# in the order of their numbers, and what numpy calls them, which has no bfloat16
+TYPES = {"float32": "<f4", "int8": "<i1", "int16": "<i2", "int32": "<i4", "float16": "<f2", "bfloat16": "<i2"}
 BY_SIZE = {1: "int8", 2: "int16", 4: "float32"}  # before version 4 a file gave only the size of an element
 MAX_DIMENSIONS = 8
 INT16_SCALE = 1000.0  # of weights in int16 without a scale beside them, as older files have them
@@ -33,7 +32,7 @@ OLD_WORDS = {
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable's name, shape, type and bytes."""
+    """A tensor or a setting."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,13 +61,9 @@ class ModelFile:
             raise self.refusal(f"'{name}' is missing")
         return self.variables[name]
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A variable's shape."""
-        return self[name].shape
-
     def matrix(self, name: str) -> tuple[int, int]:
         """The shape of a variable that must be a matrix."""
-        shape = self.shape(name)
+        shape = self[name].shape
         if len(shape) != 2 or 0 in shape:
             raise self.refusal(f"'{name}' {list(shape)} should be a matrix")
         return shape[0], shape[1]
@@ -78,8 +73,8 @@ class ModelFile:
         name = next((name for name in names if name in self), None)
         if name is None:
             return default
-        if prod(self.shape(name)) != 1:
-            raise self.refusal(f"'{name}' {list(self.shape(name))} should be a single number")
+        if prod(self[name].shape) != 1:
+            raise self.refusal(f"'{name}' {list(self[name].shape)} should be a single number")
         return float(self.tensor(name).flatten()[0])
 
     def text(self, name: str) -> str:
@@ -92,7 +87,7 @@ class ModelFile:
     def tensor(self, name: str) -> Tensor:
         """A variable; integers with a scale are divided by it, row by row for int8 (int16: all by one)."""
         found, scale_name = self[name], f"{self[name].name}_scale"
-        values = torch.from_numpy(np.frombuffer(found.data, NUMPY[found.dtype]).reshape(found.shape).copy())
+        values = torch.from_numpy(np.frombuffer(found.data, TYPES[found.dtype]).reshape(found.shape).copy())
         if found.dtype == "bfloat16":
             return values.view(torch.bfloat16)
         quantized = found.dtype in ("int8", "int16") and found.name.endswith("weight")
@@ -111,10 +106,8 @@ def open_file(path: Path) -> ModelFile:
     cursor = Cursor(path, mapped(path))
     version = cursor.number("I", "the version")
     if version not in VERSIONS:
-        raise cursor.refusal(
-            f"not a CTranslate2 model, or of an unknown version: it begins with {version}, "
-            f"weft reads {VERSIONS.start} … {VERSIONS.stop - 1}"
-        )
+        known = f"it begins with {version}, weft reads {VERSIONS.start} … {VERSIONS[-1]}"
+        raise cursor.refusal(f"not a CTranslate2 model, or of an unknown version: {known}")
     kind, revision = (_string(cursor), cursor.number("I", "the revision")) if version > 1 else ("", 1)
     spelled = _present_name if revision == 1 else str
     variables: dict[str, Variable] = {}
@@ -152,15 +145,16 @@ def _present_name(name: str) -> str:
 
 
 def _variable(cursor: Cursor, name: str, version: int) -> Variable:
-    dimensions = cursor.number("B", f"'{name}'")
+    what = f"'{name}'"
+    dimensions = cursor.number("B", what)
     if dimensions > MAX_DIMENSIONS:
-        raise cursor.refusal(f"'{name}' has {dimensions} dimensions; expected {MAX_DIMENSIONS} at most")
-    shape = tuple(cursor.number("I", f"'{name}'") for _ in range(dimensions))
-    kind, count = cursor.number("B", f"'{name}'"), cursor.number("I", f"'{name}'")
+        raise cursor.refusal(f"{what} has {dimensions} dimensions; expected {MAX_DIMENSIONS} at most")
+    shape = tuple(cursor.number("I", what) for _ in range(dimensions))
+    kind, count = cursor.number("B", what), cursor.number("I", what)
     known = dict(enumerate(TYPES)) if version >= 4 else BY_SIZE
     if kind not in known:
-        raise cursor.refusal(f"'{name}' is of type {kind}; weft reads {', '.join(TYPES)}")
+        raise cursor.refusal(f"{what} is of type {kind}; weft reads {', '.join(TYPES)}")
     size = count if version >= 4 else count * kind
-    if size != prod(shape) * np.dtype(NUMPY[known[kind]]).itemsize:
-        raise cursor.refusal(f"'{name}' {list(shape)} of {known[kind]} does not fill its {size} bytes")
-    return Variable(name, shape, known[kind], cursor.take(size, f"'{name}'"))
+    if size != prod(shape) * np.dtype(TYPES[known[kind]]).itemsize:
+        raise cursor.refusal(f"{what} {list(shape)} of {known[kind]} does not fill its {size} bytes")
+    return Variable(name, shape, known[kind], cursor.take(size, what))

@@ -27,18 +27,17 @@ def read_vocabularies(folder: Path) -> dict[str, list[str]]:
         file = next((folder / name for name in names if (folder / name).is_file()), None)
         if file is None:
             raise InteropError(f"{folder}: no {side} vocabulary; expected one of {', '.join(names)}")
-        tokens = read_json(file) if file.suffix == ".json" else _lines(file)
+        if file.suffix == ".json":
+            tokens = read_json(file)
+        else:
+            tokens = [line.removesuffix("\r") for line in read_text(file).split("\n")]
+            tokens = tokens if tokens[-1] else tokens[:-1]
         if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
             raise InteropError(f"{file}: expected a list of tokens")
         if len(set(tokens)) < len(tokens):
             raise InteropError(f"{file}: a token appears twice")
         found[side] = tokens
     return found
-
-
-def _lines(file: Path) -> list[str]:
-    lines = [line.removesuffix("\r") for line in read_text(file).split("\n")]
-    return lines[:-1] if not lines[-1] else lines
 
 
 def read_tokenizers(
@@ -80,13 +79,8 @@ def marian_files(folder: Path, vocabularies: Mapping[str, list[str]]) -> dict[st
     if vocabularies["source"] != tokens or START in tokens or None in files.values():
         return {}
     vocabulary = {token: id for id, token in enumerate([*tokens, START])}
-    settings = {
-        "tokenizer_class": "MarianTokenizer",
-        "source_lang": None,
-        "target_lang": None,
-        "separate_vocabs": False,
-    }
-    made = {"vocab.json": vocabulary, "tokenizer_config.json": settings}
+    settings = {"tokenizer_class": "MarianTokenizer", "source_lang": None, "target_lang": None}
+    made = {"vocab.json": vocabulary, "tokenizer_config.json": {**settings, "separate_vocabs": False}}
     read = {name: read_bytes(file) for name, file in files.items() if file is not None}
     return read | {name: json.dumps(tree, ensure_ascii=False).encode() for name, tree in made.items()}
 
@@ -103,9 +97,9 @@ def _tokenizer(file: Path | None, tokens: list[str], roles: Mapping[Role, str]) 
     try:
         if file is not None:
             backend = careful(lambda: sentencepiece.to_tokenizer(read_bytes(file), vocabulary))[0]
-            return Tokenizer.from_json(backend.to_str(), roles)
-        backend = careful(lambda: WordTokenizer(models.WordLevel(vocabulary, unk_token=roles["unk"])))
-        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        else:
+            backend = careful(lambda: WordTokenizer(models.WordLevel(vocabulary, unk_token=roles["unk"])))
+            backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return Tokenizer.from_json(backend.to_str(), roles)
     except TokenizerError as error:
         raise InteropError(f"{file or 'the vocabulary'}: {error}") from None

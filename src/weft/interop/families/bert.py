@@ -4,19 +4,21 @@ BERT (Devlin et al. 2019) and the many sentence encoders that are BERTs without 
 (Liu et al. 2019), whose positions begin at 2, and in other languages XLM-RoBERTa (Conneau et al. 2020) and CamemBERT
 (Martin et al. 2020); DistilBERT (Sanh et al. 2019), which has no segments; ELECTRA (Clark et al. 2020), a discriminator
 that tells which tokens were replaced, and the generator that does so, with embeddings narrower than their layers unless
-they are as wide; ALBERT (Lan et al. 2020), whose layers share their weights; and MPNet (Song et al. 2020), of which
-many sentence encoders are made, a RoBERTa with T5's bias for distances.
+they are as wide; ALBERT (Lan et al. 2020), whose layers share their weights; MPNet (Song et al. 2020), of which many
+sentence encoders are made, a RoBERTa with T5's bias for distances; and DeBERTa v2 and v3 (He et al. 2021, 2023), whose
+attention compares contents with distances and the other way round, by vectors of distances that all layers share.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from weft.interop.families.base import POST_NORM, Called, Family
-from weft.interop.families.heads import Heads, encoder_head, pooled, words_head
+from weft.config import Tree
+from weft.interop.families.base import POST_NORM, Called, Family, Heads, encoder_head, pooled, words_head
 from weft.interop.settings import Flat, Settings
-from weft.interop.table import Key, Row, Special, constant, embedding_width, keys, without
+from weft.interop.table import Key, Row, Special, constant, embedding_width, even_heads, keys, without
 from weft.interop.weight_map import Rules, block, module, tensor
 from weft.models.config import Encoder
 from weft.tensors import LazyWeights
@@ -42,15 +44,17 @@ def body(base: str) -> Rules:
     return (*embeddings(f"{base}.embeddings"), *layers(f"{base}.encoder.layer.{{layer}}", qkv))
 
 
-TAGS, ANSWERS = module("output.out", "classifier"), module("output.out", "qa_outputs")
-OTHERS: Heads = {"token": TAGS, "span": ANSWERS, "embedding": ()}
+def usual_heads(words: tuple[str, ...], pooler: str, out: str = "classifier") -> Heads:
+    """The names of the heads that all have: masked words, labels of a text or its tokens, answers, and none."""
+    tags, answers = module("output.out", "classifier"), module("output.out", "qa_outputs")
+    both = {"mlm": words_head("output", *words), "sequence": pooled("output", pooler, out)}
+    return {**both, "token": tags, "span": answers, "embedding": ()}
+
+
 BERT_WORDS = tuple(f"cls.predictions.{part}" for part in ("transform.dense", "transform.LayerNorm", "decoder", "bias"))
+ROBERTA_WORDS = tuple(f"lm_head.{part}" for part in ("dense", "layer_norm", "decoder", "bias"))
+ROBERTA_HEADS = usual_heads(ROBERTA_WORDS, "classifier.dense", "classifier.out_proj")
 _NEXT_SENTENCE = ("bert.pooler.dense", "cls.seq_relationship")
-ROBERTA_HEADS: Heads = {
-    "mlm": words_head("output", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
-    "sequence": pooled("output", "classifier.dense", "classifier.out_proj"),
-    **OTHERS,
-}
 
 
 def unused_pooler(pooler: str, model: Encoder) -> LazyWeights:
@@ -103,10 +107,8 @@ BERT = family(
     body=body("bert"),
     heads={
         "mlm+nsp": (*words_head("output.words", *BERT_WORDS), *pooled("output.next_sentence", *_NEXT_SENTENCE)),
-        "mlm": words_head("output", *BERT_WORDS),
         "nsp": pooled("output", *_NEXT_SENTENCE),
-        "sequence": pooled("output", "bert.pooler.dense", "classifier"),
-        **OTHERS,
+        **usual_heads(BERT_WORDS, "bert.pooler.dense"),
     },
     pooler="bert.pooler.dense",
     unused=(r"cls\.(seq_relationship|predictions)\..*",),
@@ -125,23 +127,17 @@ def _write_offset(model: Flat) -> Flat:
     return {"max_position_embeddings": model["context"] + offset, "pad_token_id": offset - 1}
 
 
-def _roberta(called: Called) -> Family:
-    return family(
-        called,
-        (*BODY, Special(_read_offset, _write_offset), encoder_head("tanh", BERT_DROPOUTS, words="gelu")),
-        body=body("roberta"),
-        heads=ROBERTA_HEADS,
-        root="roberta",
-        pooler="roberta.pooler.dense",
-        unused=(r"lm_head\..*",),
-        renames=GAMMA_AND_BETA,
-    )
-
-
-ROBERTA = _roberta(("roberta", "RoBERTa", "Roberta"))
-XLM_ROBERTA = _roberta(("xlm-roberta", "XLM-RoBERTa", "XLMRoberta"))
-CAMEMBERT = _roberta(("camembert", "CamemBERT", "Camembert"))
-
+ROBERTA = family(
+    ("roberta", "RoBERTa", "Roberta"),
+    (*BODY, Special(_read_offset, _write_offset), encoder_head("tanh", BERT_DROPOUTS, words="gelu")),
+    body=body("roberta"),
+    heads=ROBERTA_HEADS,
+    pooler="roberta.pooler.dense",
+    unused=(r"lm_head\..*",),
+    renames=GAMMA_AND_BETA,
+)
+XLM_ROBERTA = replace(ROBERTA, called=("xlm-roberta", "XLM-RoBERTa", "XLMRoberta"))
+CAMEMBERT = replace(ROBERTA, called=("camembert", "CamemBERT", "Camembert"))
 
 DISTILBERT_SIZES = keys(
     vocab_size=("vocab_size", 30522), context=("max_position_embeddings", 512), layers=("n_layers", 6),
@@ -166,11 +162,9 @@ DISTILBERT = family(
             ff_norm="output_layer_norm",
         ),
     ),
-    heads={
-        "mlm": words_head("output", "vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),
-        "sequence": pooled("output", "pre_classifier", "classifier"),
-        **OTHERS,
-    },
+    heads=usual_heads(
+        ("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"), "pre_classifier"
+    ),
     unused=(r"vocab_(transform|layer_norm|projector)\..*",),
 )
 
@@ -185,9 +179,7 @@ ELECTRA = family(
             *module("output.dense", "discriminator_predictions.dense"),
             *module("output.out", "discriminator_predictions.dense_prediction"),
         ),
-        "mlm": words_head("output", *_GENERATOR, "generator_lm_head.bias"),
-        "sequence": pooled("output", "classifier.dense", "classifier.out_proj"),
-        **OTHERS,
+        **usual_heads((*_GENERATOR, "generator_lm_head.bias"), "classifier.dense", "classifier.out_proj"),
     },
     unused=(r"(generator|discriminator)_(predictions|lm_head)\..*",),
 )
@@ -235,9 +227,7 @@ ALBERT = family(
             *words_head("output.words", *_ALBERT_WORDS),
             *pooled("output.next_sentence", "albert.pooler", "sop_classifier.classifier"),
         ),
-        "mlm": words_head("output", *_ALBERT_WORDS),
-        "sequence": pooled("output", "albert.pooler", "classifier"),
-        **OTHERS,
+        **usual_heads(_ALBERT_WORDS, "albert.pooler"),
     },
     pooler="albert.pooler",
     unused=(r"(predictions|sop_classifier)\..*",),
@@ -269,3 +259,87 @@ MPNET = family(
     pooler="mpnet.pooler.dense",
     unused=(r"lm_head\..*",),
 )
+
+BOTH = ("c2p", "p2c")
+
+
+def _read_distances(settings: Settings, model: Flat) -> Flat:
+    """What is compared with what, and how distances are counted."""
+    if not settings.flag("relative_attention", False):
+        raise settings.refusal("relative_attention", "weft has only True")
+    given = settings.get("pos_att_type", [])
+    kinds = [kind.strip() for kind in given.lower().split("|")] if isinstance(given, str) else given
+    if kinds not in (list(BOTH), list(BOTH[::-1])):
+        raise settings.refusal("pos_att_type", "weft compares contents with distances both ways, c2p and p2c")
+    buckets = settings.get("position_buckets", -1)
+    if not isinstance(buckets, int) or buckets < 4:
+        raise settings.refusal("position_buckets", "weft counts distances in buckets, 4 or more on either side")
+    farthest = settings.get("max_relative_positions", -1)
+    if not isinstance(farthest, int) or isinstance(farthest, bool) or farthest < 1:
+        farthest = model["context"]
+    normed = settings.get("norm_rel_ebd", "none")
+    if not isinstance(normed, str):
+        raise settings.refusal("norm_rel_ebd", "expected 'layer_norm' or 'none'")
+    return {
+        "attention.scale": (3 * even_heads(model)) ** -0.5,
+        "position.buckets": settings.whole("position_buckets"),
+        "position.max_distance": farthest,
+        "position.norm_eps": model["norm.eps"] if "layer_norm" in normed.lower() else None,
+    }
+
+
+def _write_distances(model: Flat) -> Tree:
+    normed = model.get("position.norm_eps") is not None
+    return {
+        "relative_attention": True,
+        "pos_att_type": list(BOTH),
+        "position_buckets": model.get("position.buckets"),
+        "max_relative_positions": model.get("position.max_distance", -1),
+        "norm_rel_ebd": "layer_norm" if normed else "none",
+        "share_att_key": True,
+        "position_biased_input": False,
+    }
+
+
+DEBERTA_DROPOUTS = {"sequence": ("cls_dropout", "hidden_dropout_prob"), "token": ("hidden_dropout_prob",)}
+SEGMENTS = Special(
+    lambda settings, model: {
+        "segments": 0 if settings.get("type_vocab_size", 0) == 0 else settings.whole("type_vocab_size")
+    },
+    lambda model: {"type_vocab_size": model.get("segments", 0)},
+)
+DEBERTA_ONLY = {
+    "is_decoder": False, "add_cross_attention": False, "share_att_key": True, "position_biased_input": False,
+    "conv_kernel_size": 0, "pooler_hidden_act": "gelu", "legacy": True,
+}  # fmt: skip
+DEBERTA_DEFAULTS = {
+    "hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 24, "intermediate_size": 6144,
+    "layer_norm_eps": 1e-7,
+    # what transformers takes, and weft does not have
+    "share_att_key": False, "position_biased_input": True,
+}  # fmt: skip
+DEBERTA_V2 = family(
+    ("deberta-v2", "DeBERTa v2", "DebertaV2"),
+    (
+        *without(BODY, "segments"),
+        SEGMENTS,
+        Special(_read_distances, _write_distances),
+        constant("pooler_hidden_act", "gelu"),
+        encoder_head("gelu", DEBERTA_DROPOUTS),
+    ),
+    fixed={**FIXED, "position.kind": "disentangled"},
+    only=DEBERTA_ONLY,
+    defaults=DEBERTA_DEFAULTS,
+    body=(
+        *(rule for rule in embeddings("deberta.embeddings") if ".position." not in rule.ours),
+        tensor("encoder.position.weight", "deberta.encoder.rel_embeddings.weight"),
+        *module("encoder.position.norm", "deberta.encoder.LayerNorm"),
+        *layers(
+            "deberta.encoder.layer.{layer}", tuple(f"attention.self.{part}_proj" for part in ("query", "key", "value"))
+        ),
+    ),
+    heads=usual_heads(BERT_WORDS, "pooler.dense"),
+    root="deberta",
+    unused=(r"(cls|lm_predictions|mask_predictions|pooler)\..*", r"deberta\.embeddings\.position_embeddings\..*"),
+)
+FAMILIES = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ELECTRA, ALBERT, MPNET)

@@ -6,8 +6,7 @@ them, with 350M parameters, has norms after the sublayers and embeddings half as
 """
 
 from weft.config import Tree
-from weft.interop.families.base import PLAIN, Family
-from weft.interop.families.heads import HEAD_BIAS, TIED, UNTIED, decoder_head, on_decoder
+from weft.interop.families.base import HEAD_BIAS, PLAIN, TIED, UNTIED, Family, decoder_head, on_decoder
 from weft.interop.families.positions import MAX_LAYERS, rotated_part, windows_of, with_windows
 from weft.interop.settings import Flat, Settings
 from weft.interop.table import Special, all_biases, embedding_width, four_times, keys, switch

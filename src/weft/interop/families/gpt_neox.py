@@ -8,11 +8,11 @@ ALiBi, whose penalties are rounded and divided by √d_head with the scores. BLO
 of the embeddings.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from weft.config import Tree
-from weft.interop.families.base import PLAIN, Called, Family
-from weft.interop.families.heads import HEAD_BIAS, TIED, UNTIED, decoder_head, on_decoder
+from weft.interop.families.base import HEAD_BIAS, PLAIN, TIED, UNTIED, Called, Family, decoder_head, on_decoder
 from weft.interop.families.llama import SIZES, names
 from weft.interop.families.positions import one_window, rotary
 from weft.interop.settings import Flat, Settings
@@ -32,22 +32,21 @@ def parallel(ours: str, default: bool) -> Special:
 # ---- whose queries, keys and values lie together by groups
 
 
-def _grouped(base: str, layer: str, attention: str, model: Decoder, **parts: str) -> Rules:
-    """Names of a stack whose matrix of queries, keys and values is ordered by groups."""
+def _grouped(model: Decoder, layers: str, attention: str, ends: tuple[str, str], norms: Mapping[str, str]) -> Rules:
+    """Names of a model whose matrix of queries, keys and values is ordered by groups."""
+    embedding, final_norm = (f"{layers.partition('.')[0]}.{end}" for end in ends)
     layouts = {"qkv": grouped(model.attention.groups, model.d_head)}
     joined = {"qkv": f"{attention}.query_key_value", "out": f"{attention}.dense"}
     plain = {"up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h"}
-    return block("decoder", f"{base}.{layer}.{{layer}}", layouts, **joined, **plain, **parts)
-
-
-def _neox_names(model: Decoder) -> Rules:
     return (
-        tensor("embedding.weight", "gpt_neox.embed_in.weight"),
-        *_grouped("gpt_neox", "layers", "attention", model, norm="input_layernorm", ff_norm="post_attention_layernorm"),
-        *module("decoder.norm", "gpt_neox.final_layer_norm"),
+        tensor("embedding.weight", f"{embedding}.weight"),
+        *module("decoder.embedding_norm", f"{embedding}_layernorm"),
+        *block("decoder", f"{layers}.{{layer}}", layouts, **joined, **plain, **norms),
+        *module("decoder.norm", final_norm),
     )
 
 
+NORMS = {"norm": "input_layernorm", "ff_norm": "post_attention_layernorm"}
 GPT_NEOX = Family(
     called=("gpt_neox", "GPT-NeoX", "GPTNeoX"),
     rows=(
@@ -59,7 +58,7 @@ GPT_NEOX = Family(
         decoder_head(UNTIED),
     ),
     fixed=ROTATED,
-    body=_neox_names,
+    body=lambda model: _grouped(model, "gpt_neox.layers", "attention", ("embed_in", "final_layer_norm"), NORMS),
     heads=on_decoder("embed_out"),
     prefix="gpt_neox.",
     unused=(r"gpt_neox\.layers\.\d+\.attention\.(masked_bias|bias|rotary_emb\..*)",),
@@ -67,14 +66,8 @@ GPT_NEOX = Family(
 
 
 def _falcon_names(model: Decoder) -> Rules:
-    two = model.sublayers == "parallel-two-norms"
-    norm, ff_norm = ("ln_attn", "ln_mlp") if two else ("input_layernorm", "post_attention_layernorm")
-    return (
-        tensor("embedding.weight", "transformer.word_embeddings.weight"),
-        *module("decoder.embedding_norm", "transformer.word_embeddings_layernorm"),
-        *_grouped("transformer", "h", "self_attention", model, norm=norm, ff_norm=ff_norm),
-        *module("decoder.norm", "transformer.ln_f"),
-    )
+    norms = {"norm": "ln_attn", "ff_norm": "ln_mlp"} if model.sublayers == "parallel-two-norms" else NORMS
+    return _grouped(model, "transformer.h", "self_attention", ("word_embeddings", "ln_f"), norms)
 
 
 def _read_heads(settings: Settings, model: Flat) -> Flat:

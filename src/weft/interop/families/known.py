@@ -1,4 +1,4 @@
-"""Every family of Hugging Face models that weft reads and writes: a new one is a file, its import and its name here.
+"""Every family of Hugging Face models that weft reads and writes; a new one is named here, or in its relatives' file.
 
 What no family describes is told which one comes nearest, and what that lacks.
 """
@@ -7,26 +7,19 @@ from contextlib import suppress
 
 from weft.config import Tree
 from weft.errors import InteropError, WeftError
+from weft.interop.families import bert, gpt2, gpt_neox, llama, seq2seq
 from weft.interop.families.base import Family
-from weft.interop.families.bert import ALBERT, BERT, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, ROBERTA, XLM_ROBERTA
-from weft.interop.families.deberta import DEBERTA_V2
-from weft.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
-from weft.interop.families.gpt2 import GPT2, GPT_NEO, GPTJ, OPT
-from weft.interop.families.gpt_neox import BLOOM, FALCON, GPT_NEOX, PHI, STABLELM, STARCODER2
-from weft.interop.families.llama import GRANITE, LLAMA, MISTRAL, OLMO, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3
 from weft.interop.families.modernbert import MODERNBERT
-from weft.interop.families.seq2seq import BART, M2M100, MARIAN, MBART, MT5, PEGASUS, T5
 from weft.interop.settings import Flat, Settings, Transformer, shown
 from weft.models.config import Decoder, Encoder, EncoderDecoder
 
 # where several can hold a model that weft has trained, the first one is written
 DECODERS = (
-    *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, SMOLLM3, GRANITE, PHI3, OLMO, OLMO2),
-    *(OPT, GPT_NEOX, GPTJ, GPT_NEO, PHI, STABLELM, FALCON, STARCODER2, BLOOM),
+    *(gpt2.GPT2, *llama.FAMILIES, gpt2.OPT, gpt_neox.GPT_NEOX, gpt2.GPTJ, gpt2.GPT_NEO),
+    *(gpt_neox.PHI, gpt_neox.STABLELM, gpt_neox.FALCON, gpt_neox.STARCODER2, gpt_neox.BLOOM),
 )
-ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ELECTRA, ALBERT, MPNET, MODERNBERT, DEBERTA_V2)
-PAIRS = (MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5)
-FAMILIES: dict[str, Family] = {family.kind: family for family in (*DECODERS, *ENCODERS, *PAIRS)}
+ENCODERS = (*bert.FAMILIES, MODERNBERT, bert.DEBERTA_V2)
+FAMILIES: dict[str, Family] = {family.kind: family for family in (*DECODERS, *ENCODERS, *seq2seq.FAMILIES)}
 
 # what every config.json may have, whatever the model is
 COMMON = {
@@ -63,7 +56,8 @@ def _unknown(tree: Tree) -> str:
     if isinstance(inside, dict):
         within = shown(inside.get("model_type"))
         return f"a model of more than text, and weft reads text alone (here model_type = {within})"
-    given = {key for key, value in tree.items() if value is not None and not _common(key)}
+    given = {key for key, value in tree.items() if value is not None and key not in COMMON}
+    given = {key for key in given if not any(part in key for part in ("token", "dropout", "pdrop"))}
     alike = [family for family in FAMILIES.values() if issubclass(family.model, _stacks(tree))]
     known = {family.kind: (family.title, given & _keys(family, tree)) for family in alike}
     kind, (title, shared) = max(known.items(), key=lambda one: len(one[1][1]))
@@ -89,10 +83,6 @@ def _stacks(tree: Tree) -> type[Transformer] | tuple[type[Transformer], ...]:
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         return Decoder
     return Encoder if name.endswith("ForMaskedLM") else (Decoder, Encoder, EncoderDecoder)
-
-
-def _common(key: str) -> bool:
-    return key in COMMON or any(part in key for part in ("token", "dropout", "pdrop"))
 
 
 def _keys(family: Family, tree: Tree) -> set[str]:

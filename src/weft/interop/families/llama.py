@@ -3,6 +3,9 @@
 LLaMA 1–3 (Touvron et al. 2023; Dubey et al. 2024) and SmolLM2, which has the same architecture; Mistral (Jiang et al.
 2023) adds a window, Qwen2 biases, Qwen3 norms of queries and keys, SmolLM3 layers without positions, Granite factors,
 Phi-3 joins matrices; OLMo (Groeneveld et al. 2024) has norms without weights, OLMo 2 norms after each sublayer.
+Gemma 1–3 (2024, 2025) scale their embeddings and count a gain from 1; Gemma 2 caps scores and logits, has norms on both
+sides of each sublayer, and a window in every other layer; Gemma 3 a window in five of six layers, which rotate by a
+base of their own, and norms of queries and keys.
 """
 
 from dataclasses import replace
@@ -11,9 +14,8 @@ from typing import Any
 
 from weft.config import Tree
 from weft.interop.families import positions
-from weft.interop.families.base import GATED, Called, Family
-from weft.interop.families.heads import UNTIED, decoder_head, on_decoder
-from weft.interop.settings import Flat, Settings, repeated
+from weft.interop.families.base import GATED, UNTIED, Called, Family, decoder_head, on_decoder
+from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings, repeated
 from weft.interop.table import Key, Row, Special, biases, even_heads, follows, keys, round_factor
 from weft.interop.weight_map import Rules, block, module, tensor
 from weft.models.config import Decoder
@@ -205,3 +207,76 @@ OLMO2 = family(
     without=("token", "span"),
     defaults={"rms_norm_eps": 1e-5},
 )
+
+
+# ---- Gemma
+
+
+def _read_activation(settings: Settings, model: Flat) -> Flat:
+    """The first releases said gelu and meant its approximation by tanh."""
+    given = settings.get("hidden_activation") or settings.get("hidden_act")
+    if given in (None, "gelu"):
+        return {"feedforward.activation": "gelu-tanh"}
+    return {"feedforward.activation": Settings({"hidden_act": given}, settings.place).activation("hidden_act")}
+
+
+def _write_activation(model: Flat) -> Tree:
+    ours = model["feedforward.activation"]
+    name = "gelu_pytorch_tanh" if ours == "gelu-tanh" else THEIR_ACTIVATIONS[ours]
+    return {"hidden_act": name, "hidden_activation": name}
+
+
+def _read_every_other(settings: Settings, model: Flat) -> Flat:
+    windowed = positions.layer_types(settings, model, [layer % 2 == 0 for layer in range(positions.depth(model))])
+    return positions.with_windows(windowed, positions.window(settings, 4096))
+
+
+def _five_of_six(settings: Settings, model: Flat) -> tuple[list[bool], int | None]:
+    """Layers with a window, five of six where nothing else is given, and its size."""
+    usual = positions.all_but_every(settings.whole("sliding_window_pattern", 6), model)
+    return positions.layer_types(settings, model, usual), positions.window(settings, 4096)
+
+
+EVERY_OTHER = Special(_read_every_other, positions.write_windows)
+BASES = positions.two_bases(("rope_theta", 1e6), ("rope_local_base_freq", 1e4), _five_of_six, positions.write_windows)
+GEMMA_ACTIVATION = Special(_read_activation, _write_activation)
+SCALE = Key(
+    "attention.scale",
+    "query_pre_attn_scalar",
+    256,
+    kind="positive",
+    to_ours=lambda scalar, model: scalar**-0.5,
+    to_theirs=lambda scale, model: round_factor(scale**-2, 1e-6),
+)
+SCORES, LOGITS = (
+    partial(Key, ours, theirs, kind="positive", none=True)
+    for ours, theirs in (("attention.softcap", "attn_logit_softcapping"), ("head.softcap", "final_logit_softcapping"))
+)
+SANDWICH_NAMES = names(
+    norm_out="post_attention_layernorm", ff_norm="pre_feedforward_layernorm", ff_norm_out="post_feedforward_layernorm"
+)
+GEMMA = family(
+    ("gemma", "Gemma", "Gemma"),
+    (*SHARED, HEAD, GEMMA_ACTIVATION, ATTENTION_BIAS),
+    fixed={"norm.offset": 1.0, "embedding_scale": True},
+    without=("span",),
+    only={"use_bidirectional_attention": False},
+    defaults={"max_position_embeddings": 8192, "head_dim": 256, "tie_word_embeddings": True},
+)
+GEMMA2 = replace(
+    GEMMA,
+    called=("gemma2", "Gemma 2", "Gemma2"),
+    rows=(*SHARED, decoder_head(UNTIED, LOGITS(30.0)), *GEMMA.rows[-2:], SCALE, SCORES(50.0), EVERY_OTHER),
+    body=SANDWICH_NAMES,
+    fixed={**GEMMA.fixed, "placement": "sandwich"},
+)
+GEMMA3 = replace(
+    GEMMA2,
+    called=("gemma3_text", "Gemma 3", "Gemma3Text"),
+    rows=(*SHARED[:-1], decoder_head(UNTIED, LOGITS()), *GEMMA.rows[-2:], SCALE, SCORES(), BASES, QK_EPS),
+    heads=on_decoder(tags="score", without=("token", "span")),
+    classes={"lm": "Gemma3ForCausalLM"},
+    fixed={**GEMMA2.fixed, "attention.qk_norm.kind": "rms", "attention.qk_norm.offset": 1.0},
+    defaults={**GEMMA.defaults, "max_position_embeddings": 131072},
+)
+FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, SMOLLM3, GRANITE, PHI3, OLMO, OLMO2)

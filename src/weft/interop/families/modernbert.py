@@ -5,9 +5,8 @@ first attention too, and every head begins with a dense layer and a norm.
 """
 
 from weft.config import Tree
-from weft.interop.families.base import GATED
+from weft.interop.families.base import GATED, count_labels, write_labels
 from weft.interop.families.bert import family
-from weft.interop.families.heads import count_labels, write_labels
 from weft.interop.families.llama import ATTENTION_BIAS, FEEDFORWARD_BIAS
 from weft.interop.families.positions import depth, layer_types, two_bases, write_windows
 from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
@@ -39,17 +38,15 @@ def _read_head(settings: Settings, model: Flat) -> Flat:
 
 def _write_head(model: Flat) -> Tree:
     words = model["head.kind"] == "mlm"
-    bias, chosen = (
-        (model["head.dense_bias"], model["head.activation"])
-        if words
-        else (model.get("head.transform.bias", False), model.get("head.transform.activation", "gelu"))
-    )
+    bias, activation = "head.dense_bias", "head.activation"
+    if not words:
+        bias, activation = "head.transform.bias", "head.transform.activation"
     pooling = {ours: theirs for theirs, ours in POOLING.items()}
     return {
         "tie_word_embeddings": model.get("head.tied", True),
         "decoder_bias": model["head.bias"] if words else True,
-        "classifier_bias": bias,
-        "classifier_activation": THEIR_ACTIVATIONS[chosen],
+        "classifier_bias": model.get(bias, False),
+        "classifier_activation": THEIR_ACTIVATIONS[model.get(activation, "gelu")],
         "classifier_dropout": model.get("head.dropout", 0.0),
         "classifier_pooling": pooling.get(model.get("head.pooling", "first"), "cls"),
         **write_labels(model),

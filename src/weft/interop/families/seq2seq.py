@@ -233,3 +233,4 @@ def _t5(called: Called, *rows: Row, **table: Any) -> Family:
 SCALE = Special(_read_scale, lambda model: {"tie_word_embeddings": model["head.scale"] is not None})
 T5 = _t5(("t5", "T5", "T5"), SCALE)
 MT5 = _t5(("mt5", "mT5", "MT5"), defaults={"feed_forward_proj": "gated-gelu"})
+FAMILIES = (MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5)

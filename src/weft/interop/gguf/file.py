@@ -129,14 +129,6 @@ def _dequantize(raw: memoryview, entry: Entry) -> Tensor:
     return out.reshape(entry.shape)
 
 
-def _quantize(tensor: Tensor, encoding: Encoding) -> Iterator[bytes]:
-    for rows in tensor.flatten(0, -2).split(max(1, CHUNK // tensor.shape[-1])):
-        if encoding.name == "Q4_K":
-            yield q4_k.quantize(rows.float()).numpy().tobytes()
-        else:
-            yield quantization().quantize(rows.float().numpy(), encoding.number).tobytes()
-
-
 def quantization() -> Any:
     """The module that quantizes and dequantizes blocks, or an error that names its package."""
     try:
@@ -167,7 +159,10 @@ def open_file(path: Path) -> Contents:
         if key in keys:
             raise cursor.refusal(f"the key '{key}' appears twice")
         keys[key] = _read_value(cursor, cursor.number("I", f"'{key}'"), key)
-    return Contents(path, keys, _read_table(cursor, tensors, _alignment(cursor, keys)), cursor.data)
+    alignment = keys["general.alignment"].value if "general.alignment" in keys else ALIGNMENT
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        raise cursor.refusal(f"general.alignment = {alignment!r}: expected a power of two")
+    return Contents(path, keys, _read_table(cursor, tensors, alignment), cursor.data)
 
 
 def _name(cursor: Cursor, what: str) -> str:
@@ -183,9 +178,8 @@ def _read_value(cursor: Cursor, type: int, key: str) -> Value:
     if type != ARRAY:
         return Value(type, _read_values(cursor, type, 1, key)[0])
     of = cursor.number("I", f"'{key}'")
-    return Value(
-        type, _read_values(cursor, of, cursor.count("Q", 8 if of == STRING else 1, f"values of '{key}'"), key), of
-    )
+    count = cursor.count("Q", 8 if of == STRING else 1, f"values of '{key}'")
+    return Value(type, _read_values(cursor, of, count, key), of)
 
 
 def _read_values(cursor: Cursor, type: int, count: int, key: str) -> list[Any]:
@@ -197,13 +191,6 @@ def _read_values(cursor: Cursor, type: int, count: int, key: str) -> list[Any]:
         raise cursor.refusal(f"{what} holds values of type {type}, which GGUF does not have")
     form = f"<{count}{SCALARS[type]}"
     return list(struct.unpack(form, cursor.take(struct.calcsize(form), what)))
-
-
-def _alignment(cursor: Cursor, keys: Mapping[str, Value]) -> int:
-    alignment = keys["general.alignment"].value if "general.alignment" in keys else ALIGNMENT
-    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-        raise cursor.refusal(f"general.alignment = {alignment!r}: expected a power of two")
-    return alignment
 
 
 def _read_table(cursor: Cursor, count: int, alignment: int) -> dict[str, Entry]:
@@ -229,10 +216,8 @@ def _read_table(cursor: Cursor, count: int, alignment: int) -> dict[str, Entry]:
     begin, size = -(-cursor.place // alignment) * alignment, len(cursor.data)
     placed = {name: entry._replace(start=begin + entry.start) for name, entry in listed.items()}
     for name, entry in placed.items():
-        if entry.start + entry.bytes > size:
-            raise cursor.refusal(
-                f"truncated: '{name}' ends at byte {entry.start + entry.bytes:,}, the file at {size:,}"
-            )
+        if (end := entry.start + entry.bytes) > size:
+            raise cursor.refusal(f"truncated: '{name}' ends at byte {end:,}, the file at {size:,}")
     return placed
 
 
@@ -303,28 +288,30 @@ def _raw(tensor: Tensor) -> memoryview:
 
 
 def _bytes(name: str, tensor: Tensor, encoding: Encoding) -> Iterator[bytes | memoryview]:
-    if encoding.name not in DTYPES:
-        return _quantize(tensor, encoding)
-    stored = tensor.to(DTYPES[encoding.name])
-    if encoding.name == "F16" and stored.isinf().any() and not tensor.isinf().any():
-        raise InteropError(f"'{name}' holds {tensor.abs().max():.3g}, which fp16 can't; choose another dtype")
-    return iter([_raw(stored)])
+    if encoding.name in DTYPES:
+        stored = tensor.to(DTYPES[encoding.name])
+        if encoding.name == "F16" and stored.isinf().any() and not tensor.isinf().any():
+            raise InteropError(f"'{name}' holds {tensor.abs().max():.3g}, which fp16 can't; choose another dtype")
+        yield _raw(stored)
+        return
+    for rows in tensor.flatten(0, -2).split(max(1, CHUNK // tensor.shape[-1])):
+        if encoding.name == "Q4_K":
+            yield q4_k.quantize(rows.float()).numpy().tobytes()
+        else:
+            yield quantization().quantize(rows.float().numpy(), encoding.number).tobytes()
 
 
 def _header(keys: Mapping[str, Value], table: Mapping[str, Entry]) -> bytes:
     parts = [MAGIC, struct.pack("<IQQ", VERSION, len(table), len(keys))]
-    for key, value in keys.items():
-        parts += [_text(key), struct.pack("<I", value.type), _value(value)]
+    for key, (type, value, of) in keys.items():
+        parts += [_text(key), struct.pack("<I", type)]
+        if type == ARRAY:
+            parts.append(struct.pack("<IQ", of, len(value)))
+        parts.append(_packed(of, value) if type == ARRAY else _packed(type, [value]))
     for name, (shape, encoding, start, _) in table.items():
         dims = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
         parts += [_text(name), dims, struct.pack("<IQ", encoding.number, start)]
     return b"".join(parts)
-
-
-def _value(value: Value) -> bytes:
-    if value.type != ARRAY:
-        return _packed(value.type, [value.value])
-    return struct.pack("<IQ", value.of, len(value.value)) + _packed(value.of, value.value)
 
 
 def _packed(type: int, values: Sequence[Any]) -> bytes:

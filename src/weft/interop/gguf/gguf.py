@@ -9,25 +9,43 @@ and any other matrix as the run does, so that reading it again gives the same nu
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from weft.config import Tree, validate
 from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle, as_dtype, lazily, named_tokenizer
+from weft.interop.gguf import architectures as llama_cpp
 from weft.interop.gguf import file as gguf_file
-from weft.interop.gguf import models as gguf_models
 from weft.interop.gguf.architectures import ARCHITECTURES, FREQUENCIES, LONG, REPEATED, SHORT
-from weft.interop.gguf.file import ARRAY, BY_NAME, DTYPES, Contents, Encoding, LazyTensor, Value, typed
-from weft.interop.gguf.models import POSITIONS, rules
+from weft.interop.gguf.file import ARRAY, BY_NAME, DTYPES, FLOAT32, Contents, Encoding, LazyTensor, Value, typed
 from weft.interop.gguf.tokenizer import read_tokenizer, tokenizer_keys
 from weft.interop.license import in_keys, to_keys
-from weft.interop.settings import Settings, flat, shown
-from weft.interop.weight_map import conversions, their_shapes, to_ours, to_theirs
-from weft.models.config import Decoder, LMHead
-from weft.nn.config import RMSNorm
+from weft.interop.settings import Flat, Settings, Transformer, first_that_holds, flat, nested, shown
+from weft.interop.weight_map import (
+    SAME,
+    Layout,
+    Names,
+    Rules,
+    adjacent_pairs,
+    block,
+    conversions,
+    module,
+    tensor,
+    their_shapes,
+    to_ours,
+    to_theirs,
+)
+from weft.models.config import Decoder, LMHead, Model
+from weft.nn.config import Norm, RMSNorm
+from weft.nn.position import Rotary as RotaryModule
+from weft.nn.position_config import Rotary, Sizes
+from weft.nn.scaling import Llama3Scaling, LongRoPE
 from weft.progress import bar
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_k", "q4_0")
@@ -35,7 +53,13 @@ TYPES = ("f32", "f16", "bf16", "q8_0", "q4_k", "q4_0")
 # output, to which rounding does most harm, keep eight bits.
 FOUR_BITS = {"q4_k": ("Q5_0",), "q4_0": ()}
 TABLES = ("token_embd.weight", "output.weight")
+POSITIONS = "position_embd.weight"
 FACTORS = (FREQUENCIES, SHORT, LONG)  # tensors that are settings
+SCALED_BY = {FREQUENCIES: "llama3", LONG: "longrope"}  # by the tensors that are there
+PARTS = {  # of a block, by the words of `block`
+    "norm": "attn_norm", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "out": "attn_output", "ff_norm": "ffn_norm",
+    "norm_out": "post_attention_norm", "ff_norm_out": "post_ffw_norm", "up": "ffn_up", "down": "ffn_down",
+}  # fmt: skip
 MAX_KEPT_VALUES = 64  # of an array that is kept as a note
 KEPT = ("general.type", "general.name")  # keys that take their former values again
 # keys that describe the file itself and are always written afresh
@@ -43,11 +67,6 @@ GENERAL = {"general.architecture", "general.alignment", "general.file_type", "ge
 
 
 # ---- reading
-
-
-def recognises(path: Path) -> bool:
-    """Whether a path looks like a GGUF file."""
-    return path.suffix == ".gguf"
 
 
 def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
@@ -64,22 +83,30 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         raise InteropError(f"{path}: one of {shown(parts)} parts of a model; join them with llama-gguf-split")
     if any(entry.encoding.block > 1 for entry in contents.tensors.values()):
         gguf_file.quantization()  # a missing package is an error now, not when the first weight is read
-    settings = gguf_models.settings_of(contents, architecture)
+    settings = _settings_of(contents, architecture)
     found = {name: entry.shape for name, entry in contents.tensors.items() if name not in FACTORS}
     tables = [contents.raw(name) for name in TABLES if name in found]
     if architecture in ("gpt2", *REPEATED) and len(tables) == 2 and tables[0] == tables[1]:
         del found["output.weight"]
-    model = gguf_models.read_settings(settings, contents, tied="output.weight" not in found)
+    model = _read_settings(settings, contents, tied="output.weight" not in found)
     if tokenizer is None:
         own = read_tokenizer(settings.tree, str(path))
     else:
         own = named_tokenizer(tokenizer, model.vocab_size)
         settings.asked |= {key for key in contents.keys if key.startswith("tokenizer.")}  # about another one
-    _check_vocabulary(settings, contents, model.vocab_size)
+    rows, tokens = model.vocab_size, contents.get("tokenizer.ggml.tokens")
+    for key, size in (
+        (f"{settings.prefix}vocab_size", settings.get("vocab_size", rows)),
+        ("tokenizer.ggml.tokens", len(tokens) if isinstance(tokens, list) else rows),
+    ):
+        if size != rows:
+            raise InteropError(f"{path}: {key} has {shown(size)} entries, but 'token_embd.weight' has {rows} rows")
     weights = to_ours(conversions(rules(architecture, model), model), found, contents.tensor, str(path))
+    encodings = {name: entry.encoding.name for name, entry in contents.tensors.items()}
     sizes: Counter[str] = Counter()
-    for entry in contents.tensors.values():
-        sizes[entry.encoding.name] += math.prod(entry.shape)
+    for name, entry in contents.tensors.items():
+        sizes[encodings[name]] += math.prod(entry.shape)
+    stored = {name: kind for name, kind in encodings.items() if kind != "F32"}
     dtype = _dtype(contents, model)
     settings.asked |= {*GENERAL, "split.count", "tokenizer.chat_template"}
     unasked = {key: value for key, value in contents.keys.items() if key not in settings.asked}
@@ -89,26 +116,9 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         weights={name: as_dtype(make, dtype) for name, make in weights.items()},
         tokenizer=own,
         origin=f"{path.name} (GGUF, {architecture}, {sizes.most_common(1)[0][0]})",
-        notes={"gguf": {"keys": kept, "encodings": _encodings(contents)}, "license": in_keys(settings.tree)},
-        unused=lazily(contents.blocks, (name for name, kind in _encodings(contents).items() if kind not in DTYPES)),
+        notes={"gguf": {"keys": kept, "encodings": stored}, "license": in_keys(settings.tree)},
+        unused=lazily(contents.blocks, (name for name, kind in stored.items() if kind not in DTYPES)),
     )
-
-
-def _encodings(contents: Contents) -> dict[str, str]:
-    """How tensors are stored that are not in fp32."""
-    return {name: entry.encoding.name for name, entry in contents.tensors.items() if entry.encoding.name != "F32"}
-
-
-def _check_vocabulary(settings: Settings, contents: Contents, rows: int) -> None:
-    """The table of embeddings, the tokens and the settings must agree on how many tokens there are."""
-    tokens = contents.get("tokenizer.ggml.tokens")
-    for key, size in (
-        (f"{settings.prefix}vocab_size", settings.get("vocab_size", rows)),
-        ("tokenizer.ggml.tokens", len(tokens) if isinstance(tokens, list) else rows),
-    ):
-        if size != rows:
-            has = f"{key} has {shown(size)} entries"
-            raise InteropError(f"{contents.path}: {has}, but 'token_embd.weight' has {rows} rows")
 
 
 def _dtype(contents: Contents, model: Decoder) -> torch.dtype:
@@ -139,7 +149,7 @@ def write(bundle: ModelBundle, path: Path, dtype: str | None = None) -> None:
     which take Q8_0); without one each stays as it is, quantized blocks of a GGUF file too. Vectors are fp32, as
     llama.cpp wants them. Keys that were read from a GGUF file and that weft does not use are written again.
     """
-    architecture = gguf_models.architecture_of(bundle.model)
+    architecture = architecture_of(bundle.model)
     assert isinstance(bundle.model, Decoder)
     if dtype is not None and dtype.startswith("q"):
         gguf_file.quantization()
@@ -183,9 +193,8 @@ def _tensors(bundle: ModelBundle, architecture: str, dtype: str | None) -> list[
     if architecture in REPEATED and isinstance(model.head, LMHead) and model.head.tied:
         table = next(each for each in tensors if each.name == "token_embd.weight")
         tensors.append(table._replace(name="output.weight"))
-    scaled = gguf_models.factors(model)
-    first = [LazyTensor(name, tuple(each.shape), BY_NAME["F32"], each.clone) for name, each in scaled.items()]
-    return first + tensors
+    scaled = _factors(model).items()
+    return [LazyTensor(name, tuple(each.shape), BY_NAME["F32"], each.clone) for name, each in scaled] + tensors
 
 
 def _former(bundle: ModelBundle, name: str) -> tuple[Encoding | None, Callable[[], Tensor] | None]:
@@ -205,3 +214,140 @@ def _encoding(name: str, shape: tuple[int, ...], dtype: str | None) -> Encoding 
     if dtype in FOUR_BITS and name in TABLES:
         wanted = ("Q8_0", "F16")
     return next(BY_NAME[each] for each in wanted if shape[-1] % BY_NAME[each].block == 0)
+
+
+# ---- settings and names, as the architecture has them
+
+
+def _settings_of(contents: Contents, architecture: str) -> Settings:
+    """The keys of a file, to be asked for under the architecture's name.
+
+    A float is the shortest number that fp32 stores as the same: 1e-5 was meant, not 9.999999747378752e-06.
+    """
+    tree = {}
+    for key, (type, value, of) in contents.keys.items():
+        by_layer = type == ARRAY and key.startswith(f"{architecture}.") and not key.endswith(llama_cpp.STEP)
+        if by_layer and len(set(value)) == 1:
+            type, value = of, value[0]  # given layer by layer, and the same for all
+        tree[key] = float(str(np.float32(value))) if type == FLOAT32 else value
+    return Settings(tree, str(contents.path), f"{architecture}.")
+
+
+def _read_settings(settings: Settings, contents: Contents, tied: bool) -> Decoder:
+    tensors = contents.tensors
+    table = tensors.get("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        raise InteropError(f"{contents.path}: it has no matrix 'token_embd.weight' (vocab_size, d_model)")
+    if settings.whole("block_count") > len(tensors):  # before that many layers are built
+        raise settings.refusal("block_count", f"the file holds {len(tensors)} tensors in all")
+    read_in, written = (
+        any(f"blk.0.attn_{part}.bias" in tensors for part in parts) for parts in (("q", "qkv"), ("output",))
+    )
+    bias = {(True, True): "all", (True, False): "qkv", (False, True): "out"}.get((read_in, written), "none")
+    known = {"vocab_size": table.shape[0], "head.kind": "lm", "head.tied": tied, "attention.bias": bias}
+    known["head.bias"] = "output.bias" in tensors
+    architecture = settings.prefix.removesuffix(".")
+    known |= llama_cpp.shown_by_tensors(architecture, tensors)
+    scaling = next((kind for name, kind in SCALED_BY.items() if name in tensors), None)
+    if scaling is not None:
+        known["position.scaling.kind"] = scaling
+    model = ARCHITECTURES[architecture].settings(settings, known)
+    if scaling is not None:
+        read = _llama3_scaling if scaling == "llama3" else _long_scaling
+        model |= {f"position.scaling.{key}": value for key, value in read(settings, contents, model).items()}
+    return validate(Decoder, nested(model), settings.place)
+
+
+def _llama3_scaling(settings: Settings, contents: Contents, model: Flat) -> Tree:
+    """LLaMA 3.1's scaling of positions, from the factors that each frequency is divided by."""
+    found = contents.tensor(FREQUENCIES).float()
+    factor = float(found.nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1.0))
+    original = settings.whole("rope.scaling.original_context_length", 8192)
+    scaling: Tree = Llama3Scaling(factor=factor, original_context=original).model_dump()
+    position = validate(Rotary, {"base": model["position.base"], "scaling": scaling}, settings.place)
+    wanted = _frequency_factors(position, model["attention.d_head"])
+    if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=1e-4):
+        raise InteropError(f"{contents.path}: '{FREQUENCIES}' holds another scaling of positions than LLaMA 3.1's")
+    return scaling
+
+
+def _long_scaling(settings: Settings, contents: Contents, model: Flat) -> Tree:
+    """LongRoPE's two lists of factors, and what goes with them."""
+    if SHORT not in contents.tensors:
+        raise InteropError(f"{contents.path}: it has a tensor '{LONG}', but no '{SHORT}'")
+    lists = {
+        side: tuple(float(str(factor)) for factor in contents.tensor(name).float().flatten().numpy())
+        for side, name in (("short", SHORT), ("long", LONG))
+    }
+    original = settings.whole("rope.scaling.original_context_length", model["context"])
+    attention = settings.number("rope.scaling.attn_factor", 1.0)
+    return {**lists, "original_context": original, "attention_factor": attention}
+
+
+def _factors(model: Decoder) -> dict[str, Tensor]:
+    """The tensors that scale positions, by name."""
+    match model.position:
+        case Rotary(scaling=LongRoPE() as scaling):
+            return {LONG: torch.tensor(scaling.long), SHORT: torch.tensor(scaling.short)}
+        case Rotary(scaling=Llama3Scaling()) as position:
+            return {FREQUENCIES: _frequency_factors(position, model.d_head)}
+    return {}
+
+
+def _frequency_factors(position: Rotary, d_head: int) -> Tensor:
+    """What each rotary frequency is divided by, (d_head/2,): GGUF's form of LLaMA 3.1's scaling."""
+    cpu, sizes = torch.device("cpu"), Sizes(d_model=d_head, heads=1, d_head=d_head, context=1, causal=True, layers=1)
+    plain = RotaryModule(position.replace(scaling=None), sizes).frequencies(1, cpu)
+    return plain / RotaryModule(position, sizes).frequencies(1, cpu)
+
+
+def architecture_of(model: Model) -> str:
+    """The architecture of llama.cpp that a model is, or an error that names what none of them has."""
+    if not isinstance(model, Decoder):
+        raise InteropError(f"model.kind = '{model.kind}': a GGUF file can hold decoders only")
+    again = {name: partial(_read_again, name, model) for name in ARCHITECTURES}
+    return first_that_holds(model, again, "GGUF architecture")
+
+
+def _read_again(name: str, model: Decoder) -> Transformer:
+    """The model that its keys would be read as beside its tensors."""
+    table, ours = ARCHITECTURES[name], flat(model)
+    tree = {f"{name}.{key}": value for key, value in table.keys(ours).items()}
+    in_tensors = {"vocab_size", "head.tied", "attention.bias"}
+    if name == "qwen2":
+        in_tensors.add("head.bias")
+    if name in llama_cpp.IN_TENSORS.get(ours.get("position.scaling.kind", ""), ()):
+        in_tensors |= {key for key in ours if key.startswith("position.scaling.")}
+    if name in llama_cpp.ADJACENT:  # where it differs, rows are reordered
+        in_tensors.add("position.pairs")
+    known = {"head.kind": "lm", **{key: ours[key] for key in in_tensors if key in ours}, **table.fixed}
+    known |= llama_cpp.shown_by_tensors(name, llama_cpp.names_of_first(ours))
+    return validate(Decoder, nested(table.settings(Settings(tree, "GGUF", f"{name}."), known)))
+
+
+def rules(architecture: str, model: Decoder) -> Rules:
+    """Where each of weft's tensors is in a file."""
+    gain, own = _gain(model.norm), _gain(model.attention.qk_norm)
+    halves = isinstance(model.position, Rotary) and model.position.pairs == "halves"
+    pairs = adjacent_pairs(model.d_head) if halves and architecture in llama_cpp.ADJACENT else SAME
+    joined = architecture in llama_cpp.JOINED
+    layouts = {"qkv": SAME if joined else (pairs, pairs, SAME), "q_norm": own, "k_norm": own}
+    layouts |= dict.fromkeys(("norm", "norm_out", "ff_norm", "ff_norm_out"), gain)
+    parts: dict[str, Names] = {**PARTS, "qkv": "attn_qkv" if joined else "attn_*"}
+    parts["gate_up"] = "ffn_up" if architecture == "phi3" else ("ffn_gate", "ffn_up")
+    if architecture == "falcon" and model.sublayers == "parallel-two-norms":
+        parts |= {"norm": "attn_norm_2", "ff_norm": "attn_norm"}  # the second was added for attention
+    return (
+        tensor("embedding.weight", "token_embd.weight"),
+        tensor("decoder.position.weight", POSITIONS),
+        *module("decoder.embedding_norm", "token_embd_norm", layout=gain),
+        *module("output", "output"),
+        *module("decoder.norm", "output_norm", layout=gain),
+        *block("decoder", "blk.{layer}", layouts, **parts),
+    )
+
+
+def _gain(norm: Norm | None) -> Layout:
+    """How a norm's gain is stored: whole, where here it may be `offset` plus a vector."""
+    offset = norm.offset if isinstance(norm, RMSNorm) else 0.0
+    return Layout(lambda theirs: theirs.float() - offset, lambda ours: ours.float() + offset) if offset else SAME

@@ -14,10 +14,10 @@ from weft.errors import InteropError, TokenizerError, suggestion
 from weft.interop import tokenizer_json
 from weft.interop.tokenizer_json import SPACE, SPACE_FIRST, SPACES, BPEVocabulary, merges_by_score
 from weft.text.config import Role
-from weft.text.tiktoken import PATTERNS
 from weft.text.token_bytes import BYTE_TOKEN, byte_tokens
 from weft.text.tokenizer import Tokenizer
 from weft.text.training import look_alikes
+from weft.text.vocabularies import PATTERNS
 
 UNNAMED = "the tokenizer normalizes or splits text in a way that GGUF has no name for"
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # `tokenizer.ggml.token_type`
@@ -60,47 +60,43 @@ def read_tokenizer(keys: Mapping[str, Any], place: str) -> Tokenizer | None:
     kind = keys.get("tokenizer.ggml.model")
     if kind in (None, "none", "no_vocab"):
         return None
-    read = {"gpt2": _read_byte_level, "llama": _read_sentencepiece}.get(str(kind))
-    if read is None:
+    if kind not in ("gpt2", "llama"):
         raise InteropError(f"{place}: tokenizer.ggml.model = {kind!r:.60}: {suggestion(str(kind), ['gpt2', 'llama'])}")
     ggml = {key.removeprefix("tokenizer.ggml."): value for key, value in keys.items()}
     template = keys.get("tokenizer.chat_template")
     try:
-        text, roles = read(ggml)
+        text, roles = _read(ggml, byte_level=kind == "gpt2")
         return Tokenizer.from_json(text, roles, template if isinstance(template, str) else None)
     except (InteropError, TokenizerError) as error:
         raise InteropError(f"{place}: the tokenizer: {error}") from None
 
 
-def _read_byte_level(ggml: Mapping[str, Any]) -> tuple[str, dict[Role, str]]:
+def _read(ggml: Mapping[str, Any], byte_level: bool) -> tuple[str, dict[Role, str]]:
     name = str(ggml.get("pre", "default"))
-    if name not in PRE_TOKENIZERS:
+    if byte_level and name not in PRE_TOKENIZERS:
         known = suggestion(name, PRE_TOKENIZERS, len(PRE_TOKENIZERS))
         raise InteropError(f"tokenizer.ggml.pre = {name!r:.60}: {known}")
     tokens, types = _tokens(ggml)
     roles = _roles(ggml, tokens)
-    roles.pop("unk", None)  # bytes spell everything, so no token is unknown, whatever the file says
-    special = {tokens[id]: type == CONTROL for id, type in enumerate(types) if type in (CONTROL, USER)}
-    vocabulary = BPEVocabulary(tokens, _merges(ggml), special, *_ends(ggml, roles, False))
-    pre_tokenizer = PRE_TOKENIZERS[name]
-    return tokenizer_json.byte_level(vocabulary, pre_tokenizer, whole_words=pre_tokenizer == LLAMA3), roles
-
-
-def _read_sentencepiece(ggml: Mapping[str, Any]) -> tuple[str, dict[Role, str]]:
-    tokens, types = _tokens(ggml)
-    roles = _roles(ggml, tokens)
-    unknown = next((tokens[id] for id, type in enumerate(types) if type == UNKNOWN), None)
-    if unknown is not None:
-        roles.setdefault("unk", unknown)
-    special = {tokens[id]: type != USER for id, type in enumerate(types) if type in (UNKNOWN, CONTROL, USER)}
-    if "merges" in ggml:
+    if byte_level:
+        roles.pop("unk", None)  # bytes spell everything, so no token is unknown, whatever the file says
+    elif UNKNOWN in types:
+        roles.setdefault("unk", tokens[types.index(UNKNOWN)])
+    hidden = (CONTROL,) if byte_level else (UNKNOWN, CONTROL)
+    special = {tokens[id]: type in hidden for id, type in enumerate(types) if type in (*hidden, USER)}
+    if byte_level or "merges" in ggml:
         merges: Sequence[Sequence[str]] = _merges(ggml)
     else:
         scores = ggml.get("scores")
         if scores is None or not _numbers(scores) or len(scores) < len(tokens):
             raise InteropError("tokenizer.ggml.scores: expected a number for every token")
         merges = merges_by_score(tokens, scores, [type in (NORMAL, USER, UNUSED) for type in types])
-    vocabulary = BPEVocabulary(tokens, merges, special, *_ends(ggml, roles, True))
+    begin = roles.get("bos") if ggml.get("add_bos_token", not byte_level) else None
+    end = roles.get("eos") if ggml.get("add_eos_token", False) else None
+    vocabulary = BPEVocabulary(tokens, merges, special, begin, end)
+    if byte_level:
+        split = PRE_TOKENIZERS[name]
+        return tokenizer_json.byte_level(vocabulary, split, whole_words=split == LLAMA3), roles
     return tokenizer_json.sentencepiece(vocabulary, roles.get("unk"), bool(ggml.get("add_space_prefix", True))), roles
 
 
@@ -142,11 +138,6 @@ def _roles(ggml: Mapping[str, Any], tokens: Sequence[str]) -> dict[Role, str]:
                 raise InteropError(f"tokenizer.ggml.{key} = {id}: there are {len(tokens)} tokens")
             roles[role] = tokens[id]
     return roles
-
-
-def _ends(ggml: Mapping[str, Any], roles: Mapping[Role, str], begins: bool) -> tuple[str | None, str | None]:
-    begin = roles.get("bos") if ggml.get("add_bos_token", begins) else None
-    return begin, roles.get("eos") if ggml.get("add_eos_token", False) else None
 
 
 def _numbers(values: Any) -> bool:

@@ -8,16 +8,16 @@ and nothing else, and an export writes safetensors.
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from weft import tensors
 from weft.config import Tree
 from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle, as_dtype, counted, fitting, named_tokenizer
-from weft.interop.families.base import Family
-from weft.interop.families.heads import named_labels
+from weft.interop.families.base import Family, named_labels
 from weft.interop.families.known import FAMILIES, family_of
 from weft.interop.hf import weights
 from weft.interop.hf.tokenizer import TOKENIZER_FILES, json_bytes, read_languages, read_tokenizer, tokenizer_files
@@ -33,12 +33,8 @@ MODULES, POOLED, SENTENCES = "modules.json", "1_Pooling/config.json", "sentence_
 KEPT = (CONFIG, GENERATION, weights.INDEX, MODULES, POOLED, SENTENCES, "config_sentence_transformers.json")
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+MULTI_LABEL = "multi_label_classification"
 POOLING = {"cls_token": "first", "mean_tokens": "mean", "lasttoken": "last"}  # sentence-transformers' word → ours
-
-
-def recognises(path: Path) -> bool:
-    """Whether a path is a folder with a config.json."""
-    return (path / CONFIG).is_file()
 
 
 def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
@@ -47,19 +43,17 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     settings = Settings(tree, str(folder / CONFIG))
     family, architecture = family_of(tree, settings.place)
     found = weights.listing(folder)
-    known = {
-        key: there(found) for key, there in family.by_weights.items()
-    }  # which stands elsewhere than in config.json
+    known = {key: there(found) for key, there in family.by_weights.items()}  # what config.json does not say
     if family.architectures[architecture] == "embedding":
         known |= _pooling(folder)
     model = family.read(settings, architecture, known)
-    _check_problem(settings, model)
+    problem, labels = settings.get("problem_type"), getattr(model.head, "labels", None)
+    if None not in (problem, labels) and (problem == MULTI_LABEL or (problem == "regression") != (labels == 1)):
+        raise settings.refusal("problem_type", f"with {labels} labels; weft gives a text one label, or one number")
     depth = max(model.layers // model.sharing, getattr(model, "encoder_layers", None) or 0)
     if depth > len(found):  # before that many layers are built
         raise InteropError(f"{settings.place}: {depth} layers, but the files hold {len(found)} tensors in all")
-    matched = weights.match(family, model, found)
-    model = matched.model
-    ours, unused, notes = weights.read(family, matched, str(folder))
+    model, ours, unused, notes = weights.read(family, model, found, str(folder))
     used = {**tree, **_generation(folder)}  # transformers reads ids for generation in that file first
     if tokenizer is None:
         own, source = read_tokenizer(folder, used, model)
@@ -69,12 +63,15 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     else:
         own, source = named_tokenizer(tokenizer, model.vocab_size), None
     kept = KEPT if tokenizer is not None else (*KEPT, *TOKENIZER_FILES)
+    # what the model is called: its name on the hub, where it came from there, else its folder
+    cached = re.search(r"models--([^/]+)--([^/]+)/snapshots/", f"{folder.as_posix()}/")
+    place = f"{cached[1]}/{cached[2]}" if cached else str(folder)
     return ModelBundle(
         model=model,
         weights=ours,
         tokenizer=own,
         origin=f"{folder} ({family.title}, Hugging Face)",
-        notes={"family": family.kind, "config": tree, "place": _name(folder), "license": in_folder(folder), **notes},
+        notes={"family": family.kind, "config": tree, "place": place, "license": in_folder(folder), **notes},
         unused=unused,
         files={name: read_bytes(folder / name) for name in kept if (folder / name).is_file()},
         labels=_labels(tree, model),
@@ -92,12 +89,6 @@ def _generation(folder: Path) -> Tree:
     return {key: tree[key] for key in ("decoder_start_token_id", "forced_bos_token_id") if tree.get(key) is not None}
 
 
-def _name(folder: Path) -> str:
-    """What the model is called: its name on the hub, where it came from there, else its folder."""
-    found = re.search(r"models--([^/]+)--([^/]+)/snapshots/", f"{folder.as_posix()}/")
-    return f"{found[1]}/{found[2]}" if found else str(folder)
-
-
 def _pooling(folder: Path) -> Flat:
     """How a sentence encoder makes one vector of many, by the files of sentence-transformers where they are."""
     if not (folder / POOLED).is_file():
@@ -109,15 +100,6 @@ def _pooling(folder: Path) -> Flat:
         raise InteropError(f"{folder / POOLED}: pooling by {given}; weft has mean, first (cls) and last")
     modules = read_text(folder / MODULES) if (folder / MODULES).is_file() else ""
     return {"head.pooling": POOLING[modes[0]], "head.normalise": "Normalize" in modules}
-
-
-def _check_problem(settings: Settings, model: Transformer) -> None:
-    """Refuse outputs that are neither one of several labels nor a single number."""
-    kind, labels = settings.get("problem_type"), getattr(model.head, "labels", None)
-    if labels is None or kind is None:
-        return
-    if kind == "multi_label_classification" or (kind == "regression") != (labels == 1):
-        raise settings.refusal("problem_type", f"with {labels} labels; weft gives a text one label, or one number")
 
 
 def _labels(tree: Tree, model: Transformer) -> tuple[str, ...] | None:
@@ -144,10 +126,18 @@ def write(bundle: ModelBundle, folder: Path, dtype: str | None = None) -> Family
     theirs = weights.theirs(bundle, family, kept)
     if dtype is not None:
         theirs = {name: as_dtype(make, TYPES[dtype]) for name, make in theirs.items()}
-        tree = {key: value for key, value in tree.items() if key != "torch_dtype"} | {"dtype": _word(TYPES[dtype])}
+        tree = {key: value for key, value in tree.items() if key != "torch_dtype"}
+        tree["dtype"] = str(TYPES[dtype]).removeprefix("torch.")
     headers: Mapping[str, str] = kept.get("headers", {}) if dtype is None else {}
+    for file in headers:
+        if not weights.is_shard(file):
+            raise InteropError(f"{bundle.origin}: '{file}' is not the name of a .safetensors file")
     with bar("writing", len(theirs)) as advance:
-        weights.write(folder, counted(theirs, advance), headers, bundle.origin)
+        counting = counted(theirs, advance)
+        for file, header in headers.items():  # the files that the weights came from
+            tensors.write_as(folder / file, header, counting)
+        if not headers:
+            tensors.write(folder / weights.SINGLE, counting)
     for name, data in _small_files(bundle, tree, bool(kept), bool(headers)).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
@@ -165,26 +155,22 @@ def _small_files(bundle: ModelBundle, tree: Tree, same: bool, sharded: bool) -> 
         own = bundle.notes.get("generation") or {"_from_model_config": True}
         files[GENERATION] = json_bytes(own | {key: tree[key] for key in TOKENS if key in tree})
     if not same and isinstance(bundle.model, Encoder) and isinstance(bundle.model.head, EmbeddingHead):
-        trees = _sentence_transformers(bundle.model, bundle.model.head)
-        files |= {name: json_bytes(tree) for name, tree in trees.items()}
+        files |= _sentence_transformers(bundle.model, bundle.model.head)
     return files | (tokenizer_files(bundle) if bundle.tokenizer is not None else {})
 
 
-def _sentence_transformers(model: Encoder, head: EmbeddingHead) -> dict[str, Any]:
+def _sentence_transformers(model: Encoder, head: EmbeddingHead) -> dict[str, bytes]:
     pooling = {f"pooling_mode_{theirs}": head.pooling == ours for theirs, ours in POOLING.items()}
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")] + [("2_Normalize", "Normalize")] * head.normalise
+    listed = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(modules)
+    ]
     return {
-        MODULES: [
-            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for number, (path, kind) in enumerate(modules)
-        ],
-        POOLED: {"word_embedding_dimension": model.d_model, **pooling},
-        SENTENCES: {"max_seq_length": model.context, "do_lower_case": False},
+        MODULES: json_bytes(listed),
+        POOLED: json_bytes({"word_embedding_dimension": model.d_model, **pooling}),
+        SENTENCES: json_bytes({"max_seq_length": model.context, "do_lower_case": False}),
     }
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _settings_out(bundle: ModelBundle) -> tuple[Family, Tree, Tree]:
@@ -192,10 +178,10 @@ def _settings_out(bundle: ModelBundle) -> tuple[Family, Tree, Tree]:
     family = choose(bundle)
     original: Tree = bundle.notes.get("config", {}) if bundle.notes.get("family") == family.kind else {}
     assert isinstance(bundle.model, Transformer)
-    if original and not differences(bundle.model, _read_again(family, original, bundle.model)):
+    if original and not differences(bundle.model, _read_again(family, bundle.model, original)):
         return family, original, bundle.notes
     config: Tree = {**original, **family.write(bundle.model)}
-    config["dtype"] = _word(next(iter(bundle.weights.values()))().dtype)
+    config["dtype"] = str(next(iter(bundle.weights.values()))().dtype).removeprefix("torch.")
     if bundle.labels is not None:
         config |= named_labels(bundle.labels)
     tokenizer = bundle.tokenizer
@@ -212,20 +198,17 @@ def choose(bundle: ModelBundle) -> Family:
     """The first family that can express all of the model's settings: the one it came from, then any other."""
     model = bundle.model
     if not isinstance(model, Transformer):
-        raise InteropError(
-            f"model.kind = '{model.kind}': Hugging Face has no family for it; only Transformers can be exported"
-        )
+        none = "Hugging Face has no family for it; only Transformers can be exported"
+        raise InteropError(f"model.kind = '{model.kind}': {none}")
     families = [family for family in FAMILIES.values() if isinstance(model, family.model)]
     families.sort(key=lambda family: family.kind != bundle.notes.get("family"))
     titled = {family.title: family for family in families}
-
-    def read_again(title: str) -> Transformer:
-        return _read_again(titled[title], titled[title].write(model), model)
-
-    return titled[first_that_holds(model, titled, read_again, "Hugging Face family")]
+    again = {title: partial(_read_again, family, model) for title, family in titled.items()}
+    return titled[first_that_holds(model, again, "Hugging Face family")]
 
 
-def _read_again(family: Family, tree: Tree, model: Transformer) -> Transformer:
-    """The model that a config.json would be read as beside the weights of `model`."""
+def _read_again(family: Family, model: Transformer, tree: Tree | None = None) -> Transformer:
+    """The model that a config.json, the family's own if none is given, would be read as beside the weights."""
+    tree = family.write(model) if tree is None else tree
     _, architecture = family_of(tree, CONFIG)
     return family.read(Settings(tree, CONFIG), architecture, family.known(model))

@@ -23,7 +23,7 @@ from weft.text import sentencepiece, vocabularies
 from weft.text.bounds import careful
 from weft.text.config import ROLES, Role
 from weft.text.tokenizer import FILE, Tokenizer
-from weft.text.tokenizer_config import FILE as SETTINGS
+from weft.text.vocabularies import SETTINGS
 from weft.untrusted import optional_object, read_bytes, read_object
 
 SPECIALS = "special_tokens_map.json"
@@ -81,7 +81,9 @@ def read_tokenizer(folder: Path, config: Tree, model: Model) -> tuple[Tokenizer 
     found, source = _find(folder, config)
     if found is None:
         return None, None
-    roles = {**_special_tokens(folder), **found.roles}
+    named = optional_object(folder / SPECIALS)  # which older folders have beside tokenizer_config.json
+    given = {role: _text(named.get(f"{role}_token")) for role in ROLES}
+    roles = {role: text for role, text in given.items() if text is not None} | found.roles
     for role in ROLES:
         token = _token(found, config.get(f"{role}_token_id"))
         if token is not None:
@@ -121,12 +123,10 @@ def _find(folder: Path, config: Tree) -> tuple[Tokenizer | None, Tokenizer | Non
     return None, None
 
 
-def _special_tokens(folder: Path) -> dict[Role, str]:
-    """The roles that special_tokens_map.json gives, which older folders have beside tokenizer_config.json."""
-    tree = optional_object(folder / SPECIALS)
-    given = {role: tree.get(f"{role}_token") for role in ROLES}
-    texts = {role: token.get("content") if isinstance(token, dict) else token for role, token in given.items()}
-    return {role: text for role, text in texts.items() if isinstance(text, str)}
+def _text(token: Any) -> str | None:
+    """The text of a special token, which files give as it is or in a table."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
 def _token(tokenizer: Tokenizer, id: Any) -> str | None:
@@ -202,8 +202,7 @@ def _listed(folder: Path) -> list[str]:
         for key in LISTED:
             given = tree.get(key)
             if isinstance(given, list) and given:
-                texts = [each.get("content") if isinstance(each, dict) else each for each in given]
-                return [text for text in texts if isinstance(text, str) and text]
+                return [text for text in map(_text, given) if text]
     return []
 
 

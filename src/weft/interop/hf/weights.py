@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ from weft.tensors import DTYPES, FLOATS, LazyWeights, Stored
 from weft.untrusted import read_object
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+PICKLED = "pytorch_model.bin"
 
 
 # ---- files
@@ -73,8 +72,7 @@ def is_shard(name: str, ending: str = ".safetensors") -> bool:
 
 
 def headers(tensors: Mapping[str, Stored]) -> dict[str, str]:
-    """The header of each safetensors file that tensors are in, byte for byte, by the file's name: with it the file can
-    be reproduced."""
+    """The header of each safetensors file that tensors are in, by the file's name; with it the file is reproduced."""
     files = {tensor.file for tensor in tensors.values() if tensor.pages is None}
     return {file.name: read_header(file).text for file in sorted(files)}
 
@@ -82,40 +80,10 @@ def headers(tensors: Mapping[str, Stored]) -> dict[str, str]:
 # ---- reading
 
 
-class Matched(NamedTuple):
-    """A model, its conversions, and the stored tensors by the names that the family has for them today."""
-
-    model: Transformer
-    table: Conversions
-    tensors: dict[str, Stored]
-
-
-def match(family: Family, model: Transformer, found: Mapping[str, Stored]) -> Matched:
-    """A model and the tensors that a folder holds of it.
-
-    An output table that should be the embeddings', but is stored and differs, makes the model an untied one.
-    """
-    table = conversions(family.rules(model), model)
-    wanted = set(their_shapes(table))
-    tensors = _by_present_names(family, model, wanted, found)
-    for copy, original in family.copies(model).items():
-        if copy not in tensors or original not in tensors or copy in wanted:
-            continue
-        if not tensors[copy].equals(tensors[original]):
-            untied: Transformer = model.replace(head=model.head.model_copy(update={"tied": False}).model_dump())
-            table = conversions(family.rules(untied), untied)
-            if copy not in their_shapes(table):
-                names = tensors[copy].name, tensors[original].name
-                raise InteropError(f"'{names[0]}' differs from '{names[1]}', which it should repeat")
-            return Matched(untied, table, tensors)
-    return Matched(model, table, tensors)
-
-
 def _by_present_names(
-    family: Family, model: Transformer, wanted: set[str], found: Mapping[str, Stored]
+    family: Family, copies: Mapping[str, str], wanted: set[str], found: Mapping[str, Stored]
 ) -> dict[str, Stored]:
-    """The tensors by their present names: old endings replaced, the whole model's prefix in front."""
-    copies = family.copies(model)
+    """The tensors by the family's names today: old endings replaced, the whole model's prefix in front."""
     present = {name: _present(family, name, {*wanted, *copies}) for name in found}
     here = set(present.values())
     for name, known in present.items():  # a tied table may be stored only under another of its names
@@ -145,10 +113,26 @@ def _is_unused(family: Family, name: str) -> bool:
     return any(re.fullmatch(pattern, name) for pattern in family.unused)
 
 
-def read(family: Family, matched: Matched, place: str) -> tuple[LazyWeights, LazyWeights, Tree]:
-    """Our weights, what weft has no place for, and the notes by which an export reproduces names and dtypes."""
-    model, table, tensors = matched
-    wanted, copies = their_shapes(table), family.copies(model)
+def read(
+    family: Family, model: Transformer, found: Mapping[str, Stored], place: str
+) -> tuple[Transformer, LazyWeights, LazyWeights, Tree]:
+    """The model, our weights, what weft has no place for, and the notes by which an export reproduces names and dtypes.
+
+    An output table that should be the embeddings', but is stored and differs, makes the model an untied one.
+    """
+    table, copies = conversions(family.rules(model), model), family.copies(model)
+    wanted = their_shapes(table)
+    tensors = _by_present_names(family, copies, set(wanted), found)
+    for copy, original in copies.items():
+        both = copy in tensors and original in tensors and copy not in wanted
+        if both and not tensors[copy].equals(tensors[original]):
+            model = model.replace(head=model.head.model_copy(update={"tied": False}).model_dump())
+            table = conversions(family.rules(model), model)
+            wanted = their_shapes(table)
+            if copy not in wanted:
+                names = tensors[copy].name, tensors[original].name
+                raise InteropError(f"'{names[0]}' differs from '{names[1]}', which it should repeat")
+            break
     used = {name: check_floats(stored) for name, stored in tensors.items() if name in wanted}
     others = [name for name in tensors if name not in wanted and name not in copies]
     unused = [name for name in others if _is_unused(family, name)]
@@ -161,7 +145,7 @@ def read(family: Family, matched: Matched, place: str) -> tuple[LazyWeights, Laz
         "copies": {name: original for name, original in copies.items() if name in tensors and name not in wanted},
         "headers": headers(tensors),
     }
-    return weights, {name: tensors[name].read for name in unused}, notes
+    return model, weights, {name: tensors[name].read for name in unused}, notes
 
 
 def check_floats(stored: Stored) -> Stored:
@@ -191,21 +175,8 @@ def theirs(bundle: ModelBundle, family: Family, kept: Tree) -> dict[str, Callabl
     weights |= {copy: weights[original] for copy, original in kept.get("copies", {}).items()}
     if kept:
         weights |= bundle.unused
+    first = next(iter(weights.values()))
     for name, make in family.fillers(bundle.model).items():
-        weights.setdefault(name, _alike(make, next(iter(weights.values()))))
+        weights.setdefault(name, as_dtype(make, first().dtype))
     names = kept.get("names", {})
     return {names.get(name, name): make for name, make in weights.items()}
-
-
-def _alike(make: Callable[[], Tensor], other: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    return lambda: make().to(other().dtype)
-
-
-def write(folder: Path, weights: LazyWeights, headers: Mapping[str, str], origin: str) -> None:
-    """One file, or the files that the weights came from, each by its header."""
-    for file, header in headers.items():
-        if not is_shard(file):
-            raise InteropError(f"{origin}: '{file}' is not the name of a .safetensors file")
-        tensor_files.write_as(folder / file, header, weights)
-    if not headers:
-        tensor_files.write(folder / SINGLE, weights)

@@ -3,10 +3,8 @@
 SplitMix64 (Steele, Lea and Flood 2014): a counter in odd strides, and a mixer that leaves no trace of it.
 """
 
-import tomllib
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -47,23 +45,3 @@ class Rng:
     def chance(self, percent: int) -> bool:
         """True in so many of a hundred cases."""
         return self.below(100) < percent
-
-
-def words(text: str) -> tuple[str, ...]:
-    """The words of a list that is written as a text."""
-    return tuple(text.split())
-
-
-def load(grammar: str) -> dict[str, Any]:
-    """The word lists and patterns of a grammar, from the file beside its code."""
-    return tomllib.loads(Path(__file__).with_name(f"{grammar}.toml").read_text(encoding="utf-8"))
-
-
-def an(word: str) -> str:
-    """A word with its indefinite article."""
-    return f"an {word}" if word[0] in "aeiou" else f"a {word}"
-
-
-def in_validation(task: str, key: str) -> bool:
-    """Is the item that `key` names held out? One in ten is, and which ones never changes."""
-    return int.from_bytes(sha256(f"{task}\0{key}".encode()).digest()[:8], "big") % 10 == 0

@@ -1,0 +1,49 @@
+"""Every view of a run on one page: what is markup is drawn, and never shown to the reader as text."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from tests.cli.test_explain import LACKING, RUNS
+
+import weft
+from weft.explain.views import VIEWS
+
+MARKUP = re.compile(r"</?(svg|g|path|text|table|t[rdh]|div|span|p|b|ul|ol|li|h\d|details|script|button)\b[^>]*>")
+
+
+class Shown(HTMLParser):
+    """What a reader sees: text, but for source lines and what scripts read; and what is said of elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside: list[str] = []
+        self.texts: list[str] = []
+        self.elements: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        self.inside += [tag] if tag in ("script", "style", "pre") else []
+        self.texts += [value for name, value in attributes if value and name in ("title", "aria-label")]
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.inside and self.inside[-1] == tag:
+            self.inside.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.texts += [] if self.inside else [data]
+
+
+@pytest.mark.parametrize("name", ["gpt", pytest.param("pairs", marks=pytest.mark.slow)])
+def test_no_markup_is_shown_as_text(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.explain.timing.COPIED_BYTES", 1 << 20)
+    monkeypatch.setattr("weft.explain.timing.MAX_MATRIX", {"cpu": 512})
+    album = weft.load(RUNS / name).explain.all("the cat <b>sat</b>" if name == "gpt" else None)
+    assert len(album.pictures) == len(VIEWS) - len(LACKING[name])
+    shown = Shown()
+    shown.feed(album.save(tmp_path / "page.html").read_text("utf-8"))
+    own = ("<b>", "</b>")  # of the text itself
+    assert [found[0] for text in shown.texts for found in MARKUP.finditer(text) if found[0] not in own] == []
+    assert shown.elements.count("svg") > 20 and shown.elements.count("table") > 10
+    assert shown.elements.count("section") >= len(album.pictures)
