@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+WEFT   := $(VENV)/.weft
+TOOLS  := $(VENV)/.tools
 
 # Small models gain nothing from many threads, and the tests run in several processes, which start sooner where what
 # Python compiled is kept.
@@ -23,16 +24,39 @@ help:
 	@echo "make docs         the command reference and the recipe's JSON Schema, in site/"
 	@echo "make clean        remove what the above made, except runs/"
 
-install: $(STAMP)
+install: $(TOOLS)
 
-$(STAMP): pyproject.toml constraints.txt
+# pip with one line that grows by the name of each package as it comes
+define PIP
+import re, subprocess, sys
+command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
+command += ["-c", "constraints.txt", "-e", sys.argv[1]]
+pip = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+said = []
+for line in pip.stdout:
+    said.append(line)
+    if found := re.match(r"(?:Collecting |Processing \S*/(?=\w+-))([\w.]+(?:-[a-z]\w*)*)", line):
+        print(found[1], end=" ", flush=True)
+    elif line.startswith("Installing collected"):
+        print("… unpacking", flush=True)
+if pip.wait():
+    sys.exit("\n" + "".join(line for line in said[-30:] if not line.startswith("WARNING")))
+endef
+export PIP
+
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "weft needs Python 3.11 or later, this is %d.%d; set PYTHON=" % sys.version_info[:2])'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) …"
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $@
+	@$(PYTHON) -m venv $(VENV)
 
-quickstart: install
+$(WEFT): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing weft and what it needs into $(VENV), once:"
+	@$(BIN)/python -c "$$PIP" . && touch $@
+
+$(TOOLS): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing weft, and what its tests compare it with, into $(VENV), once:"
+	@$(BIN)/python -c "$$PIP" '.[dev]' && touch $(WEFT) $@
+
+quickstart: $(WEFT)
 	@$(BIN)/weft quickstart
 
 test: install
