@@ -249,7 +249,7 @@ def ladder(experiment: Experiment, sizes: int) -> Experiment:
     if experiment.budget.flops is None:
         raise ConfigError("a ladder's budget is in FLOPs, those of its largest run: give --flops, for instance 1e13")
     if not 3 <= sizes <= MAX_SIZES:
-        raise ConfigError(f"--sizes {sizes}: a law needs 3 to {MAX_SIZES} sizes, each twice the one before")
+        raise ConfigError(f"--sizes {sizes}: a law needs three sizes or more, {MAX_SIZES} at most, each twice the last")
     (base,) = experiment.contenders.values()
     largest = math.sqrt(experiment.budget.flops / (6 * TOKENS_PER_PARAMETER))
     wanted = [largest * SPREAD**-rung for rung in reversed(range(sizes))]
