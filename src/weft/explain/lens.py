@@ -107,7 +107,6 @@ class Lens(Picture):
         return template("lens.html").render(**shown, rows=rows, data=data("lens-data", cells))
 
     def text(self) -> str:
-        """What the layers would predict at the last place."""
         rows = []
         for row in reversed(range(len(self.guesses))):
             guess, share = self.guesses[row][-1], float(self.final_probability[row, -1])

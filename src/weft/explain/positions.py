@@ -70,7 +70,6 @@ class Positions(Charts):
         return found
 
     def tables(self) -> list[Table]:
-        """The lecture's values, if sinusoids are among the kinds, how exact rotations are, and the curves."""
         tables = [small_sinusoids()] if any(each.name == "sinusoidal" for each in self.encodings) else []
         shifts = [(each.name, *pair) for each in self.encodings for pair in (each.exact or {}).items()]
         if shifts:

@@ -83,7 +83,6 @@ class SearchTrees(Picture):
         return [laid_out(tree) for tree in self.trees]
 
     def figure(self) -> Figure:
-        """The trees beside each other, or below each other where they are wide."""
         sizes = [
             (laid.width, 34 + laid.height + 18 * len(_lines(tree)) + 10)
             for tree, laid in zip(self.trees, self.laid, strict=True)
@@ -103,7 +102,6 @@ class SearchTrees(Picture):
         return figure
 
     def html(self) -> str:
-        """The trees as SVG in the page's colours, what each wrote, and all nodes as a table."""
         shown = [
             (TITLES[tree.name], tree.name, laid, _written(tree), _table(tree))
             for tree, laid in zip(self.trees, self.laid, strict=True)

@@ -95,7 +95,6 @@ class Surprise(Picture):
         return lines_figure(self.title, self.tokens, self.measure)
 
     def html(self) -> str:
-        """The text, shaded; each token tells its probability, its rank and what was expected."""
         told = [
             Told("Nothing predicts it.")
             if nats == "–"

@@ -47,7 +47,6 @@ class Anatomy(Picture):
         return diagram(self.columns)
 
     def html(self) -> str:
-        """The diagram, and a card for each part with the lines of weft that compute it."""
         label = "{}: boxes from the tokens below to the output above"
         drawn = [Markup(svg(diagram((part,)), label.format(part.name))) for part in self.columns]
         shown = {"columns": self.columns, "letters": self.letters(), "parameters": self.parameters}

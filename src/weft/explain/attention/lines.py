@@ -33,7 +33,6 @@ class LineView(Picture):
     keys: list[str]
 
     def figure(self) -> Figure:
-        """Two columns of tokens with lines between them, and beside each key how much each head gives it."""
         left, right = self._shown()
         before, after = label_inches(self.queries), label_inches(self.keys)
         rows = max(len(left), len(right), 4)

@@ -197,7 +197,6 @@ class AttentionMaps(Picture):
         return figure
 
     def html(self) -> str:
-        """The part of a page in which a kind, a layer, a head and a token are chosen."""
         maps = [part.probabilities[..., 0, 0].size for part in self.parts]
         parts, notes = [], []
         for part, count in zip(self.parts, maps, strict=True):

@@ -169,10 +169,10 @@ def svg(drawing: Drawing, label: str) -> str:
         out += _svg_mark(mark)
     for line in drawing.lines:
         dash = Markup(' stroke-dasharray="1 3"') if drawing.faint(line) else ""
-        x, mid, to_x = _n(line.x), _n((line.bend + line.straight) / 2), _n(line.to_x)
-        curve = f"V{_n(line.bend)}C{x} {mid} {to_x} {mid} {to_x} {_n(line.straight)}V{_n(line.to_y)}"
+        start, mid, end = _n(line.x), _n((line.bend + line.straight) / 2), _n(line.to_x)
+        curve = f"V{_n(line.bend)}C{start} {mid} {end} {mid} {end} {_n(line.straight)}V{_n(line.to_y)}"
         path = Markup('<path d="M{} {}{}" fill="none" stroke="{}" stroke-width="0.9"{}/>')
-        out.append(path.format(x, _n(line.y), curve, SOFT, dash))
+        out.append(path.format(start, _n(line.y), curve, SOFT, dash))
     for x, y, down in drawing.arrows():
         tip = " ".join(f"{_n(a)},{_n(b)}" for a, b in _arrow(x, y, down))
         out.append(Markup('<polygon points="{}" fill="{}"/>').format(tip, INK))

@@ -235,7 +235,9 @@ class _Recorder(TorchDispatchMode):
             shape, strides = stored[2].shape, stored[2].stride()
             if right.shape[-2:] == shape[::-1] and right.stride()[-2:] == strides[::-1]:
                 return "linear"
-        plain = _plain(name)
+        plain = name.strip("_").removeprefix("native_").removeprefix("safe_").removeprefix("thnn_")
+        plain = plain.removesuffix("_forward")
+        plain = "attention" if "scaled_dot_product" in name else {"mm": "matmul", "bmm": "matmul"}.get(plain, plain)
         return "gelu-tanh" if plain == "gelu" and given.get("approximate") == "tanh" else plain
 
     def before(self, results: list[Tensor]) -> Graph:
@@ -249,9 +251,3 @@ class _Recorder(TorchDispatchMode):
         found = (self.nodes[old] for old in number)
         nodes = [replace(n, arguments=tuple((role, number[i]) for role, i in n.arguments)) for n in found]
         return Graph(nodes, edges, self.calls)
-
-
-def _plain(name: str) -> str:
-    """An operation's name as a reader knows it."""
-    name = name.strip("_").removeprefix("native_").removeprefix("safe_").removeprefix("thnn_").removesuffix("_forward")
-    return "attention" if "scaled_dot_product" in name else {"mm": "matmul", "bmm": "matmul"}.get(name, name)

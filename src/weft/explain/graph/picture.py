@@ -91,7 +91,6 @@ class GraphPicture(Picture):
         return path
 
     def text(self) -> str:
-        """A line for each box that is shown, in the order of the pass."""
         labels = [self.written.of(what, self.shapes, self.backward) for what in self.boxes()]
         wide = [max(len(each.inside) for each in labels), max(len(each.name) for each in labels)]
         rows = (f"{each.inside:<{wide[0]}}  {each.name:<{wide[1]}}  {'  '.join(each.lines)}" for each in labels)
@@ -110,7 +109,6 @@ class GraphPicture(Picture):
                 yield child
 
     def html(self) -> str:
-        """The graph to open and to close, in both directions, and the table of its formulas."""
         shown = {"shapes": self.shapes, "backward": self.backward, "title": self.title, "still": self.svg()}
         shown |= {"rules": self._rules(), "modules": self._folds, "data": data("graph-data", self._data())}
         return template("graph.html").render(**shown)

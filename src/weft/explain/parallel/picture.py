@@ -48,7 +48,6 @@ class ParallelSplits(Picture):
         return _draw(*self.blocks)
 
     def sections(self) -> list[Section]:
-        """A section for each block: its figure and its tables."""
         sections = []
         for block in self.blocks:
             title = f"{block.block.name} on {block.ranks} processes"
