@@ -121,7 +121,7 @@ BLOOM_SIZES = keys(
 )  # fmt: skip
 HEADS = Special(_read_heads, _write_heads)
 POSITIONS = Special(_read_positions, lambda model: {"alibi": model["position.kind"] == "alibi", **ROTARY.write(model)})
-FALCON_ROWS = (*FALCON_SIZES, HEADS, all_biases("bias", False), POSITIONS)
+FALCON_ROWS: tuple[Row, ...] = (*FALCON_SIZES, HEADS, all_biases("bias", False), POSITIONS)
 FALCON = _falcon(("falcon", "Falcon", "Falcon"), FALCON_ROWS, fixed=PLAIN)
 BLOOM = _falcon(
     ("bloom", "BLOOM", "Bloom"),

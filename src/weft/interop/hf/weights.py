@@ -124,8 +124,8 @@ def read(
             table = conversions(family.rules(model), model)
             wanted = their_shapes(table)
             if copy not in wanted:
-                both = f"'{tensors[copy].name}' differs from '{tensors[original].name}'"
-                raise InteropError(f"{both}, which it should repeat")
+                differs = f"'{tensors[copy].name}' differs from '{tensors[original].name}'"
+                raise InteropError(f"{differs}, which it should repeat")
             break
     used = {name: check_floats(stored) for name, stored in tensors.items() if name in wanted}
     others = [name for name in tensors if name not in wanted and name not in copies]
