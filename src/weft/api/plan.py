@@ -60,9 +60,8 @@ class Plan:
         if not self.cost.parameters:
             return tables
         if self.search is None:
-            tables.append(
-                costs.memory_table(self.recipe.model, self.cost, self.work, self.machine, self.recipe.adapter)
-            )
+            model, adapter = self.recipe.model, self.recipe.adapter
+            tables.append(costs.memory_table(model, self.cost, self.work, self.machine, adapter))
         else:
             tables += [costs.layouts_table(self.search)] if self.machine.gpus > 1 else []
             tables.append(costs.device_table(self.search.best, self.machine))

@@ -186,9 +186,7 @@ def _extend(folder: RunFolder, recipe: SettledRecipe, changes: Changes, ranks: R
         raise ConfigError(f"steps = {longer.steps}: the run has taken {step} already; give more")
     patience = longer.evaluate.patience
     if news and patience is not None and notes.get("worse", 0) >= patience and step < longer.steps:
-        raise ConfigError(
-            f"evaluate.patience = {patience}: it ended the run after step {step}; to continue, give a larger one"
-        )
+        raise ConfigError(f"evaluate.patience = {patience}: it ended the run after step {step}; give a larger one")
     if not news:
         return recipe
     if "steps" in news and not isinstance(recipe.schedule, Constant | Noam):
@@ -208,9 +206,7 @@ def _extend(folder: RunFolder, recipe: SettledRecipe, changes: Changes, ranks: R
 
 def _check(recipe: Recipe) -> None:
     if not recipe.data.parts:
-        raise ConfigError(
-            f"{recipe.name}: there is no text to learn from; give it with --data, for instance a .txt file"
-        )
+        raise ConfigError(f"{recipe.name}: there is no text to learn from; give it with --data, such as a .txt file")
     recipe.objective.check(recipe.model)
     refuse_unread(recipe)
     if any("-" in part.sources for part in recipe.data.parts):
@@ -291,9 +287,7 @@ def _tokenizer_settings(recipe: Recipe, objective: Objective[Any], device: str) 
         return Pretrained(path=prepared[0]), []
     if prepared and not isinstance(recipe.tokenizer, Pretrained):
         kind = recipe.tokenizer.kind if recipe.tokenizer else None
-        raise ConfigError(
-            f"tokenizer.kind = '{kind}': {prepared[0]} is prepared already, with a tokenizer of its own; leave it out"
-        )
+        raise ConfigError(f"tokenizer.kind = '{kind}': {prepared[0]} has a tokenizer of its own already; leave it out")
     if recipe.tokenizer is not None and not hasattr(recipe.tokenizer, "vocab_size"):
         return recipe.tokenizer, []
     return choose_tokenizer(recipe, objective.amount(), device)

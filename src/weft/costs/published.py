@@ -196,17 +196,9 @@ def rows() -> list[Row]:
 
 def _row(cells: Mapping[str, str]) -> Row:
     model, device, gpus = _model(cells), USED_DEVICES[cells["device"]], int(cells["gpus"])
-    job = Job(
-        model,
-        int(cells["rows"]),
-        model.context,
-        device,
-        interconnect_named(cells["network"], device, gpus),
-        gpus,
-        precision=cells["precision"],
-        software=SOFTWARE[cells["software"]],
-        predicted=0.15 if cells["family"] == "BERT" else 1.0,
-    )
+    net, how = interconnect_named(cells["network"], device, gpus), SOFTWARE[cells["software"]]
+    job = Job(model, int(cells["rows"]), model.context, device, net, gpus, cells["precision"], software=how)
+    job = replace(job, predicted=0.15 if cells["family"] == "BERT" else 1.0)
     layout = validate(Layout, {axis: cells[axis] for axis in (*AXES, "sequence") if axis in cells}).over(gpus)
     share, chunks = float(cells["recompute"]), int(cells["chunks"])
     choices = tuple(Choice(layout, int(micro), share, chunks) for micro in cells["micro"].split())
