@@ -77,6 +77,8 @@ class Plan:
             alone = training_memory(self.recipe.model, self.work, self.recipe.adapter)
             memory = {**asdict(alone), "total": alone.total()}
             memory["total_with_activation_checkpointing"] = alone.total(recompute=True)
+        flops = {"forward": cost.forward, "training": cost.training()}
+        flops["training_with_activation_checkpointing"] = cost.training(recompute=True)
         values = {
             "name": self.recipe.name,
             "parameters": cost.parameters,
@@ -85,11 +87,7 @@ class Plan:
                 {"name": part.name, "parameters": part.parameters, "flops_per_token": part.flops / cost.length}
                 for part in cost.components
             ],
-            "flops_per_token": {
-                "forward": cost.forward,
-                "training": cost.training(),
-                "training_with_activation_checkpointing": cost.training(recompute=True),
-            },
+            "flops_per_token": flops,
             "memory_bytes": memory,
             "training": asdict(self.training),
             "device": {"title": machine.device.title, "count": machine.gpus, "mfu": machine.mfu},

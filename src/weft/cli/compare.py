@@ -54,14 +54,10 @@ def compare(
     """
     from weft.compare.config import Asked
 
-    asked = Asked(
-        words or [],
-        data or [],
-        vary or [],
-        [] if tokenizers is None else tokenizers.split(","),
-        {"seeds": seeds, "rungs": rungs, "rates": rates, "baseline": baseline, "grid": grid, "sizes": sizes},
-        {"flops": flops, "tokens": tokens, "minutes": minutes},
-    )
+    settings = {"seeds": seeds, "rungs": rungs, "rates": rates, "baseline": baseline, "grid": grid, "sizes": sizes}
+    budget = {"flops": flops, "tokens": tokens, "minutes": minutes}
+    kinds = [] if tokenizers is None else tokenizers.split(",")
+    asked = Asked(words or [], data or [], vary or [], kinds, settings, budget)
     if asked.tokenizers and not asked.named:
         found = _tokenizers(asked.tokenizers, asked.text(), out or Path("comparisons") / "tokenizers", as_json)
         if as_json:

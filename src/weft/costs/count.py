@@ -81,7 +81,8 @@ def count(model: Config, length: int | None = None, adapter: LoRA | None = None)
     longest = getattr(model, "longest", None)
     if length is not None and longest is not None and length > longest:
         raise ModelError(f"length {length}: the model's positions end at model.context = {longest}")
-    time: int = length or getattr(model, "context", 1)
+    context: int = getattr(model, "context", 1)
+    time = length or context
     match model:
         case config.TransformerConfig():
             return _transformer(model, time)
@@ -126,13 +127,9 @@ def _norm(norm: Norm, width: int) -> int:
 
 def stacks(model: config.TransformerConfig) -> list[tuple[int, bool, bool]]:
     """(layers, causal, reads a source) of each stack."""
-    match model:
-        case config.EncoderDecoder():
-            return [(model.encoder_layers or model.layers, False, False), (model.layers, True, True)]
-        case config.Encoder():
-            return [(model.layers, False, False)]
-        case _:
-            return [(model.layers, True, False)]
+    if isinstance(model, config.EncoderDecoder):
+        return [(model.encoder_layers or model.layers, False, False), (model.layers, True, True)]
+    return [(model.layers, not isinstance(model, config.Encoder), False)]
 
 
 @dataclass(frozen=True)

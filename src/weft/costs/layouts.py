@@ -123,9 +123,6 @@ class Choice:
         return whole if self.layout.pipeline == 1 else [-(-job.layers // self.layout.pipeline)]
 
 
-# ---- what is impossible
-
-
 def indivisible(model: config.TransformerConfig, tensor: int) -> str | None:
     """What of a model can't be split over `tensor` devices, or None if all of it can."""
     attention = model.attention
@@ -159,9 +156,6 @@ def refusal(job: Job, choice: Choice) -> str | None:
         times = f", {choice.micro} at a time" if choice.micro > 1 else ""
         return f"{job.rows} rows a step do not divide by {readers}{times}"
     return None
-
-
-# ---- bytes
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,6 @@ from weft.layout import AXES, Layout
 from weft.models.config import MaskedLMHead, TransformerConfig
 from weft.models.presets import PRESETS, bert, gpt, llama, preset, vaswani
 
-# ---- of the lectures
-
 
 class GPT3Row(NamedTuple):
     """A row of Brown et al. 2020, table 2.1, as the slide prints it."""
@@ -142,8 +140,6 @@ def opt_table() -> Table:
     )
     return Table(("size", *parts), rows, "Percent of an update's FLOPs for OPT's sizes: weft | slide", [remark])
 
-
-# ---- measured steps, of others and of weft on one H200
 
 A100, H100 = DEVICES["a100"], DEVICES["h100"]
 USED_DEVICES = DEVICES | {

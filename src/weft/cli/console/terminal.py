@@ -46,12 +46,8 @@ def print_tables(*tables: Table) -> None:
     for number, table in enumerate(tables):
         if number:
             typer.echo()
-        safe = table._replace(
-            header=list(map(shown, table.header)),
-            rows=[list(map(shown, row)) for row in table.rows],
-            title=shown(table.title),
-            remarks=list(map(shown, table.remarks)),
-        )
+        safe = table._replace(header=list(map(shown, table.header)), rows=[list(map(shown, row)) for row in table.rows])
+        safe = safe._replace(title=shown(table.title), remarks=list(map(shown, table.remarks)))
         for part, line in text_lines(safe, width, prose):
             typer.secho(line, **STYLES.get(part, {}))
 
