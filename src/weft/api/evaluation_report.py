@@ -43,7 +43,7 @@ class Wanted:
         """Refuse what this run's objective has no answer to."""
         objective = run.config.objective
         if self.targets and objective.reads != "rows":
-            raise ConfigError(f"--targets {self.targets[0]}: this run is {objective.makes}, evaluated on text alone")
+            raise ConfigError(f"--targets {self.targets[0]}: this run is {objective.makes}, which reads text alone")
         if self.figure is not None and not hasattr(objective, "labels"):
             raise ConfigError(f"--figure {self.figure}: this run is {objective.makes}, which has no confusion matrix")
         given = {f"--quantize {self.quantize}": self.quantize, "--details": self.details, "--overlap": self.overlap}
