@@ -156,16 +156,15 @@ class Measured:
     def line(self) -> str:
         plain, chosen = self.plain, self.chosen
         on = f"on {self.tokens:,} {self.text}"
-        others = [
-            each for each in self.losses if each not in (plain, chosen) and self.gain(each) > ALIKE * self.gain(chosen)
-        ]
+        faster = (each for each in self.losses if self.gain(each) > ALIKE * self.gain(chosen))
+        others = [each for each in faster if each not in (plain, chosen)]
         more = "".join(f"; {each} would be {_percent(self.cost(each))}" for each in others)
         if chosen == plain:
             why = "what is faster costs more than 1 %" if others else "nothing is faster"
             return f"quantize = {plain}: {why}; loss {self.losses[plain]:.4f} {on}{more}"
-        faster = f"{self.gain(chosen):.1f} × as fast as {plain}"
+        speed = f"{self.gain(chosen):.1f} × as fast as {plain}"
         loss = f"loss {self.losses[chosen]:.4f} against {self.losses[plain]:.4f} ({_percent(self.cost(chosen))})"
-        return f"quantize = {chosen}: {faster}, {loss} {on}{more}"
+        return f"quantize = {chosen}: {speed}, {loss} {on}{more}"
 
 
 def _percent(share: float) -> str:
