@@ -51,12 +51,7 @@ def as_json(completion: Completion) -> dict[str, Any]:
         values["slid"] = True
     if completion.scored:
         values["logprobs"] = [
-            {
-                "token": t.text,
-                "id": t.id,
-                "logprob": _finite(t.logprob),
-                "top": [[text, _finite(p)] for text, p in t.top],
-            }
+            {"token": t.text, "id": t.id, "logprob": _finite(t.logprob), "top": [[s, _finite(p)] for s, p in t.top]}
             for t in completion.scored
         ]
     return values

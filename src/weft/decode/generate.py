@@ -13,7 +13,7 @@ from weft.decode.config import Sampling
 from weft.decode.engine.engine import Engine, Limits
 from weft.decode.fast.cuda_graphs import DeviceSampler
 from weft.decode.fast.stepper import FIRST_CAPACITY, Stepper
-from weft.decode.prompt import Prompt, check_prompts, choices, context_window
+from weft.decode.prompt import Prompt, Prompts, check_prompts, choices, context_window
 from weft.decode.text import Chunk, Completion, Text, adjusted, gather, write
 from weft.models.base import LanguageModel, Source, device_of
 from weft.models.transformer import Transformer
@@ -26,7 +26,7 @@ MAX_ENGINE_LENGTH = 1 << 16  # tokens of a text, which the engine has to hold as
 
 def generate(
     model: LanguageModel,
-    prompts: Sequence[Prompt | Sequence[int]],
+    prompts: Prompts,
     settings: Sampling | Sequence[Sampling],
     seeds: Sequence[int] | None = None,
     source: Source | None = None,
@@ -133,9 +133,6 @@ def max_length(prompts: Sequence[Sequence[int]], max_tokens: int, model: Languag
     window = context_window(model)
     longest = max(map(len, prompts)) + max_tokens
     return longest if window is None else min(longest, window)
-
-
-# ---- many texts, written whole
 
 
 def complete(

@@ -33,10 +33,7 @@ def top_k(logits: Tensor, k: int | Tensor) -> Tensor:
         ordered = logits.sort(dim=-1, descending=True).values
         last = k.to(logits.device).clamp(max=V).unsqueeze(-1) - 1
         return logits.masked_fill(logits < ordered.gather(-1, last), -torch.inf)
-    if k >= V:
-        return logits
-    least = logits.topk(k, dim=-1).values[..., -1:]
-    return logits.masked_fill(logits < least, -torch.inf)
+    return logits if k >= V else logits.masked_fill(logits < logits.topk(k, dim=-1).values[..., -1:], -torch.inf)
 
 
 def top_p(logits: Tensor, p: Amount) -> Tensor:
@@ -113,10 +110,8 @@ class Filters:
     def __call__(self, logits: Tensor) -> Tensor:
         """Logits (B, V) with −inf for what is dropped."""
         for keep, amount, rows in self.steps:
-            if rows is None:
-                logits = keep(logits, amount)
-            else:
-                logits = logits.index_copy(0, rows, keep(logits.index_select(0, rows), amount))
+            some = keep(logits if rows is None else logits.index_select(0, rows), amount)
+            logits = some if rows is None else logits.index_copy(0, rows, some)
         return logits
 
 
@@ -149,8 +144,7 @@ def fetched(row: Tensor) -> Callable[[], list[int]]:
 def greedy(logits: Tensor) -> Tensor:
     """The likeliest token (…) of logits (…, V); of equals, the one with the lowest id."""
     # argmax may return any of the equals; the first of them is the same on every device
-    best = logits == logits.amax(dim=-1, keepdim=True)
-    return best.int().argmax(dim=-1)
+    return (logits == logits.amax(dim=-1, keepdim=True)).int().argmax(dim=-1)
 
 
 def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
@@ -185,8 +179,7 @@ def picked(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[floa
 def marked(tokens: Tensor, logits: Tensor) -> Tensor:
     """Tokens (B,) that were chosen from logits (B, V); NOT_FINITE or NONE_LEFT where they mean nothing."""
     best = logits.amax(dim=-1)
-    wrong = torch.where(best == -torch.inf, NONE_LEFT, NOT_FINITE)
-    return torch.where(best.isfinite(), tokens, wrong)
+    return torch.where(best.isfinite(), tokens, torch.where(best == -torch.inf, NONE_LEFT, NOT_FINITE))
 
 
 def refusal(mark: int) -> ModelError:

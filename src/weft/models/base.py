@@ -21,6 +21,8 @@ from weft.nn.loss import Readout
 from weft.nn.recurrent import Carried
 from weft.nn.scaled_dot_product import Probabilities
 
+# beginnings of parameters' names in checkpoints that older versions wrote, and what they are today
+RENAMED = {"output.follows.": "output.next_sentence."}  # 0.1
 T = TypeVar("T")
 Pass = Callable[..., Tensor]
 
@@ -105,8 +107,6 @@ class LanguageModel(nn.Module):
         super().__init__()
         self._wrapped: list[Pass] = []
 
-    # ---- whole sequences
-
     # forward_features(tokens, …): whole sequences (batch, time) read at once → (batch, time, …) for `head`. What else
     # may be given (a source, document ids, a mask) is each model's own.
     forward_features: Pass
@@ -135,8 +135,6 @@ class LanguageModel(nn.Module):
             yield
         finally:
             self._wrapped.pop()
-
-    # ---- processes
 
     @property
     def parts(self) -> int:
@@ -229,3 +227,12 @@ def check_range(low: int, high: int, vocab_size: int) -> None:
     if low < 0 or high >= vocab_size:
         wrong = low if low < 0 else high
         raise ModelError(f"token id {wrong} is outside the vocabulary of {vocab_size} (0 … {vocab_size - 1})")
+
+
+def current_name(name: str) -> str:
+    """The name that a saved parameter, or an optimizer's moment of one (`exp_avg/name`), has today."""
+    moment, slash, parameter = name.rpartition("/")
+    for old, new in RENAMED.items():
+        if parameter.startswith(old):
+            return moment + slash + new + parameter.removeprefix(old)
+    return name

@@ -195,7 +195,6 @@ class Transformer(LanguageModel):
         self.number_dropouts()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew."""
         # A table of the head's own is drawn before the rest: so a seed gives the weights that it always gave.
         init = Initialiser(self.config.init, self.config.d_model, self.config.layers)
         reset(self, init, first=(heads.TokenHead,))
@@ -256,7 +255,6 @@ class Transformer(LanguageModel):
         return self.head(self.features(tokens, **given), given.get("mask"), given.get("rng"))
 
     def readout(self, features: Tensor) -> Readout:
-        """What the logits are a product of, for losses that never hold all of them."""
         head = self.token_head
         if head is None:
             raise ModelError(f"a head of kind '{self.config.head.kind}' predicts no tokens")

@@ -147,12 +147,7 @@ class AttentionMask:
     """
 
     def __init__(
-        self,
-        mask: Mask,
-        position: Position,
-        queries: Tensor,
-        keys: Tensor,
-        angles: tuple[Tensor, Tensor] | None = None,
+        self, mask: Mask, position: Position, queries: Tensor, keys: Tensor, angles: tuple[Tensor, Tensor] | None = None
     ):
         self.mask, self.position, self.angles = mask, position, angles
         self.queries, self.keys = queries, keys

@@ -118,9 +118,6 @@ class PagedLayer(NamedTuple):
         return keys, values
 
 
-# ---- which text has which block
-
-
 @dataclass
 class BlockTable:
     """The blocks of one text, in order. `keys` are those of its full blocks; `read` tokens of it are in the blocks.

@@ -278,8 +278,7 @@ class PagedGraphs:
         """A step of some rows, and beside it chunks of prompts, by the kernels: features (rows + chunks, d_model)."""
         assert self.kernels is not None and chunks
         if self.beside is None:
-            features = [self.step(*rows)] if rows[0] else []
-            return torch.cat([*features, self.kernels.read(chunks)])
+            return torch.cat([*([self.step(*rows)] if rows[0] else []), self.kernels.read(chunks)])
         now = torch.cuda.current_stream(self.device)
         self.beside.wait_stream(now)
         features = [self.step(*rows)] if rows[0] else []

@@ -40,9 +40,6 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
-# ---- structures of c/products.h and c/step.c, by their names there
-
-
 class Matrix(Structure):
     _fields_ = _fields(c_int32, "kind rows columns") + _fields(c_void_p, "weights scales centres bias")
 
@@ -70,9 +67,6 @@ class Model(Structure):
     ]
 
 
-# ---- the library
-
-
 @cache
 def library() -> ctypes.CDLL | None:
     """What was compiled, or None where that is not possible or not wanted."""
@@ -86,8 +80,7 @@ def library() -> ctypes.CDLL | None:
     found.weft_step.argtypes = [POINTER(Model), c_void_p, c_int, c_void_p, c_int]
     found.weft_share.argtypes = [c_void_p, c_void_p, c_void_p]
     found.weft_share.restype = None
-    threads = _openmp()
-    if threads is not None:
+    if (threads := _openmp()) is not None:
         functions = (threads.GOMP_parallel, threads.omp_get_thread_num, threads.omp_get_num_threads)
         found.weft_share(*(ctypes.cast(function, c_void_p) for function in functions))
     return found
@@ -121,8 +114,7 @@ def _compiled() -> Path:
     compiler_itself = os.stat(compiler)
     known = f"{compiler} {compiler_itself.st_size} {compiler_itself.st_mtime} {FLAGS} {fingerprint()}".encode()
     name = f"step-{hashlib.sha256(b'%'.join([known, *sources])).hexdigest()[:16]}.so"
-    folder = cache_folder()
-    path = folder / name
+    path = (folder := cache_folder()) / name
     kept = path.stat() if path.is_file() else None
     if kept is not None and kept.st_uid == os.getuid() and not kept.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return path
@@ -136,9 +128,6 @@ def _compiled() -> Path:
                 made.replace(path)
                 return path
     raise OSError(f"{compiler} can't compile {SOURCES}")
-
-
-# ---- what it is given
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -198,14 +198,14 @@ class Case(NamedTuple):
         return self.on_cpu and native.library() is not None
 
     @property
+    def triton(self) -> bool:
+        return self.device.type == "cuda" and has_kernels()
+
+    @property
     def kleidiai(self) -> bool:
         """Whether Arm's kernels are: elsewhere the operation exists too, but only as a slow stand-in."""
         grouped = self.groups == 1 or (self.K // self.groups) % 32 == 0
         return self.on_cpu and torch.backends.kleidiai.is_available() and self.K % 2 == 0 and grouped
-
-    @property
-    def triton(self) -> bool:
-        return self.device.type == "cuda" and has_kernels()
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,8 @@ from weft.models.recurrent import HiddenStates
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.cache import KeyValueCache
 from weft.nn.config import Gated, RMSNorm
-from weft.nn.position_config import Learned, NoPosition, Rotary, Sinusoidal
+from weft.nn.position_config import Learned, LinearScaling, Llama3Scaling, NoPosition, Rotary, Sinusoidal
 from weft.nn.scaled_dot_product import Probabilities
-from weft.nn.scaling import LinearScaling, Llama3Scaling
 
 FIRST_CAPACITY = 1 << 10  # tokens after the prompt that a state has capacity for at the start
 FIRST_CAPACITY_ON_CUDA = 1 << 15  # where CUDA graphs are captured with the address of the memory they use
@@ -230,9 +229,8 @@ def cpu_fast_path_fits(model: LanguageModel, state: State) -> bool:
     settings: Any = model.config
     if not _in_float32(model, state) or not isinstance(settings, Decoder | EncoderDecoder):
         return False
-    if settings.placement not in ("pre", "post", "none"):
-        return False
-    if type(settings.position) not in (Rotary, NoPosition, *ADDED, *BIASED):
+    known = type(settings.position) in (Rotary, NoPosition, *ADDED, *BIASED)
+    if settings.placement not in ("pre", "post", "none") or not known:
         return False
     return settings.position.changes_after(settings.context) is None and _others_at_default(settings, CPU)
 
@@ -256,7 +254,6 @@ def cuda_fast_path(model: LanguageModel, state: State) -> CUDAFastPath | None:
 
 
 def _kernels_fit(model: Transformer) -> bool:
-    """LLaMA's shape, on a GPU, in 16 bits, and Triton is there."""
     table = model.embedding.weight
     if not table.is_cuda or table.dtype not in (torch.bfloat16, torch.float16) or not has_kernels():
         return False
