@@ -125,9 +125,7 @@ class _Search:
 
     def _settled(self, best: float, length: int) -> bool:
         """Whether nothing that is alive, of which the best has log p `best`, can or will still be among the n best.
-
-        What is alive can end with `length` tokens, or with more.
-        """
+        What is alive can end with `length` tokens, or with more."""
         settings = self.settings
         if settings.beams == 1:
             return bool(self.ended)  # a single beam has no second choice
@@ -152,10 +150,8 @@ class _Search:
 
 
 def _beams(candidates: Sequence[Candidate], kept: Sequence[int], beams: int) -> list[int]:
-    """Which of the candidates that are `kept`, best first, each beam goes on with; −1 for an empty one.
-
-    The best that goes on from a beam stays there, so that little has to be moved; the others go where one is free.
-    """
+    """Which of the candidates that are `kept`, best first, each beam goes on with; −1 for an empty one. The best that
+    goes on from a beam stays there, so that little has to be moved; the others go where one is free."""
     found, others = [-1] * beams, []
     for place in kept:
         parent = candidates[place][1]

@@ -75,10 +75,8 @@ def slid(ids: Sequence[int], window: int | None, stays: int = 0) -> Sequence[int
 
 
 def has_begun(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> bool:
-    """Whether what follows a prompt goes on with a text, so that its first word keeps its leading space.
-
-    Where the prompt ends in a space that the tokenizer doesn't keep, that space is the first word's.
-    """
+    """Whether what follows a prompt goes on with a text, so that its first word keeps its leading space. Where the
+    prompt ends in a space that the tokenizer doesn't keep, that space is the first word's."""
     # only how it ends matters, and a prompt may be long: its last words will do
     first = max(0, len(prompt) - TAIL)
     if isinstance(prompt, str):

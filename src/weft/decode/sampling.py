@@ -161,10 +161,8 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def picked(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
-    """The next token (B,) of each row of logits (B, V): drawn with the row's own number in [0, 1), or greedy.
-
-    The host doesn't wait for the device.
-    """
+    """The next token (B,) of each row of logits (B, V): drawn with the row's own number in [0, 1), or greedy. The host
+    doesn't wait for the device."""
     drawn = [row for row, each in enumerate(settings) if not each.greedy]
     if not drawn:
         return greedy(logits)
@@ -221,10 +219,8 @@ def log_total(logits: Tensor) -> Tensor:
 
 
 def highest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`x.topk(count)` of x (rows, V), for few of many: they stand in the blocks with the highest maxima.
-
-    torch sorts pairs of values and places, which takes longer than a fast product with the whole vocabulary leaves.
-    """
+    """`x.topk(count)` of x (rows, V), for few of many: they stand in the blocks with the highest maxima. torch sorts
+    pairs of values and places, which takes longer than a fast product with the whole vocabulary leaves."""
     rows, size = x.shape
     blocks = size // BLOCK
     if count * 4 > blocks:
@@ -243,9 +239,7 @@ def highest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def repetition_penalty(logits: Tensor, seen: Tensor, penalty: Amount) -> Tensor:
     """Make the tokens that were `seen` (…, V) less likely: positive logits are divided, negative ones multiplied.
-
-    Keskar et al. 2019, §4.1, with the sign handled so that a penalty above 1 always lowers.
-    """
+    Keskar et al. 2019, §4.1, with the sign handled so that a penalty above 1 always lowers."""
     penalty = column(penalty, logits)
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
@@ -256,10 +250,8 @@ def count_penalties(logits: Tensor, counts: Tensor, frequency: Amount, presence:
 
 
 def no_repeat_ngram(logits: Tensor, texts: Sequence[Sequence[int]], sizes: Sequence[int]) -> Tensor:
-    """Logits (B, V) with −inf where a token would make the last sizes[i] tokens of texts[i] come a second time.
-
-    Paulus et al. 2018, §2.5. A size of 0 allows everything.
-    """
+    """Logits (B, V) with −inf where a token would make the last sizes[i] tokens of texts[i] come a second time. Paulus
+    et al. 2018, §2.5. A size of 0 allows everything."""
     banned = torch.zeros_like(logits, dtype=torch.bool)
     for row, (text, size) in enumerate(zip(texts, sizes, strict=True)):
         if size:

@@ -72,9 +72,8 @@ class State:
     def reserve(self, time: int) -> None:
         """Refuse to read past the `max_len` that was asked for."""
         if self.longest + time > self.max_len:
-            raise ModelError(
-                f"{self.longest} + {time} tokens do not fit in the {self.max_len} that decoding was started with"
-            )
+            started = f"the {self.max_len} that decoding was started with"
+            raise ModelError(f"{self.longest} + {time} tokens do not fit in {started}")
 
     def reorder(self, index: Tensor) -> None:
         """Row i goes on from where row index[i] is; the batch may grow or shrink. index (new batch,)."""
@@ -93,7 +92,6 @@ class State:
             self.even = False
 
     def _reorder(self, index: Tensor) -> None:
-        """Subclasses move their own rows."""
         raise AssertionError("a kind of State moves its own rows")
 
 

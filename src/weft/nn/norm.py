@@ -25,7 +25,6 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.full((width,), 1.0 - offset))
 
     def reset_parameters(self, init: Initialiser) -> None:
-        """A gain of 1."""
         nn.init.constant_(self.weight, 1.0 - self.offset)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,7 +45,6 @@ class HeadNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads, d_head)) if bias else None
 
     def reset_parameters(self, init: Initialiser) -> None:
-        """Gains of 1 and biases of 0."""
         if self.weight is not None:
             nn.init.constant_(self.weight, 1.0 - self.offset)
         if self.bias is not None:

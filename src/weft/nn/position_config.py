@@ -275,12 +275,10 @@ class LearnedT5(PositionConfig):
 
     @property
     def added(self) -> Learned:
-        """What the embeddings get."""
         return Learned(offset=self.offset)
 
     @property
     def scored(self) -> T5Bias:
-        """What the scores get."""
         return T5Bias(buckets=self.buckets, max_distance=self.max_distance)
 
     def parameters(self, sizes: Sizes) -> int:

@@ -85,8 +85,7 @@ class Scheduler:
         new[1:] = sorted(new[1:], key=lambda request: request.unread)
         left = self.prefill
         for request in new:
-            most = max(1, self.prefill // 2) if len(new) > 1 else left
-            size = min(request.unread, left, most)
+            size = min(request.unread, left, max(1, self.prefill // 2) if len(new) > 1 else left)
             work.append((request, size))
             left -= size
             if left == 0:

@@ -138,9 +138,7 @@ def address(tensor: Tensor | None) -> int | None:
 
 def in_bands(rows: Tensor) -> Tensor:
     """Rows (N, width) as c/bands.h reads whole numbers, their scales and centres: 16 rows interleaved, bytes in fours.
-
-    The last band is filled up with zeros.
-    """
+    The last band is filled up with zeros."""
     rows = F.pad(rows, (0, 0, 0, -len(rows) % BAND))
     words = rows.view(torch.int32) if rows.element_size() == 1 else rows
     return words.unflatten(0, (-1, BAND)).transpose(1, 2).contiguous().view(rows.dtype)
@@ -153,10 +151,8 @@ def matrix(
     centres: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Matrix:
-    """A matrix of this shape: float32 or bf16, or int8 or two 4-bit numbers a byte (uint8), which are `in_bands`.
-
-    The tensors have to be kept for as long as it is used.
-    """
+    """A matrix of this shape: float32 or bf16, or int8 or two 4-bit numbers a byte (uint8), which are `in_bands`. The
+    tensors have to be kept for as long as it is used."""
     return Matrix(KINDS[numbers.dtype], *shape, address(numbers), address(scales), address(centres), address(bias))
 
 

@@ -30,8 +30,7 @@ class NativeStep:
         self.places = torch.arange(state.max_len)[None]
         angles = model.decoder.position.angles(self.places, state.max_len, torch.float32)
         cos, sin = (None, None) if angles is None else (self._keep(angle[0, 0]) for angle in angles)
-        store = state.cache.store  # (layers, 2, 1, kv_heads, max_len, d_head)
-        blocks = model.decoder.blocks
+        blocks, store = model.decoder.blocks, state.cache.store  # (layers, 2, 1, kv_heads, max_len, d_head)
         self.layers = (native.Layer * len(blocks))(*(self._layer(b, store[n, :, 0]) for n, b in enumerate(blocks)))
         found = self._head()
         first: Any = blocks[0]
@@ -39,8 +38,7 @@ class NativeStep:
         sizes = len(blocks), settings.d_model, attention.heads, attention.groups, settings.d_head, forward.d_ff
         kind = isinstance(forward, Gated), native.ACTIVATIONS[forward.activation]
         last = self._norm(model.decoder.norm), native.Matrix() if found is None else found
-        scale: float = first.attention.scale
-        self.found = native.Model(*sizes, *kind, state.max_len, scale, cos, sin, self.layers, *last)
+        self.found = native.Model(*sizes, *kind, state.max_len, first.attention.scale, cos, sin, self.layers, *last)
         self.result = torch.empty(1, settings.d_model if found is None else found.rows)
         held = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
         self.threads = min(torch.get_num_threads(), 1 + held // BYTES_A_THREAD)

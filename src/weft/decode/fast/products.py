@@ -285,10 +285,8 @@ def fastest(bits: Bits, case: Case, dtype: torch.dtype) -> Kernel:
 
 @cache
 def seconds(bits: Bits) -> dict[str, float]:
-    """How long a decoding step's product of ordinary size takes one thread of this CPU, by each kernel that works.
-
-    Of several threads one may wait for a processor that is busy with other things, and the clock would show that.
-    """
+    """How long a decoding step's product of ordinary size takes one thread of this CPU, by each kernel that works. Of
+    several threads one may wait for a processor that is busy with other things, and the clock would show that."""
     sample, x = _sample(bits, *SAMPLE), torch.ones(1, SAMPLE[1])
     case = Case(*SAMPLE, sample.groups, torch.device("cpu"))
     multiply = {kernel.name: kernel.make(sample) for kernel in able_to(bits, case, torch.float32) or [PLAIN[bits]]}
