@@ -1,7 +1,7 @@
 """Low-rank adapters as PEFT keeps them: adapter_config.json and adapter_model.safetensors, in and out.
 
 There an adapter stands beside each matrix of transformers, `….q_proj.lora_A.weight` (rank, in) and `….lora_B.weight`
-(out, rank). Here matrices that read the same lie in one, each with an A and a B of its own (`nn/lora.py`). So what
+(out, rank). Here matrices that read the same lie in one, each with an A and a B of its own (`LowRank`). So what
 stands beside one of three is 0 beside the others; and what stands beside three that are one matrix there has the same A
 three times. Where these A have become different, they are written as one of three times the rank.
 """
@@ -25,10 +25,10 @@ from weft.interop.settings import Settings, Transformer
 from weft.interop.weight_map import Conversions, Part, conversions, their_shapes, to_ours, to_theirs
 from weft.models.build import build
 from weft.models.config import EncoderDecoder
+from weft.nn.block import block_linears
 from weft.nn.config import LoRA
 from weft.nn.init import empty_weights
 from weft.nn.linear import Linear
-from weft.nn.lora import block_linears
 from weft.safetensors_header import parse_header
 from weft.tensors import FLOATS, NAMES, LazyWeights, write_as
 from weft.tensors import write as write_tensors

@@ -27,7 +27,7 @@ from torch import Tensor, nn, optim
 
 from weft import files, tensors
 from weft.errors import DamageError, RunError
-from weft.models.renamed import current_name
+from weft.models.base import current_name
 from weft.runs.folder import CHECKPOINT, writing
 from weft.runs.snapshot import (
     Snapshot,

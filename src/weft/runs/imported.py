@@ -20,8 +20,8 @@ from weft.interop.bundle import ModelBundle, counted
 from weft.interop.generation import DRAWING, generation_settings, search_settings, without_a_rule
 from weft.interop.hf.hf import GENERATION
 from weft.interop.weight_map import shapes
+from weft.models.base import current_name
 from weft.models.config import EncoderDecoder, Model
-from weft.models.renamed import current_name
 from weft.progress import bar
 from weft.recipe.config import Recipe
 from weft.runs.checkpoint import checkpoint_name, link, seal

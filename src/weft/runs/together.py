@@ -19,7 +19,7 @@ from torch import Tensor, optim
 
 from weft import tensors
 from weft.errors import RunError
-from weft.models.renamed import current_name
+from weft.models.base import current_name
 from weft.parallel.apply import Split
 from weft.parallel.pieces import Geometry, Piece
 from weft.parallel.ranks import Ranks, reaching

@@ -8,7 +8,8 @@ from torch import Tensor, nn, optim
 
 from weft.errors import ConfigError
 from weft.models.transformer import Stack
-from weft.nn.lora import LowRank, block_linears
+from weft.nn.block import block_linears
+from weft.nn.linear import LowRank
 from weft.recipe import optimizer as config
 
 # ---- which parameters are treated how

@@ -16,9 +16,10 @@ from weft.models.build import build
 from weft.models.config import TransformerConfig
 from weft.models.heads import LMHead
 from weft.models.transformer import Transformer
+from weft.nn.block import block_linears
 from weft.nn.config import LoRA
 from weft.nn.init import empty_weights
-from weft.nn.lora import LowRank, block_linears
+from weft.nn.linear import LowRank
 from weft.nn.lora_targets import targets
 from weft.progress import warn
 from weft.recipe.config import Recipe

@@ -20,8 +20,7 @@ from weft.models.build import build
 from weft.models.presets import llama
 from weft.models.transformer import Transformer
 from weft.nn.config import Attention, LayerNorm
-from weft.nn.position_config import ALiBi, Learned, Rotary
-from weft.nn.scaling import DynamicNTK
+from weft.nn.position_config import ALiBi, DynamicNTK, Learned, Rotary
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
 

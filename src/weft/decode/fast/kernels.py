@@ -245,9 +245,7 @@ def matvec(
 
 def product(x: Tensor, weight: Tensor, scale: Tensor, residual: Tensor | None = None) -> Tensor:
     """x (…, K) times 8-bit weights (N, K) with scale (N,), or 4-bit ones as for `matvec`, plus `residual`: → (…, N).
-
-    For some rows, not many.
-    """
+    For some rows, not many."""
     (N, width), M, four = weight.shape, x.numel() // x.shape[-1], weight.dtype == torch.uint8
     if four and M > kernels4.MAX_FUSED_ROWS:
         y = F.linear(x, kernels4.widen(weight, scale, x.dtype))

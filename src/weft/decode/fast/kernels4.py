@@ -17,9 +17,6 @@ HALF = tl.constexpr(16)
 MAX_FUSED_ROWS = 64  # of x, up to which weights become floats on their way, not beforehand
 
 
-# ---- what the kernels share with those of `kernels.py`
-
-
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def loaded(at, mask, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
     """What is there; a block that is WHOLE needs no mask."""
@@ -52,9 +49,6 @@ def put_rows(y, residual_ptr, y_ptr, rows, columns, M, N: tl.constexpr, RESIDUAL
     if RESIDUAL:
         y += tl.load(residual_ptr + at, mask=kept, other=0).to(tl.float32)
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=kept)
-
-
-# ---- products
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]

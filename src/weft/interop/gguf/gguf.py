@@ -32,8 +32,7 @@ from weft.interop.weight_map import SAME, Layout, Names, Rules, adjacent_pairs, 
 from weft.models.config import Decoder, LMHead, Model
 from weft.nn.config import Norm, RMSNorm
 from weft.nn.position import Rotary as RotaryModule
-from weft.nn.position_config import Rotary, Sizes
-from weft.nn.scaling import Llama3Scaling, LongRoPE
+from weft.nn.position_config import Llama3Scaling, LongRoPE, Rotary, Sizes
 from weft.progress import bar
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_k", "q4_0")
