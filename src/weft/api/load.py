@@ -43,7 +43,7 @@ from weft.text.builtin import corpus
 from weft.text.tokenizer import Tokenizer
 from weft.training.objective import Objective
 from weft.training.precision import pick_device
-from weft.training.quantized import QuantizedRun, read_note
+from weft.training.quantized import QuantizedRun
 from weft.training.weights import load_model, written_in
 
 AUTO = "auto"
@@ -193,7 +193,7 @@ def _choose(wanted: QuantizedRun, path: Path) -> tuple[LanguageModel, Measured]:
     file, made_from, here = wanted.run.quantized / "auto.json", wanted.made_from(path), machine(wanted.device)
     note = Note(made_from=made_from)
     with suppress(ValidationError):  # damaged: all is measured again
-        known = Note.model_validate(read_note(file))
+        known = Note.model_validate(checkpoint.read_note(file))
         note = known if known.made_from == made_from else note
     measured = note.measured(here)
     if measured is not None:
