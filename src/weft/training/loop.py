@@ -22,12 +22,13 @@ from weft.training import learner, schedule
 from weft.training.compiled import Compiled, can_be_captured, compiled
 from weft.training.display import Clock, Display, display, expectations
 from weft.training.evaluation import Evaluation
+from weft.training.guard import Guard
 from weft.training.learner import Learner, Saver, roll_back
 from weft.training.loader import shared
 from weft.training.objective import Objective
 from weft.training.precision import arithmetic, slow_precision
 from weft.training.preflight import Need, Preflight, check_model
-from weft.training.state import Guard, RunResult, TrainingState
+from weft.training.state import RunResult, TrainingState
 from weft.training.step import OptimisationStep, StepResult
 from weft.training.worker import Interrupted, Worker, device_use, interruptions
 
