@@ -34,9 +34,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from gpu_cases import CASES, SIZES, Bench, Size, Step, flops_of, tokens_of
+from weft.costs.devices import device_called
 from weft.models.build import build
 from weft.training.precision import arithmetic
-from weft.training.worker import peak_flops
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -220,8 +220,8 @@ def show(given: argparse.Namespace, runner: Runner, runners: list[Runner]) -> No
         print("".join(runner.log.readlines()[-30:]) if in_time else "", end="", flush=True)
         return
     ms, size = runner.reported["ms"], size_of(given, runner.case)
-    peak = peak_flops(DEVICE)
-    share = f"{flops_of(runner.case, size) / (1e-3 * ms * peak):6.1%}" if peak else "     –"
+    known = device_called(torch.cuda.get_device_name(DEVICE)) if GPU else None
+    share = f"{flops_of(runner.case, size) / (1e-3 * ms * known.bf16):6.1%}" if known else "     –"
     ratios = [
         f"{ms / other.reported['ms']:.2f}× {other.precision}"
         for other in runners

@@ -124,7 +124,6 @@ def flat(tree: Mapping[str, Any], inside: str = "") -> Tree:
 
 
 def _plain(value: Any) -> Any:
-    """A Python value as a recipe's file would have it."""
     if isinstance(value, Config):
         return value.model_dump(mode="json", exclude_none=True)
     if isinstance(value, PurePath):

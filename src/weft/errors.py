@@ -77,13 +77,10 @@ def first_line(error: BaseException) -> str:
 
 
 def suggestion(name: str, known: Iterable[str], limit: int = 12, what: str = "available") -> str:
-    """The tail of an error about an unknown name: the nearest known ones, or a few of all; nothing if there are none.
-
-    `what` says in a word or two what the known ones are.
-    """
+    """The tail of an error about an unknown name: the nearest known ones, or a few of all, which `what` describes; or
+    nothing if there are none."""
     known = sorted(set(known))
-    near = get_close_matches(name, known, n=3, cutoff=0.6)
-    if near:
+    if near := get_close_matches(name, known, n=3, cutoff=0.6):
         return did_you_mean(near)
     shown = ", ".join(known[:limit]) + (", …" if len(known) > limit else "")
     return f"{what}: {shown}" if known else ""

@@ -2,6 +2,7 @@
 
 A file that is being written has the name of its place with a dot before it and a few letters behind. A process that is
 killed leaves it so; nothing reads it. On systems other than POSIX a folder cannot be synced, and nothing is locked.
+Whatever writes raises OSError where the disk refuses.
 """
 
 import errno
@@ -50,9 +51,6 @@ def check_place(path: Path) -> None:
         raise DataError(f"{path}: cannot be written: {there} is not a folder")
     if not os.access(there, os.W_OK):
         raise DataError(f"{path}: cannot be written: Permission denied")
-
-
-# ---- writing; all of it raises OSError where the disk refuses
 
 
 def write_text(path: Path, text: str) -> None:
@@ -152,9 +150,6 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
-# ---- locks
-
-
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock on a file, made if it is missing; it ends with the process, however that ends.
@@ -188,11 +183,9 @@ def is_locked(path: Path) -> bool:
         with open(path, "rb") as file:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # there is none
-        pass
-    return False
+        return False
+    except OSError as error:  # there may be no such file
+        return isinstance(error, BlockingIOError)
 
 
 def checksums(path: Path) -> list[str]:

@@ -19,32 +19,13 @@ import torch
 from torch.nn import functional as F
 
 # instructions that matter for products, by Linux's names of them; the more a processor gains by one, the earlier
-FEATURES = {
-    "amx_bf16": "AMX bf16",
-    "amx_int8": "AMX int8",
-    "avx512_bf16": "AVX-512 BF16",
-    "avx512_vnni": "AVX-512 VNNI",
-    "avx512f": "AVX-512",
-    "avx_vnni": "AVX VNNI",
-    "avx2": "AVX2",
-    "sve2": "SVE2",
-    "sve": "SVE",
-    "bf16": "bf16",
-    "i8mm": "i8mm",
-    "asimddp": "dot product",
-    "asimd": "NEON",
-}
+FEATURES = {"amx_bf16": "AMX bf16", "amx_int8": "AMX int8", "avx512_bf16": "AVX-512 BF16"}
+FEATURES |= {"avx512_vnni": "AVX-512 VNNI", "avx512f": "AVX-512", "avx_vnni": "AVX VNNI", "avx2": "AVX2"}
+FEATURES |= {"sve2": "SVE2", "sve": "SVE", "bf16": "bf16", "i8mm": "i8mm", "asimddp": "dot product", "asimd": "NEON"}
 APPLE = {"FEAT_BF16": "bf16", "FEAT_I8MM": "i8mm", "FEAT_DotProd": "asimddp", "AdvSIMD": "asimd"}  # sysctl's names
-ARM_PARTS = {  # by the number that the core gives; /proc/cpuinfo has no name for them
-    "0xd08": "Cortex-A72",
-    "0xd0b": "Cortex-A76",
-    "0xd0c": "Neoverse-N1",
-    "0xd40": "Neoverse-V1",
-    "0xd49": "Neoverse-N2",
-    "0xd4f": "Neoverse-V2",
-    "0xd84": "Neoverse-V3",
-    "0xd8e": "Neoverse-N3",
-}
+# by the number that the core gives; /proc/cpuinfo has no name for them
+ARM_PARTS = {"0xd08": "Cortex-A72", "0xd0b": "Cortex-A76", "0xd0c": "Neoverse-N1", "0xd40": "Neoverse-V1"}
+ARM_PARTS |= {"0xd49": "Neoverse-N2", "0xd4f": "Neoverse-V2", "0xd84": "Neoverse-V3", "0xd8e": "Neoverse-N3"}
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
 MAX_PRODUCT = (512, 1024, 4096)  # rows, inputs and outputs of a timed product: larger ones are no faster
@@ -52,9 +33,6 @@ TRIAL = (32, 256, 256)  # tried first: a format without fast products may take a
 MAX_SECONDS = 0.5  # of one product, by the trial's rate
 SECONDS = 0.3  # for all formats together, though each has two turns at least
 READ = 1 << 25  # numbers of four bytes that are read for the bandwidth: more than a cache holds
-
-
-# ---- what it has
 
 
 @cache
@@ -111,9 +89,6 @@ def _sysctl() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=5).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
-
-
-# ---- how fast it is
 
 
 def best_of(work: Mapping[str, Callable[[], object]], seconds: float = SECONDS) -> dict[str, float]:

@@ -10,16 +10,8 @@ from functools import cache
 from time import monotonic
 from typing import Literal
 
+from rich import progress as rich
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from weft.untrusted import printable
 
@@ -58,7 +50,7 @@ def warn(line: str) -> None:
 class Bar:
     """A bar that is drawn. Called with a number, it moves on by that much."""
 
-    def __init__(self, progress: Progress, what: str, total: int | None):
+    def __init__(self, progress: rich.Progress, what: str, total: int | None):
         self._progress, self._task = progress, progress.add_task(printable(what), total=total, note="")
         self._waiting, self._drawn = 0, 0.0
 
@@ -87,10 +79,11 @@ def drawn(what: str, total: int | None, unit: Literal["items", "bytes"] = "items
     if not sys.stderr.isatty():
         yield None
         return
-    sizes = (DownloadColumn(), TransferSpeedColumn()) if unit == "bytes" else (TaskProgressColumn(show_speed=True),)
-    note = TextColumn("{task.fields[note]}", markup=False)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *sizes, note, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    speed, what_it_is = rich.TaskProgressColumn(show_speed=True), rich.TextColumn("{task.description}", markup=False)
+    sizes = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if unit == "bytes" else (speed,)
+    note = rich.TextColumn("{task.fields[note]}", markup=False)
+    columns = (what_it_is, rich.BarColumn(), *sizes, note, rich.TimeRemainingColumn())
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         yield Bar(progress, what, total)
 
 

@@ -77,12 +77,9 @@ def parse_header(raw: bytes) -> Header:
 def _place(name: str, entry: dict[str, Any], begin: int) -> Place:
     dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
     numbers = (*shape[:MAX_DIMENSIONS], first, last)
-    if not isinstance(dtype, str) or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, numbers)):
+    sizes = all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
+    if not isinstance(dtype, str) or len(shape) > MAX_DIMENSIONS or not sizes:
         raise TypeError
     if last < first or (dtype in BITS and (last - first) * 8 != math.prod(shape) * BITS[dtype]):
         raise ValueError(f"'{name}' has {last - first} bytes, which are not {dtype} {list(shape)}")
     return Place(dtype, tuple(shape), begin + first, begin + last)
-
-
-def _is_size(number: object) -> bool:
-    return type(number) is int and 0 <= number < 1 << 63

@@ -42,9 +42,6 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-# ---- tensor by tensor
-
-
 @dataclass(frozen=True)
 class Stored:
     """A tensor in a file under its name there, not yet read; of a file of torch.save, the tensor on its `pages`."""
@@ -104,7 +101,7 @@ def write(path: Path, weights: LazyWeights) -> None:
             header[name] = _entry(tensor.dtype, tensor.shape, begin, end)
             file.write(bits(tensor).numpy().data)
             del tensor
-        text = _compact(header)
+        text = json.dumps(header, separators=(",", ":")).encode()
         assert len(text) <= reserved, "a tensor has more dimensions than space was reserved for"
         file.seek(0)
         file.write(reserved.to_bytes(8, "little") + text.ljust(reserved))
@@ -132,7 +129,7 @@ def reserve(path: Path, wanted: Mapping[str, tuple[torch.dtype, torch.Size]]) ->
     for name, (dtype, shape) in sorted(wanted.items(), key=lambda one: (-one[1][0].itemsize, one[0])):
         begin, end = end, end + dtype.itemsize * shape.numel()
         header[name] = _entry(dtype, shape, begin, end)
-    text = _compact(header)
+    text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of their size
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
@@ -141,13 +138,6 @@ def reserve(path: Path, wanted: Mapping[str, tuple[torch.dtype, torch.Size]]) ->
 
 def _entry(dtype: torch.dtype, shape: Sequence[int], begin: int, end: int) -> dict[str, Any]:
     return {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
-
-
-def _compact(header: Mapping[str, Any]) -> bytes:
-    return json.dumps(header, separators=(",", ":")).encode()
-
-
-# ---- whole files
 
 
 def save(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -197,7 +187,6 @@ def check(path: Path, sums: Sequence[str]) -> None:
 
 
 def _damage(path: Path, number: int) -> DamageError:
-    """The error for a piece of a file that was changed."""
     begin, end = number * files.CHECKSUM_BYTES, (number + 1) * files.CHECKSUM_BYTES
     try:
         hit = [name for name, place in read_header(path).tensors.items() if place.begin < end and place.end > begin]
@@ -211,10 +200,9 @@ def placed(path: Path, device: torch.device, sums: Sequence[str]) -> Iterator[tu
     """The tensors of a file on `device`, each once the bytes around it are known to be those that were hashed."""
     if device.type == "cuda":
         yield from _sent(path, device, sums)
-        return
-    check(path, sums)
-    for name, tensor in each(path):
-        yield name, tensor.to(device)
+    else:
+        check(path, sums)
+        yield from ((name, tensor.to(device)) for name, tensor in each(path))
 
 
 def _sent(path: Path, device: torch.device, sums: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
@@ -236,8 +224,10 @@ def _sent(path: Path, device: torch.device, sums: Sequence[str]) -> Iterator[tup
             own.stream = torch.cuda.Stream(device)
         begin = number * files.CHECKSUM_BYTES
         piece = own.buffer[: min(files.CHECKSUM_BYTES, size - begin)]
-        view = memoryview(piece.numpy())
-        if not _read_into(view, file.fileno(), begin) or hashlib.sha256(view).hexdigest() != sums[number]:
+        view, done = memoryview(piece.numpy()), 0
+        while done < len(view) and (count := os.preadv(file.fileno(), [view[done:]], begin + done)):
+            done += count
+        if done < len(view) or hashlib.sha256(view).hexdigest() != sums[number]:
             raise _damage(path, number)
         with torch.cuda.stream(own.stream):
             for name, place in places[max(0, bisect_right(begins, begin) - 1) :]:
@@ -256,11 +246,3 @@ def _sent(path: Path, device: torch.device, sums: Sequence[str]) -> Iterator[tup
             for job in jobs[place.begin // files.CHECKSUM_BYTES : -(-place.end // files.CHECKSUM_BYTES)]:
                 job.result()
             yield name, tensors[name]
-
-
-def _read_into(view: memoryview, file: int, begin: int) -> bool:
-    """Fill `view` with what a file holds from `begin` on; whether there was so much."""
-    done = 0
-    while done < len(view) and (count := os.preadv(file, [view[done:]], begin + done)):
-        done += count
-    return done == len(view)

@@ -67,9 +67,10 @@ def parse_json(text: str | bytes, what: str, kind: type[WeftError] = InteropErro
 
 
 def _check_file(path: Path, kind: type[WeftError] = InteropError) -> None:
-    """Refuse what is no file: a pipe would be waited for without end."""
+    """Refuse what is no file, for a pipe would be waited for without end, and a pointer to one."""
     if path.exists() and not path.is_file():
         raise kind(f"{path}: cannot be read: not a file")
+    refuse_pointer(path, kind)
 
 
 def refuse_pointer(path: Path, kind: type[WeftError] = InteropError) -> None:
@@ -86,7 +87,6 @@ def refuse_pointer(path: Path, kind: type[WeftError] = InteropError) -> None:
 def read_bytes(path: Path, kind: type[WeftError] = InteropError) -> bytes:
     """The bytes of a small file."""
     _check_file(path, kind)
-    refuse_pointer(path, kind)
     try:
         size = path.stat().st_size
         refuse_beyond(size, MAX_WHOLE_BYTES, f"{path}: {size:,} bytes are too many for a file that is read whole", kind)
@@ -127,7 +127,6 @@ def optional_object(path: Path) -> dict[str, Any]:
 def mapped(path: Path) -> memoryview:
     """A file's bytes, which stay on the disk until they are used."""
     _check_file(path)
-    refuse_pointer(path)
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -156,9 +155,8 @@ class Cursor:
     def take(self, length: int, what: str) -> memoryview:
         """The next `length` bytes."""
         if length > self.left:
-            raise self.refusal(
-                f"truncated or damaged: {what} needs {length:,} bytes at byte {self.place:,}, {self.left:,} are left"
-            )
+            needs = f"needs {length:,} bytes at byte {self.place:,}, {self.left:,} are left"
+            raise self.refusal(f"truncated or damaged: {what} {needs}")
         self.place += length
         return self.data[self.place - length : self.place]
 

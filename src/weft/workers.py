@@ -28,13 +28,9 @@ class Child:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         # a pipe that nobody reads would hold the process up once it is full
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it
+        variables, pipe = {**os.environ, **environment}, subprocess.PIPE
         self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env={**os.environ, **environment},
-            start_new_session=True,
+            command, stdin=pipe, stdout=pipe, stderr=self._errors, env=variables, start_new_session=True
         )
 
     def tell(self, value: Any) -> None:
@@ -133,11 +129,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-# ---- in the child itself
-
-
 def told() -> Iterator[Any]:
-    """The values that this process is told, as they come. When standard input ends, the process does, at once."""
+    """The values that this child process is told, as they come. When standard input ends, it does, at once."""
     values: SimpleQueue[Any] = SimpleQueue()
 
     def read() -> None:
@@ -156,7 +149,7 @@ def told() -> Iterator[Any]:
 
 
 def answer(head: Mapping[str, Any], body: Iterable[bytes] = ()) -> None:
-    """Answer what this process was told last."""
+    """Answer what this child process was told last."""
     sys.stdout.buffer.write(json.dumps(head).encode() + b"\n")
     sys.stdout.buffer.writelines(body)
     sys.stdout.buffer.flush()

@@ -137,4 +137,4 @@ def scaling() -> ScalingPage:
     measured = Point(size, tokens, law(size, tokens), 6 * size * tokens)
     check = Check(measured, fitted.predict(size, tokens), *fitted.predict_interval(size, tokens))
     optimum = fitted.optimal(1e18)
-    return ScalingPage(fitted, check, 1e18, optimum, "Law <b>", "weft scale '<x>'", {"Text": "<s>"}, ["<q>"])
+    return ScalingPage(fitted, check, 1e18, optimum, "weft scale '<x>'", {"Text": "<s>"}, ["<q>"], "Law <b>")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.pairwise import pairwise
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -31,9 +32,22 @@ def built(model: Any) -> int:
         return sum(p.numel() for p in build(model).parameters())
 
 
-@pytest.mark.parametrize("name", [n for n in PRESETS if n not in ("gpt3-175b", "llama-65b", "llama-33b", "gpt2-xl")])
+LARGE = (
+    "gpt3-175b",
+    "llama-65b",
+    "llama-33b",
+    "llama-13b",
+    "llama-7b",
+    "gpt3-13b",
+    "gpt3-6.7b",
+    "gpt2-xl",
+    "gpt2-large",
+)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LARGE else ()) for n in PRESETS])
 def test_presets_have_as_many_parameters_as_counted(name: str) -> None:
-    # the four left out are the same functions with larger numbers; test_the_largest builds one of them shallower
+    # the large ones are the same functions with larger numbers; test_the_largest builds one of them shallower
     assert count(preset(name)).parameters == built(preset(name))
 
 
@@ -302,12 +316,15 @@ def saved_bytes(model: Any, batch: int, time: int, bf16: bool) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("placement", ["pre", "post", "none", "res-post", "sandwich", "parallel", "parallel-two-norms"])
 @pytest.mark.parametrize(
-    "feedforward", [parts.Plain(d_ff=96), parts.Plain(d_ff=96, activation="gelu"), parts.Gated(d_ff=64)]
+    ("placement", "feedforward", "position", "precision"),
+    pairwise(
+        ["pre", "post", "none", "res-post", "sandwich", "parallel", "parallel-two-norms"],
+        [parts.Plain(d_ff=96), parts.Plain(d_ff=96, activation="gelu"), parts.Gated(d_ff=64)],
+        [places.Learned(), places.Rotary()],
+        ["fp32", "bf16"],
+    ),
 )
-@pytest.mark.parametrize("position", [places.Learned(), places.Rotary()])
 def test_activations_are_what_autograd_keeps(
     precision: str, placement: str, feedforward: Config, position: Config
 ) -> None:

@@ -9,6 +9,7 @@ import transformers
 from tests.decode.small import complete
 from tests.models.contract import SomeSource
 from tests.models.test_parity import fill, randomise
+from tests.pairwise import pairwise
 
 from weft.data.batch import Source
 from weft.decode.beam import beam_search, search_texts
@@ -77,17 +78,14 @@ ENDS: list[tuple[bool | str, dict[str, object]]] = [  # theirs and ours
 ]
 
 
-@pytest.mark.parametrize(("early", "ends"), ENDS, ids=str)
-@pytest.mark.parametrize("alpha", [0.0, 1.0, 2.0, -0.5])
-@pytest.mark.parametrize("beams", [2, 5])
+@pytest.mark.parametrize(("alpha", "how", "beams"), pairwise([0.0, 1.0, 2.0, -0.5], ENDS, [2, 5]), ids=str)
 def test_beams_and_scores_equal_transformers(
     pair: tuple[LanguageModel, transformers.LlamaForCausalLM],
-    beams: int,
     alpha: float,
-    early: bool | str,
-    ends: dict[str, object],
+    how: tuple[bool | str, dict[str, object]],
+    beams: int,
 ) -> None:
-    ours, theirs = pair
+    (ours, theirs), (early, ends) = pair, how
     settings = Beam(beams=beams, n=beams, max_tokens=9, length_penalty=PowerLength(alpha=alpha)).replace(**ends)
     found = beam_search(ours, ending(*PROMPTS), settings)  # ragged prompts together
     finishes = set()

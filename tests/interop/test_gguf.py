@@ -34,8 +34,7 @@ from weft.models.build import build
 from weft.models.config import ClassificationHead, Decoder, LMHead
 from weft.models.presets import gpt, llama, preset
 from weft.nn.config import Attention, Gated, LayerNorm, Plain, RMSNorm
-from weft.nn.position_config import ALiBi, NoPosition, Rotary
-from weft.nn.scaling import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE
+from weft.nn.position_config import ALiBi, DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NoPosition, Rotary
 from weft.text.config import BPE
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 

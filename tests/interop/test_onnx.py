@@ -19,8 +19,7 @@ from weft.models.config import ClassificationHead, EncoderDecoder, LMHead, Pretr
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.models.transformer import Transformer
 from weft.nn.config import Attention, Gated, RMSNorm
-from weft.nn.position_config import Rotary, T5Bias
-from weft.nn.scaling import DynamicNTK
+from weft.nn.position_config import DynamicNTK, Rotary, T5Bias
 from weft.text.config import Byte
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 

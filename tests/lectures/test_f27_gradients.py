@@ -8,12 +8,12 @@ what vanishes is the part that tells one token from another.
 
 import pytest
 
-from weft.explain.gradients import PLACEMENTS, GradientFlow, Placement, gradient_flow
+from weft.explain.gradients import NAMES, GradientFlow, Placement, gradient_flow
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[tuple[str, bool], GradientFlow]:
-    return {(place, skips): gradient_flow(place, skips) for place in PLACEMENTS for skips in (True, False)}
+    return {(place, skips): gradient_flow(place, skips) for place in NAMES for skips in (True, False)}
 
 
 def test_f27_24_layers_from_bottom_to_top(found: dict[tuple[str, bool], GradientFlow]) -> None:
@@ -23,7 +23,7 @@ def test_f27_24_layers_from_bottom_to_top(found: dict[tuple[str, bool], Gradient
         assert flow.token_specific[-1] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("place", PLACEMENTS)
+@pytest.mark.parametrize("place", NAMES)
 def test_f27_without_skips_it_vanishes(found: dict[tuple[str, bool], GradientFlow], place: Placement) -> None:
     assert found[place, False].token_specific[0] < 1e-3
     assert found[place, False].token_specific[0] < 1e-3 * found[place, True].token_specific[0]

@@ -21,8 +21,7 @@ from weft.models.build import build
 from weft.models.config import EncoderDecoder, LMHead, PretrainingHead
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.nn.config import Attention, Gated, Plain, RMSNorm
-from weft.nn.position_config import Rotary, Sinusoidal, T5Bias
-from weft.nn.scaling import DynamicNTK, LinearScaling, Llama3Scaling
+from weft.nn.position_config import DynamicNTK, LinearScaling, Llama3Scaling, Rotary, Sinusoidal, T5Bias
 
 VOCAB, D, HEADS, FF = 61, 32, 4, 48
 

@@ -6,9 +6,9 @@ import torch
 from weft.errors import ConfigError
 from weft.models.build import build
 from weft.models.presets import gpt, llama, vaswani
+from weft.nn.block import block_linears
 from weft.nn.config import LoRA
-from weft.nn.linear import Linear
-from weft.nn.lora import LowRank, block_linears
+from weft.nn.linear import Linear, LowRank
 from weft.nn.lora_targets import targets
 
 

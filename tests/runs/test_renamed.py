@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn, optim
 
+from weft.models.base import RENAMED, current_name
 from weft.models.build import build
 from weft.models.presets import bert
-from weft.models.renamed import RENAMED, current_name
 from weft.nn.init import empty_weights
 from weft.runs import checkpoint
 from weft.runs.average import average_checkpoints

@@ -20,7 +20,7 @@ from weft.runs import checkpoint
 from weft.runs.lines import read_lines
 from weft.runs.snapshot import snapshot
 from weft.training import optimizer as optimizers
-from weft.training.state import MAX_FLOAT32, Guard, Row
+from weft.training.guard import MAX_FLOAT32, Guard, Row
 from weft.training.step import OptimisationStep
 
 CHANCE = math.log(23)

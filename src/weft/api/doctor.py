@@ -43,13 +43,10 @@ class Finding(NamedTuple):
 
 def examine() -> list[Finding]:
     """Versions, processor, GPUs, optional packages, and the folders that weft writes to."""
-    return [*_software(), *_processor(), *_gpus(), *_packages(), *_folders()]
-
-
-def _software() -> Iterator[Finding]:
-    yield Finding("weft", __version__)
-    yield Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
-    yield from (Finding(package, version(package)) for package in ("torch", "tokenizers"))
+    python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    own = [Finding("weft", __version__), Finding("Python", python)]
+    own += [Finding(package, version(package)) for package in ("torch", "tokenizers")]
+    return [*own, *_processor(), *_gpus(), *_packages(), *_folders()]
 
 
 def _processor() -> Iterator[Finding]:

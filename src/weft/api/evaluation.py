@@ -32,13 +32,10 @@ from weft.training.precision import reading
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model and the text that it is measured on: a `side` of the data of `objective`.
-
-    `own` is the run's objective, with the text that it was trained on.
-    """
+    """A model and the text that it is measured on: a `side` of the data of `objective`."""
 
     model: LanguageModel
-    own: Objective[Any]
+    own: Objective[Any]  # the run's, with the text that it was trained on
     objective: Objective[Any]
     side: Side
 

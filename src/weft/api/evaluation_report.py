@@ -43,9 +43,7 @@ class Wanted:
         """Refuse what this run's objective has no answer to."""
         objective = run.config.objective
         if self.targets and objective.reads != "rows":
-            raise ConfigError(
-                f"--targets {self.targets[0]}: this run is {objective.makes}, which is evaluated on text alone"
-            )
+            raise ConfigError(f"--targets {self.targets[0]}: this run is {objective.makes}, which reads text alone")
         if self.figure is not None and not hasattr(objective, "labels"):
             raise ConfigError(f"--figure {self.figure}: this run is {objective.makes}, which has no confusion matrix")
         given = {f"--quantize {self.quantize}": self.quantize, "--details": self.details, "--overlap": self.overlap}
@@ -56,15 +54,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """The metrics by the width of the weights ("" where they are measured as trained alone), and what else was found.
-
-    `unchecked` is how many bytes would have to be read to look for an overlap that was not looked for.
-    """
+    """The metrics by the width of the weights ("" where measured as trained alone), and what else was found."""
 
     measured: Mapping[str, Mapping[str, Any]]
     details: Details | None
     overlap: Overlap | None
-    unchecked: int
+    unchecked: int  # bytes that would have to be read to look for an overlap that was not looked for
 
     @property
     def metrics(self) -> Mapping[str, Any]:
@@ -75,10 +70,8 @@ class EvaluationReport:
         """The metrics, a classifier's confusion matrix, the details, and the passages that were trained on."""
         tables = [self.metrics_table()]
         if "matrix" in self.metrics:
-            labels = self.metrics["labels"]
-            counts = [
-                (label, *(f"{n:,}" for n in row)) for label, row in zip(labels, self.metrics["matrix"], strict=True)
-            ]
+            labels, matrix = self.metrics["labels"], self.metrics["matrix"]
+            counts = [(label, *(f"{n:,}" for n in row)) for label, row in zip(labels, matrix, strict=True)]
             tables.append(Table(("actual ↓  predicted →", *labels), counts, ""))
         tables += self.details.tables() if details and self.details is not None else []
         return tables + ([] if self.overlap is None else overlap_tables(self.overlap))
@@ -108,7 +101,6 @@ class EvaluationReport:
         return Table(names, filled, "", self._remarks(), (0, len(names) - 1))
 
     def _remarks(self) -> list[str]:
-        """How sure the metrics of a text are, and whether it was trained on."""
         if "sections" not in self.metrics:
             return []
         sections = self.metrics["sections"]

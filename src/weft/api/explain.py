@@ -218,8 +218,7 @@ class Explain:
         if isinstance(objective, TranslationObjective):
             return self._pair(objective, text, target)
         if target:
-            makes = self.recipe.objective.makes
-            raise ConfigError(f"target: {objective.folder.path} is {makes}, which reads one text")
+            raise ConfigError(f"target: {objective.folder.path} is {self.recipe.objective.makes}, which reads one text")
         ids = tokenizer.encode(text)
         if self.recipe.objective.continues:
             before: tuple[int, ...] = text_frame(self.recipe, tokenizer).begins
@@ -231,14 +230,12 @@ class Explain:
         return views.reading.Reading(model, tokenizer, tuple(framed.ids), framed.before)
 
     def _pair(self, objective: TranslationObjective[Any], text: str, target: str | None) -> "views.reading.Reading":
-        model = self._learned("a text")[0]
-        if target is None:
-            target = self._translation(objective, text)
+        target = self._translation(objective, text) if target is None else target
         source, own = objective.tokenizers.source, objective.tokenizers.target
         frame, starts, first = objective.direction
         read = (*frame.before, *source.encode(text), *frame.after)
         ids = (starts, *first, *own.encode(target), *((own.need("eos"),) if target else ()))
-        return views.reading.Reading(model, own, ids, 1 + len(first), read, source)
+        return views.reading.Reading(self.model, own, ids, 1 + len(first), read, source)
 
     def _translation(self, objective: TranslationObjective[Any], text: str) -> str:
         defaults = generation_defaults(objective.folder, objective.tokenizer)[1]
@@ -260,11 +257,9 @@ class Explain:
         return own[: few[-1].end] if few else own
 
     def _learned(self, what: str) -> tuple[LanguageModel, Objective[Any]]:
-        """The trained model and what it has learned."""
         if self.trained is None or self.objective is None:
-            raise ConfigError(
-                f"{what}: '{self.recipe.name}' has no weights yet; train it, and name its run: weft explain RUN"
-            )
+            untrained = f"'{self.recipe.name}' has no weights yet"
+            raise ConfigError(f"{what}: {untrained}; train it, and name its run: weft explain RUN")
         return self.trained, self.objective
 
     # ---- all of it
@@ -293,19 +288,16 @@ class Explain:
         if name == "search":
             return self.search(given.get("text"))
         if name == "heads":
-            return self.heads(**given, ablate=self._can_ablate())
+            model = self.recipe.model
+            heads = model.attention.heads * model.layers if isinstance(model, TransformerConfig) else 0
+            flops = heads * count(model, 1).forward * views.heads.ABLATED_TOKENS
+            return self.heads(**given, ablate=flops <= MAX_ABLATED_FLOPS)
         view: Callable[..., views.picture.Picture] = getattr(self, name)
         return view(**given)
 
     @property
     def _large(self) -> bool:
         return count(self.recipe.model).parameters > MAX_PARAMETERS
-
-    def _can_ablate(self) -> bool:
-        """Whether taking out each head in turn takes seconds."""
-        model = self.recipe.model
-        heads = model.attention.heads * model.layers if isinstance(model, TransformerConfig) else 0
-        return heads * count(model, 1).forward * views.heads.ABLATED_TOKENS <= MAX_ABLATED_FLOPS
 
 
 def architecture(source: str, changes: Sequence[str] | Mapping[str, Any] = ()) -> Explain:

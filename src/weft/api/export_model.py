@@ -1,10 +1,9 @@
 """Runs as models for other programs."""
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from weft.api.import_model import check_empty, recipe_like, save_run
 from weft.errors import InteropError, RunError, suggestion
@@ -27,15 +26,14 @@ from weft.tensors import LazyWeights
 from weft.training.objective import Objective
 from weft.training.weights import check_base, load_model
 
-
-class ExportFormat(NamedTuple):
-    """A format: what `--dtype` may be (or why it can't be chosen), and its writer.
-
-    The writer takes the run, the place and the dtype, and returns what it has written, for a message.
-    """
-
-    dtypes: tuple[str, ...] | str
-    write: Callable[[RunFolder, Path, str | None], str]
+# what `--dtype` may be, or why it can't be chosen
+FORMATS: dict[str, tuple[str, ...] | str] = {
+    "hf": tuple(hf.TYPES),
+    "peft": "an adapter keeps its weights as they are",
+    "gguf": gguf.TYPES,
+    "onnx": "an ONNX file is written in fp32",
+    "weft": "a run keeps its weights as they are",
+}
 
 
 def export_model(run: Path | str, to: str, dest: Path | str, *, dtype: str | None = None) -> str:
@@ -48,15 +46,15 @@ def export_model(run: Path | str, to: str, dest: Path | str, *, dtype: str | Non
     """
     if to not in FORMATS:
         raise InteropError(f"--to {to}: no such format; {suggestion(to, FORMATS)}")
-    known = FORMATS[to]
-    if dtype is not None and isinstance(known.dtypes, str):
-        raise InteropError(f"--dtype {dtype}: {known.dtypes}; leave it out")
-    if dtype is not None and dtype not in known.dtypes:
-        raise InteropError(f"--dtype {dtype}: {suggestion(dtype, known.dtypes)}")
+    dtypes = FORMATS[to]
+    if dtype is not None and isinstance(dtypes, str):
+        raise InteropError(f"--dtype {dtype}: {dtypes}; leave it out")
+    if dtype is not None and dtype not in dtypes:
+        raise InteropError(f"--dtype {dtype}: {suggestion(dtype, dtypes)}")
     folder, target = open_run(run), Path(dest)
     check_empty(target, "choose another place for the export")
     try:
-        return f"{target}: {known.write(folder, target, dtype)}"
+        return f"{target}: {_write(folder, to, target, dtype)}"
     except OSError as error:
         raise RunError(f"{os.path.realpath(target)}: cannot be written: {error.strerror or error}") from None
 
@@ -88,9 +86,22 @@ def _best(run: RunFolder) -> Path:
     return path
 
 
-def _hf(run: RunFolder, target: Path, dtype: str | None) -> str:
+def _write(run: RunFolder, to: str, target: Path, dtype: str | None) -> str:
+    """What was written, for a message."""
+    if to == "peft":
+        return _write_adapter(run, target)
+    bundle = bundle_of(run)
+    if to == "gguf":
+        gguf.write(bundle, target, dtype)
+        return "GGUF, for llama.cpp"
+    if to == "weft":  # the run's own objective, columns and length go along: it does what it learned
+        save_run(bundle, target, recipe_like(run.recipe(), bundle, target))
+        return "a run of its own"
     with replacing_folder(target) as folder:
-        family = hf.write(_with_frame(run, bundle_of(run)), folder, dtype)
+        if to == "onnx":
+            onnx.write(bundle, folder)
+            return "ONNX, for onnxruntime"
+        family = hf.write(_with_frame(run, bundle), folder, dtype)
         card = model_card(run.recipe(), read_lines(run.events), license_of(run))
         (folder / "README.md").write_text(card, encoding="utf-8")
     return f"{family.title}, for transformers"
@@ -107,19 +118,7 @@ def _with_frame(run: RunFolder, bundle: ModelBundle) -> ModelBundle:
     return replace(bundle, frame=(objective.frame.before, objective.frame.after))
 
 
-def _gguf(run: RunFolder, target: Path, dtype: str | None) -> str:
-    gguf.write(bundle_of(run), target, dtype)
-    return "GGUF, for llama.cpp"
-
-
-def _onnx(run: RunFolder, target: Path, dtype: str | None) -> str:
-    with replacing_folder(target) as folder:
-        onnx.write(bundle_of(run), folder)
-    return "ONNX, for onnxruntime"
-
-
-def _peft(run: RunFolder, target: Path, dtype: str | None) -> str:
-    """The adapter alone, beside the names of the model that it was trained for."""
+def _write_adapter(run: RunFolder, target: Path) -> str:
     recipe = run.recipe()
     if recipe.adapter is None or recipe.init is None:
         raise InteropError(f"--to peft: {run.path} has no adapter; --to hf writes the whole model")
@@ -134,19 +133,3 @@ def _peft(run: RunFolder, target: Path, dtype: str | None) -> str:
         card = model_card(recipe, read_lines(run.events), license_of(run), adapter=parameters)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return "an adapter, for peft"
-
-
-def _weft(run: RunFolder, target: Path, dtype: str | None) -> str:
-    """The run's own objective, columns and length go along: it does what it learned."""
-    bundle = bundle_of(run)
-    save_run(bundle, target, recipe_like(run.recipe(), bundle, target))
-    return "a run of its own"
-
-
-FORMATS = {
-    "hf": ExportFormat(tuple(hf.TYPES), _hf),
-    "peft": ExportFormat("an adapter keeps its weights as they are", _peft),
-    "gguf": ExportFormat(gguf.TYPES, _gguf),
-    "onnx": ExportFormat("an ONNX file is written in fp32", _onnx),
-    "weft": ExportFormat("a run keeps its weights as they are", _weft),
-}

@@ -59,18 +59,11 @@ def _import_adapter(source: Path, target: Path, base: Path | str | None) -> tupl
     path, _ = checkpoint.find(below.checkpoints, "best", checkpoint.whole)
     model = read_run(below, checkpoint_weights(path, own.model))
     adapter = peft.read(source, model)
-    bundle = replace(
-        model,
-        weights=lazily(adapter.weights.__getitem__, adapter.weights),
-        origin=f"{source} (PEFT)",
-        notes=adapter.notes,
-        files=adapter.files,
-        unused={},
-    )
-    recipe = recipe_like(own, bundle, target).replace(
-        init=str(base),
-        adapter=adapter.settings.model_dump(mode="json", exclude_none=True),
-    )
+    weights = lazily(adapter.weights.__getitem__, adapter.weights)
+    bundle = replace(model, weights=weights, notes=adapter.notes, files=adapter.files, unused={})
+    bundle = replace(bundle, origin=f"{source} (PEFT)")
+    settings = adapter.settings.model_dump(mode="json", exclude_none=True)
+    recipe = recipe_like(own, bundle, target).replace(init=str(base), adapter=settings)
     save_run(bundle, target, recipe, base_note(str(base)))
     return RunFolder(target), bundle
 
@@ -125,7 +118,6 @@ def recipe_like(own: Recipe, bundle: ModelBundle, place: Path) -> Recipe:
 
 
 def _objective(bundle: ModelBundle) -> dict[str, Any]:
-    """What a model of this kind, with this head, is trained for."""
     model = bundle.model
     if isinstance(model, EncoderDecoder):
         return {"kind": "pairs", "languages": bundle.languages} if bundle.languages else {"kind": "pairs"}

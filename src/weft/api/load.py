@@ -43,7 +43,7 @@ from weft.text.builtin import corpus
 from weft.text.tokenizer import Tokenizer
 from weft.training.objective import Objective
 from weft.training.precision import pick_device
-from weft.training.quantized import QuantizedRun, read_note
+from weft.training.quantized import QuantizedRun
 from weft.training.weights import load_model, written_in
 
 AUTO = "auto"
@@ -156,16 +156,15 @@ class Measured:
     def line(self) -> str:
         plain, chosen = self.plain, self.chosen
         on = f"on {self.tokens:,} {self.text}"
-        others = [
-            each for each in self.losses if each not in (plain, chosen) and self.gain(each) > ALIKE * self.gain(chosen)
-        ]
+        faster = (each for each in self.losses if self.gain(each) > ALIKE * self.gain(chosen))
+        others = [each for each in faster if each not in (plain, chosen)]
         more = "".join(f"; {each} would be {_percent(self.cost(each))}" for each in others)
         if chosen == plain:
             why = "what is faster costs more than 1 %" if others else "nothing is faster"
             return f"quantize = {plain}: {why}; loss {self.losses[plain]:.4f} {on}{more}"
-        faster = f"{self.gain(chosen):.1f} × as fast as {plain}"
+        speed = f"{self.gain(chosen):.1f} × as fast as {plain}"
         loss = f"loss {self.losses[chosen]:.4f} against {self.losses[plain]:.4f} ({_percent(self.cost(chosen))})"
-        return f"quantize = {chosen}: {faster}, {loss} {on}{more}"
+        return f"quantize = {chosen}: {speed}, {loss} {on}{more}"
 
 
 def _percent(share: float) -> str:
@@ -194,7 +193,7 @@ def _choose(wanted: QuantizedRun, path: Path) -> tuple[LanguageModel, Measured]:
     file, made_from, here = wanted.run.quantized / "auto.json", wanted.made_from(path), machine(wanted.device)
     note = Note(made_from=made_from)
     with suppress(ValidationError):  # damaged: all is measured again
-        known = Note.model_validate(read_note(file))
+        known = Note.model_validate(checkpoint.read_note(file))
         note = known if known.made_from == made_from else note
     measured = note.measured(here)
     if measured is not None:

@@ -60,9 +60,8 @@ class Plan:
         if not self.cost.parameters:
             return tables
         if self.search is None:
-            tables.append(
-                costs.memory_table(self.recipe.model, self.cost, self.work, self.machine, self.recipe.adapter)
-            )
+            model, adapter = self.recipe.model, self.recipe.adapter
+            tables.append(costs.memory_table(model, self.cost, self.work, self.machine, adapter))
         else:
             tables += [costs.layouts_table(self.search)] if self.machine.gpus > 1 else []
             tables.append(costs.device_table(self.search.best, self.machine))
@@ -78,6 +77,8 @@ class Plan:
             alone = training_memory(self.recipe.model, self.work, self.recipe.adapter)
             memory = {**asdict(alone), "total": alone.total()}
             memory["total_with_activation_checkpointing"] = alone.total(recompute=True)
+        flops = {"forward": cost.forward, "training": cost.training()}
+        flops["training_with_activation_checkpointing"] = cost.training(recompute=True)
         values = {
             "name": self.recipe.name,
             "parameters": cost.parameters,
@@ -86,11 +87,7 @@ class Plan:
                 {"name": part.name, "parameters": part.parameters, "flops_per_token": part.flops / cost.length}
                 for part in cost.components
             ],
-            "flops_per_token": {
-                "forward": cost.forward,
-                "training": cost.training(),
-                "training_with_activation_checkpointing": cost.training(recompute=True),
-            },
+            "flops_per_token": flops,
             "memory_bytes": memory,
             "training": asdict(self.training),
             "device": {"title": machine.device.title, "count": machine.gpus, "mfu": machine.mfu},

@@ -246,9 +246,8 @@ class Run:
             return Score(sum(scored), len(scored), 0).perplexity
         metrics = self.evaluate()
         if "perplexity" not in metrics:
-            raise ConfigError(
-                f"{self.path}: objective '{self.config.objective.kind}' has no perplexity; use evaluate()"
-            )
+            kind = self.config.objective.kind
+            raise ConfigError(f"{self.path}: objective '{kind}' has no perplexity; use evaluate()")
         return metrics["perplexity"]
 
     def surprisal(self, text: str) -> list[Surprisal]:

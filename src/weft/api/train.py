@@ -100,7 +100,12 @@ def train(
         return _follow(ranks)
     sources = [data] if isinstance(data, str) else list(data)
     if not isinstance(recipe, Recipe):
-        _refuse_run_alone(str(recipe), changes, sources)
+        source, above = str(recipe), changed_tables(changes)
+        if is_run(source) and "init" not in above and not continues(source, above, sources):
+            raise ConfigError(
+                f"{source}: a run; to train its weights further on other text: weft train {source} --data FILE; to "
+                f"continue it: weft train --resume {source}; to repeat it: weft train {Path(source) / 'config.toml'}"
+            )
     wanted = resolve(recipe, changes, sources, log)
     _check(wanted)
     wanted.parallel.over(ranks.ranks)  # refused before anything is read
@@ -164,16 +169,6 @@ def free_folder(wanted: Path) -> Path:
     return next(path for path in names if not path.exists())
 
 
-def _refuse_run_alone(source: str, changes: Changes, sources: Sequence[str]) -> None:
-    """A run's folder alone may be meant in three ways; refuse it with what to write for each."""
-    above = changed_tables(changes)
-    if is_run(source) and "init" not in above and not continues(source, above, sources):
-        raise ConfigError(
-            f"{source}: a run; to train its weights further on other text: weft train {source} --data FILE; to "
-            f"continue it: weft train --resume {source}; to repeat it: weft train {Path(source) / 'config.toml'}"
-        )
-
-
 def _extend(folder: RunFolder, recipe: SettledRecipe, changes: Changes, ranks: Ranks, log: Log) -> SettledRecipe:
     """The recipe of a run that goes on longer than it was meant to, saved; and what that does to its learning rate."""
     longer, news = extended(recipe, changes)
@@ -186,9 +181,7 @@ def _extend(folder: RunFolder, recipe: SettledRecipe, changes: Changes, ranks: R
         raise ConfigError(f"steps = {longer.steps}: the run has taken {step} already; give more")
     patience = longer.evaluate.patience
     if news and patience is not None and notes.get("worse", 0) >= patience and step < longer.steps:
-        raise ConfigError(
-            f"evaluate.patience = {patience}: it ended the run after step {step}; to continue, give a larger one"
-        )
+        raise ConfigError(f"evaluate.patience = {patience}: it ended the run after step {step}; to continue, give more")
     if not news:
         return recipe
     if "steps" in news and not isinstance(recipe.schedule, Constant | Noam):
@@ -208,9 +201,7 @@ def _extend(folder: RunFolder, recipe: SettledRecipe, changes: Changes, ranks: R
 
 def _check(recipe: Recipe) -> None:
     if not recipe.data.parts:
-        raise ConfigError(
-            f"{recipe.name}: there is no text to learn from; give it with --data, for instance a .txt file"
-        )
+        raise ConfigError(f"{recipe.name}: there is no text to learn from; give it with --data, such as a .txt file")
     recipe.objective.check(recipe.model)
     refuse_unread(recipe)
     if any("-" in part.sources for part in recipe.data.parts):
@@ -291,9 +282,8 @@ def _tokenizer_settings(recipe: Recipe, objective: Objective[Any], device: str) 
         return Pretrained(path=prepared[0]), []
     if prepared and not isinstance(recipe.tokenizer, Pretrained):
         kind = recipe.tokenizer.kind if recipe.tokenizer else None
-        raise ConfigError(
-            f"tokenizer.kind = '{kind}': {prepared[0]} is prepared already, with a tokenizer of its own; leave it out"
-        )
+        own = f"{prepared[0]} is prepared already, with a tokenizer of its own"
+        raise ConfigError(f"tokenizer.kind = '{kind}': {own}; leave it out")
     if recipe.tokenizer is not None and not hasattr(recipe.tokenizer, "vocab_size"):
         return recipe.tokenizer, []
     return choose_tokenizer(recipe, objective.amount(), device)

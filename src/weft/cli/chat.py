@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.console import options
+from weft.cli.console.options import flag, option
 from weft.cli.console.terminal import broken_between_words, echo, loading, terminal_width, write
 from weft.cli.console.together import load_together, refuse_together, together
 from weft.cli.console.writing import DEFAULT_MAX_TOKENS, Remarks, check_writes, given_settings, log_defaults
@@ -28,26 +29,17 @@ LEAVE = ("/quit", "/exit", "/bye", "exit", "quit")  # on a terminal; in a pipe t
 def chat(
     context: typer.Context,
     run: options.Run,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
-    temperature: Annotated[
-        float | None, typer.Option(help="Below 1: safer; above 1: bolder (default: the checkpoint's, or 0.7).")
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(help="Draw from the fewest tokens reaching this probability (default: the checkpoint's, or 0.9)."),
-    ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="End a reply after this many tokens (default: 200).")] = None,
-    no_slide: Annotated[
-        bool, typer.Option("--no-slide", help="End a reply when the model's window is full instead of continuing it.")
-    ] = False,
-    seed: Annotated[
-        int | None, typer.Option(help="The same seed and the same words give the same replies (default: 0).")
-    ] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End a reply before this text; may be repeated.")] = None,
-    system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
-    quantize: Annotated[
-        str | None, typer.Option(metavar="BITS", help="Use smaller weights: bf16, int8, int4 or auto.")
-    ] = None,
+    greedy: bool = flag("--greedy", "Always take the likeliest token."),
+    temperature: float | None = option(None, "Below 1: safer; above 1: bolder (default: the checkpoint's, or 0.7)."),
+    top_p: float | None = option(
+        None, "Draw from the fewest tokens reaching this probability (default: the checkpoint's, or 0.9)."
+    ),
+    max_tokens: int | None = option(None, "End a reply after this many tokens (default: 200)."),
+    no_slide: bool = flag("--no-slide", "End a reply when the model's window is full instead of continuing it."),
+    seed: int | None = option(None, "The same seed and the same words give the same replies (default: 0)."),
+    stop: Annotated[list[str] | None, option(..., "End a reply before this text; may be repeated.")] = None,
+    system: str | None = option(None, "The system prompt."),
+    quantize: str | None = option(None, "Use smaller weights: bf16, int8, int4 or auto.", value="BITS"),
 ) -> None:
     """Talk to a model, line by line; from a pipe, each line gets a reply.
 
@@ -103,12 +95,17 @@ def _lines(terminal: bool) -> Iterator[str]:
         import readline  # noqa: F401 — arrow keys and history, from here on
     for number in count(1):
         try:
-            line = input("> ") if terminal else _piped(number)
+            if terminal:
+                line = input("> ")
+            elif read := sys.stdin.buffer.readline():
+                line = read.decode().removesuffix("\n").removesuffix("\r")
+                line = line.removeprefix("\ufeff") if number == 1 else line  # some programs put one before the first
+            else:
+                return
         except UnicodeDecodeError as error:
             raise DataError(f"standard input, line {number}: not valid UTF-8: {error.reason}") from None
         except EOFError:
-            if terminal:
-                echo("")
+            echo("")
             return
         except KeyboardInterrupt:
             if not terminal or not join().alone:
@@ -117,15 +114,6 @@ def _lines(terminal: bool) -> Iterator[str]:
             continue
         if line.strip():
             yield line
-
-
-def _piped(number: int) -> str:
-    """A line of standard input, less its end and the byte order mark that some programs put before the first one."""
-    line = sys.stdin.buffer.readline()
-    if not line:
-        raise EOFError
-    text = line.decode().removesuffix("\n").removesuffix("\r")
-    return text.removeprefix("\ufeff") if number == 1 else text
 
 
 def _command(line: str, messages: list[dict[str, str]]) -> bool:

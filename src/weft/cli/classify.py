@@ -1,7 +1,5 @@
 """`weft classify`: what a run that learned from labelled rows predicts for new ones."""
 
-from typing import Annotated
-
 from weft.cli.console import options
 from weft.cli.console.options import flag, option
 from weft.cli.console.terminal import echo, loading
@@ -10,15 +8,9 @@ from weft.cli.console.terminal import echo, loading
 def classify(
     run: options.Run,
     file: options.Texts = "-",
-    column: Annotated[
-        str | None, option("NAME", "The column that holds the text (default: the one used in training).")
-    ] = None,
-    second: Annotated[
-        str | None, option("NAME", "The column of a pair's second text, or of the text that holds the answer.")
-    ] = None,
-    as_json: Annotated[
-        bool, flag("--json", "Print lines of JSON, with the probability of every label or tag.")
-    ] = False,
+    column: str | None = option(None, "The column of the text (default: the one used in training).", value="NAME"),
+    second: str | None = option(None, "A pair's second column, or that of the text with the answer.", value="NAME"),
+    as_json: bool = flag("--json", "Print lines of JSON, with the probability of every label or tag."),
 ) -> None:
     """Predict what the run learned to predict: a label or a number for each text, a tag for each word, or where a text
     answers a question.

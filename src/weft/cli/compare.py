@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from weft.cli.console import options
 from weft.cli.console.live import show, workplace
-from weft.cli.console.options import argument, option
+from weft.cli.console.options import option, recipe_argument
 from weft.cli.console.terminal import echo, loading, print_json
 
 if TYPE_CHECKING:
@@ -17,39 +17,28 @@ if TYPE_CHECKING:
 def compare(
     words: Annotated[
         list[str] | None,
-        argument(
+        recipe_argument(
             "CONTENDER... KEY=VALUE",
             "Presets, recipes and .toml files, 'transformer model.layers=2' in quotes; changes to all of them.",
-            autocompletion=options.complete_recipes,
-            show_default=False,
         ),
     ] = None,
     data: options.Text = None,
-    flops: Annotated[float | None, option(None, "The budget of each: operations of training, such as 1e13.")] = None,
-    tokens: Annotated[float | None, option(None, "The budget of each: tokens that are read.")] = None,
-    minutes: Annotated[float | None, option(None, "The budget of each: minutes of training.")] = None,
-    seeds: Annotated[int | None, option(None, "Runs of each at every point (default: 3).")] = None,
-    rungs: Annotated[
-        int | None, option(None, "Points of each curve: the budget, a third of it, a ninth … (default: 4).")
-    ] = None,
-    rates: Annotated[
-        int | None, option(None, "Learning rates that are tried; 1: the recipe's own (default: 5).")
-    ] = None,
-    baseline: Annotated[
-        str | None, option("NAME", "Whom the others are measured against (default: the first).")
-    ] = None,
+    flops: float | None = option(None, "The budget of each: operations of training, such as 1e13."),
+    tokens: float | None = option(None, "The budget of each: tokens that are read."),
+    minutes: float | None = option(None, "The budget of each: minutes of training."),
+    seeds: int | None = option(None, "Runs of each at every point (default: 3)."),
+    rungs: int | None = option(None, "Points of each curve: the budget, a third of it, a ninth … (default: 4)."),
+    rates: int | None = option(None, "Learning rates that are tried; 1: the recipe's own (default: 5)."),
+    baseline: str | None = option(None, "Whom the others are measured against (default: the first).", value="NAME"),
     vary: Annotated[
-        list[str] | None, option("KEY=A,B", "An ablation: values of a setting of the one contender. May be repeated.")
+        list[str] | None,
+        option(..., "An ablation: values of a setting of the one contender. May be repeated.", value="KEY=A,B"),
     ] = None,
-    grid: Annotated[
-        str | None, option("full|one", "All combinations, or one change at a time (default: full).")
-    ] = None,
-    sizes: Annotated[
-        str | None, option("fixed|budget", "Sizes as given, or chosen for the budget (default: fixed).")
-    ] = None,
-    tokenizers: Annotated[
-        str | None, option("KIND,KIND:SIZE", "Compare tokenizers: word, char, byte, bpe:8000, unigram:8000 …")
-    ] = None,
+    grid: str | None = option(None, "All combinations, or one change at a time (default: full).", value="full|one"),
+    sizes: str | None = option(None, "Sizes as given or chosen for the budget (default: fixed).", value="fixed|budget"),
+    tokenizers: str | None = option(
+        None, "Compare tokenizers: word, char, byte, bpe:8000, unigram:8000 …", value="KIND,KIND:SIZE"
+    ),
     jobs: options.Jobs = None,
     out: options.Out = None,
     as_json: options.AsJson = False,
@@ -65,14 +54,10 @@ def compare(
     """
     from weft.compare.config import Asked
 
-    asked = Asked(
-        words or [],
-        data or [],
-        vary or [],
-        [] if tokenizers is None else tokenizers.split(","),
-        {"seeds": seeds, "rungs": rungs, "rates": rates, "baseline": baseline, "grid": grid, "sizes": sizes},
-        {"flops": flops, "tokens": tokens, "minutes": minutes},
-    )
+    settings = {"seeds": seeds, "rungs": rungs, "rates": rates, "baseline": baseline, "grid": grid, "sizes": sizes}
+    budget = {"flops": flops, "tokens": tokens, "minutes": minutes}
+    kinds = [] if tokenizers is None else tokenizers.split(",")
+    asked = Asked(words or [], data or [], vary or [], kinds, settings, budget)
     if asked.tokenizers and not asked.named:
         found = _tokenizers(asked.tokenizers, asked.text(), out or Path("comparisons") / "tokenizers", as_json)
         if as_json:

@@ -8,7 +8,7 @@ import typer
 
 from weft.cli.console import options
 from weft.cli.console.help import Command, Group
-from weft.cli.console.options import argument
+from weft.cli.console.options import recipe_argument
 
 app = typer.Typer(
     help="Show a recipe in full, the schema of recipes, or a script for Slurm.", no_args_is_help=True, cls=Group
@@ -17,12 +17,7 @@ app = typer.Typer(
 
 @app.command(cls=Command)
 def show(
-    recipe: Annotated[
-        str,
-        argument(
-            "PRESET|RECIPE", "A preset, a recipe's name, or a .toml file.", autocompletion=options.complete_recipes
-        ),
-    ],
+    recipe: Annotated[str, recipe_argument("PRESET|RECIPE", "A preset, a recipe's name, or a .toml file.")],
     changes: options.Changes = None,
 ) -> None:
     """Print the resolved recipe as TOML. Comments mark what training chooses to suit the text and the machine."""

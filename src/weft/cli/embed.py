@@ -12,18 +12,17 @@ from weft.errors import ConfigError, DataError, suggestion
 def embed(
     run: options.Run,
     file: options.Texts = "-",
-    pooling: Annotated[
-        str | None,
-        option(
-            "WAY", "How a text's vector is made of its tokens': mean, first or last (default: as in training, or mean)."
-        ),
-    ] = None,
-    raw: Annotated[bool, flag("--raw", "Don't scale the vectors to length 1.")] = False,
-    column: Annotated[str, option("NAME", "The column that holds the text, if the file has columns.")] = "text",
-    batch: Annotated[int, option(None, "Texts to read at a time.", min=1)] = 32,
+    pooling: str | None = option(
+        None,
+        "How a text's vector is made of its tokens': mean, first or last (default: as in training, or mean).",
+        value="WAY",
+    ),
+    raw: bool = flag("--raw", "Don't scale the vectors to length 1."),
+    column: str = option("text", "The column that holds the text, if the file has columns.", value="NAME"),
+    batch: int = option(32, "Texts to read at a time.", min=1),
     out: Annotated[
         Path | None,
-        option(None, "Write to this file: .npy, or .jsonl with the texts (default: JSON on standard output)."),
+        option(..., "Write to this file: .npy, or .jsonl with the texts (default: JSON on standard output)."),
     ] = None,
 ) -> None:
     """Turn texts into vectors: similar texts get similar vectors. Reads standard input if no FILE is given."""

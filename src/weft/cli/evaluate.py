@@ -1,15 +1,21 @@
 """`weft evaluate`: the metrics of a trained model."""
 
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from weft.cli.console import options
 from weft.cli.console.options import flag, option
-from weft.cli.console.terminal import echo, loading, print_tables
+from weft.cli.console.terminal import echo, loading, print_json, print_tables
 from weft.cli.console.together import load_together, refuse_together, together
 from weft.errors import ConfigError
+from weft.figures.tables import Table
+
+NONE = ("N/A", None)
+NOT_FOR_TASKS = ("data", "targets", "stride", "figure", "quantize", "details", "overlap", "out")
 
 
 @together
@@ -17,37 +23,33 @@ def evaluate(
     context: typer.Context,
     run: options.Run,
     data: Annotated[
-        list[str] | None, option("SOURCE...", "Text to evaluate on instead of the held-out part.", "--data", "-d")
+        list[str] | None,
+        option(..., "Text to evaluate on instead of the held-out part.", "--data", "-d", value="SOURCE..."),
     ] = None,
     targets: options.Targets = None,
-    stride: Annotated[
-        int | None,
-        option(
-            "TOKENS",
-            "Use overlapping windows: each starts this many tokens after the last and scores only what is new. A "
-            "smaller stride is slower and gives tokens more context. A recurrent model that carries its state needs "
-            "none.",
-        ),
+    stride: int | None = option(
+        None,
+        "Use overlapping windows: each starts this many tokens after the last and scores only what is new. A "
+        "smaller stride is slower and gives tokens more context. A recurrent model that carries its state needs "
+        "none.",
+        value="TOKENS",
+    ),
+    encoding: str = option("utf-8", "The encoding of the files of --data, such as cp1252.", value="NAME"),
+    figure: Annotated[
+        Path | None, option(..., "Draw a classifier's confusion matrix: .svg, .png or .pdf.", value="FILE")
     ] = None,
-    encoding: Annotated[str, option("NAME", "The encoding of the files of --data, such as cp1252.")] = "utf-8",
-    figure: Annotated[Path | None, option("FILE", "Draw a classifier's confusion matrix: .svg, .png or .pdf.")] = None,
-    quantize: Annotated[
-        str | None, option("BITS", "Also measure the model with smaller weights: bf16, int8, int4 or auto.")
+    quantize: str | None = option(None, "Also measure with smaller weights: bf16, int8, int4 or auto.", value="BITS"),
+    details: bool = flag("--details", "Add the loss by context and token frequency, and the most surprising passages."),
+    overlap: bool = flag(
+        "--overlap", "Also look for the text in the training text, by 13-grams of words. Short texts always are."
+    ),
+    out: Annotated[Path | None, option(..., "Write the details to this page, .html.", value="FILE")] = None,
+    tasks: str | None = option(None, "Evaluate on these tasks of lm-evaluation-harness instead.", value="NAME,..."),
+    tasks_path: Annotated[
+        Path | None, option(..., "A folder of your own tasks (.yaml) for --tasks.", value="DIR")
     ] = None,
-    details: Annotated[
-        bool, flag("--details", "Also show the loss by context and token frequency, and the most surprising passages.")
-    ] = False,
-    overlap: Annotated[
-        bool,
-        flag("--overlap", "Also look for the text in the training text, by 13-grams of words. Short texts always are."),
-    ] = False,
-    out: Annotated[Path | None, option("FILE", "Write the details to this page, .html.")] = None,
-    tasks: Annotated[
-        str | None, option("NAME,...", "Evaluate on these tasks of lm-evaluation-harness instead.")
-    ] = None,
-    tasks_path: Annotated[Path | None, option("DIR", "A folder of your own tasks (.yaml) for --tasks.")] = None,
-    limit: Annotated[int | None, option("N", "Use only the first N examples of each task.", min=1)] = None,
-    as_json: Annotated[bool, flag("--json", "Print the metrics as JSON.")] = False,
+    limit: int | None = option(None, "Use only the first N examples of each task.", value="N", min=1),
+    as_json: bool = flag("--json", "Print the metrics as JSON."),
 ) -> None:
     """Evaluate a run on its held-out data, or on other data: loss, perplexity, bits per byte, accuracy, BLEU …
 
@@ -58,11 +60,10 @@ def evaluate(
     """
     sources = [*(data or []), *context.args] or None  # `--data *.txt` arrives as --data a.txt b.txt …
     if tasks is not None or tasks_path is not None or limit is not None:
-        from weft.cli.console.tasks import evaluate_on_tasks
         from weft.parallel.ranks import join
 
         refuse_together(join(), {"--tasks": tasks})  # its harness would ask, and print, in each of them
-        evaluate_on_tasks({**context.params, "data": sources})
+        _evaluate_on_tasks({**context.params, "data": sources})
         return
     with loading():
         import torch
@@ -104,3 +105,63 @@ def evaluate(
         echo(record(found.record()))
     else:
         print_tables(*found.tables(details))
+
+
+def _evaluate_on_tasks(given: Mapping[str, Any]) -> None:
+    """Print the results of a run on tasks: a line a metric, or as JSON what the harness gives.
+
+    `given` are the options of `weft evaluate` by their names.
+    """
+    names, folder, limit = _names(given), given["tasks_path"], given["limit"]
+    with loading():
+        import torch
+
+        from weft.api.lm_eval import evaluate_tasks
+        from weft.api.load import load
+
+    found = evaluate_tasks(load(given["run"], dtype=torch.float32), names, limit=limit, folder=folder)
+    if given["as_json"]:
+        kept = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
+        print_json({key: found[key] for key in kept if key in found})
+        return
+    rows = [row for task, metrics in found["results"].items() for row in _rows(found, task, metrics)]
+    remarks = [] if limit is None else [f"on the first {limit} examples of each task only"]
+    filters = "filter" if any(row[2] for row in rows) else ""
+    header = ("task", "shots", filters, "metric", "", "value", "± stderr")
+    print_tables(Table(header, rows, "", remarks, text=(0, 2, 3, 4)))
+
+
+def _names(given: Mapping[str, Any]) -> list[str]:
+    tasks = given["tasks"]
+    if tasks is None:
+        option = "limit" if given["tasks_path"] is None else "tasks_path"
+        raise ConfigError(f"--{option.replace('_', '-')} {given[option]}: it is about tasks, which --tasks names")
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    if not names:
+        raise ConfigError(f"--tasks '{tasks}': expected the name of a task, or several with commas between them")
+    for option in NOT_FOR_TASKS:
+        if value := given[option]:
+            shown = value[0] if isinstance(value, list) else "" if value is True else value
+            named = f"--{option} {shown}".strip()
+            raise ConfigError(f"{named}: tasks have data and metrics of their own; leave it out")
+    if find_spec("lm_eval") is None:
+        raise ConfigError(f"--tasks {tasks}: they need the package lm-eval; pip install 'weft[lm-eval]'")
+    return names
+
+
+def _rows(found: dict[str, Any], task: str, metrics: dict[str, Any]) -> list[list[str]]:
+    """A task's metrics, the arrow up where more is better."""
+    rows: list[list[str]] = []
+    better = found.get("higher_is_better", {}).get(task, {})
+    for key, value in metrics.items():
+        metric, comma, filtered = key.partition(",")
+        if not comma or metric.endswith("_stderr"):
+            continue  # its name, or what stands beside another
+        error = metrics.get(f"{metric}_stderr,{filtered}")
+        shown = f"{value:.4f}" if isinstance(value, float) else str(value)
+        arrow = {True: "↑", False: "↓"}.get(better.get(metric), "")
+        name = str(metrics.get("alias", task)).strip() if not rows else ""
+        shots = str(found.get("n-shot", {}).get(task, "")) if not rows else ""
+        deviation = "" if error in NONE else f"{error:.4f}"
+        rows.append([name, shots, "" if filtered == "none" else filtered, metric, arrow, shown, deviation])
+    return rows

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.console import options
-from weft.cli.console.options import argument, flag, option
+from weft.cli.console.options import flag, option, recipe_argument
 from weft.cli.console.terminal import echo, loading
 from weft.errors import ConfigError
 from weft.explain.views import OF_A_TEXT, VIEWS
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 What = StrEnum("What", list(VIEWS))  # type: ignore[misc]
 OF_A_GRAPH = ("shapes", "backward", "open")
+ALL = (".html", ".svg", ".png", ".pdf", ".dot")
 OF_ATTENTION = ("layer", "head", "word")
 
 
@@ -25,33 +26,31 @@ def explain(
     context: typer.Context,
     source: Annotated[
         str,
-        argument(
+        recipe_argument(
             "RUN|PRESET",
             "A run's folder; a preset or recipe, which has no weights yet; mlp, the lectures' small network; or "
             "parallel, a layer split over processes in every way (d_model=, d_ff=, heads=, tokens=).",
-            autocompletion=options.complete_recipes,
         ),
     ],
     changes: options.Changes = None,
-    text: Annotated[str | None, option("TEXT", "The text to look at.", show_default="one of the run's own")] = None,
-    target: Annotated[
-        str | None, option("TEXT", "For a translator, the text that it writes.", show_default="its own")
+    text: str | None = option(None, "The text to look at.", value="TEXT", show_default="one of the run's own"),
+    target: str | None = option(None, "For a translator, the text it writes.", value="TEXT", show_default="its own"),
+    only: Annotated[
+        What | None, option(..., "One view: " + ", ".join(VIEWS) + ".", value="WHAT", show_default="all")
     ] = None,
-    only: Annotated[What | None, option("WHAT", "One view: " + ", ".join(VIEWS) + ".", show_default="all")] = None,
-    layer: Annotated[int | None, option(None, "Attention: one layer, counted from 0.")] = None,
-    head: Annotated[int | None, option(None, "Attention: one head of it.")] = None,
-    word: Annotated[str | None, option("WORD", "Attention: what this word attends to.")] = None,
-    shapes: Annotated[bool, flag("--shapes", "Graph: the shape of each tensor.")] = False,
-    backward: Annotated[bool, flag("--backward", "Graph: the backward pass, with its formulas.")] = False,
-    open: Annotated[str | None, option("MODULE", "Graph: show what is inside of it, such as decoder.0.")] = None,
-    ranks: Annotated[
-        int | None, option(None, "Parallel: how many processes the layer is split over.", show_default="2")
-    ] = None,
+    layer: int | None = option(None, "Attention: one layer, counted from 0."),
+    head: int | None = option(None, "Attention: one head of it."),
+    word: str | None = option(None, "Attention: what this word attends to.", value="WORD"),
+    shapes: bool = flag("--shapes", "Graph: the shape of each tensor."),
+    backward: bool = flag("--backward", "Graph: the backward pass, with its formulas."),
+    open: str | None = option(None, "Graph: show what is inside of it, such as decoder.0.", value="MODULE"),
+    ranks: int | None = option(None, "Parallel: how many processes the layer is split over.", show_default="2"),
     out: Annotated[
         Path | None,
         option(
-            "FILE",
+            ...,
             "A page, .html; of one view also .svg, .png or .pdf, of a graph .dot.",
+            value="FILE",
             show_default="explain.html in the run's folder, or here; one view is printed",
         ),
     ] = None,
@@ -104,7 +103,6 @@ def explain(
 
 
 def _parallel(given: dict[str, Any]) -> None:
-    """An MLP and an attention block, split over processes in every way."""
     from weft.config import assignments, validate
 
     for name in ("text", "target", "only", *OF_ATTENTION, *OF_A_GRAPH):
@@ -123,15 +121,11 @@ def _parallel(given: dict[str, Any]) -> None:
     echo(picture.text() if out is None else f"{picture.title}: {picture.save(out)}")
 
 
-ALL = (".html", ".svg", ".png", ".pdf", ".dot")
-
-
 def _picture(explained: "Explain", only: str | None, given: dict[str, Any], chosen: dict[str, Any]) -> "Picture":
     if only == "search":
         return explained.search(given["text"])
     if only != "attention" or not chosen:
-        view = getattr(explained, only or "all")
-        return view(**given, **chosen)
+        return getattr(explained, only or "all")(**given, **chosen)
     maps = explained.attention(**given)
     if "word" in chosen:
         return maps.follow(chosen["word"], chosen.get("layer", 0), chosen.get("head"))

@@ -13,11 +13,12 @@ from weft.cli.console.terminal import loading
 def export(
     run: options.Run,
     dest: Annotated[Path, argument("DEST", "The new folder, or for gguf the new file.")],
-    to: Annotated[str, option("FORMAT", "The format: hf, peft, gguf, onnx or weft.", "--to")],
-    dtype: Annotated[
-        str | None,
-        option("TYPE", "Convert the weights to fp32, fp16 or bf16 (hf); to f32, f16, bf16, q8_0, q4_k or q4_0 (gguf)."),
-    ] = None,
+    to: Annotated[str, option(..., "The format: hf, peft, gguf, onnx or weft.", "--to", value="FORMAT")],
+    dtype: str | None = option(
+        None,
+        "Convert the weights to fp32, fp16 or bf16 (hf); to f32, f16, bf16, q8_0, q4_k or q4_0 (gguf).",
+        value="TYPE",
+    ),
 ) -> None:
     """Write a run's best weights for transformers (hf), llama.cpp (gguf) or onnxruntime (onnx), or as a run (weft).
 

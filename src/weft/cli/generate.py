@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.console import options
+from weft.cli.console.options import option
 from weft.cli.console.terminal import echo, loading, print_tables, write
 from weft.cli.console.together import load_together, refuse_together, together
 from weft.cli.console.writing import DEFAULT_MAX_TOKENS, Remarks, check_writes, given_settings, log_defaults
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from weft.decode.constrain import Grammar
 
 MAX_LOOKUP = 1000  # tokens that --lookup may ask for
-choice = partial(typer.Option, rich_help_panel="How tokens are chosen")
-rule = partial(typer.Option, rich_help_panel="Constraints")
-several = partial(typer.Option, rich_help_panel="Many texts")
-speed = partial(typer.Option, rich_help_panel="Speed")
+choice = partial(option, rich_help_panel="How tokens are chosen")
+rule = partial(option, rich_help_panel="Constraints")
+several = partial(option, rich_help_panel="Many texts")
+speed = partial(option, rich_help_panel="Speed")
 Given = dict[str, Any]  # what options were given; None: left out
 
 
@@ -35,75 +36,50 @@ Given = dict[str, Any]  # what options were given; None: left out
 def generate(
     context: typer.Context,
     run: options.Run,
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="The text to continue; '-' reads it from standard input.")
-    ] = None,
-    greedy: Annotated[bool, choice("--greedy", help="Always take the likeliest token.")] = False,
-    temperature: Annotated[
-        float | None, choice(help="Below 1: safer; above 1: bolder (default: the checkpoint's, or 1).")
-    ] = None,
-    top_k: Annotated[int | None, choice(help="Draw from the k likeliest tokens.")] = None,
-    top_p: Annotated[float | None, choice(help="Draw from the fewest tokens that reach this probability.")] = None,
-    min_p: Annotated[float | None, choice(help="Drop tokens less likely than this fraction of the best.")] = None,
-    typical_p: Annotated[
-        float | None, choice("--typical", help="Draw from the most typical tokens that reach this probability.")
-    ] = None,
-    seed: Annotated[int | None, choice(help="The same seed writes the same text (default: 0).")] = None,
-    beam: Annotated[int | None, choice(help="Search for the likeliest text with this many beams.")] = None,
-    length_penalty: Annotated[
-        float | None, choice(help="Beam search: divide log p by the length to this power (default: 1).")
-    ] = None,
-    gnmt_penalty: Annotated[
-        float | None, choice(help="Beam search: divide by ((5 + length) / 6) to this power instead.")
-    ] = None,
-    amateur: Annotated[
-        Path | None, choice(metavar="RUN", help="Prefer what this weaker run finds less likely.")
-    ] = None,
-    contrast: Annotated[float | None, choice(help="How strongly --amateur counts (default: 0.5).")] = None,
-    max_tokens: Annotated[int | None, rule(help="Stop after this many tokens (default: 200).")] = None,
-    no_slide: Annotated[
-        bool,
-        rule("--no-slide", help="Stop when the model's window is full instead of continuing from its last tokens."),
-    ] = False,
-    min_tokens: Annotated[int | None, rule(help="Don't let the text end before this many tokens.")] = None,
-    stop: Annotated[list[str] | None, rule(help="Stop before this text; may be repeated.")] = None,
-    repetition_penalty: Annotated[
-        float | None, rule(help="Above 1: tokens that have appeared before become less likely.")
-    ] = None,
-    frequency_penalty: Annotated[
-        float | None, rule(help="Subtract this from a token's logit for each time it has been written.")
-    ] = None,
-    presence_penalty: Annotated[
-        float | None, rule(help="Subtract this once from the logit of each token that has been written.")
-    ] = None,
-    no_repeat_ngram: Annotated[int | None, rule(help="No n-gram of this many tokens may repeat.")] = None,
-    ban: Annotated[list[str] | None, rule(help="Never write this token; may be repeated.")] = None,
-    regex: Annotated[str | None, rule(help="Write text that matches this regular expression.")] = None,
+    prompt: str | None = option(None, "The text to continue; '-' reads it from standard input.", "--prompt", "-p"),
+    greedy: bool = choice(False, "Always take the likeliest token.", "--greedy"),
+    temperature: float | None = choice(None, "Below 1: safer; above 1: bolder (default: the checkpoint's, or 1)."),
+    top_k: int | None = choice(None, "Draw from the k likeliest tokens."),
+    top_p: float | None = choice(None, "Draw from the fewest tokens that reach this probability."),
+    min_p: float | None = choice(None, "Drop tokens less likely than this fraction of the best."),
+    typical_p: float | None = choice(None, "Draw from the most typical tokens reaching this probability.", "--typical"),
+    seed: int | None = choice(None, "The same seed writes the same text (default: 0)."),
+    beam: int | None = choice(None, "Search for the likeliest text with this many beams."),
+    length_penalty: float | None = choice(None, "Beam search: divide log p by the length to this power (default: 1)."),
+    gnmt_penalty: float | None = choice(None, "Beam search: divide by ((5 + length) / 6) to this power instead."),
+    amateur: Annotated[Path | None, choice(..., "Prefer what this weaker run finds less likely.", value="RUN")] = None,
+    contrast: float | None = choice(None, "How strongly --amateur counts (default: 0.5)."),
+    max_tokens: int | None = rule(None, "Stop after this many tokens (default: 200)."),
+    no_slide: bool = rule(
+        False, "Stop when the model's window is full instead of continuing from its last tokens.", "--no-slide"
+    ),
+    min_tokens: int | None = rule(None, "Don't let the text end before this many tokens."),
+    stop: Annotated[list[str] | None, rule(..., "Stop before this text; may be repeated.")] = None,
+    repetition_penalty: float | None = rule(None, "Above 1: tokens that have appeared before become less likely."),
+    frequency_penalty: float | None = rule(None, "Subtract this from a token's logit for each time it was written."),
+    presence_penalty: float | None = rule(None, "Subtract this once from the logit of each token that was written."),
+    no_repeat_ngram: int | None = rule(None, "No n-gram of this many tokens may repeat."),
+    ban: Annotated[list[str] | None, rule(..., "Never write this token; may be repeated.")] = None,
+    regex: str | None = rule(None, "Write text that matches this regular expression."),
     json_schema: Annotated[
-        Path | None, rule(metavar="FILE", help="Write JSON that follows the schema in this file.")
+        Path | None, rule(..., "Write JSON that follows the schema in this file.", value="FILE")
     ] = None,
     grammar: Annotated[
-        Path | None, rule(metavar="FILE", help="Write text that follows the Lark grammar in this file.")
+        Path | None, rule(..., "Write text that follows the Lark grammar in this file.", value="FILE")
     ] = None,
     special_tokens: options.SpecialTokens = False,
-    n: Annotated[int, several("--n", "-n", help="How many texts to write for each prompt.")] = 1,
-    file: Annotated[
-        str | None, several(metavar="FILE", help="Read prompts, one per line ('-': standard input; .jsonl: JSON).")
-    ] = None,
-    out: Annotated[Path | None, several(help="Write JSON lines here; an unfinished file is continued.")] = None,
-    batch: Annotated[int | None, several(help="How many prompts to work on at a time (default: 16).")] = None,
-    logprobs: Annotated[
-        int | None, several(help="Show each token's log-probability, and this many alternatives.")
-    ] = None,
-    as_json: Annotated[bool, several("--json", help="Print one line of JSON for each prompt.")] = False,
+    n: int = several(1, "How many texts to write for each prompt.", "--n", "-n"),
+    file: str | None = several(None, "Read prompts, one per line ('-': standard input; .jsonl: JSON).", value="FILE"),
+    out: Annotated[Path | None, several(..., "Write JSON lines here; an unfinished file is continued.")] = None,
+    batch: int | None = several(None, "How many prompts to work on at a time (default: 16)."),
+    logprobs: int | None = several(None, "Show each token's log-probability, and this many alternatives."),
+    as_json: bool = several(False, "Print one line of JSON for each prompt.", "--json"),
     draft: Annotated[
         Path | None,
-        speed(metavar="RUN", help="Let this smaller run guess ahead; a seed then draws another, equally likely text."),
+        speed(..., "Let this smaller run guess ahead; a seed then draws another, equally likely text.", value="RUN"),
     ] = None,
-    lookup: Annotated[int | None, speed(help="Guess ahead from earlier matches of up to this many tokens.")] = None,
-    quantize: Annotated[
-        str | None, speed(metavar="BITS", help="Use smaller weights: bf16, int8, int4 or auto.")
-    ] = None,
+    lookup: int | None = speed(None, "Guess ahead from earlier matches of up to this many tokens."),
+    quantize: str | None = speed(None, "Use smaller weights: bf16, int8, int4 or auto.", value="BITS"),
 ) -> None:
     """Continue a text with a trained model. The prompt and what follows go to stdout as they are written.
 
@@ -117,24 +93,18 @@ def generate(
         from weft.parallel.ranks import join
 
     ranks = join()
-    guesses = draft is not None or lookup is not None
+    guesses, patterns = draft is not None or lookup is not None, (regex, json_schema, grammar)
     single = file is None and out is None and not as_json and beam is None and n == 1 and logprobs is None
     refusals = {
         "--prompt and --file exclude each other": prompt is not None and file is not None,
         f"--n {n}: at least one text": n < 1,
         f"--batch {batch}: at least one prompt": batch is not None and batch < 1,
         f"--batch {batch}: there is one prompt; many are read with --file": batch is not None and file is None,
-        f"--n {n}: greedy decoding draws nothing, so all texts would be the same; --beam finds others": (
-            greedy and n > 1
-        ),
-        "--draft and --lookup guess for one text: leave out --n, --beam, --file, --out and --json": (
-            guesses and not single
-        ),
+        f"--n {n}: greedy decoding draws nothing, so all texts would be equal; --beam finds others": greedy and n > 1,
+        "--draft and --lookup guess for one text; leave out --n, --beam, --file, --out, --json": guesses and not single,
         "--draft and --lookup exclude each other": draft is not None and lookup is not None,
         f"--lookup {lookup}: expected 1 … {MAX_LOOKUP} tokens": lookup is not None and not 1 <= lookup <= MAX_LOOKUP,
-        "--regex, --json-schema and --grammar exclude each other": (
-            sum(each is not None for each in (regex, json_schema, grammar)) > 1
-        ),
+        "--regex, --json-schema and --grammar exclude each other": sum(each is not None for each in patterns) > 1,
         "--amateur doesn't go with --draft and --lookup: what guesses ahead guesses for one model": (
             amateur is not None and guesses
         ),
@@ -162,8 +132,11 @@ def generate(
     log_defaults(loaded, settings, given)
     if amateur is not None:
         loaded = loaded.against(load(amateur), 0.5 if contrast is None else contrast)
-    if ban:
-        settings = settings.replace(banned=(*settings.banned, *(_only_token(loaded, text) for text in ban)))
+    for text in ban or ():
+        ids = loaded.tokenizer.encode(text)
+        if len(ids) != 1:
+            raise ConfigError(f"--ban {text!r}: {len(ids)} tokens to this tokenizer, but one token can be banned")
+        settings = settings.replace(banned=(*settings.banned, *ids))
     pattern = _pattern(loaded, regex, json_schema, grammar)
     remarks = Remarks(loaded, settings, pattern)
     if single:
@@ -207,14 +180,12 @@ def _settings(given: Given, beams: int | None, n: int, penalties: Given, default
             raise ConfigError("--length-penalty and --gnmt-penalty belong to --beam")
         return sampling(**with_defaults(given, defaults))
     if given["slide"] is not None:
-        raise ConfigError(
-            "--no-slide doesn't apply to --beam: beam search always stops where the model's window is full"
-        )
+        raise ConfigError("--no-slide doesn't apply to --beam: a search always stops where the model's window is full")
     wrong = next((key for key, value in given.items() if value is not None and key not in Rules.model_fields), None)
     if wrong is not None:
         option = "typical" if wrong == "typical_p" else wrong.replace("_", "-")
         raise ConfigError(
-            f"--{option} doesn't apply to --beam: beam search draws nothing, it looks for the likeliest text"
+            f"--{option} doesn't apply to --beam: a search draws nothing, it looks for the likeliest text"
         )
     if len(chosen) == 2:
         raise ConfigError("--length-penalty and --gnmt-penalty exclude each other")
@@ -230,13 +201,6 @@ def _prompts(prompt: str | None, file: str | None) -> list[str]:
     if file is None:
         return ["".join(characters("-")) if prompt == "-" else prompt or ""]
     return read_prompts(lines(file), "standard input" if file == "-" else file)
-
-
-def _only_token(run: "Run", text: str) -> int:
-    ids = run.tokenizer.encode(text)
-    if len(ids) != 1:
-        raise ConfigError(f"--ban {text!r}: {len(ids)} tokens to this tokenizer, but one token can be banned")
-    return ids[0]
 
 
 def _pattern(run: "Run", regex: str | None, schema: Path | None, grammar: Path | None) -> "Grammar | None":

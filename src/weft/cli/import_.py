@@ -18,9 +18,11 @@ def import_(
     ],
     run: Annotated[Path, argument("RUN", "The new run's folder.")],
     tokenizer: Annotated[
-        Path | None, option("FILE", "The tokenizer's file, for a source that comes without one.")
+        Path | None, option(..., "The tokenizer's file, for a source that comes without one.", value="FILE")
     ] = None,
-    base: Annotated[Path | None, option("RUN", "For an adapter: the run of the model it was trained on.")] = None,
+    base: Annotated[
+        Path | None, option(..., "For an adapter: the run of the model it was trained on.", value="RUN")
+    ] = None,
 ) -> None:
     """Turn a model trained elsewhere into a run. Nothing in its files is executed."""
     with loading():

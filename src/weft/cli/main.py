@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -45,9 +45,7 @@ app.add_typer(config.app, name="config", rich_help_panel="Look and prepare")
 
 
 @app.callback()
-def _options(
-    context: typer.Context, version: Annotated[bool, flag("--version", "Show the version and exit.")] = False
-) -> None:
+def _options(context: typer.Context, version: bool = flag("--version", "Show the version and exit.")) -> None:
     """From a text file to a language model: train it, measure it, let it write."""
     if version:
         typer.echo(f"weft {__version__}")
@@ -60,7 +58,6 @@ program = typer.main.get_command(app)
 
 # typer re-exports the errors of the command parser it stands on; this is their root
 _UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-
 
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 

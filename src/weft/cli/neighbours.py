@@ -13,15 +13,15 @@ from weft.figures.tables import Table
 
 def neighbours(
     run: options.Run,
-    word: Annotated[str | None, argument("WORD", "The word whose neighbours are shown.")] = None,
+    word: str | None = argument("WORD", "The word whose neighbours are shown.", default=None),
     text: Annotated[
         list[str] | None,
-        option(None, "Take the word's vector in this sentence, not from the table; may be repeated.", "--text"),
+        option(..., "Take the word's vector in this sentence, not from the table; may be repeated.", "--text"),
     ] = None,
-    top: Annotated[int | None, option(None, "How many neighbours to show (default: 10).", min=1)] = None,
+    top: int | None = option(None, "How many neighbours to show (default: 10).", min=1),
     pairs: Annotated[
         Path | None,
-        option(None, "Instead of a word: a file of word pairs with human ratings, to correlate the vectors with."),
+        option(..., "Instead of a word: a file of word pairs with human ratings, to correlate the vectors with."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from weft.cli.console import options
-from weft.cli.console.options import argument, flag, option
+from weft.cli.console.options import flag, option, recipe_argument
 from weft.cli.console.terminal import print_json, print_tables
 from weft.errors import ConfigError
 
@@ -13,54 +13,40 @@ Precision = StrEnum("Precision", ["bf16", "tf32", "fp32"])
 
 
 def plan(
-    source: Annotated[
-        str | None,
-        argument("PRESET|RECIPE|RUN", "A preset, a recipe or a run's folder.", autocompletion=options.complete_recipes),
-    ] = None,
+    source: str | None = recipe_argument("PRESET|RECIPE|RUN", "A preset, a recipe or a run's folder.", None),
     changes: options.Changes = None,
-    device: Annotated[
-        str,
-        option(
-            "NAME", "What to train on: b200, h200, h100, a100, a10, v100, l40s, l4, rtx4090, rtx3090, mi300x or cpu."
-        ),
-    ] = "h100",
-    gpus: Annotated[int, option(None, "How many of them; every layout over them is tried.", min=1)] = 1,
-    interconnect: Annotated[
-        str | None,
-        option(
-            "NAME",
-            "The network between machines of 8 GPUs: ib-edr, ib-hdr, ib-ndr, ib-xdr, roce-100, roce-200, roce-400,"
-            " ethernet-10, ethernet-25 or ethernet-100 (one card per machine), or its speed per GPU, such as 400Gb/s;"
-            " nvlink or pcie if all GPUs are in one machine (default: what usually comes with the device).",
-        ),
-    ] = None,
-    layout: Annotated[
-        str | None,
-        option("SIZES", "Plan only this layout, such as 'tensor=8,sequence=true,pipeline=16'; other GPUs hold copies."),
-    ] = None,
-    tokens: Annotated[
-        str | None,
-        option("N", "Tokens to train on: 300B, 1.5T, 3e11 (default: the recipe's steps, or 20 per parameter)."),
-    ] = None,
-    mfu: Annotated[
-        float | None,
-        option(None, "The share of the device's peak that training reaches (default: what a step is predicted to)."),
-    ] = None,
-    batch: Annotated[
-        int | None, option(None, "Sequences per step (default: the recipe's, or 32 per GPU up to 4M tokens).", min=1)
-    ] = None,
-    length: Annotated[
-        int | None, option(None, "Tokens per sequence (default: the recipe's, or the context).", min=1)
-    ] = None,
+    device: str = option(
+        "h100",
+        "What to train on: b200, h200, h100, a100, a10, v100, l40s, l4, rtx4090, rtx3090, mi300x or cpu.",
+        value="NAME",
+    ),
+    gpus: int = option(1, "How many of them; every layout over them is tried.", min=1),
+    interconnect: str | None = option(
+        None,
+        "The network between machines of 8 GPUs: ib-edr, ib-hdr, ib-ndr, ib-xdr, roce-100, roce-200, roce-400,"
+        " ethernet-10, ethernet-25 or ethernet-100 (one card per machine), or its speed per GPU, such as 400Gb/s;"
+        " nvlink or pcie if all GPUs are in one machine (default: what usually comes with the device).",
+        value="NAME",
+    ),
+    layout: str | None = option(
+        None,
+        "Plan only this layout, such as 'tensor=8,sequence=true,pipeline=16'; other GPUs hold copies.",
+        value="SIZES",
+    ),
+    tokens: str | None = option(
+        None, "Tokens to train on: 300B, 1.5T, 3e11 (default: the recipe's steps, or 20 per parameter).", value="N"
+    ),
+    mfu: float | None = option(None, "The share of the peak that training reaches (default: predicted for a step)."),
+    batch: int | None = option(None, "Sequences per step (default: the recipe's, or 32 a GPU up to 4M tokens).", min=1),
+    length: int | None = option(None, "Tokens per sequence (default: the recipe's, or the context).", min=1),
     precision: Annotated[
-        Precision | None, option("TYPE", "Number format: bf16, tf32 or fp32 (default: the recipe's, or bf16).")
+        Precision | None,
+        option(..., "Number format: bf16, tf32 or fp32 (default: the recipe's, or bf16).", value="TYPE"),
     ] = None,
     lecture: Annotated[
-        Lecture | None, option("NAME", "Show a table of the lectures, gpt3 or opt, beside weft's own count.")
+        Lecture | None, option(..., "Show a table of the lectures, gpt3 or opt, beside weft's own count.", value="NAME")
     ] = None,
-    published: Annotated[
-        bool, flag("--published", "Show published and measured steps beside the predictions.")
-    ] = False,
+    published: bool = flag("--published", "Show published and measured steps beside the predictions."),
     as_json: options.AsJson = False,
 ) -> None:
     """Estimate parameters, operations, memory, time and energy from the settings alone, and choose a layout."""

@@ -19,25 +19,19 @@ if TYPE_CHECKING:
 
 def prepare(
     sources: Annotated[list[str], argument("SOURCE", "Files, folders, globs, '-', builtin:python or hub names.")],
-    out: Annotated[Path, option(None, "The folder to write; an unfinished one is continued.")],
-    tokenizer: Annotated[
-        str | None, option("KIND|RUN|PATH", "A kind to train on this text (default: bpe), or a finished tokenizer.")
-    ] = None,
-    vocab: Annotated[int | None, option(None, "Vocabulary size of a tokenizer that is trained.")] = None,
-    validation: Annotated[
-        str | None, option("SHARE|SOURCE", "The share to hold out (default: 0.1; 0: none), or a source of its own.")
-    ] = None,
-    column: Annotated[
-        str | None, option("NAME", "The column of JSONL, CSV or Parquet that holds the text (default: text).")
-    ] = None,
-    encoding: Annotated[
-        str | None, option("NAME", "The encoding of the files, such as cp1252 (default: utf-8).")
-    ] = None,
-    jobs: Annotated[
-        int | None, option(None, "Processes that encode (default: as many as there are processors).", min=1)
-    ] = None,
-    part: Annotated[str | None, option("NUMBER/COUNT", "Prepare this part of the text alone, such as 3/16.")] = None,
-    merge: Annotated[bool, flag("--merge", "The SOURCEs are all parts of a text: put them together.")] = False,
+    out: Annotated[Path, option(..., "The folder to write; an unfinished one is continued.")],
+    tokenizer: str | None = option(
+        None, "A kind to train on this text (default: bpe), or a finished tokenizer.", value="KIND|RUN|PATH"
+    ),
+    vocab: int | None = option(None, "Vocabulary size of a tokenizer that is trained."),
+    validation: str | None = option(
+        None, "The share to hold out (default: 0.1; 0: none), or a source of its own.", value="SHARE|SOURCE"
+    ),
+    column: str | None = option(None, "The text's column in JSONL, CSV or Parquet (default: text).", value="NAME"),
+    encoding: str | None = option(None, "The encoding of the files, such as cp1252 (default: utf-8).", value="NAME"),
+    jobs: int | None = option(None, "Processes that encode (default: as many as there are processors).", min=1),
+    part: str | None = option(None, "Prepare this part of the text alone, such as 3/16.", value="NUMBER/COUNT"),
+    merge: bool = flag("--merge", "The SOURCEs are all parts of a text: put them together."),
 ) -> None:
     """Turn text into token shards that training reads straight from disk.
 

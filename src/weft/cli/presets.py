@@ -1,13 +1,11 @@
 """`weft presets`: the models and the recipes that have a name."""
 
-from typing import Annotated
-
 from weft.cli.console.options import flag
 from weft.cli.console.terminal import print_json, print_tables
 from weft.figures.tables import Table
 
 
-def presets(as_json: Annotated[bool, flag("--json", "Print the models as a JSON list, for scripts.")] = False) -> None:
+def presets(as_json: bool = flag("--json", "Print the models as a JSON list, for scripts.")) -> None:
     """List the models that come with weft, with their sizes and where they come from; and the recipes.
 
     weft train takes the name of either.

@@ -12,7 +12,7 @@ RUN = Path("runs/quickstart")
 def quickstart(
     changes: Annotated[list[str] | None, argument("KEY=VALUE", "Settings to change, such as steps=1000.")] = None,
     run: Annotated[
-        Path | None, option(None, f"The run's folder (default: {RUN}, or the next free {RUN}-2 …).", show_default=False)
+        Path | None, option(..., f"The run's folder (default: {RUN}, or the next free {RUN}-2 …).", show_default=False)
     ] = None,
 ) -> None:
     """Train a small model on Python's own documentation, measure it and let it write: a few minutes on two cores."""

@@ -36,9 +36,7 @@ def runs(
     words = words or ["runs"]
     if words[0] == "diff":
         if len(words) != 3:
-            raise ConfigError(
-                "diff what? name two runs, recipes or presets, for instance: weft runs diff gpt2 llama-7b"
-            )
+            raise ConfigError("diff what? name two runs, recipes or presets, as in: weft runs diff gpt2 llama-7b")
         _diff(words[1], words[2], as_json)
         return
     if len(words) > 1:
@@ -61,25 +59,20 @@ def _cells(row: "RunRow") -> tuple[str, ...]:
     from weft.recipe.metrics import metric
 
     of = f"/{row.steps:,}" if row.steps is not None else ""
-    size = f" {short(row.parameters)}" if row.parameters else ""
+    parameters = f" {short(row.parameters)}" if row.parameters else ""
     best = "" if row.best is None or row.metric is None else f"{row.best:{metric(row.metric).format}}"
+    age, units = time() - row.changed, ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+    size, unit = next((each for each in units if age >= each[0]), units[-1])  # the largest of which it is at least one
     return (
         row.name,
         row.objective or "",
-        f"{row.model}{size}" if row.model else "",
+        f"{row.model}{parameters}" if row.model else "",
         "" if row.steps_done is None else f"{row.steps_done:,}{of}",
         f"{metric(row.metric or '').title} {best}" if best else "",
         byte_size(row.bytes),
-        _age(time() - row.changed),
+        f"{max(0, int(age // size))} {unit}",
         row.state,
     )
-
-
-def _age(seconds: float) -> str:
-    """3 d: in the largest unit of which it is at least one."""
-    units = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-    size, unit = next((each for each in units if seconds >= each[0]), units[-1])
-    return f"{max(0, int(seconds // size))} {unit}"
 
 
 def _diff(one: str, other: str, as_json: bool) -> None:

@@ -5,29 +5,22 @@ from typing import Annotated
 
 from weft.cli.console import options
 from weft.cli.console.live import show, workplace
-from weft.cli.console.options import argument, option
+from weft.cli.console.options import option, recipe_argument
 from weft.cli.console.terminal import loading
 from weft.errors import ConfigError
 
 
 def scale(
     recipe: Annotated[
-        str,
-        argument(
-            "PRESET|RECIPE",
-            "The family: a preset or a recipe, whose width and depth are varied.",
-            autocompletion=options.complete_recipes,
-        ),
+        str, recipe_argument("PRESET|RECIPE", "The family: a preset or a recipe, whose width and depth are varied.")
     ],
     changes: options.Changes = None,
     data: options.Text = None,
-    flops: Annotated[
-        float | None, option(None, "Operations of the ladder's largest run, such as 1e13.", "--budget", "--flops")
-    ] = None,
-    sizes: Annotated[int, option(None, "Sizes of the ladder, each twice the one before.")] = 5,
-    rungs: Annotated[int, option(None, "Lengths of training of each size, each three times the one before.")] = 4,
-    rates: Annotated[int, option(None, "Learning rates that are tried for each size; 1: the recipe's own.")] = 5,
-    seeds: Annotated[int, option(None, "Runs of each.")] = 1,
+    flops: float | None = option(None, "Operations of the ladder's largest run, such as 1e13.", "--budget", "--flops"),
+    sizes: int = option(5, "Sizes of the ladder, each twice the one before."),
+    rungs: int = option(4, "Lengths of training of each size, each three times the one before."),
+    rates: int = option(5, "Learning rates that are tried for each size; 1: the recipe's own."),
+    seeds: int = option(1, "Runs of each."),
     jobs: options.Jobs = None,
     out: options.Out = None,
     as_json: options.AsJson = False,
@@ -43,12 +36,8 @@ def scale(
 
     if flops is None:
         raise ConfigError("how large? give the operations of the ladder's largest run, for instance --budget 1e13")
-    asked = Asked(
-        [recipe, *(changes or [])],
-        data or [],
-        options={"seeds": seeds, "rungs": rungs, "rates": rates},
-        budget={"flops": flops},
-    )
+    settings = {"seeds": seeds, "rungs": rungs, "rates": rates}
+    asked = Asked([recipe, *(changes or [])], data or [], options=settings, budget={"flops": flops})
     wanted = asked.experiment()
     folder = out or Path("comparisons") / f"scale-{asked.folder}"
     with loading():

@@ -18,22 +18,18 @@ if TYPE_CHECKING:
 
 def tokenize(
     text: Annotated[str, argument("TEXT", "A text, a file that holds it, or - for stdin.")],
-    tokenizer: Annotated[
-        str,
-        option(
-            None,
-            "word, char, byte, bpe, wordpiece or unigram, trained on --data; or a run, a tokenizer.json, "
-            "a SentencePiece model, tiktoken's ranks or a vocab.txt.",
-        ),
-    ] = "bpe",
+    tokenizer: str = option(
+        "bpe",
+        "word, char, byte, bpe, wordpiece or unigram, trained on --data; or a run, a tokenizer.json, "
+        "a SentencePiece model, tiktoken's ranks or a vocab.txt.",
+    ),
     data: Annotated[
-        list[str] | None, option("SOURCE", "Text to train the tokenizer on; built-in documentation if not given.")
+        list[str] | None,
+        option(..., "Text to train the tokenizer on; built-in documentation if not given.", value="SOURCE"),
     ] = None,
-    vocab: Annotated[
-        int | None, option(None, "Vocabulary size of a tokenizer that is trained (8192 for subwords).", min=1)
-    ] = None,
-    ids: Annotated[bool, flag("--ids", "Show the ids too.")] = False,
-    json: Annotated[bool, flag("--json", "Print one JSON object.")] = False,
+    vocab: int | None = option(None, "Vocabulary size of a tokenizer that is trained (8192 for subwords).", min=1),
+    ids: bool = flag("--ids", "Show the ids too."),
+    json: bool = flag("--json", "Print one JSON object."),
 ) -> None:
     """Show how a text is split into tokens, and how many there are.
 
@@ -67,7 +63,6 @@ def tokenize(
 
 
 def _subject(text: str) -> str:
-    """The text itself, or what the file that it names holds."""
     from weft.data.streams import characters
 
     try:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from weft.cli.console import options
-from weft.cli.console.options import argument, flag, option
+from weft.cli.console.options import flag, option, recipe_argument
 from weft.cli.console.terminal import echo, loading, print_json, print_tables
 from weft.errors import ConfigError
 from weft.figures.tables import Table
@@ -15,42 +15,31 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: Annotated[
-        str | None,
-        argument(
-            "PRESET|RECIPE|RUN",
-            "A preset or a recipe (weft presets lists both), a .toml file, or a run to train further.",
-            show_default=False,
-            autocompletion=options.complete_recipes,
-        ),
-    ] = None,
-    words: Annotated[
-        list[str] | None,
-        argument(
-            "KEY=VALUE",
-            "Settings to change, such as steps=500 or model.layers=8.",
-            autocompletion=options.complete_keys,
-        ),
-    ] = None,
+    recipe: str | None = recipe_argument(
+        "PRESET|RECIPE|RUN",
+        "A preset or a recipe (weft presets lists both), a .toml file, or a run to train further.",
+        None,
+    ),
+    words: options.Changes = None,
     data: Annotated[
-        list[str] | None, option("SOURCE...", "Text to learn from: files, folders, builtin:python.", "--data", "-d")
+        list[str] | None,
+        option(..., "Text to learn from: files, folders, builtin:python.", "--data", "-d", value="SOURCE..."),
     ] = None,
     targets: options.Targets = None,
-    on_error: Annotated[
-        str | None, option("stop|skip", "What to do about a row that can't be read (default: stop).")
-    ] = None,
+    on_error: str | None = option(None, "What to do with a row that can't be read (default: stop).", value="stop|skip"),
     run: Annotated[
-        Path | None, option(None, "The run's folder (default: a free one in runs/).", show_default=False)
+        Path | None, option(..., "The run's folder (default: a free one in runs/).", show_default=False)
     ] = None,
     resume: Annotated[
         Path | None,
         option(
-            "RUN",
+            ...,
             "Continue an interrupted run; with steps=3000, train it for longer.",
+            value="RUN",
             autocompletion=options.complete_runs,
         ),
     ] = None,
-    as_json: Annotated[bool, flag("--json", "Print the final results as JSON.")] = False,
+    as_json: bool = flag("--json", "Print the final results as JSON."),
 ) -> None:
     """Train a model on text. Whatever the recipe leaves open is chosen to suit the text and the machine, and printed.
 

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from weft.cli.console import options
+from weft.cli.console.options import argument, option
 from weft.cli.console.terminal import loading, write
 from weft.cli.console.together import load_together, together
 from weft.errors import ConfigError, DataError
@@ -15,41 +14,26 @@ from weft.files import check_place, write_text
 @together
 def translate(
     run: options.Run,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Lines of text; standard input if not given.")] = "-",
-    beam: Annotated[
-        int | None, typer.Option(min=1, help="The width of beam search; 1 is greedy (default: the checkpoint's, or 5).")
-    ] = None,
-    length_penalty: Annotated[
-        float | None,
-        typer.Option(
-            help="Divide scores by length to this power; higher favours long answers (default: the checkpoint's, or 1)."
-        ),
-    ] = None,
-    coverage_penalty: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="Lower the score of answers that leave out parts of the line (default: 0)."),
-    ] = None,
-    patience: Annotated[
-        float | None,
-        typer.Option(
-            help="End the search once this many times the beam's width of answers are complete "
-            "(default: the checkpoint's, or 1)."
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="The longest answer, in tokens (default: twice the line's and 50, up to the run's length)."
-        ),
-    ] = None,
-    reads: Annotated[
-        str | None, typer.Option("--from", metavar="CODE", help="The lines' language, for a multilingual model: en_XX.")
-    ] = None,
-    writes: Annotated[
-        str | None, typer.Option("--to", metavar="CODE", help="The language to write, for a multilingual model.")
-    ] = None,
+    file: str = argument("FILE", "Lines of text; standard input if not given.", default="-"),
+    beam: int | None = option(None, "The width of beam search; 1 is greedy (default: the checkpoint's, or 5).", min=1),
+    length_penalty: float | None = option(
+        None, "Divide scores by length to this power; higher favours long answers (default: the checkpoint's, or 1)."
+    ),
+    coverage_penalty: float | None = option(
+        None, "Lower the score of answers that leave out parts of the line (default: 0).", min=0.0
+    ),
+    patience: float | None = option(
+        None,
+        "End the search once this many times the beam's width of answers are complete "
+        "(default: the checkpoint's, or 1).",
+    ),
+    max_tokens: int | None = option(
+        None, "The longest answer, in tokens (default: twice the line's and 50, up to the run's length).", min=1
+    ),
+    reads: str | None = option(None, "The lines' language, for a multilingual model: en_XX.", "--from", value="CODE"),
+    writes: str | None = option(None, "The language to write, for a multilingual model.", "--to", value="CODE"),
     special_tokens: options.SpecialTokens = False,
-    out: Annotated[Path | None, typer.Option(help="The file to write to (default: standard output).")] = None,
+    out: Annotated[Path | None, option(..., "The file to write to (default: standard output).")] = None,
 ) -> None:
     """Translate a file line by line, or whatever the run learned to write from a text. Blank lines stay blank."""
     with loading():

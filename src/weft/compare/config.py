@@ -1,7 +1,4 @@
-"""A comparison's settings: who is compared, on which text, with how much compute.
-
-They come from a command's words and options or from a TOML file; both are the same to what follows.
-"""
+"""A comparison's settings, from a command or a TOML file: who is compared, on which text, with how much compute."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -137,8 +134,7 @@ class Experiment(Config):
             combinations = [dict(zip(self.vary, values, strict=True)) for values in product(*self.vary.values())]
         else:
             first = {key: values[0] for key, values in self.vary.items()}
-            others = [{**first, key: value} for key, values in self.vary.items() for value in values[1:]]
-            combinations = [first, *others]
+            combinations = [first, *({**first, key: value} for key in self.vary for value in self.vary[key][1:])]
         contenders = {}
         for levels in combinations:
             changes = base.changes
@@ -232,8 +228,14 @@ class Asked:
 
     @cached_property
     def named(self) -> list[str]:
-        """The contenders."""
-        return [word for word in self.words if "=" not in word.split(" ")[0] or _names_a_recipe(word)]
+        """The contenders; wide=transformer names one as well, since no setting has a recipe as its value."""
+        found = []
+        for word in self.words:
+            key, equals, value = word.split(" ")[0].partition("=")
+            known = value in PRESETS or value in recipe_names() or value.endswith(".toml")
+            if not equals or (known and "." not in key and key not in ("tokenizer", "model")):
+                found.append(word)
+        return found
 
     @property
     def folder(self) -> str:
@@ -243,14 +245,10 @@ class Asked:
     def comparison(self) -> Experiment:
         """An experiment with two contenders or more."""
         if not self.named:
-            raise ConfigError(
-                "compare what? give two presets or recipes or more, for instance: weft compare lstm transformer"
-            )
+            raise ConfigError("compare what? give two or more presets or recipes, as in: weft compare lstm transformer")
         wanted = self.experiment()
         if len(wanted.contenders) < 2:
-            raise ConfigError(
-                f"{self.named[0]}: compared with what? name another contender, or vary a setting with --vary"
-            )
+            raise ConfigError(f"{self.named[0]}: compared with what? name another contender, or --vary a setting")
         return wanted
 
     def experiment(self) -> Experiment:
@@ -284,9 +282,8 @@ class Asked:
         above = self._settings()
         read = validate(Data, above.pop("data", {}))
         if above:
-            raise ConfigError(
-                f"{next(iter(above))}: a model's setting, and no model is named; weft compare MODEL --tokenizers"
-            )
+            key = next(iter(above))
+            raise ConfigError(f"{key}: a model's setting, and no model is named; weft compare MODEL --tokenizers")
         if not read.sources:
             raise ConfigError("there is no text to compare on; give it with --data, for instance --data book.txt")
         return read.text(read.parts[0])
@@ -302,13 +299,6 @@ class Asked:
 
 def _stem(recipe: str) -> str:
     return Path(recipe).name.removesuffix(".toml")
-
-
-def _names_a_recipe(word: str) -> bool:
-    """Whether a word such as wide=transformer names a contender; a setting's value is no recipe."""
-    key, _, value = word.split(" ")[0].partition("=")
-    known = value in PRESETS or value in recipe_names() or value.endswith(".toml")
-    return known and "." not in key and key not in ("tokenizer", "model")
 
 
 def contender(words: str) -> tuple[str, Tree]:

@@ -1,7 +1,4 @@
-"""Contenders made ready: recipes with the text they share as tokens, and how many steps the budget pays for.
-
-All that can be refused is refused here, before anything is trained.
-"""
+"""Contenders made ready: recipe, text as tokens, steps for the budget; all that can be refused is refused here."""
 
 import json
 from dataclasses import dataclass, replace
@@ -75,9 +72,8 @@ class ReadyContender:
     @cached_property
     def flops_per_step(self) -> float:
         """Operations of a step, forward and backward."""
-        batch = self.whole.batch
-        cost = count(self.whole.model, batch.length, self.whole.adapter)
-        return cost.training(batch.recompute) * self.tokens_per_step
+        cost = count(self.whole.model, self.whole.batch.length, self.whole.adapter)
+        return cost.training(self.whole.batch.recompute) * self.tokens_per_step
 
     @property
     def flops(self) -> float:
@@ -101,10 +97,7 @@ class ReadyContender:
         return training_memory(self.whole.model, work, self.whole.adapter).total(batch.recompute)
 
     def lasting(self, steps: int) -> "ReadyContender":
-        """The same with another number of steps as its whole budget.
-
-        A recipe that says nothing of its own length has the lengths of its schedule in steps of this one.
-        """
+        """With so many steps as its whole budget; a recipe without steps of its own has its schedule in these."""
         recipe = self.recipe
         if recipe.steps is None:
             if not isinstance(recipe.schedule, Noam) and (recipe.schedule.warmup or 0) > steps:
@@ -175,24 +168,21 @@ def make_ready(experiment: Experiment, folder: Path, device: str, log: Log) -> l
 
 
 def _resolved(experiment: Experiment, name: str) -> Recipe:
-    each = experiment.contenders[name]
+    each, data = experiment.contenders[name], experiment.data
     changes = merge(experiment.settings, each.changes)
     for key in flat(changes):
         if key.startswith("data.") and key not in OWN:
             raise ConfigError(f"{name}: {key}: all contenders read the comparison's own data; set it there")
         if key == "steps":
             raise ConfigError(f"{name}: steps: the budget decides how many each contender takes; leave it out")
-    data = experiment.data
     if not data.sources:
         raise ConfigError("there is no text to compare on; give it with --data, for instance --data book.txt")
     recipe = resolve(each.recipe, changes, list(data.sources), lambda line: None)
     own = {key: getattr(recipe.data, key) for key in ("document_mask", "tokens")}
     recipe = recipe.replace(data={**data.model_dump(exclude_none=True), **own}, name=run_name(name))
     if recipe.objective.kind != "next-token":
-        raise ConfigError(
-            f"{name}: objective '{recipe.objective.kind}' has no bits per byte; models that predict the next token are "
-            "compared"
-        )
+        kind = recipe.objective.kind
+        raise ConfigError(f"{name}: objective '{kind}' has no bits per byte; only next-token models are compared")
     if "-" in data.sources:
         raise DataError("'-': every contender reads the text, which standard input can't give twice; name a file")
     recipe.objective.check(recipe.model)
@@ -207,9 +197,7 @@ def _corpora(
     experiment: Experiment, recipes: dict[str, Recipe], folder: Path, device: str, log: Log
 ) -> dict[str, Corpus]:
     """The text as tokens for each contender; trained and encoded once for each tokenizer that is asked for."""
-    made: dict[str, Corpus] = {}
-    found: dict[str, Corpus] = {}
-    data = experiment.data
+    made, found, data = dict[str, Corpus](), dict[str, Corpus](), experiment.data
     text = data.text(data.parts[0])
     size = round(amount(list(data.sources), [data.column], data.encoding).bytes * data.training_share)
     for name, recipe in recipes.items():
@@ -231,8 +219,7 @@ def _corpora(
             made[asked] = Corpus(place, config, prepare(text, place, tokenizer))
         found[name] = made[asked]
     for corpus in made.values():
-        held_out = corpus.shards.validation
-        size = 0 if held_out is None else held_out.bytes
+        size = 0 if corpus.shards.validation is None else corpus.shards.validation.bytes
         if size < MIN_HELD_OUT_BYTES:
             raise DataError(
                 f"{', '.join(data.sources)}: {size:,} bytes are held out to measure on, too few to tell models apart; "

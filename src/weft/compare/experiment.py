@@ -57,11 +57,11 @@ def compare(experiment: Experiment, place: Workplace) -> Comparison:
         sweeps = [each.sweep(experiment) for each in ready]
         outcomes = runner.run(sweeps, place.watch)
     measured = tuple(_measured(*each, outcomes) for each in zip(ready, sweeps, strict=True))
-    trained = [each.name for each in ready if not each.counts]
+    first = next((each.name for each in ready if not each.counts), measured[0].name)
     return Comparison(
         title=f"{len(measured)} models at {experiment.budget}",
         command=noted["command"],
-        baseline=experiment.baseline or (trained or [measured[0].name])[0],
+        baseline=experiment.baseline or first,
         contenders=measured,
         facts={**_facts(experiment, ready, machine, held_out), "began": noted["began"]},
         notes=_notes(experiment, ready, measured),
@@ -121,16 +121,12 @@ def claimed_folder(out: Path, plan: str = PLAN) -> Iterator[None]:
 
 def _start(experiment: Experiment, place: Workplace) -> tuple[list[ReadyContender], Machine, dict[str, Any]]:
     """The contenders, what they run on, and what is noted of the comparison; a folder with another plan is refused."""
-    out = place.out
+    out, noted = place.out, _noted(place.out)
     asked = json.loads(experiment.model_dump_json(exclude_none=True))
-    noted = _noted(out)
-    if noted is not None:
-        differing = [key for key in {**asked, **noted["asked"]} if asked.get(key) != noted["asked"].get(key)]
-        if differing:
-            raise ConfigError(
-                f"{out}: holds another comparison (differs in: {', '.join(differing)}); give another folder with "
-                "--out, or remove it"
-            )
+    before = asked if noted is None else noted["asked"]
+    if differing := ", ".join(key for key in {**asked, **before} if asked.get(key) != before.get(key)):
+        there = f"{out}: holds another comparison (differs in: {differing})"
+        raise ConfigError(f"{there}; give another folder with --out, or remove it")
     ready = make_ready(experiment, place.data or out / "data", pick_device().type, log_to_stderr)
     if noted is not None and place.jobs == HERE:
         machine = Machine(noted["machine"]["jobs"], 1)
@@ -156,11 +152,7 @@ def _noted(out: Path) -> dict[str, Any] | None:
     raise RunError(f"{out / PLAN}: not what a comparison wrote; give another folder with --out")
 
 
-# ---- afterwards
-
-
 def _measured(contender: ReadyContender, sweep: Sweep, outcomes: Mapping[Job, Outcome]) -> Result:
-    """What a contender reached, by the rate that its sweep found."""
     jobs = [job for job in sweep.wanted(outcomes) if job in outcomes]
     rates = {share: sweep.rate(share, outcomes)[0] for share in sweep.shares}
     rungs = {Job(sweep.contender, share, rates[share], seed) for share in sweep.shares for seed in sweep.seeds}
@@ -177,8 +169,7 @@ def _measured(contender: ReadyContender, sweep: Sweep, outcomes: Mapping[Job, Ou
 
 def _facts(experiment: Experiment, ready: Sequence[ReadyContender], machine: Machine, held_out: int) -> dict[str, str]:
     corpora = {each.corpus.path: each.corpus for each in ready}
-    texts = [corpus.shards.validation for corpus in corpora.values()]
-    size = min(text.bytes for text in texts if text is not None)
+    size = min(text.bytes for each in corpora.values() if (text := each.shards.validation) is not None)
     part = f", of which the first {held_out:,} or so are measured" if held_out < size else ""
     tokenizers = [f"{each.tokenizer.kind}, {each.shards.index.vocab_size:,} tokens" for each in corpora.values()]
     learned, jobs = ready[0].corpus.shards.train.bytes, counted(machine.jobs, "job")
@@ -212,9 +203,7 @@ def _notes(experiment: Experiment, ready: Sequence[ReadyContender], measured: Se
             "Recurrent models read the text on and on, at several places side by side, and carry their states; all "
             "others read the same windows in the same order where their batches are the same."
         )
-    for contender in ready:
-        if contender.counts:
-            continue
+    for contender in (each for each in ready if not each.counts):
         epochs = contender.whole.steps * contender.tokens_per_step / max(1, len(contender.corpus.shards.train))
         fewest = round(contender.whole.steps * experiment.shares[0])
         if fewest < MIN_TELLING_STEPS:

@@ -94,10 +94,10 @@ def fit(points: Sequence[Point], draws: int = 200, seed: int = 0) -> Fit:
     points = tuple(point for point in points if 0 < point.loss < math.inf)
     sizes, lengths = {point.parameters for point in points}, {point.tokens for point in points}
     if len(points) < MIN_POINTS or min(len(sizes), len(lengths)) < MIN_VALUES:
+        found = f"{counted(len(points), 'run')}, of {counted(len(sizes), 'size')} and {counted(len(lengths), 'length')}"
         raise ConfigError(
             f"a scaling law needs at least {MIN_POINTS} runs, of {MIN_VALUES} sizes and {MIN_VALUES} lengths; "
-            f"there are {counted(len(points), 'run')}, of {counted(len(sizes), 'size')} "
-            f"and {counted(len(lengths), 'length')}"
+            f"there are {found}"
         )
     ladder = _Ladder(points)
     every = np.arange(len(points))
@@ -130,16 +130,8 @@ class _Ladder:
 
     def fitted(self, start: Array, rows: npt.NDArray[np.int64]) -> Any:
         """The minimum that is reached from a start (5,), over the points that are numbered in `rows`."""
-        return least_squares(
-            lambda at: self.errors(at)[rows],
-            start,
-            jac=lambda at: self.slopes(at)[rows],
-            bounds=self.bounds,
-            x_scale="jac",
-            loss="huber",
-            f_scale=DELTA,
-            max_nfev=50,
-        )
+        options = {"bounds": self.bounds, "x_scale": "jac", "loss": "huber", "f_scale": DELTA, "max_nfev": 50}
+        return least_squares(lambda at: self.errors(at)[rows], start, lambda at: self.slopes(at)[rows], **options)
 
     def starts(self) -> list[Array]:
         """A grid of exponents, each with the least squares of the other three; the best few."""

@@ -139,9 +139,6 @@ class Comparison:
     varied: Mapping[str, tuple[str, ...]] | None = None
 
 
-# ---- the search for a learning rate
-
-
 @dataclass(frozen=True)
 class Sweep:
     """What a contender is put through: the `rates` it begins with, and which shares and seeds follow.
@@ -186,9 +183,7 @@ class Sweep:
         """
         if len(self.rates) <= 1:
             return [], []
-        jobs: list[Job] = []
-        found: list[float | None] = []
-        rates: Sequence[float] = self.rates
+        jobs, found, rates = list[Job](), list[float | None](), list(self.rates)
         for number, share in enumerate(self.rounds):
             tried, over = self._round(share, rates, outcomes)
             jobs += tried

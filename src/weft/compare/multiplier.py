@@ -20,14 +20,11 @@ BEYOND = "beyond the measured range on both sides"
 
 @dataclass(frozen=True)
 class Curve:
-    """What a contender costs on the held-out text after so much training.
+    """What a contender costs on the held-out text after so much training."""
 
-    `amounts` (rungs,) are FLOPs, ascending; `nats` (rungs, seeds, sections); `bytes` (sections,).
-    """
-
-    amounts: Array
-    nats: Array
-    bytes: Array
+    amounts: Array  # (rungs,) of FLOPs, ascending
+    nats: Array  # (rungs, seeds, sections)
+    bytes: Array  # (sections,)
 
     @classmethod
     def of(cls, result: Result) -> "Curve":
@@ -97,9 +94,8 @@ def multiplier(contender: Curve, baseline: Curve, draws: int = DRAWS, seed: int 
     ours, theirs = _measured(contender), _measured(baseline)
     if ours is None or theirs is None or len(ours.amounts) == len(theirs.amounts) == 1:
         return None
-    losses = [curve.bits_per_byte[None] for curve in (ours, theirs)]
-    read = _read((losses[0], ours.amounts), (losses[1], theirs.amounts))
-    value, loss, amount = (float(each[0]) for each in read)
+    mine, other = (curve.bits_per_byte[None] for curve in (ours, theirs))
+    value, loss, amount = (float(each[0]) for each in _read((mine, ours.amounts), (other, theirs.amounts)))
     drawn = resample([list(ours.nats), list(theirs.nats)], ours.bytes, draws, seed)
     low, high = ends(_read((drawn[0], ours.amounts), (drawn[1], theirs.amounts))[0])
     share = min(amount / float(ours.amounts[-1]), 1.0)
@@ -109,8 +105,7 @@ def multiplier(contender: Curve, baseline: Curve, draws: int = DRAWS, seed: int 
     if value == 0:
         value = float(theirs.amounts[0] / ours.amounts[-1])
         return Multiplier(value, 0.0, max(high, value), loss, share, "below")
-    full = value if losses[0].min() >= losses[1].min() else None
-    return Multiplier(value, low, high, loss, share, at_full=full)
+    return Multiplier(value, low, high, loss, share, at_full=value if mine.min() >= other.min() else None)
 
 
 def _read(ours: tuple[Array, Array], theirs: tuple[Array, Array]) -> tuple[Array, Array, Array]:

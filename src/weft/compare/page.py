@@ -1,7 +1,4 @@
-"""A comparison on one page, in a terminal and as figures.
-
-The charts: loss against what it took, multipliers, main effects, the sweep of learning rates.
-"""
+"""A comparison on one page, in a terminal and as figures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,7 +73,6 @@ class ComparisonPage(PanelsPage):
         return [*losses, *filter(None, found)]
 
     def text(self) -> str:
-        """The table, the effects, the result and what weakens it, in 80 columns."""
         tables = [ranking_table(self.ranking), *([effects_table(self.effects)] if self.effects else [])]
         told = ["\n".join(wrapped(each)) for each in (self.result, *warnings(self.ranking))]
         return "\n\n".join([*(text_table(table, WIDTH) for table in tables), *told])
@@ -87,10 +83,8 @@ class ComparisonPage(PanelsPage):
 
     def sections(self) -> list[Section]:
         found, comparison = self.ranking, self.comparison
-        sections = [
-            result_section(self.result, comparison.facts, comparison.command),
-            Section("The contenders", TABLE, html_ranking(found)),
-        ]
+        first = result_section(self.result, comparison.facts, comparison.command)
+        sections = [first, Section("The contenders", TABLE, html_ranking(found))]
         titles = {"multipliers": "Multipliers", "effects": "Main effects", "sweep": "Learning rates"}
         for title, group in groupby(self.panels(), lambda each: titles.get(each.name, "Loss against what it took")):
             panels = list(group)
@@ -182,9 +176,6 @@ def looks(found: Sequence[Ranked]) -> dict[str, Look]:
     return chosen | {ranked.name: BASELINE for ranked in found if ranked.baseline}
 
 
-# ---- loss against what it took
-
-
 def loss_charts(found: Sequence[Ranked]) -> list[Panels]:
     """Bits per byte against FLOPs, tokens and seconds."""
     about = (
@@ -230,9 +221,6 @@ def _progress(outcome: Outcome, amount: str) -> list[Point]:
     return [*points, (whole, outcome.bits_per_byte)]
 
 
-# ---- multipliers and main effects
-
-
 def multiplier_chart(found: Sequence[Ranked]) -> Panels | None:
     """The multiplier of each contender that has one; None where none has."""
     chosen = looks(found)
@@ -261,21 +249,13 @@ def effects_chart(effects: Sequence[Effect]) -> Panels | None:
         "How bits per byte change with one setting, on average over all others that were compared with both of its"
         " values. Left of zero, a negative number, is better than the base. The whisker is the 95 % interval."
     )
-    rows = [
-        Whisker(f"{each.difference:+.3f}  {each.name}", each.difference, each.low, each.high, _side(each))
-        for each in effects
-    ]
+    rows = []
+    for each in effects:  # better, worse, or neither as far as the interval tells
+        unclear, change = each.low <= 0 <= each.high, each.difference
+        look = Look("soft", "o") if unclear else LOOKS[0] if change < 0 else LOOKS[1]
+        rows.append(Whisker(f"{change:+.3f}  {each.name}", change, each.low, each.high, look))
     axis = Axis("← better · change in bits per byte · worse →", named=lambda tick: f"{tick:+g}" if tick else "0")
     return Panels("effects", about, [whiskers("Main effects", rows, axis, 0.0)])
-
-
-def _side(effect: Effect) -> Look:
-    """Better, worse, or neither as far as the interval tells."""
-    unclear = effect.low <= 0 <= effect.high
-    return Look("soft", "o") if unclear else LOOKS[0] if effect.difference < 0 else LOOKS[1]
-
-
-# ---- the sweep
 
 
 def sweep_charts(found: Sequence[Ranked]) -> Panels | None:

@@ -73,17 +73,12 @@ def _environment(threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
 
 
-# ---- processes, here or as tasks of Slurm
-
-
 def slurm_tasks(where: Where) -> int:
     """How many tasks run at once: as many as were said, or as the allocation has."""
     tasks = where.count or int(os.environ.get("SLURM_NTASKS", 0))
     if not tasks:
-        raise ConfigError(
-            "--jobs slurm: how many at once? say so, as in slurm:8, or start inside an allocation of so many tasks: "
-            "salloc --ntasks=8"
-        )
+        allocation = "start inside an allocation of so many tasks: salloc --ntasks=8"
+        raise ConfigError(f"--jobs slurm: how many at once? say so, as in slurm:8, or {allocation}")
     return tasks
 
 
@@ -135,11 +130,7 @@ class Processes:
         self._children.close(self._ending)
 
 
-# ---- tasks of Ray
-
-
 def _ray() -> ModuleType:
-    """Ray, connected to its cluster."""
     import ray
 
     if not ray.is_initialized():
@@ -158,11 +149,9 @@ class RayTasks:
     """Every job is a task of its own; otherwise as `Processes`."""
 
     def __init__(self, threads: int, gpus: int) -> None:
-        self._ray = _ray()
-        self._run = self._ray.remote(_run_there).options(
-            num_cpus=threads, num_gpus=gpus, max_retries=0, runtime_env={"env_vars": _environment(threads)}
-        )
-        self._threads = threads
+        self._ray, self._threads = _ray(), threads
+        size = {"num_cpus": threads, "num_gpus": gpus, "runtime_env": {"env_vars": _environment(threads)}}
+        self._run = self._ray.remote(_run_there).options(max_retries=0, **size)
         self._folders: dict[Any, Path] = {}
 
     def begin(self, folder: Path) -> None:

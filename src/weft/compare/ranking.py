@@ -117,7 +117,7 @@ def _ranked(result: Result, is_base: bool, base: Curve) -> Ranked:
 
 
 def flops_text(flops: float) -> str:
-    """1.02e15 → '1.02e15'; nothing for what multiplies nothing."""
+    """'1.02e15'; '0' for what multiplies nothing."""
     return f"{flops:.3g}".replace("e+", "e") if flops else "0"
 
 
@@ -278,15 +278,10 @@ def method(comparison: Comparison, found: Sequence[Ranked]) -> list[str]:
         " them.",
     ]
     if any(ranked.counted for ranked in found):
-        notes.append(
-            "An n-gram model is counted: it multiplies nothing, so it is a level on the chart of FLOPs and has no"
-            " multiplier."
-        )
+        notes.append("An n-gram model is counted, and multiplies nothing: a level among FLOPs, without a multiplier.")
     if len(trained) >= MIN_LUCKY:
-        notes.append(
-            f"The best of {len(trained)} contenders was picked because it was best, so it is likely to be a little"
-            " worse than it looks; its interval does not account for that."
-        )
+        picked = f"The best of {len(trained)} contenders was picked because it was best"
+        notes.append(f"{picked}, so it is likely a little worse than it looks; its interval does not account for that.")
     return [*notes, *warnings(found), *comparison.notes]
 
 
@@ -299,15 +294,11 @@ def warnings(found: Sequence[Ranked]) -> list[str]:
             told.append(f"{ranked.name} finished nothing: {ranked.failed}")
             continue
         if ranked.share < largest:
-            told.append(
-                f"{ranked.name} is shown at {fraction(ranked.share)} of the budget, where others have"
-                f" {fraction(largest)}: more did not finish."
-            )
+            part = f"{fraction(ranked.share)} of the budget, where others have {fraction(largest)}"
+            told.append(f"{ranked.name} is shown at {part}: more did not finish.")
         rates = sorted({outcome.lr for outcome in ranked.result.sweep if outcome.lr})
         if len(rates) > 1 and ranked.result.rate in (rates[0], rates[-1]):
-            side = "smallest" if ranked.result.rate == rates[0] else "largest"
-            told.append(
-                f"The rate of {ranked.name} is the {side} that was tried: a better one may lie beyond, so it may be"
-                " better than it looks."
-            )
+            side = f"the {'smallest' if ranked.result.rate == rates[0] else 'largest'} that was tried"
+            beyond = "a better one may lie beyond, so it may be better than it looks"
+            told.append(f"The rate of {ranked.name} is {side}: {beyond}.")
     return told

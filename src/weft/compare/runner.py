@@ -51,13 +51,10 @@ class Machine:
 
 
 def machine_for(contenders: Sequence[ReadyContender], where: Where) -> Machine:
-    """As many jobs side by side as cores and memory allow, for the contender that needs most; or those wanted.
-
-    What Slurm and Ray start has the processors that a task of the allocation has, or a few.
-    """
+    """As many jobs side by side as cores and memory allow, for the contender that needs most; or those wanted."""
     device = torch.device(contenders[0].device)
     gpus = int(device.type == "cuda")
-    if where.kind != "here":
+    if where.kind != "here":  # each has the processors that a task of the allocation has, or a few
         threads = int(os.environ.get("SLURM_CPUS_PER_TASK", BESIDE_A_GPU if gpus else 1))
         jobs = slurm_tasks(where) if where.kind == "slurm" else where.count or ray_tasks(threads, gpus)
         return Machine(jobs, threads, gpus, where)
@@ -143,12 +140,8 @@ class Runner:
             pool.close()
 
     def _wanted(self, sweeps: Sequence[Sweep]) -> dict[Job, float]:
-        """Every job that is known to be needed, and its operations."""
-        return {
-            job: self.contenders[job.contender].flops * job.share
-            for sweep in sweeps
-            for job in sweep.wanted(self.outcomes)
-        }
+        jobs = [job for sweep in sweeps for job in sweep.wanted(self.outcomes)]
+        return {job: self.contenders[job.contender].flops * job.share for job in jobs}
 
     def _give(self, pool: Pool, job: Job) -> bool:
         """Start a job; one that was measured already when everything stopped is only noted."""
@@ -165,15 +158,13 @@ class Runner:
         return True
 
     def _note(self, job: Job) -> None:
-        """Put a job's outcome among the results, then remove what it left."""
         outcome = validate(Outcome, json.loads((self._folder(job) / OUTCOME).read_text("utf-8")))
         append(self.results, outcome.model_dump(mode="json"))
         self.outcomes[job] = outcome
         self._tidy(job)
 
     def _tidy(self, job: Job) -> None:
-        folder = self._folder(job)
-        kept = self.out / "runs" / job.contender
+        folder, kept = self._folder(job), self.out / "runs" / job.contender
         if (folder / RUN).is_dir() and job.kept and not kept.exists():
             kept.parent.mkdir(parents=True, exist_ok=True)
             os.replace(folder / RUN, kept)

@@ -53,9 +53,6 @@ METHOD = (
 )
 
 
-# ---- the page
-
-
 class Check(NamedTuple):
     """The next rung, which was not fitted: what was measured, and what the fit had predicted with its interval."""
 
@@ -86,10 +83,10 @@ class ScalingPage(PanelsPage):
     check: Check | None
     budget: float
     optimum: tuple[float, float]
-    title: str = "Scaling law"
     command: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    title: str = "Scaling law"
     about: str = (
         "L(N, D) = E + A/Nᵅ + B/Dᵝ: the loss of a model with N parameters after D tokens (Hoffmann et al. 2022), fitted"
         " to small training runs in order to choose the size of a large one."
@@ -163,10 +160,7 @@ class ScalingPage(PanelsPage):
         return {size: [point for point in ordered if point.parameters == size] for size in sizes}
 
     def _residual(self, point: Point) -> float:
-        """Measured over predicted loss, less 1."""
         return point.loss / self.fit.predict(point.parameters, point.tokens) - 1
-
-    # ---- charts
 
     def panels(self) -> list[Panels]:
         return [self._losses(), self._optima(), self._runs(), self._residuals()]
@@ -181,15 +175,15 @@ class ScalingPage(PanelsPage):
         for number, (size, runs) in enumerate(sizes.items()):
             colour = _shade(number / max(len(sizes) - 1, 1))
             each = float(np.mean([run.flops / run.tokens for run in runs]))
-            tokens = [float(count) for count in np.geomspace(runs[0].tokens, runs[-1].tokens, 40)]
+            tokens = np.geomspace(runs[0].tokens, runs[-1].tokens, 40).tolist()
             line = [(each * count, self.fit.predict(size, count)) for count in tokens]
             series.append(Series(points=line, look=Look(colour, width=1.3), labels=[*[""] * 39, short(size)]))
             series.append(Series(points=[(run.flops, run.loss) for run in runs], look=Look(colour, "o", width=0)))
         if self.check:
             run, interval = self.check.measured, [(self.check.measured.flops, end) for end in self.check[2:]]
+            star, label = Look("c1", "*", width=0), short(run.parameters)
             series.append(Series(points=interval, look=Look("c1", "_")))
-            star = Look("c1", "*", width=0)
-            series.append(Series(points=[(run.flops, run.loss)], look=star, labels=[short(run.parameters)]))
+            series.append(Series(points=[(run.flops, run.loss)], look=star, labels=[label]))
         plot = Plot("Bits per byte against FLOPs, by parameters", series, FLOPS, BITS, size=SIZE)
         return Panels("scaling-loss", about, [plot])
 
@@ -199,16 +193,15 @@ class ScalingPage(PanelsPage):
             " loss; the band is its 95 % interval. Right of the dashed vertical line nothing was trained: there the fit"
             " is continued."
         )
-        largest = max(point.flops for point in self.fit.points)
-        last = max(FURTHER * largest, 1.5 * self.budget)
-        budgets = [float(flops) for flops in np.geomspace(min(point.flops for point in self.fit.points), last, 40)]
+        spent = [point.flops for point in self.fit.points]
+        budgets = np.geomspace(min(spent), max(FURTHER * max(spent), 1.5 * self.budget), 40).tolist()
         best = [(flops, self.fit.optimal(flops)[0]) for flops in budgets]
         asked = [(self.budget, self.fit.optimal(self.budget)[0])]
         series = [
             Series(points=best, band=[self.fit.optimal_interval(flops) for flops in budgets]),
             Series(points=asked, look=Look("c1", "D", width=0), labels=[short(asked[0][1])]),
         ]
-        marks = [(largest, "the largest training run")]
+        marks = [(max(spent), "the largest training run")]
         plot = Plot("Optimal size for a budget", series, FLOPS, PARAMETERS, marks, SIZE)
         return Panels("scaling-optimum", about, [plot])
 
@@ -217,8 +210,7 @@ class ScalingPage(PanelsPage):
             "Each mark is a training run, with its loss: the stronger the shade, the lower. The dashed line joins the"
             " optimal sizes."
         )
-        every = [*self.fit.points, *([self.check.measured] if self.check else [])]
-        budgets = [point.flops for point in every]
+        budgets = [point.flops for point in (*self.fit.points, *([self.check.measured] if self.check else []))]
         best = [self.fit.optimal(float(flops)) for flops in np.geomspace(min(budgets), max(budgets), 40)]
         line = Series(points=[(tokens, size) for size, tokens in best], look=Look("soft", dash="6 3", width=1.2))
         losses = [math.log(point.loss) for point in self.fit.points]
@@ -257,15 +249,12 @@ def ladder(experiment: Experiment, sizes: int) -> Experiment:
     if experiment.budget.flops is None:
         raise ConfigError("a ladder's budget is in FLOPs, those of its largest run: give --flops, for instance 1e13")
     if not 3 <= sizes <= MAX_SIZES:
-        raise ConfigError(
-            f"--sizes {sizes}: a law needs three sizes or more, each twice the one before; {MAX_SIZES} at most"
-        )
+        raise ConfigError(f"--sizes {sizes}: a law needs three sizes or more, {MAX_SIZES} at most, each twice the last")
     (base,) = experiment.contenders.values()
     largest = math.sqrt(experiment.budget.flops / (6 * TOKENS_PER_PARAMETER))
     wanted = [largest * SPREAD**-rung for rung in reversed(range(sizes))]
     contenders = {short(size): base.replace(parameters=size).model_dump() for size in wanted}
-    tokens = round(experiment.budget.flops / (6 * largest))
-    return experiment.replace(contenders=contenders, budget={"tokens": tokens})
+    return experiment.replace(contenders=contenders, budget={"tokens": round(experiment.budget.flops / (6 * largest))})
 
 
 def scale(experiment: Experiment, place: Workplace, sizes: int = 5) -> ScalingPage:
@@ -283,9 +272,7 @@ def scale(experiment: Experiment, place: Workplace, sizes: int = 5) -> ScalingPa
         following = experiment.replace(contenders={NEXT: contender}, budget={"tokens": round(tokens)}, rungs=1)
         checked = compare(following, replace(place, out=place.out / NEXT, data=data))
     check = check_of(law, points_of(checked))
-    return ScalingPage(
-        law, check, budget, (parameters, tokens), command=found.command, facts=found.facts, notes=found.notes
-    )
+    return ScalingPage(law, check, budget, (parameters, tokens), found.command, found.facts, found.notes)
 
 
 def points_of(found: Comparison) -> list[Point]:

@@ -25,19 +25,17 @@ def resized(model: Model, width: int) -> Model:
         return model.replace(**changes)
     if not isinstance(model, TransformerConfig):
         raise ConfigError(f"a '{model.kind}' model has no width to choose")
-    attention, feedforward = model.attention, model.feedforward
+    attention, feedforward, changed = model.attention, model.feedforward, dict[str, int]()
     heads = max(1, round(width * attention.heads / model.d_model))
     while attention.kv_heads is not None and heads % attention.kv_heads:
         heads += 1
     d_model = heads * max(2, 2 * round(width / heads / 2))  # rotary positions come in pairs
     d_ff = max(8, 8 * round(feedforward.d_ff * d_model / model.d_model / 8))
-    shared = model.sharing
-    changed: dict[str, int] = {}
     if isinstance(model, Encoder | Decoder) and model.d_embedding is not None:
         changed["d_embedding"] = max(2, 2 * round(model.d_embedding * d_model / model.d_model / 2))
     if isinstance(model, Encoder) and model.distinct_layers is not None:
         changed["distinct_layers"] = max(1, round(model.distinct_layers * d_model / model.d_model))
-    layers = changed.get("distinct_layers", 0) * shared or max(1, round(model.layers * d_model / model.d_model))
+    layers = changed.get("distinct_layers", 0) * model.sharing or max(1, round(model.layers * d_model / model.d_model))
     return model.replace(
         d_model=d_model,
         **changed,
@@ -48,10 +46,7 @@ def resized(model: Model, width: int) -> Model:
 
 
 def multiplied(model: Model) -> int:
-    """The parameters that a token is multiplied by: all but a table that is only looked up in.
-
-    A table of embeddings that is tied to the logits is multiplied there.
-    """
+    """The parameters that a token is multiplied by: all but a table of embeddings that isn't tied to the logits."""
     tied = getattr(getattr(model, "head", None), "tied", getattr(model, "tied", False))
     width = getattr(model, "d_embedding", None) or getattr(model, "d_model", None) or 0
     return count(model).parameters - (0 if tied else int(getattr(model, "vocab_size", 0) * width))
@@ -77,14 +72,10 @@ def sized(model: Model, wanted: float) -> Model:
 
 
 def sized_for(budget: Budget, model: Model) -> Model:
-    """The size that the budget is best spent on: twenty tokens a parameter (Hoffmann et al. 2022).
-
-    That is only a rule of thumb, and its authors' text; `weft scale` measures it.
-    """
+    """The size that the budget is best spent on by Hoffmann et al.'s rule of thumb; `weft scale` measures it."""
     if isinstance(model, NGram):
         return model
     if budget.axis == "minutes":
         raise ConfigError("sizes = budget: minutes don't say how many operations there are; give --flops or --tokens")
-    if budget.tokens is not None:
-        return sized(model, budget.tokens / TOKENS_PER_PARAMETER)
-    return sized(model, math.sqrt(budget.amount / (6 * TOKENS_PER_PARAMETER)))
+    by_flops = math.sqrt(budget.amount / (6 * TOKENS_PER_PARAMETER))
+    return sized(model, by_flops if budget.tokens is None else budget.tokens / TOKENS_PER_PARAMETER)

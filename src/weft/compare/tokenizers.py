@@ -10,7 +10,7 @@ import timeit
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from typing import Any
 
 import numpy as np
@@ -177,9 +177,6 @@ def shown(piece: str) -> str:
     return "".join(SPACE if sign == " " else sign if sign.isprintable() else repr(sign)[1:-1] for sign in piece)
 
 
-# ---- measured
-
-
 def compare_tokenizers(
     specs: Sequence[str], data: TextSource | Sequence[str] | str, *, sentence: str = LECTURE, log: Log = log_to_stderr
 ) -> TokenizerComparison:
@@ -191,8 +188,7 @@ def compare_tokenizers(
     chosen = [(spec, choose(spec)) for spec in specs]
     if not chosen:
         raise ConfigError(f"--tokenizers: name at least one: {ALLOWED}")
-    again = next((spec for spec, count in Counter(specs).items() if count > 1), None)
-    if again is not None:
+    if again := next((spec for spec, count in Counter(specs).items() if count > 1), None):
         raise ConfigError(f"--tokenizers {again}: it is named twice")
     text = data if isinstance(data, TextSource) else TextSource([data] if isinstance(data, str) else list(data))
     if "-" in text.sources:
@@ -203,9 +199,7 @@ def compare_tokenizers(
 
 
 def _sides(text: TextSource, log: Log) -> tuple[list[str], int]:
-    """The held-out sections, and the bytes of the training side."""
-    held_out: list[str] = []
-    training = 0
+    held_out, training = list[str](), 0
     for section in split_sections(text, log=log):
         if section.side == "validation":
             held_out.append(section.text)
@@ -228,10 +222,9 @@ def _measure(
             tokenizer = build_tokenizer(chosen, () if isinstance(chosen, Byte) else train_texts(text))
             seconds = time.perf_counter() - start
         with bar(f"{spec}: the training text", None):
-            trained = sum(
-                (_counts(tokenizer.encode_batch(some), tokenizer.vocab_size) for some in _groups(train_texts(text))),
-                start=np.zeros(tokenizer.vocab_size, dtype=np.int64),
-            )
+            trained = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+            for some in _groups(train_texts(text)):
+                trained += _counts(tokenizer.encode_batch(some), tokenizer.vocab_size)
         encoded = [ids for some in _groups(held_out) for ids in tokenizer.encode_batch(some)]
         pieces = tuple(_pieces(tokenizer, sentence))
     except TokenizerError as error:
@@ -263,8 +256,7 @@ def _measure(
 
 def _counts(encoded: Iterable[Sequence[int]], entries: int) -> Ints:
     """How often each of the vocabulary's entries (entries,) occurs in some texts."""
-    ids = np.fromiter(chain.from_iterable(encoded), dtype=np.int64)
-    return np.bincount(ids, minlength=entries)
+    return np.bincount(np.fromiter(chain.from_iterable(encoded), dtype=np.int64), minlength=entries)
 
 
 def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -283,17 +275,10 @@ def _unknown_words(tokenizer: Tokenizer, words: Counter[str]) -> int:
 
 
 def _speeds(tokenizer: Tokenizer, held_out: Sequence[str]) -> tuple[float, float, float]:
-    """Megabytes of text a second: encoded one after another, encoded all at once, which takes all cores, and decoded.
-
-    A section is encoded in one thread; the library divides the texts of a batch among the cores.
-    """
-    some, size = [], 0
-    for each in held_out:
-        some.append(each)
-        size += utf8_size(each)
-        if size >= TIMED_BYTES:
-            break
-    encoded = tokenizer.encode_batch(some)
+    """Megabytes of text a second: encoded one after another, encoded all at once, on all cores, and decoded."""
+    before = accumulate(map(utf8_size, held_out), initial=0)  # the bytes before each section
+    some = [each for each, size in zip(held_out, before, strict=False) if size < TIMED_BYTES]
+    size, encoded = sum(map(utf8_size, some)), tokenizer.encode_batch(some)
     single = _best(lambda: [tokenizer.encode(each) for each in some])
     together = _best(lambda: tokenizer.encode_batch(some))
     decoding = _best(lambda: [tokenizer.decode(ids) for ids in encoded])

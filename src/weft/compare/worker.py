@@ -55,10 +55,8 @@ def run_job(folder: Path) -> Outcome:
 
 def _measured(recipe: SettledRecipe, path: Path, job: dict[str, Any]) -> dict[str, Any]:
     assert recipe.data.prepared is not None
-    worker = Worker(log=lambda line: None, quiet=True)
-    tokenizer = Tokenizer.load(Path(recipe.data.prepared))
-    run = RunFolder(path)
-    begun = run.config.exists()
+    worker, run = Worker(log=lambda line: None, quiet=True), RunFolder(path)
+    tokenizer, begun = Tokenizer.load(Path(recipe.data.prepared)), run.config.exists()
     with held(run) if begun else claimed(path):
         if not begun:
             tokenizer.save(path)
@@ -68,7 +66,6 @@ def _measured(recipe: SettledRecipe, path: Path, job: dict[str, Any]) -> dict[st
 
 
 def _outcome(recipe: SettledRecipe, objective: Any, model: LanguageModel, job: dict[str, Any]) -> dict[str, Any]:
-    """What a trained model costs on the held-out text, and what training it took."""
     assert isinstance(objective, NextToken)
     run, share = objective.folder, job["names"]["share"]
     if not share:  # how long its steps would have taken without the start, by the median of its later laps

@@ -28,17 +28,14 @@ STATE_VECTORS = {"elman": 1, "lstm": 2, "gru": 1}
 
 @dataclass(frozen=True)
 class Component:
-    """A part of a model: its parameters, and the operations of one forward pass over a whole sequence.
-
-    `backward` is how many forward passes its backward pass costs.
-    """
+    """A part of a model: its parameters, and the operations of one forward pass over a whole sequence."""
 
     name: str
     parameters: int
     flops: int
     in_layers: bool = False
     trained: bool = True
-    backward: int = 2
+    backward: int = 2  # forward passes that its backward pass costs
 
 
 @dataclass(frozen=True)
@@ -78,10 +75,7 @@ class Count:
 
 
 def count(model: Config, length: int | None = None, adapter: LoRA | None = None) -> Count:
-    """The cost of a model for sequences of `length` tokens, its context where none is given.
-
-    With an `adapter` all else is frozen.
-    """
+    """The cost of a model for sequences of `length` tokens (default: its context). An `adapter` freezes all else."""
     if adapter is not None:
         return _adapted(model, count(model, length), adapter)
     longest = getattr(model, "longest", None)
@@ -97,9 +91,8 @@ def count(model: Config, length: int | None = None, adapter: LoRA | None = None)
         case config.Bahdanau():
             return _bahdanau(model, time)
         case config.NGram():
-            counts = Component("counts", 0, 0)
             note = f"counts, not weights: the text decides how many; a token costs up to {model.order} look-ups"
-            return Count((counts,), time, note)
+            return Count((Component("counts", 0, 0),), time, note)
         case _:
             raise ModelError(f"a {type(model).__name__} cannot be counted: it is not a model")
 
@@ -126,9 +119,7 @@ def _matrix(inputs: int, outputs: int, bias: bool = False) -> int:
 
 
 def _norm(norm: Norm, width: int) -> int:
-    if isinstance(norm, LayerNorm):
-        return (norm.gain + norm.bias) * width
-    return width
+    return (norm.gain + norm.bias) * width if isinstance(norm, LayerNorm) else width
 
 
 # ---- Transformers
@@ -136,13 +127,9 @@ def _norm(norm: Norm, width: int) -> int:
 
 def stacks(model: config.TransformerConfig) -> list[tuple[int, bool, bool]]:
     """(layers, causal, reads a source) of each stack."""
-    match model:
-        case config.EncoderDecoder():
-            return [(model.encoder_layers or model.layers, False, False), (model.layers, True, True)]
-        case config.Encoder():
-            return [(model.layers, False, False)]
-        case _:
-            return [(model.layers, True, False)]
+    if isinstance(model, config.EncoderDecoder):
+        return [(model.encoder_layers or model.layers, False, False), (model.layers, True, True)]
+    return [(model.layers, not isinstance(model, config.Encoder), False)]
 
 
 @dataclass(frozen=True)
@@ -284,11 +271,8 @@ def _head(model: config.TransformerConfig, T: int) -> list[Component]:
 def _dense(layers: Sequence[tuple[int, int, int]], more: int = 0) -> Component:
     """A head made of linear layers with biases, what each reads, what it gives, and at how many places; and `more`
     parameters."""
-    return Component(
-        "head",
-        sum(_matrix(inputs, outputs, True) for inputs, outputs, _ in layers) + more,
-        sum(2 * inputs * outputs * places for inputs, outputs, places in layers),
-    )
+    parameters = sum(_matrix(inputs, outputs, True) for inputs, outputs, _ in layers) + more
+    return Component("head", parameters, sum(2 * inputs * outputs * places for inputs, outputs, places in layers))
 
 
 # ---- adapters
@@ -344,14 +328,9 @@ def _recurrent(model: config.Recurrent, T: int) -> Count:
     D, V = model.d_model, model.vocab_size
     d_embedding, deeper = model.d_embedding or D, model.layers - 1
     parameters, products = _cells(model.cell, [d_embedding] + deeper * [D], D)
-    return Count(
-        (
-            Component("embeddings", V * d_embedding, 0),
-            Component("cell", parameters, 2 * T * products, True),
-            Component("logits", (0 if model.tied else V * D) + V, 2 * T * D * V),
-        ),
-        T,
-    )
+    cell = Component("cell", parameters, 2 * T * products, True)
+    logits = Component("logits", (0 if model.tied else V * D) + V, 2 * T * D * V)
+    return Count((Component("embeddings", V * d_embedding, 0), cell, logits), T)
 
 
 def _bahdanau(model: config.Bahdanau, T: int) -> Count:

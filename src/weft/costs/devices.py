@@ -89,26 +89,15 @@ def device_called(name: str) -> Device | None:
     return next((device for key, device in known.items() if re.search(rf"{key}(?!\d)", plain)), None)
 
 
-# ---- what joins them
-
 MACHINE = 8  # devices in a machine
 REACHED = 0.8  # of a link's bandwidth, by collectives of many megabytes
 START = 10e-6  # seconds before the first byte moves
 HOP_INSIDE, HOP_ACROSS = 1e-6, 6e-6  # seconds from one device to the next
 
 # Gb/s for each device; with Ethernet a machine's devices share one card
-NETWORKS = {
-    "ib-edr": 100.0,
-    "ib-hdr": 200.0,
-    "ib-ndr": 400.0,
-    "ib-xdr": 800.0,
-    "roce-100": 100.0,
-    "roce-200": 200.0,
-    "roce-400": 400.0,
-    "ethernet-10": 10.0 / MACHINE,
-    "ethernet-25": 25.0 / MACHINE,
-    "ethernet-100": 100.0 / MACHINE,
-}
+NETWORKS = {"ib-edr": 100.0, "ib-hdr": 200.0, "ib-ndr": 400.0, "ib-xdr": 800.0}
+NETWORKS |= {f"roce-{speed}": float(speed) for speed in (100, 200, 400)}
+NETWORKS |= {f"ethernet-{speed}": speed / MACHINE for speed in (10, 25, 100)}
 ONE_MACHINE = {"nvlink": None, "pcie": 32e9}  # all devices in one domain; bytes a second each way
 
 
@@ -132,10 +121,8 @@ def interconnect_named(text: str | None, device: Device, gpus: int) -> Interconn
         return Interconnect(name, device.link, NETWORKS[name] * 1e9 / 8)
     number = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(gb|gbit|gbps)(/s)?", name)
     if number is None or float(number[1]) <= 0:
-        raise ConfigError(
-            f"--interconnect '{text}': expected a number for each GPU, such as 400Gb/s, or a name; "
-            f"{suggestion(name, [*NETWORKS, *ONE_MACHINE])}"
-        )
+        known = suggestion(name, [*NETWORKS, *ONE_MACHINE])
+        raise ConfigError(f"--interconnect '{text}': expected a number per GPU, such as 400Gb/s, or a name; {known}")
     return Interconnect(f"{float(number[1]):g} Gb/s", device.link, float(number[1]) * 1e9 / 8)
 
 

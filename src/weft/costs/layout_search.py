@@ -110,6 +110,7 @@ class Predictor:
         shard = depth * self._shard(choice, held["layer"], (forward / depth, (compute - forward) / depth))
         # what stands around the layers is gathered before any of them is at work
         shard += choice.group("shard", job.net).gather(narrow(job.precision) * owned["around"])
+        summing = sum(choice.group(axis, job.net).reduce(WIDE * parameters) for axis in ("replicate", "context"))
         return StepTime(
             compute=m * compute,
             tensor=m * tensor,
@@ -117,7 +118,8 @@ class Predictor:
             send=m * send,
             bubble=(p - 1) / choice.chunks * (compute + tensor + context + send),
             shard=shard * (m if p == 1 else 1),
-            replicate=self._replicate(choice, parameters, backward),
+            # what summing gradients takes longer than the last backward pass, and its last part
+            replicate=_beside(summing, backward) + summing / depth,
             update=OTHER * job.roofline.move(ADAMW * parameters),
         )
 
@@ -164,12 +166,6 @@ class Predictor:
         first, last = gather / depth, reduce / depth  # nothing is at work before the first, or after the last
         regather = gather if choice.layout.pipeline == 1 else 0.0
         return first + last + _beside(gather, compute[0]) + _beside(regather + reduce, compute[1])
-
-    def _replicate(self, choice: Choice, parameters: float, backward: float) -> float:
-        """What summing gradients over copies takes longer than the last backward pass, and its last part."""
-        bytes_ = WIDE * parameters
-        seconds = sum(choice.group(axis, self.job.net).reduce(bytes_) for axis in ("replicate", "context"))
-        return _beside(seconds, backward) + seconds / sum(choice.depths(self.job))
 
 
 def _beside(seconds: float, compute: float) -> float:
@@ -218,9 +214,8 @@ def search(job: Job, asked: Layout | None = None, micro: int | None = None, reco
     """
     predict, fitting = Predictor(job), []
     too_large: dict[tuple[str, ...], tuple[float, Choice]] = {}
-    advice = "change --layout or --gpus"
+    reason, advice = None, "change --layout or --gpus"
     layouts = [asked.over(job.gpus, "--layout", advice)] if asked is not None else list(_layouts(job))
-    reason = None
     for layout in layouts:
         for size in _at_a_time(job, layout, micro):
             reason = refusal(job, Choice(layout, size))

@@ -19,18 +19,10 @@ Gradients come as activations go, so at the peak of a step of one micro-batch th
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from weft.costs import memory
 from weft.costs.count import Count, block_linears, count, stacks
 from weft.costs.devices import Device, Group, Interconnect
-from weft.costs.memory import (
-    LOGITS_AT_A_TIME,
-    WIDE,
-    LayerBytes,
-    around_bytes,
-    layer_bytes,
-    logits_bytes,
-    moments,
-    narrow,
-)
+from weft.costs.memory import WIDE, LayerBytes, around_bytes, layer_bytes, moments, narrow
 from weft.costs.roofline import Part, Roofline, Software
 from weft.layout import AXES, Layout
 from weft.models import config
@@ -38,10 +30,7 @@ from weft.models import config
 
 @dataclass(frozen=True)
 class Job:
-    """A model in training: `rows` sequences of `length` tokens a step, over `gpus` devices.
-
-    Logits are formed at the share `predicted` of the places.
-    """
+    """A model in training: `rows` sequences of `length` tokens a step, over `gpus` devices."""
 
     model: config.TransformerConfig
     rows: int
@@ -52,7 +41,7 @@ class Job:
     precision: str = "bf16"
     optimizer: str = "adamw"
     software: Software = field(default_factory=Software)
-    predicted: float = 1.0
+    predicted: float = 1.0  # the share of the places at which logits are formed
 
     @cached_property
     def cost(self) -> Count:
@@ -134,9 +123,6 @@ class Choice:
         return whole if self.layout.pipeline == 1 else [-(-job.layers // self.layout.pipeline)]
 
 
-# ---- what is impossible
-
-
 def indivisible(model: config.TransformerConfig, tensor: int) -> str | None:
     """What of a model can't be split over `tensor` devices, or None if all of it can."""
     attention = model.attention
@@ -172,9 +158,6 @@ def refusal(job: Job, choice: Choice) -> str | None:
     return None
 
 
-# ---- bytes
-
-
 @dataclass(frozen=True)
 class RankMemory:
     """Bytes on the fullest device; `passing` is what gathering and reducing hold for a moment."""
@@ -198,7 +181,7 @@ class RankMemory:
 def rank_memory(job: Job, choice: Choice) -> RankMemory:
     """What the fullest device holds: that of the first stage of a pipeline, or of the last, which has the logits."""
     ends = [(True, True)] if choice.layout.pipeline == 1 else [(True, False), (False, True)]
-    return max((_stage(job, choice, first, last) for first, last in ends), key=lambda memory: memory.peak)
+    return max((_stage(job, choice, first, last) for first, last in ends), key=lambda each: each.peak)
 
 
 def stage_parameters(job: Job, choice: Choice, first: bool, last: bool) -> dict[str, float]:
@@ -252,5 +235,5 @@ def _logits(job: Job, choice: Choice) -> float:
     if not V:
         return 0.0
     if narrow(job.precision) < WIDE:
-        return logits_bytes(V, job.model.d_model, tokens, job.device.memory)
-    return 2 * WIDE * min(tokens * V, max(LOGITS_AT_A_TIME, V))
+        return memory.logits_bytes(V, job.model.d_model, tokens, job.device.memory)
+    return 2 * WIDE * min(tokens * V, max(memory.LOGITS_AT_A_TIME, V))

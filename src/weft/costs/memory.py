@@ -68,16 +68,13 @@ def moments(optimizer: str, parameters: float, in_layers: float) -> float:
 
 @dataclass(frozen=True)
 class Workload:
-    """What one device trains at a time: `sequences` of `length` tokens.
-
-    What a parameter costs is split over `shards` devices.
-    """
+    """What one device trains at a time: `sequences` of `length` tokens."""
 
     sequences: int
     length: int
     precision: str
     optimizer: str = "adamw"
-    shards: int = 1
+    shards: int = 1  # devices that what a parameter costs is split over
 
 
 def training_memory(model: Config, work: Workload, adapter: LoRA | None = None) -> Memory:

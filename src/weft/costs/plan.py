@@ -25,16 +25,13 @@ MAX_SEQUENCES = 1 << 14  # that are tried on one device at a time
 
 @dataclass(frozen=True)
 class Machine:
-    """What training runs on, and the share of the peak that it reaches (MFU; Chowdhery et al. 2022, appendix B).
-
-    `basis` says where that share comes from.
-    """
+    """What training runs on, and the share of the peak that it reaches (MFU; Chowdhery et al. 2022, appendix B)."""
 
     device: Device
     gpus: int
     mfu: float
     precision: str
-    basis: str = "assumed; --mfu changes it"
+    basis: str = "assumed; --mfu changes it"  # where that share comes from
 
     def __post_init__(self) -> None:
         if not 0.0 < self.mfu <= 1.0:
@@ -57,10 +54,7 @@ class TrainingPlan:
 
 
 def plan_training(flops_per_token: float, tokens: int, tokens_per_step: int, machine: Machine) -> TrainingPlan:
-    """A run over `tokens`.
-
-    MFU counts the operations of the model alone, so recomputed layers are no part of `flops_per_token`.
-    """
+    """A run over `tokens`. MFU counts the model's operations alone: recomputed layers are not in `flops_per_token`."""
     flops = flops_per_token * tokens
     seconds = flops / (machine.peak * machine.mfu)
     energy = machine.gpus * machine.device.watts * PUE * seconds / 3.6e6
@@ -89,8 +83,7 @@ def components_table(name: str, cost: Count) -> Table:
     elif cost.parameters:
         remarks.append(
             f"FLOPs are those of the forward pass at {cost.length:,} tokens a sequence. Training takes 3 times as many,"
-            f" {short(cost.training())} a token, and {short(cost.training(recompute=True))} with activation"
-            " checkpointing."
+            f" {short(cost.training())} a token, {short(cost.training(recompute=True))} with activation checkpointing."
             " An m×k by k×n product is 2mkn; attention counts every key of the sequence, also under a causal mask."
         )
     return Table(("part", "parameters", "share", "FLOPs/token", "share"), rows, name, remarks)

@@ -47,8 +47,6 @@ from weft.layout import AXES, Layout
 from weft.models.config import MaskedLMHead, TransformerConfig
 from weft.models.presets import PRESETS, bert, gpt, llama, preset, vaswani
 
-# ---- of the lectures
-
 
 class GPT3Row(NamedTuple):
     """A row of Brown et al. 2020, table 2.1, as the slide prints it."""
@@ -143,8 +141,6 @@ def opt_table() -> Table:
     return Table(("size", *parts), rows, "Percent of an update's FLOPs for OPT's sizes: weft | slide", [remark])
 
 
-# ---- measured steps, of others and of weft on one H200
-
 A100, H100 = DEVICES["a100"], DEVICES["h100"]
 USED_DEVICES = DEVICES | {
     "a100-40gb": replace(A100, memory=40 * 10**9),
@@ -196,17 +192,9 @@ def rows() -> list[Row]:
 
 def _row(cells: Mapping[str, str]) -> Row:
     model, device, gpus = _model(cells), USED_DEVICES[cells["device"]], int(cells["gpus"])
-    job = Job(
-        model,
-        int(cells["rows"]),
-        model.context,
-        device,
-        interconnect_named(cells["network"], device, gpus),
-        gpus,
-        precision=cells["precision"],
-        software=SOFTWARE[cells["software"]],
-        predicted=0.15 if cells["family"] == "BERT" else 1.0,
-    )
+    net, how = interconnect_named(cells["network"], device, gpus), SOFTWARE[cells["software"]]
+    job = Job(model, int(cells["rows"]), model.context, device, net, gpus, cells["precision"], software=how)
+    job = replace(job, predicted=0.15 if cells["family"] == "BERT" else 1.0)
     layout = validate(Layout, {axis: cells[axis] for axis in (*AXES, "sequence") if axis in cells}).over(gpus)
     share, chunks = float(cells["recompute"]), int(cells["chunks"])
     choices = tuple(Choice(layout, int(micro), share, chunks) for micro in cells["micro"].split())

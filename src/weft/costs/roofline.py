@@ -37,14 +37,11 @@ SCORES = (6.5, 9.5)  # times that plain attention moves its scores, forward and 
 
 @dataclass(frozen=True)
 class Software:
-    """How the passes are run: elementwise operations fused by a compiler; attention fused.
-
-    With `hidden_tensor` the collectives of tensor parallelism run beside the products they belong to.
-    """
+    """How the passes are run: elementwise operations fused by a compiler; attention fused."""
 
     compiled: bool = True
     fused_attention: bool = True
-    hidden_tensor: bool = False
+    hidden_tensor: bool = False  # tensor parallelism's collectives run beside the products they belong to
 
 
 @dataclass(frozen=True)

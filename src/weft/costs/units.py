@@ -24,14 +24,9 @@ def parse_count(text: str, what: str) -> int:
 
 def short(number: float) -> str:
     """124439808 → '124.4M': four digits at most."""
-    for size, letter in STEPS:
-        if number >= size:
-            return f"{_digits(number / size)}{letter}"
-    return _digits(number)
-
-
-def _digits(number: float) -> str:
-    return f"{number:.0f}" if number >= 1000 or number == int(number) else f"{number:.4g}"
+    size, letter = next((step for step in STEPS if number >= step[0]), (1, ""))
+    number = number / size
+    return (f"{number:.0f}" if number >= 1000 or number == int(number) else f"{number:.4g}") + letter
 
 
 def plain(number: float) -> str:

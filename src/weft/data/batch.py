@@ -26,13 +26,10 @@ class _Tensors:
     """What a dataclass of tensors can do as a whole."""
 
     def _each(self, change: Any) -> Self:
-        new = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            new[field.name] = value._each(change) if isinstance(value, _Tensors) else value
-            if isinstance(value, Tensor):
-                new[field.name] = change(value)
-        return replace(self, **new)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        nested = {name: value._each(change) for name, value in values.items() if isinstance(value, _Tensors)}
+        changed = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **nested, **changed)
 
     def to(self, device: torch.device | str) -> Self:
         """A copy on `device`; from pinned memory the transfer doesn't wait."""
@@ -130,8 +127,7 @@ def windows_batch(
 def lanes_batch(text: Tokens, lanes: Lanes, step: int, mine: Array) -> Batch:
     """The windows (B, length) of some lanes (B,) of a text at a step, counted from 0."""
     batch = _stack([text], np.zeros_like(mine), lanes.starts(step)[mine], lanes.length, False)
-    begins = torch.full((len(mine),), lanes.begins(step))
-    return replace(batch, lanes=torch.from_numpy(mine), begins=begins)
+    return replace(batch, lanes=torch.from_numpy(mine), begins=torch.full((len(mine),), lanes.begins(step)))
 
 
 def evaluation_batches(tokens: Tokens, length: int, batch: int) -> Iterator[Batch]:
@@ -162,13 +158,8 @@ def _stack(texts: Sequence[Tokens], sources: Array, starts: Array, length: int, 
     numbers = np.stack([texts[source].documents(start, length + 1) for source, start in places])
     numbers -= numbers[:, :1]  # small numbers, from 0 in each row
     inside = numbers[:, 1:] == numbers[:, :-1]  # a document's last token predicts nothing of the next document
-    return Batch(
-        inputs,
-        targets,
-        loss_mask=torch.from_numpy(inside),
-        positions=torch.from_numpy(restarting_positions(numbers[:, :-1])),
-        documents=torch.from_numpy(numbers[:, :-1].copy()),
-    )
+    positions = torch.from_numpy(restarting_positions(numbers[:, :-1]))
+    return Batch(inputs, targets, torch.from_numpy(inside), positions, torch.from_numpy(numbers[:, :-1].copy()))
 
 
 def restarting_positions(documents: Array) -> Array:
@@ -208,19 +199,14 @@ def packed(sequences: Sequence[Sequence[int]], length: int, pad_id: int | None) 
         raise DataError("no document has two tokens or more: there is nothing to predict")
     places = _fit([len(piece) - 1 for piece in pieces], length)
     shape = (max(row for row, _ in places) + 1, length)
-    tokens, targets = np.full(shape, pad_id), np.full(shape, pad_id)
-    documents = np.full(shape, -1)
+    tokens, targets, documents = np.full(shape, pad_id), np.full(shape, pad_id), np.full(shape, -1)
     for number, (piece, (row, column)) in enumerate(zip(pieces, places, strict=True)):
         span = slice(column, column + len(piece) - 1)
         tokens[row, span], targets[row, span] = piece[:-1], piece[1:]
         documents[row, span] = number
-    return Batch(
-        torch.from_numpy(tokens),
-        torch.from_numpy(targets),
-        loss_mask=torch.from_numpy(documents >= 0),
-        positions=torch.from_numpy(restarting_positions(documents)),
-        documents=torch.from_numpy(documents),
-    )
+    loss_mask, positions = torch.from_numpy(documents >= 0), torch.from_numpy(restarting_positions(documents))
+    inputs, wanted, borders = map(torch.from_numpy, (tokens, targets, documents))
+    return Batch(inputs, wanted, loss_mask, positions, borders)
 
 
 def _fit(sizes: Sequence[int], length: int) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ run, or one with another number of processes, sees the same rows.
 
 import re
 from dataclasses import dataclass, replace
+from itertools import count, takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +22,6 @@ from weft.text.tokenizer import Tokenizer
 Flags = npt.NDArray[np.bool_]
 MASKED, REPLACED = 0.8, 0.1  # of the chosen words; the others stay (Devlin et al. 2019, §3.1)
 MASKING, PAIRING, CUTTING = range(3, 6)  # what a row's random numbers are for; the sampler has purposes 1 and 2
-
-
-# ---- masked words
 
 
 @dataclass(frozen=True)
@@ -48,16 +46,9 @@ class Masking:
         mask_id, special = tokenizer.need("mask"), set(tokenizer.special_tokens.values())
         if len(special) >= tokenizer.vocab_size:
             raise TokenizerError("this tokenizer has special tokens only: there is nothing to mask")
-        return cls(
-            rate,
-            tokenizer.vocab_size,
-            mask_id,
-            np.array(sorted(special)),
-            tokenizer.pad_id,
-            tokenizer.cls_id,
-            tokenizer.sep_id,
-            word_starts(tokenizer) if whole_words else None,
-        )
+        others = tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id
+        starts = word_starts(tokenizer) if whole_words else None
+        return cls(rate, tokenizer.vocab_size, mask_id, np.array(sorted(special)), *others, starts)
 
     @property
     def frame(self) -> int:
@@ -159,9 +150,6 @@ def _framed(batch: Batch, masking: Masking) -> Batch:
     return replace(batch, tokens=tokens, documents=documents, positions=positions)
 
 
-# ---- missing spans
-
-
 def sentinels(tokenizer: Tokenizer) -> Array:
     """The ids of the special tokens `<extra_id_0>`, `<extra_id_1>`, …, which stand for the spans that were cut out."""
     numbered = {
@@ -169,14 +157,10 @@ def sentinels(tokenizer: Tokenizer) -> Array:
         for token, id in tokenizer.special_tokens.items()
         if (found := re.fullmatch(r"<extra_id_(\d+)>", token))
     }
-    ids: list[int] = []
-    while len(ids) in numbered:
-        ids.append(numbered[len(ids)])
+    ids = [numbered[number] for number in takewhile(numbered.__contains__, count())]
     if len(ids) < 2:
-        raise TokenizerError(
-            "cutting spans out needs special tokens to stand for them; "
-            'set tokenizer.specials.extra = ["<extra_id_0>", "<extra_id_1>", …]'
-        )
+        advice = 'set tokenizer.specials.extra = ["<extra_id_0>", "<extra_id_1>", …]'
+        raise TokenizerError(f"cutting spans out needs special tokens to stand for them; {advice}")
     return np.array(ids, dtype=np.int64)
 
 
@@ -215,10 +199,9 @@ def corrupt_spans(ids: Array, corruption: SpanCorruption, streams: Words) -> tup
     size, length = ids.shape
     noise, spans = span_counts(length, corruption.rate, corruption.mean)
     if spans >= len(sentinels):
-        raise DataError(
-            f"{length} tokens lose {spans} spans, but the tokenizer has {len(sentinels)} sentinels (<extra_id_0> …), "
-            f"and {spans + 1} are needed: add some to tokenizer.specials.extra, or shorten batch.length"
-        )
+        found = f"{length} tokens lose {spans} spans, but the tokenizer has {len(sentinels)} sentinels (<extra_id_0> …)"
+        advice = "add some to tokenizer.specials.extra, or shorten batch.length"
+        raise DataError(f"{found}, and {spans + 1} are needed: {advice}")
     kept, cut = _segments(length - noise, spans, streams, 0), _segments(noise, spans, streams, 1)
     row = np.arange(size)[:, None]
     begins = np.cumsum(kept + cut, axis=1) - cut  # where the spans begin in the text, (B, spans)

@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, groupby, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,17 +34,11 @@ Encoded = tuple[Section, npt.NDArray[Any]]
 Stretch = tuple[Section, npt.NDArray[Any], int]  # ids of a section, or of a part of one, and the bytes of their text
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """A piece to encode, and the sections that its stretches belong to."""
 
     piece: Piece
     sections: Sequence[Section]
-
-    @property
-    def wanted(self) -> bool:
-        """Whether somebody wants the ids of one of them."""
-        return any(section.wanted for section in self.sections)
 
 
 def encoded(
@@ -67,7 +60,7 @@ def encoded(
 
         def stretches() -> Iterator[Stretch]:
             for batch in _batches(work):
-                wanted = [job for job in batch if job.wanted]
+                wanted = [job for job in batch if any(section.wanted for section in job.sections)]
                 waiting.append((wanted, pool.submit(encode, [job.piece for job in wanted])))
                 while len(waiting) > 2 * threads:
                     ready, rows = waiting.popleft()
@@ -115,9 +108,6 @@ def _stretches(work: Sequence[Job], rows: Iterable[PieceIds]) -> Iterator[Stretc
         borders = pairwise([0, *accumulate(row.counts)])
         for section, (start, stop), size in zip(job.sections, borders, sizes, strict=True):
             yield section, row.ids[start:stop], size
-
-
-# ---- pieces
 
 
 def apart(sections: Iterable[Section]) -> Iterator[Job]:

@@ -31,12 +31,8 @@ from weft.safetensors_header import Header, read_header
 Example = Mapping[str, Sequence[int] | int | float]
 CHUNK = 1024  # rows that are encoded together
 UNKNOWN = "0" * 64  # in place of the checksum while it is computed
-TYPES: dict[str, np.dtype[Any]] = {
-    "U16": np.dtype("<u2"),
-    "I32": np.dtype("<i4"),
-    "I64": np.dtype("<i8"),
-    "F64": np.dtype("<f8"),
-}
+_CODES = {"U16": "<u2", "I32": "<i4", "I64": "<i8", "F64": "<f8"}
+TYPES: dict[str, np.dtype[Any]] = {name: np.dtype(code) for name, code in _CODES.items()}
 
 
 class Metadata(Config):
@@ -63,9 +59,7 @@ class Examples:
     def open(cls, path: Path) -> "Examples":
         """A file that `write_sides` wrote. Its header, size and offsets are checked."""
         header, metadata = _header(path)
-        tensors = {
-            name: mapped(path, TYPES[place.dtype], place.shape, place.begin) for name, place in header.tensors.items()
-        }
+        tensors = {name: mapped(path, TYPES[at.dtype], at.shape, at.begin) for name, at in header.tensors.items()}
         count = int(metadata.count)
         values = {key.removesuffix(".values"): tensor for key, tensor in tensors.items() if key.endswith(".values")}
         fields = [key.removesuffix(".offsets") for key in tensors if key.endswith(".offsets")]
@@ -121,9 +115,7 @@ class Examples:
 def label_names(labels: Iterable[str]) -> list[str]:
     """All labels once, in an order that doesn't depend on theirs: as numbers if all are, else as text."""
     names = set(labels)
-    if all(name.lstrip("-").isdecimal() for name in names):
-        return sorted(names, key=int)
-    return sorted(names)
+    return sorted(names, key=int) if all(name.lstrip("-").isdecimal() for name in names) else sorted(names)
 
 
 class Labels:
@@ -165,9 +157,8 @@ class Labels:
 
     def _unknown(self, label: str, where: str) -> DataError:
         known = self._given if self._given is not None else label_names(set(self._numbers) - set(self._untaught))
-        return DataError(
-            f"{where}: '{self.column}' is {label!r}, which no training row has; known: {', '.join(known[:12])}"
-        )
+        shown = ", ".join(known[:12])
+        return DataError(f"{where}: '{self.column}' is {label!r}, which no training row has; known: {shown}")
 
 
 # ---- writing
@@ -257,11 +248,10 @@ class _Writer:
         text = json.dumps(notes, ensure_ascii=False, sort_keys=True)
         metadata = Metadata(count=str(self.count), notes=text, sha256=UNKNOWN).model_dump()
         header: dict[str, Any] = {"__metadata__": metadata}
-        at = 0
+        stop = 0
         for name, dtype, size, _ in tensors:
-            stop = at + size * TYPES[dtype].itemsize
-            header[name] = {"dtype": dtype, "shape": [size], "data_offsets": [at, stop]}
-            at = stop
+            start, stop = stop, stop + size * TYPES[dtype].itemsize
+            header[name] = {"dtype": dtype, "shape": [size], "data_offsets": [start, stop]}
         hashed = HashedStream(stream)
         hashed.write(_header_bytes(header))
         for *_, blocks in tensors:
@@ -330,7 +320,6 @@ def _hashed(path: Path) -> Iterator[bytes]:
 
 
 def _header(path: Path) -> tuple[Header, Metadata]:
-    """The header of a file, checked against its size, and its metadata."""
     try:
         header = read_header(path)
         metadata = validate(Metadata, header.metadata)
@@ -342,7 +331,7 @@ def _header(path: Path) -> tuple[Header, Metadata]:
         raise DataError(f"{path}: not a file of examples that this weft reads: {error}") from None
     except ValueError as error:
         raise DataError(f"{path}: damaged: {error}") from None
-    odd = next((name for name, at in header.tensors.items() if at.dtype not in TYPES or len(at.shape) != 1), None)
-    if odd is not None:
-        raise DataError(f"{path}: not a file of examples that this weft reads: '{odd}' is not a list of numbers")
+    for name, place in header.tensors.items():
+        if place.dtype not in TYPES or len(place.shape) != 1:
+            raise DataError(f"{path}: not a file of examples that this weft reads: '{name}' is not a list of numbers")
     return header, metadata

@@ -4,6 +4,7 @@ A shard is noted once it is whole. Whoever was killed and starts again with the 
 and ends with the same bytes as one that was never stopped. The index comes last, and makes the folder a finished one.
 """
 
+import hashlib
 import json
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -14,22 +15,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from weft.data.shards import (
-    INDEX,
-    PART,
-    PLAN,
-    SIDES,
-    Array,
-    HashedStream,
-    Ids,
-    Index,
-    Shard,
-    Shards,
-    Side,
-    dtype_for,
-    sha256,
-    verify,
-)
+from weft.data.shards import INDEX, PART, PLAN, SIDES, Array, HashedStream, Index, Shard, Shards, Side, dtype_for
 from weft.errors import DataError, TokenizerError, WeftError
 from weft.files import locked, put, sync, write_bytes, write_text
 from weft.progress import warn
@@ -114,7 +100,7 @@ class ShardWriter:
             column.append(value)
         self._add(ids)
 
-    def extend(self, ids: Array, sections: Ids) -> None:
+    def extend(self, ids: Array, sections: Array) -> None:
         """Several sections: their ids (n,); and (3, m), where they begin in these ids, their bytes, their documents."""
         firsts, sizes, documents = sections
         for column, values in zip(self._columns, (firsts + self.tokens, sizes, documents), strict=True):
@@ -145,7 +131,7 @@ class ShardWriter:
             documents=ended,
             bytes=int(table[1].sum()),
             tokens_sha256=self._stream.sha256,
-            sections_sha256=sha256([sections]),
+            sections_sha256=hashlib.sha256(sections).hexdigest(),
         )
 
 
@@ -169,7 +155,7 @@ class Writers:
         if writer.tokens >= self._max_tokens:
             self._finish(side)
 
-    def extend(self, side: Side, ids: Array, sections: Ids) -> None:
+    def extend(self, side: Side, ids: Array, sections: Array) -> None:
         """Several sections, as `ShardWriter.extend` takes them; a shard ends where `add` would have ended it."""
         firsts = np.append(sections[0], len(ids))
         start, count = 0, sections.shape[1]
@@ -177,9 +163,8 @@ class Writers:
             writer = self._to(side)
             full = firsts[start + 1 :] - firsts[start] >= self._max_tokens - writer.tokens
             stop = start + int(np.argmax(full)) + 1 if full.any() else count
-            writer.extend(
-                ids[firsts[start] : firsts[stop]], sections[:, start:stop] - np.array([[firsts[start]], [0], [0]])
-            )
+            begins = np.array([[firsts[start]], [0], [0]])
+            writer.extend(ids[firsts[start] : firsts[stop]], sections[:, start:stop] - begins)
             if full.any():
                 self._finish(side)
             start = stop
@@ -227,17 +212,16 @@ def _begin(out: Path, plan: Plan, index: str) -> list[Shard] | None:
     found = read_plan(out)
     if not found:
         raise DataError(f"{out / PLAN}: not a plan that `weft prepare` wrote; give a new folder")
-    if keys := differing(plan, found):
-        raise DataError(
-            f"{out}: was prepared from something else (differs in: {', '.join(keys)}); remove it or give another folder"
-        )
+    if keys := ", ".join(differing(plan, found)):
+        what = f"was prepared from something else (differs in: {keys})"
+        raise DataError(f"{out}: {what}; remove it or give another folder")
     if (out / index).exists():
         return None
     shards: list[Shard] = []
     with suppress(FileNotFoundError, ValidationError, DataError):  # a line that a kill cut short ends the journal
         for line in (out / JOURNAL).read_text(encoding="utf-8").splitlines():
             shard = Shard.model_validate_json(line)
-            verify(out, shard.checksums)
+            shard.verify(out)
             shards.append(shard)
     return shards
 

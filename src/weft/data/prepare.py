@@ -66,8 +66,7 @@ def prepare(
         held_out = text.validation.sources if isinstance(text.validation, FilesSplit) else ()
         size = sum(amount(given, [text.column], text.encoding).bytes for given in (text.sources, held_out))
         total = size // (1 if text.part is None else text.part.of) or None  # about as many bytes to encode
-        dtype = dtype_for(tokenizer.vocab_size)
-        frame = text.frame
+        dtype, frame = dtype_for(tokenizer.vocab_size), text.frame
         if frame is None:
             before = tokenizer.leading if tokenizer.opens and not text.apart else ()
             frame = before, () if tokenizer.eos_id is None else (tokenizer.eos_id,)
@@ -142,9 +141,8 @@ def part_sections(text: TextSource, section: int) -> Iterator[Section]:
     part, split = text.part, text.validation
     assert part is not None
     if isinstance(split, TailSplit):
-        raise DataError(
-            f"part {part}: where the tail of a text begins is known at its end; hold out by hash or by files"
-        )
+        why = "where the tail of a text begins is known at its end"
+        raise DataError(f"part {part}: {why}; hold out by hash or by files")
     held_out = split.sources if isinstance(split, FilesSplit) else ()
     if "-" in (*text.sources, *held_out):
         raise DataError(f"part {part}: standard input can't be read by every machine; name a file")
@@ -212,8 +210,6 @@ def merge(folders: Sequence[str | Path], out: str | Path) -> Shards:
 
 
 class _Part(NamedTuple):
-    """A part's folder."""
-
     folder: Path
     number: NumberedPart
     plan: Plan
@@ -237,7 +233,6 @@ def _opened(folder: Path) -> _Part:
 
 
 def _check_together(parts: Sequence[_Part]) -> None:
-    """Refuse parts that one machine wouldn't have written together."""
     first = parts[0]
     for part in parts[1:]:
         if part.number.of != first.number.of:
@@ -294,7 +289,6 @@ def _copy(parts: Sequence[_Part], writers: Writers, advance: Advance) -> None:
 
 
 def _runs(part: Shards, side: Side) -> Iterator[_Run]:
-    """A part's sections of a side, stripe by stripe."""
     for ids, sections in part.tokens(side).shards:
         stripes = sections[2] >> (STRIPE_BITS + 1)
         bounds = [0, *(np.flatnonzero(np.diff(stripes)) + 1).tolist(), sections.shape[1]]

@@ -48,10 +48,7 @@ class MissingColumnError(DataError):
 
 TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 # in .csv a quoted field may hold commas and line ends; in .tsv a quotation mark is a character like any other
-DIALECTS: dict[str, dict[str, Any]] = {
-    ".csv": {"strict": True},
-    ".tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
-}
+DIALECTS: dict[str, dict[str, Any]] = {".csv": {"strict": True}, ".tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE}}
 
 
 def records(
@@ -105,11 +102,8 @@ class JsonText:
     """JSON text of which the part from `at` on is still to be parsed, and more comes in as it is needed."""
 
     def __init__(self, name: str, encoding: str = "utf-8") -> None:
-        self.name = name
-        self.more = characters(name, encoding)
-        self.text = ""
-        self.at = 0
-        self.line = 1
+        self.name, self.more = name, characters(name, encoding)
+        self.text, self.at, self.line = "", 0, 1
         self._before = 0  # characters that `text` held and holds no more
 
     @property

@@ -39,10 +39,8 @@ class Windows:
 
     def __post_init__(self) -> None:
         if self.tokens < self.length + 1:
-            raise DataError(
-                f"the text has {self.tokens} tokens, a window of {self.length} needs {self.length + 1}: "
-                "add text or shorten batch.length"
-            )
+            needed = f"a window of {self.length} needs {self.length + 1}: add text or shorten batch.length"
+            raise DataError(f"the text has {self.tokens} tokens, {needed}")
 
     @property
     def count(self) -> int:
@@ -72,10 +70,9 @@ class Lanes:
 
     def __post_init__(self) -> None:
         if not self.steps:
-            raise DataError(
-                f"the text has {self.tokens} tokens, and {self.lanes} rows of {self.length} that continue each other "
-                f"need {self.lanes * self.length + 1}: add text, or lower batch.size or batch.length"
-            )
+            rows, need = f"{self.lanes} rows of {self.length} that continue each other", self.lanes * self.length + 1
+            advice = "add text, or lower batch.size or batch.length"
+            raise DataError(f"the text has {self.tokens} tokens, and {rows} need {need}: {advice}")
 
     @property
     def span(self) -> int:
@@ -115,8 +112,7 @@ def shares(weights: Sequence[float]) -> list[int]:
         raise DataError(f"weights {list(weights)}: a mixture needs one or more weights above 0")
     exact = [Fraction(str(weight)) for weight in weights]
     scale = lcm(*(weight.denominator for weight in exact))
-    whole = [int(weight * scale) for weight in exact]
-    total = sum(whole)
+    total = sum(whole := [int(weight * scale) for weight in exact])
     return whole if total <= MAX_SHARES else [max(1, part * MAX_SHARES // total) for part in whole]
 
 
@@ -246,10 +242,8 @@ class Buckets:
         sides = self.lengths[longest].tolist()
         if tokens is not None and sum(sides) > tokens:
             spelled = f"{' + '.join(map(str, sides))} = {sum(sides)}" if len(sides) > 1 else str(sides[0])
-            raise DataError(
-                f"example {longest} (counted from 0) has {spelled} tokens, more than batch.tokens = {tokens}: "
-                f"set it to {sum(sides)} or more, or shorten batch.length"
-            )
+            found = f"example {longest} (counted from 0) has {spelled} tokens, more than batch.tokens = {tokens}"
+            raise DataError(f"{found}: set it to {sum(sides)} or more, or shorten batch.length")
         count = len(self.lengths)
         shuffled = permute(np.arange(count), count, np.zeros(count, dtype=np.int64), seed)
         cells = list(_cells(self.lengths, shuffled, size, tokens))
@@ -279,10 +273,8 @@ class Buckets:
     def rows(self, step: int, rank: int = 0, ranks: int = 1) -> Array:
         """The examples that `rank` takes at `step`: its contiguous part of the step's rows."""
         epoch, first, last = self._cut(step)
-        if ranks > last - first:
-            raise DataError(
-                f"step {step} has {last - first} rows for {ranks} processes; raise batch.tokens or batch.size"
-            )
+        if ranks > (held := last - first):
+            raise DataError(f"step {step} has {held} rows for {ranks} processes; raise batch.tokens or batch.size")
         found = []
         cell = int(np.searchsorted(self._starts, first, side="right")) - 1
         while first < last:  # cell by cell
@@ -318,9 +310,8 @@ def _cells(
     padding = longest - here.mean(axis=0)  # of each side, were this one batch
     bound = int(longest.sum())
     batch = size if size is not None else max(1, (tokens or 0) // max(bound, 1))
-    alike = not padding.any()
     fits = tokens is None or bound <= tokens
-    if len(rows) == 1 or (fits and (alike or len(rows) <= MIXED * batch)):
+    if len(rows) == 1 or (fits and (not padding.any() or len(rows) <= MIXED * batch)):
         yield rows
         return
     side = int(padding.argmax())

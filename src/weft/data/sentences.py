@@ -84,9 +84,8 @@ class Sentences:
         self.borders = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1])) if len(numbers) else np.arange(0)
         self.borders = np.append(self.borders, len(numbers))
         if self.documents < 2:
-            raise DataError(
-                f"{self.documents} document: half of the sentence pairs come from another one; provide two or more"
-            )
+            needed = "half of the sentence pairs come from another one; provide two or more"
+            raise DataError(f"{self.documents} document: {needed}")
         if not len(self.leading):
             raise DataError("every document is a single sentence: there is no next one; join them, or mask words only")
 

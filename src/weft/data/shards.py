@@ -64,6 +64,10 @@ class Shard(Config):
         """The checksum of each file."""
         return {f"{self.name}.tokens": self.tokens_sha256, f"{self.name}.sections": self.sections_sha256}
 
+    def verify(self, folder: Path) -> None:
+        """Refuse the shard's files in a folder where they are not what was written."""
+        verify(folder, self.checksums)
+
 
 class Index(Config):
     """`index.json`: all a reader has to know."""
@@ -98,9 +102,8 @@ class Tokens:
         `scattered` are the same ids, for windows here and there, of which nothing beside them should be read.
         """
         assert len(shards) == len(sections)
-        self._shards = list(shards)
+        self._shards, self._sections = list(shards), list(sections)
         self._scattered = self._shards if scattered is None else list(scattered)
-        self._sections = list(sections)
         self._starts = np.cumsum([0, *(len(shard) for shard in shards)])
 
     def __len__(self) -> int:
@@ -179,8 +182,7 @@ class Shards:
     """A prepared folder: `train` and `validation` tokens (None if nothing was held out)."""
 
     def __init__(self, path: Path, index: Index) -> None:
-        self.path = path
-        self.index = index
+        self.path, self.index = path, index
         self.train = self.tokens("train")
         self.validation = self.tokens("validation") if self.of("validation") else None
 
@@ -229,9 +231,8 @@ def _read_index(path: Path, name: str) -> Index:
     file = path / name
     if not file.exists():
         if (path / PART).exists():
-            raise DataError(
-                f"{path}: a part of a text; put all parts together: weft prepare --merge PART... --out FOLDER"
-            )
+            merge = "weft prepare --merge PART... --out FOLDER"
+            raise DataError(f"{path}: a part of a text; put all parts together: {merge}")
         if (path / PLAN).exists():
             raise DataError(f"{path}: unfinished; run the same `weft prepare` again and it continues")
         what = "not a folder that `weft prepare` wrote" if path.exists() else "no such folder"

@@ -73,7 +73,9 @@ def _find(source: str, column: str | None, encoding: str) -> tuple[list[str], di
             raise DataError(f"{source}: {what}, not text")
         return [source], {}
     if not folder and not glob.has_magic(source):
-        if _names_hub(source):
+        # `owner/name` is a dataset on the hub unless it looks like a path that was mistyped
+        mistyped = format_of(source) in USUAL or source.endswith(PACKED) or os.path.isdir(source.partition("/")[0])
+        if not mistyped and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", source):
             return [f"hub:{source}"], {}
         raise no_such_file(source)
     found: list[str] = []
@@ -183,22 +185,14 @@ def stamp(name: str) -> list[Any]:
 # ---- the hub
 
 
-def _names_hub(source: str) -> bool:
-    """`owner/name` is a dataset on the hub unless it looks like a path that was mistyped."""
-    owner = source.partition("/")[0]
-    known = format_of(source) in USUAL or source.endswith(PACKED)
-    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", source)) and not known and not os.path.isdir(owner)
-
-
 def hub_files(name: str) -> Iterator[str]:
     """The data files of `hub:NAME`, downloaded one after another; the training files alone if some are named so."""
     repository = name.removeprefix("hub:")
     try:
         import huggingface_hub
     except ImportError:
-        raise DataError(
-            f"{repository}: no such file here; a hub dataset needs huggingface_hub: pip install 'weft[hub]'"
-        ) from None
+        needed = "a hub dataset needs huggingface_hub: pip install 'weft[hub]'"
+        raise DataError(f"{repository}: no such file here; {needed}") from None
     try:
         data = _data_files(huggingface_hub.HfApi().list_repo_files(repository, repo_type="dataset"))
         if not data:
@@ -290,8 +284,7 @@ def _sections_of(text: str, name: str) -> Iterator[Document]:
 def _cut(blocks: Iterable[bytes], name: str, section: int) -> Iterator[Document]:
     """One document's bytes as sections of at most `section` bytes; the last one `ends`."""
     assert section >= 16
-    waiting = b""
-    offset = 0  # of `waiting` in the text
+    waiting, offset = b"", 0  # the offset is that of what waits in the text
     for block in blocks:
         waiting += block
         start = 0
@@ -310,8 +303,7 @@ def _cut_point(text: bytes, start: int, section: int) -> int:
 
     Only the second half of the section is searched, so that sections don't become short.
     """
-    end = start + section
-    half = start + section // 2
+    end, half = start + section, start + section // 2
     blank = max(text.rfind(b"\n\n", half, end) + 2, text.rfind(b"\n\r\n", half, end) + 3)
     if blank >= half + 2:
         return blank

@@ -58,8 +58,7 @@ def split_sections(text: TextSource, section: int | None = None, log: Log = log_
 
 def train_texts(text: TextSource) -> Iterator[str]:
     """The training side's text, section by section: what a tokenizer may learn from."""
-    # preparing the same text says what is to be said about it
-    sections = split_sections(text, log=lambda line: None)
+    sections = split_sections(text, log=lambda line: None)  # preparing the same text says what is to be said about it
     return (section.text for section in sections if section.side == "train")
 
 
@@ -73,10 +72,8 @@ def some_texts(texts: Iterable[str], sources: Iterable[str], advice: str = "") -
         found = found or bool(text)
         yield text
     if not found:
-        names = ", ".join(sources)
-        raise DataError(
-            f"{names}: too short to learn from one part and hold out another; give some thousand characters{advice}"
-        )
+        short = f"too short to learn from one part and hold out another; give some thousand characters{advice}"
+        raise DataError(f"{', '.join(sources)}: {short}")
 
 
 def section_for(sources: Sequence[str]) -> int:
@@ -129,10 +126,8 @@ def _or_tail(sided: Iterator[tuple[Side, Document]], split: HashSplit, log: Log)
         yield from ahead  # nothing to divide: it is refused where the sides are counted
         return
     before = max(1, len(ahead) - max(1, round(len(ahead) * split.fraction)))
-    log(
-        f"a hash split would put all {len(ahead):,} sections of the text on one side: "
-        f"holding out the last {counted(len(ahead) - before, 'section')} instead, as data.validation.kind=tail does"
-    )
+    instead = f"the last {counted(len(ahead) - before, 'section')} instead, as data.validation.kind=tail does"
+    log(f"a hash split would put all {len(ahead):,} sections of the text on one side: holding out {instead}")
     for number, (_, document) in enumerate(ahead):
         yield "train" if number < before else "validation", document
 
@@ -173,8 +168,7 @@ def _tail(documents: Iterable[Document], train_bytes: int) -> Iterator[tuple[Sid
     for document in documents:
         size = utf8_size(document.text)
         if 0 < left < size:
-            head = document.text.encode()[:left].decode(errors="ignore")
-            if head:
+            if head := document.text.encode()[:left].decode(errors="ignore"):
                 yield "train", Document(head, ends=False)
             yield "validation", Document(document.text[len(head) :], document.ends)
         else:
@@ -184,19 +178,12 @@ def _tail(documents: Iterable[Document], train_bytes: int) -> Iterator[tuple[Sid
 
 def check_sides(shards: Sequence[Shard], split: Split) -> None:
     """Both sides must hold something, or the text was too short to be split."""
-    empty = {"train", "validation"} - {shard.split for shard in shards if shard.tokens}
-    if isinstance(split, NoSplit):
-        empty.discard("validation")
-    if not empty:
-        return
-    size, sections = sum(shard.bytes for shard in shards), sum(shard.sections for shard in shards)
-    raise DataError(
-        f"only {counted(size, 'byte')} of text in {counted(sections, 'section')}: nothing is left for {min(empty)}; "
-        "add text, or hold out nothing with data.validation.kind=none"
-    )
-
-
-# ---- rows
+    wanted = ("train",) if isinstance(split, NoSplit) else SIDES
+    empty = next((side for side in wanted if not any(shard.tokens for shard in shards if shard.split == side)), None)
+    if empty is not None:
+        size, sections = sum(shard.bytes for shard in shards), sum(shard.sections for shard in shards)
+        found = f"only {counted(size, 'byte')} of text in {counted(sections, 'section')}: nothing is left for {empty}"
+        raise DataError(f"{found}; add text, or hold out nothing with data.validation.kind=none")
 
 
 def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) -> Iterator[Row]:
@@ -231,10 +218,8 @@ def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) 
     empty = next((side for side in SIDES if not seen[side]), None)
     if empty is not None and not isinstance(split, NoSplit):
         instead = "the last rows with data.validation.kind=tail, or nothing with data.validation.kind=none"
-        raise DataError(
-            f"{counted(seen.total(), 'row')}, of which none is left for {empty} (data.validation.kind = "
-            f"'{split.kind}'); add rows, or hold out {instead}"
-        )
+        found = f"{counted(seen.total(), 'row')}, of which none is left for {empty}"
+        raise DataError(f"{found} (data.validation.kind = '{split.kind}'); add rows, or hold out {instead}")
 
 
 def _spelled(row: Row, key: Sequence[str]) -> str:

@@ -69,10 +69,8 @@ def _transcoded(plain: Iterable[bytes], name: str, encoding: str) -> Iterator[by
         try:
             text = decoder.decode(block, final=not block)
         except UnicodeError as error:  # UTF-16 has one without a place
-            at = offset - held + getattr(error, "start", 0)
-            raise DataError(
-                f"{_shown(name)}: not valid {encoding} at byte {at}; is data.encoding its encoding?"
-            ) from None
+            wrong = f"not valid {encoding} at byte {offset - held + getattr(error, 'start', 0)}"
+            raise DataError(f"{_shown(name)}: {wrong}; is data.encoding its encoding?") from None
         if text:
             yield text.encode("utf-8", "surrogatepass")
         offset += len(block)
@@ -180,17 +178,15 @@ def decode(text: bytes, name: str, offset: int) -> str:
 def _other_encoding(name: str, encoding: str) -> str:
     """How a file in another encoding is read, and the command that makes UTF-8 of it."""
     source = "FILE" if name == "-" else shlex.quote(name)
-    return (
-        f"set data.encoding={encoding} for all files (weft prepare, evaluate: --encoding {encoding}), "
-        f"or save it as UTF-8: iconv -f {ICONV.get(encoding, encoding)} -t utf-8 {source} > utf-8.txt"
-    )
+    setting = f"set data.encoding={encoding} for all files (weft prepare, evaluate: --encoding {encoding})"
+    command = f"iconv -f {ICONV.get(encoding, encoding)} -t utf-8 {source} > utf-8.txt"
+    return f"{setting}, or save it as UTF-8: {command}"
 
 
 def lines(name: str, encoding: str = "utf-8") -> Iterator[str]:
     """Lines with their ends, as text. A line ends at \\n alone: a \\r may be part of a quoted field."""
     pieces: list[bytes] = []  # of the line that no block has ended yet
-    held = offset = 0
-    number = 1
+    held, offset, number = 0, 0, 1
     for block in blocks(name, encoding):
         for line in io.BytesIO(block):
             pieces.append(line)
@@ -240,26 +236,17 @@ STARTS = {
     b"\xfd7zXZ": "an xz archive",
     b"7z\xbc\xaf": "a 7z archive",
 }
-WIDE = {  # with UTF-32 first: its mark begins as that of UTF-16 does
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
+WIDE = dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32")
+WIDE |= dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16")  # last: UTF-32's mark begins as this does
 KANA = ("HIRAGANA", "KATAKANA")
 # an encoding → the script that text in it is written in; of two that fit equally well the first one is named
-SCRIPTS = {
-    "cp1252": ("LATIN",),
-    "cp1250": ("LATIN",),
-    "mac_roman": ("LATIN",),
-    "cp1251": ("CYRILLIC",),
-    "koi8_r": ("CYRILLIC",),
+SCRIPTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("cp1252", "cp1250", "mac_roman"), ("LATIN",)),
+    **dict.fromkeys(("cp1251", "koi8_r"), ("CYRILLIC",)),
     "cp1253": ("GREEK",),
-    "shift_jis": KANA,
-    "euc_jp": KANA,
+    **dict.fromkeys(("shift_jis", "euc_jp"), KANA),
     "euc_kr": ("HANGUL",),
-    "gb18030": ("CJK",),
-    "big5": ("CJK",),
+    **dict.fromkeys(("gb18030", "big5"), ("CJK",)),
 }
 MARKS = "“”‘’„‚–—…«»·°§¿¡€£\N{NO-BREAK SPACE}、。，！？：；「」『』（）《》"  # found in text of any script
 PLAUSIBLE = 0.6  # of the characters beyond ASCII, at least
@@ -285,9 +272,8 @@ def no_text(start: bytes) -> str | None:
         allowed = len(start) // 3
     except UnicodeDecodeError:
         allowed = len(start) // 50
-    if controls > allowed:
-        return f"looks binary: {controls} of its first {len(start)} bytes are control characters"
-    return None
+    what = f"looks binary: {controls} of its first {len(start)} bytes are control characters"
+    return what if controls > allowed else None
 
 
 def wide(start: bytes) -> str | None:
@@ -311,7 +297,11 @@ def guess(text: bytes) -> str | None:
             decoded = codecs.getincrementaldecoder(encoding)().decode(text)  # the end may be inside a character
         except UnicodeDecodeError:
             continue
-        share = _share(decoded, scripts)
+        around = [(a, b, c) for (a, b), (_, c) in pairwise(pairwise(f" {decoded} ")) if not b.isascii()]
+        if scripts == KANA and 5 * sum(_script(b) in KANA for _, b, _ in around) >= len(around):
+            scripts = (*KANA, "CJK")  # Japanese has kana between its ideographs; without, they are not Japanese
+        # how plausible the characters beyond ASCII are as text of a script, from 0 to 1
+        share = sum(_points(a, b, c, scripts) for a, b, c in around) / max(1, len(around))
         if share > best:
             found, best = encoding, share
     return found
@@ -320,14 +310,6 @@ def guess(text: bytes) -> str | None:
 def _controls(text: bytes) -> int:
     """How many bytes no text holds: not among them are a terminal's colours and the backspaces of a manual page."""
     return sum((byte < 32 and byte not in b"\t\n\v\f\r\b\x1b") or byte == 127 for byte in text)
-
-
-def _share(text: str, scripts: tuple[str, ...]) -> float:
-    """How plausible the characters beyond ASCII are as text of a script, from 0 to 1."""
-    around = [(a, b, c) for (a, b), (_, c) in pairwise(pairwise(f" {text} ")) if not b.isascii()]
-    if scripts == KANA and 5 * sum(_script(b) in KANA for _, b, _ in around) >= len(around):
-        scripts = (*KANA, "CJK")  # Japanese has kana between its ideographs; without, they are not Japanese
-    return sum(_points(a, b, c, scripts) for a, b, c in around) / max(1, len(around))
 
 
 def _points(before: str, character: str, after: str, scripts: tuple[str, ...]) -> float:

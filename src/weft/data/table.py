@@ -80,8 +80,7 @@ def read_rows(source: RowSource, side: Side = "train", skipped: Skipped | None =
     kinds = source.columns
     assert kinds, "no column is wanted"
     skipped = Skipped() if skipped is None else skipped
-    before = skipped.total
-    found = False
+    before, found = skipped.total, False
     named = files(source.sources, tell=warn) if not source.targets else ()
     files_rows = ((f"{name}:{number}", row) for name in named for number, row in _file(name, source, side))
     for where, record in _parallel(source) if source.targets else files_rows:
@@ -131,9 +130,6 @@ def has_lines(name: str) -> bool:
     return format_of(name) not in TABLES
 
 
-# ---- records: a mapping for each row of a file
-
-
 def _file(name: str, source: RowSource, side: Side) -> Iterator[tuple[int, Any]]:
     if name.startswith("hub:"):
         raise DataError(f"{name.removeprefix('hub:')}: no such file; to read rows of a hub dataset, download it first")
@@ -153,21 +149,17 @@ def _file(name: str, source: RowSource, side: Side) -> Iterator[tuple[int, Any]]
 def _parallel(given: RowSource) -> Iterator[tuple[str, Any]]:
     left, right = _text_files(given.sources), _text_files(given.targets)
     if len(left) != len(right):
-        raise DataError(
-            f"{len(left)} source files and {len(right)} target files ({', '.join([*left[:2], *right[:2]])} …): "
-            "each source needs its target"
-        )
+        found = f"{len(left)} source files and {len(right)} target files ({', '.join([*left[:2], *right[:2]])} …)"
+        raise DataError(f"{found}: each source needs its target")
     for name, other in zip(left, right, strict=True):
-        counts = [0, 0]
+        first = second = 0
         for source, target in zip_longest(_lines(name, given.encoding), _lines(other, given.encoding)):
-            counts[0] += source is not None
-            counts[1] += target is not None
+            first, second = first + (source is not None), second + (target is not None)
             if source is not None and target is not None:
-                yield f"{name}:{counts[0]}, {other}:{counts[1]}", {"source": source, "target": target}
-        if counts[0] != counts[1]:
-            raise DataError(
-                f"{name} has {counts[0]} lines, {other} has {counts[1]}: line i of one belongs to line i of the other"
-            )
+                yield f"{name}:{first}, {other}:{second}", {"source": source, "target": target}
+        if first != second:
+            found = f"{name} has {first} lines, {other} has {second}"
+            raise DataError(f"{found}: line i of one belongs to line i of the other")
 
 
 def _text_files(sources: Sequence[str]) -> list[str]:
@@ -187,9 +179,6 @@ def _lines(name: str, encoding: str) -> Iterator[str]:
     return (line.rstrip("\r\n") for line in lines(name, encoding))
 
 
-# ---- values: each column as its kind wants it
-
-
 def _value(record: Any, column: str, kind: Kind) -> Any:
     if kind == "messages":
         return conversation(record, column)
@@ -203,10 +192,8 @@ def _value(record: Any, column: str, kind: Kind) -> Any:
         raise MissingColumnError.among(column, record)
     value = record.get(column)
     match kind:
-        case "text":
-            return _text(value, column)
-        case "optional":
-            return _text(value, column, empty=True)
+        case "text" | "optional":
+            return _text(value, column, empty=kind == "optional")
         case "label":
             return _label(value, column)
         case "number":

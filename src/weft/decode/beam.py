@@ -8,14 +8,13 @@ When the search of a prompt is over, `Beam` says.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.decode.config import Beam
 from weft.decode.generate import max_length, read_prompts
-from weft.decode.prompt import Prompt, check_prompts, choices, context_window
+from weft.decode.prompt import Prompt, Prompts, check_prompts, choices, context_window
 from weft.decode.sampling import Past, apply_rules, likeliest, log_total
 from weft.decode.text import Completion, Detokenizer, Ending, Finish
 from weft.errors import ConfigError, ModelError
@@ -32,24 +31,14 @@ class Hypothesis:
     finish: Finish
 
 
-class _Beginning(NamedTuple):
-    """A text that is still alive: its ids without the prompt, and when it ends."""
-
-    ids: tuple[int, ...]
-    ending: Ending
-
-
+_Beginning = tuple[tuple[int, ...], Ending]  # a text that is still alive: its ids without the prompt, and when it ends
 Candidate = tuple[float, int, int]  # log p of a beginning with one token more, which beginning, which token
 # candidates of a step, best first; which of them each beam goes on with, −1 where it is empty
 Watch = Callable[[Sequence[Candidate], Sequence[int]], None]
 
 
 def beam_search(
-    model: LanguageModel,
-    prompts: Sequence[Prompt | Sequence[int]],
-    settings: Beam,
-    source: Source | None = None,
-    watch: Watch | None = None,
+    model: LanguageModel, prompts: Prompts, settings: Beam, source: Source | None = None, watch: Watch | None = None
 ) -> list[list[Hypothesis]]:
     """For each of `prompts`, of one vocabulary, or lists of ids, the `settings.n` best continuations, best first.
 
@@ -94,9 +83,9 @@ class _Search:
         self.prompt, self.settings, self.watch = prompt, settings, watch
         # without stop strings nobody has to know what the beams spell
         watched = prompt if settings.stop else replace(prompt, tokenizer=None)
-        begun = _Beginning((), Ending(watched, settings, window))
-        self.alive: list[_Beginning | None] = [begun]
-        self.limit = begun.ending.limit  # tokens that a text can have
+        ending = Ending(watched, settings, window)
+        self.alive: list[_Beginning | None] = [((), ending)]
+        self.limit = ending.limit  # tokens that a text can have
         self.ended: list[Hypothesis] = []
         self.endings = 0  # how many ended, those that were not kept too
         self.over = False
@@ -115,10 +104,10 @@ class _Search:
                 break
             before = self.alive[parent]
             assert before is not None
-            ids, ending = (*before.ids, token), before.ending.copy()
+            ids, ending = (*before[0], token), before[1].copy()
             finish, written = ending.push(token), len(ids)
             if finish is None:
-                kept[place] = _Beginning(ids, ending)
+                kept[place] = ids, ending
             elif place < K:
                 score = logprob / self.settings.length_penalty.divisor(len(ids)) + unseen[parent]
                 self.ended.append(Hypothesis(ids, logprob, score, finish))
@@ -136,9 +125,7 @@ class _Search:
 
     def _settled(self, best: float, length: int) -> bool:
         """Whether nothing that is alive, of which the best has log p `best`, can or will still be among the n best.
-
-        What is alive can end with `length` tokens, or with more.
-        """
+        What is alive can end with `length` tokens, or with more."""
         settings = self.settings
         if settings.beams == 1:
             return bool(self.ended)  # a single beam has no second choice
@@ -157,16 +144,14 @@ class _Search:
         """(width, V): what the constraints of the beams allow."""
         mask = torch.ones(width, size, dtype=torch.bool)
         for row, beginning in zip(mask, self.alive, strict=False):
-            if beginning is not None and beginning.ending.constraint is not None:
-                row.copy_(beginning.ending.constraint.mask())  # of nothing: this beam leads nowhere; another may
+            if beginning is not None and (constraint := beginning[1].constraint) is not None:
+                row.copy_(constraint.mask())  # of nothing: this beam leads nowhere; another may
         return mask
 
 
 def _beams(candidates: Sequence[Candidate], kept: Sequence[int], beams: int) -> list[int]:
-    """Which of the candidates that are `kept`, best first, each beam goes on with; −1 for an empty one.
-
-    The best that goes on from a beam stays there, so that little has to be moved; the others go where one is free.
-    """
+    """Which of the candidates that are `kept`, best first, each beam goes on with; −1 for an empty one. The best that
+    goes on from a beam stays there, so that little has to be moved; the others go where one is free."""
     found, others = [-1] * beams, []
     for place in kept:
         parent = candidates[place][1]
@@ -178,13 +163,6 @@ def _beams(candidates: Sequence[Candidate], kept: Sequence[int], beams: int) -> 
     for place, beam in zip(others, free, strict=False):
         found[beam] = place
     return found
-
-
-def _moved_up(going: Sequence[int]) -> list[int]:
-    """The same places in an order that moves few: where one is left out among the first, one of the last stands."""
-    last = [place for place in going if place >= len(going)]
-    stay = set(going)
-    return [place if place in stay else last.pop() for place in range(len(going))]
 
 
 class _Batch:
@@ -234,9 +212,12 @@ class _Batch:
             left_out = (self.settings.coverage_penalty * looked).view(len(self.searches), self.width).tolist()
         found = zip(self.searches, left_out, best.tolist(), parents.tolist(), tokens.tolist(), strict=True)
         kept = [search.advance(list(zip(*row, strict=True)), unseen) for search, unseen, *row in found]
-        going = _moved_up([place for place, search in enumerate(self.searches) if not search.over])
-        if not going:
+        stay = dict.fromkeys(place for place, search in enumerate(self.searches) if not search.over)
+        if not stay:
             return False
+        # few are moved: where one is left out among the first, one of the last stands
+        last = [place for place in stay if place >= len(stay)]
+        going = [place if place in stay else last.pop() for place in range(len(stay))]
         self.searches = [self.searches[place] for place in going]
         left = torch.tensor(going, device=self.device)
         candidates = torch.tensor([kept[place] for place in going], device=self.device)  # (searches left, K)
@@ -247,7 +228,6 @@ class _Batch:
         return True
 
     def _likeliest(self, count: int) -> tuple[Tensor, Tensor]:
-        """Of each row the `count` likeliest next tokens after the rules and constraints, as `likeliest` has them."""
         rows, logits = len(self.logits), self.logits[:, : self.size]
         constrained = any(search.prompt.grammar is not None for search in self.searches)
         as_given = not self.settings.renormalise and (constrained or self.settings.changes_logits)

@@ -51,12 +51,7 @@ def as_json(completion: Completion) -> dict[str, Any]:
         values["slid"] = True
     if completion.scored:
         values["logprobs"] = [
-            {
-                "token": t.text,
-                "id": t.id,
-                "logprob": _finite(t.logprob),
-                "top": [[text, _finite(p)] for text, p in t.top],
-            }
+            {"token": t.text, "id": t.id, "logprob": _finite(t.logprob), "top": [[s, _finite(p)] for s, p in t.top]}
             for t in completion.scored
         ]
     return values
@@ -81,10 +76,8 @@ class Job:
 def texts_of(
     model: LanguageModel, tokenizer: Tokenizer, prompts: Sequence[str], job: Job, first: int = 0
 ) -> Iterator[list[Completion]]:
-    """For each prompt n samples, or the n best of beam search, best first.
-
-    What is drawn for a prompt depends on the seed and its number, which is `first` for the first one.
-    """
+    """For each prompt n samples, or the n best of beam search, best first. What is drawn for a prompt depends on the
+    seed and its number, which is `first` for the first one."""
     settings, n = job.settings, job.n
     if isinstance(settings, Beam):
         for start in range(0, len(prompts), job.batch):
@@ -103,10 +96,8 @@ def texts_of(
 def bulk(
     model: LanguageModel, tokenizer: Tokenizer, prompts: Sequence[str], job: Job, settings: dict[str, Any]
 ) -> Iterator[str]:
-    """Lines of JSON: the number of a prompt, the prompt, its texts, and the `settings` as they are to be noted.
-
-    Where the job has an `out` they are written there first, a batch at a time, and what is there already is left out.
-    """
+    """Lines of JSON: the number of a prompt, the prompt, its texts, and the `settings` as they are to be noted. Where
+    the job has an `out` they are written there first, a batch at a time, and what is there already is left out."""
     written = b"" if job.out is None else _written(job.out, prompts, settings)
     done = written.count(b"\n")
     left = prompts[done:]

@@ -55,9 +55,8 @@ class Rules(Config):
     @property
     def changes_logits(self) -> bool:
         """Whether anything here changes the model's logits before a token is chosen from them."""
-        return bool(
-            self.penalises or self.logit_bias or self.banned or self.forced or self.min_tokens or self.last is not None
-        )
+        asked = self.logit_bias or self.banned or self.forced or self.min_tokens or self.last is not None
+        return self.penalises or bool(asked)
 
 
 class Sampling(Rules):
@@ -81,9 +80,8 @@ class Sampling(Rules):
     @model_validator(mode="after")
     def _greedy_has_no_choice(self) -> Self:
         if self.temperature == 0.0 and (self.top_k or self.top_p or self.min_p or self.typical_p):
-            raise ValueError(
-                "greedy decoding (temperature = 0) draws nothing, so top_k, top_p, min_p and typical_p don't apply"
-            )
+            useless = "top_k, top_p, min_p and typical_p don't apply"
+            raise ValueError(f"greedy decoding (temperature = 0) draws nothing, so {useless}")
         return self
 
     @property

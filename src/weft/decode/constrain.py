@@ -57,10 +57,8 @@ def regex(tokenizer: Tokenizer, expression: str) -> Grammar:
 
 
 def json_schema(tokenizer: Tokenizer, schema: Any) -> Grammar:
-    """Texts that are JSON of this schema: members in the schema's order, a space after each comma and colon.
-
-    An object has the members that its schema names, and others only where `additionalProperties` allows them.
-    """
+    """Texts that are JSON of this schema: members in the schema's order, a space after each comma and colon. An object
+    has the members that its schema names, and others only where `additionalProperties` allows them."""
     if not isinstance(schema, dict):
         raise ConfigError(f"the schema: expected an object such as {{'type': 'integer'}}, found {schema!r:.60}")
     try:
@@ -73,10 +71,8 @@ def json_schema(tokenizer: Tokenizer, schema: Any) -> Grammar:
 
 
 def _closed(schema: Any) -> Any:
-    """The same without members that no schema names: a model that may add members can do so without end.
-
-    What is put together from several schemas stays as it is, since each would exclude the members of the others.
-    """
+    """The same without members that no schema names: a model that may add members can do so without end. What is put
+    together from several schemas stays as it is, since each would exclude the members of the others."""
     if isinstance(schema, list):
         return [_closed(each) for each in schema]
     if not isinstance(schema, dict) or {"allOf", "$ref"} & schema.keys():

@@ -48,8 +48,7 @@ class Contrasted(LanguageModel):
             raise ConfigError(f"strength = {strength}: expected 0 … 10")
         if not 0.0 < plausible <= 1.0:
             raise ConfigError(f"plausible = {plausible}: expected above 0, and 1 at most")
-        self.config = expert.config
-        self.expert, self.amateur = expert, amateur
+        self.config, self.expert, self.amateur = expert.config, expert, amateur
         self.strength, self.plausible = strength, plausible
         # the width and type of the expert's features and the type of the amateur's, known once they have read something
         self.width, self.types = 0, (torch.float32, torch.float32)
@@ -73,6 +72,6 @@ class Contrasted(LanguageModel):
         """(batch, time, both widths) → logits (batch, time, vocab_size), −inf for what the expert finds implausible."""
         strong = self.expert.head(features[..., : self.width].to(self.types[0])).float().log_softmax(dim=-1)
         weak = self.amateur.head(features[..., self.width :].to(self.types[1])).float().log_softmax(dim=-1)
-        weak = weak.clamp(min=NEVER)  # what counts never saw is no infinite merit
         floor = strong.amax(dim=-1, keepdim=True) + math.log(self.plausible)
+        weak = weak.clamp(min=NEVER)  # what counts never saw is no infinite merit
         return ((1.0 + self.strength) * strong - self.strength * weak).masked_fill(strong < floor, -torch.inf)

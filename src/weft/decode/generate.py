@@ -13,7 +13,7 @@ from weft.decode.config import Sampling
 from weft.decode.engine.engine import Engine, Limits
 from weft.decode.fast.cuda_graphs import DeviceSampler
 from weft.decode.fast.stepper import FIRST_CAPACITY, Stepper
-from weft.decode.prompt import Prompt, check_prompts, choices, context_window
+from weft.decode.prompt import Prompt, Prompts, check_prompts, choices, context_window
 from weft.decode.text import Chunk, Completion, Text, adjusted, gather, write
 from weft.models.base import LanguageModel, Source, device_of
 from weft.models.transformer import Transformer
@@ -26,7 +26,7 @@ MAX_ENGINE_LENGTH = 1 << 16  # tokens of a text, which the engine has to hold as
 
 def generate(
     model: LanguageModel,
-    prompts: Sequence[Prompt | Sequence[int]],
+    prompts: Prompts,
     settings: Sampling | Sequence[Sampling],
     seeds: Sequence[int] | None = None,
     source: Source | None = None,
@@ -103,9 +103,7 @@ def read_prompts(
     model: LanguageModel, prompts: Sequence[Sequence[int]], limit: int, source: Source | None
 ) -> tuple[Stepper, Tensor]:
     """A stepper that has read the prompts' ids and can grow to `limit`, and logits (B, V) after the last token of each.
-
-    Only these places go through the head, and prompts that are the same are read once.
-    """
+    Only these places go through the head, and prompts that are the same are read once."""
     device = device_of(model)
     # with a source of its own, each row is read for itself
     keys = [tuple(ids) if source is None else (row,) for row, ids in enumerate(prompts)]
@@ -130,12 +128,8 @@ def read_prompts(
 
 def max_length(prompts: Sequence[Sequence[int]], max_tokens: int, model: LanguageModel) -> int:
     """The most tokens of any row that are read together."""
-    window = context_window(model)
-    longest = max(map(len, prompts)) + max_tokens
+    longest, window = max(map(len, prompts)) + max_tokens, context_window(model)
     return longest if window is None else min(longest, window)
-
-
-# ---- many texts, written whole
 
 
 def complete(
@@ -145,10 +139,8 @@ def complete(
     seeds: Sequence[int] | None = None,
     source: Source | None = None,
 ) -> list[Completion]:
-    """Continue `prompts` and return the new text of each, without the prompts. No prompts give no texts.
-
-    The text of prompt i is drawn with seeds[i], by default the settings' seed + i.
-    """
+    """Continue `prompts` and return the new text of each, without the prompts. No prompts give no texts. The text of
+    prompt i is drawn with seeds[i], by default the settings' seed + i."""
     if not prompts:
         return []
     if source is not None:
@@ -192,7 +184,5 @@ def engine_is_faster(model: LanguageModel, prompts: Sequence[Prompt], settings: 
     """
     if not isinstance(model, Transformer) or model.encoder is not None or model.parts > 1:
         return False
-    many = len(prompts) > rows or len(prompts) >= MIN_ENGINE_TEXTS
-    unequal = len({len(prompt.ids) for prompt in prompts}) > 1
-    ids = [prompt.ids for prompt in prompts]
-    return many and unequal and max_length(ids, settings.max_tokens, model) <= MAX_ENGINE_LENGTH
+    ids, many = [prompt.ids for prompt in prompts], len(prompts) > rows or len(prompts) >= MIN_ENGINE_TEXTS
+    return many and len(set(map(len, ids))) > 1 and max_length(ids, settings.max_tokens, model) <= MAX_ENGINE_LENGTH

@@ -57,6 +57,9 @@ class Prompt:
         return list(slid(self.ids, window, stays)), stays
 
 
+Prompts = Sequence[Prompt | Sequence[int]]  # prompts, or ids alone
+
+
 def slid(ids: Sequence[int], window: int | None, stays: int = 0) -> Sequence[int]:
     """The last of these ids, after the first that stay, so that they fit into the window.
 
@@ -72,10 +75,8 @@ def slid(ids: Sequence[int], window: int | None, stays: int = 0) -> Sequence[int
 
 
 def has_begun(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> bool:
-    """Whether what follows a prompt goes on with a text, so that its first word keeps its leading space.
-
-    Where the prompt ends in a space that the tokenizer doesn't keep, that space is the first word's.
-    """
+    """Whether what follows a prompt goes on with a text, so that its first word keeps its leading space. Where the
+    prompt ends in a space that the tokenizer doesn't keep, that space is the first word's."""
     # only how it ends matters, and a prompt may be long: its last words will do
     first = max(0, len(prompt) - TAIL)
     if isinstance(prompt, str):
@@ -92,10 +93,8 @@ def opening(tokenizer: Tokenizer) -> int:
     In weft's training data an end-of-text token stands between texts, so a new one begins after it. Tokenizers
     without one open with their begin token, a line end, or else their first token.
     """
-    for id in (tokenizer.eos_id, tokenizer.bos_id):
-        if id is not None:
-            return id
-    return [0, *tokenizer.encode("\n")][-1]
+    special = tokenizer.bos_id if tokenizer.eos_id is None else tokenizer.eos_id
+    return [0, *tokenizer.encode("\n")][-1] if special is None else special
 
 
 def context_window(model: LanguageModel) -> int | None:
@@ -130,9 +129,6 @@ def check_prompts(model: LanguageModel, prompts: Sequence[Prompt], rules: Sequen
         if wrong is not None:
             raise ModelError(f"{which} holds the id {wrong}, outside the model's vocabulary of {vocab_size}")
     check_rules(rules, choices(model, prompts[0].vocab_size))
-
-
-# ---- conversations, which may be longer than a model's window, and what of them it reads before it replies
 
 
 def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], most: int | None = None) -> Prompt:
@@ -179,10 +175,8 @@ def check_messages(messages: Any) -> None:
 def _templated(tokenizer: Tokenizer, messages: Sequence[Message], most: int | None) -> list[int]:
     system = messages[:1] if messages[0]["role"] == "system" else []
     turns = messages[len(system) :]
-    starts = [
-        n for n, turn in enumerate(turns) if n == 0 or (turn["role"], turns[n - 1]["role"]) == ("user", "assistant")
-    ]
-    for first in starts:
+    roles = [turn["role"] for turn in turns]
+    for first in [n for n in range(len(turns)) if n == 0 or roles[n - 1 : n + 1] == ["assistant", "user"]]:
         ids = tokenizer.encode(tokenizer.chat([*system, *turns[first:]]), specials=True)
         if most is None or len(ids) <= most:
             return ids

@@ -33,10 +33,7 @@ def top_k(logits: Tensor, k: int | Tensor) -> Tensor:
         ordered = logits.sort(dim=-1, descending=True).values
         last = k.to(logits.device).clamp(max=V).unsqueeze(-1) - 1
         return logits.masked_fill(logits < ordered.gather(-1, last), -torch.inf)
-    if k >= V:
-        return logits
-    least = logits.topk(k, dim=-1).values[..., -1:]
-    return logits.masked_fill(logits < least, -torch.inf)
+    return logits if k >= V else logits.masked_fill(logits < logits.topk(k, dim=-1).values[..., -1:], -torch.inf)
 
 
 def top_p(logits: Tensor, p: Amount) -> Tensor:
@@ -113,10 +110,8 @@ class Filters:
     def __call__(self, logits: Tensor) -> Tensor:
         """Logits (B, V) with −inf for what is dropped."""
         for keep, amount, rows in self.steps:
-            if rows is None:
-                logits = keep(logits, amount)
-            else:
-                logits = logits.index_copy(0, rows, keep(logits.index_select(0, rows), amount))
+            some = keep(logits if rows is None else logits.index_select(0, rows), amount)
+            logits = some if rows is None else logits.index_copy(0, rows, some)
         return logits
 
 
@@ -149,8 +144,7 @@ def fetched(row: Tensor) -> Callable[[], list[int]]:
 def greedy(logits: Tensor) -> Tensor:
     """The likeliest token (…) of logits (…, V); of equals, the one with the lowest id."""
     # argmax may return any of the equals; the first of them is the same on every device
-    best = logits == logits.amax(dim=-1, keepdim=True)
-    return best.int().argmax(dim=-1)
+    return (logits == logits.amax(dim=-1, keepdim=True)).int().argmax(dim=-1)
 
 
 def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
@@ -167,10 +161,8 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def picked(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
-    """The next token (B,) of each row of logits (B, V): drawn with the row's own number in [0, 1), or greedy.
-
-    The host doesn't wait for the device.
-    """
+    """The next token (B,) of each row of logits (B, V): drawn with the row's own number in [0, 1), or greedy. The host
+    doesn't wait for the device."""
     drawn = [row for row, each in enumerate(settings) if not each.greedy]
     if not drawn:
         return greedy(logits)
@@ -185,8 +177,7 @@ def picked(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[floa
 def marked(tokens: Tensor, logits: Tensor) -> Tensor:
     """Tokens (B,) that were chosen from logits (B, V); NOT_FINITE or NONE_LEFT where they mean nothing."""
     best = logits.amax(dim=-1)
-    wrong = torch.where(best == -torch.inf, NONE_LEFT, NOT_FINITE)
-    return torch.where(best.isfinite(), tokens, wrong)
+    return torch.where(best.isfinite(), tokens, torch.where(best == -torch.inf, NONE_LEFT, NOT_FINITE))
 
 
 def refusal(mark: int) -> ModelError:
@@ -228,10 +219,8 @@ def log_total(logits: Tensor) -> Tensor:
 
 
 def highest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`x.topk(count)` of x (rows, V), for few of many: they stand in the blocks with the highest maxima.
-
-    torch sorts pairs of values and places, which takes longer than a fast product with the whole vocabulary leaves.
-    """
+    """`x.topk(count)` of x (rows, V), for few of many: they stand in the blocks with the highest maxima. torch sorts
+    pairs of values and places, which takes longer than a fast product with the whole vocabulary leaves."""
     rows, size = x.shape
     blocks = size // BLOCK
     if count * 4 > blocks:
@@ -250,9 +239,7 @@ def highest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def repetition_penalty(logits: Tensor, seen: Tensor, penalty: Amount) -> Tensor:
     """Make the tokens that were `seen` (…, V) less likely: positive logits are divided, negative ones multiplied.
-
-    Keskar et al. 2019, §4.1, with the sign handled so that a penalty above 1 always lowers.
-    """
+    Keskar et al. 2019, §4.1, with the sign handled so that a penalty above 1 always lowers."""
     penalty = column(penalty, logits)
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
@@ -263,10 +250,8 @@ def count_penalties(logits: Tensor, counts: Tensor, frequency: Amount, presence:
 
 
 def no_repeat_ngram(logits: Tensor, texts: Sequence[Sequence[int]], sizes: Sequence[int]) -> Tensor:
-    """Logits (B, V) with −inf where a token would make the last sizes[i] tokens of texts[i] come a second time.
-
-    Paulus et al. 2018, §2.5. A size of 0 allows everything.
-    """
+    """Logits (B, V) with −inf where a token would make the last sizes[i] tokens of texts[i] come a second time. Paulus
+    et al. 2018, §2.5. A size of 0 allows everything."""
     banned = torch.zeros_like(logits, dtype=torch.bool)
     for row, (text, size) in enumerate(zip(texts, sizes, strict=True)):
         if size:

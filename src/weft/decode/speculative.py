@@ -36,9 +36,8 @@ class LookUp:
     def __init__(self, longest: int):
         if longest < 1:
             raise ModelError(f"lookup = {longest}: at least one token has to match")
-        self.longest = longest
+        self.longest, self.known = longest, 0
         self.after: list[dict[tuple[int, ...], int]] = [{} for _ in range(longest)]  # n-gram → the place after it
-        self.known = 0
 
     def guess(self, text: Sequence[int], most: int) -> Guess:
         """Up to `most` tokens that may follow a text."""
@@ -76,11 +75,10 @@ class Draft:
             self.stepper = Stepper(self.model, 1, 1, self.limit)
             self.read: list[int] = []
             self.agreed = 0  # tokens that were read and have been written: they stay
-        text = seen
-        most = min(most, self.limit - len(text) + 1)  # the last guess is never read
+        most = min(most, self.limit - len(seen) + 1)  # the last guess is never read
         if most < 1:
             return Guess([], None)
-        logits = self._catch_up(text)
+        logits = self._catch_up(seen)
         tokens: list[int] = []
         rows: list[Tensor] = []
         while True:

@@ -81,9 +81,8 @@ class Ending:
         self.limit = min(limit for limit in limits if limit is not None)
         self.written = 0
         self.constraint: Constraint | None = None if prompt.grammar is None else prompt.grammar.begin(prompt.begun)
-        self.detokenizer: Detokenizer | None = None
-        if prompt.tokenizer is not None:
-            self.detokenizer = Detokenizer(prompt.tokenizer, rules.stop, prompt.begun)
+        known = prompt.tokenizer
+        self.detokenizer = None if known is None else Detokenizer(known, rules.stop, prompt.begun)
 
     def push(self, token: int) -> Finish | None:
         """Count a token that was written; why the text ends with it, if it does."""
@@ -111,10 +110,8 @@ class Ending:
         """For another text that begins as this one did: a beam."""
         other = object.__new__(Ending)
         other.__dict__.update(self.__dict__)
-        if self.constraint is not None:
-            other.constraint = self.constraint.copy()
-        if self.detokenizer is not None:
-            other.detokenizer = self.detokenizer.copy()
+        other.constraint = None if self.constraint is None else self.constraint.copy()
+        other.detokenizer = None if self.detokenizer is None else self.detokenizer.copy()
         return other
 
 
@@ -198,10 +195,8 @@ class Text:
 
 
 def adjusted(texts: Sequence[Text], logits: Tensor) -> Tensor:
-    """Logits (B, V) after each text's rules and constraint, from which a token can be chosen; else a ModelError.
-
-    All texts are of one vocabulary. Nothing is drawn or counted here: after an error it can be tried with fewer texts.
-    """
+    """Logits (B, V) after each text's rules and constraint, from which a token can be chosen; else a ModelError. All
+    texts are of one vocabulary. Nothing is drawn or counted here: after an error it can be tried with fewer texts."""
     ready = logits.float()
     rows = [row for row, text in enumerate(texts) if text.changes_logits]
     if len(rows) == len(texts):
@@ -315,6 +310,5 @@ def _scored(chunks: Sequence[Chunk], text: str, tokenizer: Tokenizer, begun: boo
 
 def spelled(tokenizer: Tokenizer, id: int) -> str:
     """A token as a reader would see it in a running text; special ones by their names."""
-    if id in tokenizer.special_tokens.values():
-        return tokenizer.token(id)
-    return tokenizer.token_bytes(id).decode("utf-8", "replace")
+    special = id in tokenizer.special_tokens.values()
+    return tokenizer.token(id) if special else tokenizer.token_bytes(id).decode("utf-8", "replace")

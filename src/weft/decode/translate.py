@@ -49,10 +49,8 @@ class Translator:
     def translate(
         self, texts: Sequence[str], settings: Beam | Sampling, progress: Callable[[int], object] | None = None
     ) -> list[str]:
-        """What the model makes of each text, in their order. A blank text stays blank.
-
-        Each answer starts from a token and ends with eos, as the pairs objective has it in training.
-        """
+        """What the model makes of each text, in their order. A blank text stays blank. Each answer starts from a token
+        and ends with eos, as the pairs objective has it in training."""
         device, ids, frame = device_of(self.model), self.source.encode_batch(list(texts)), self.direction.frame
         specials = len(frame.before) + len(frame.after)
         if self.direction.first:

@@ -75,10 +75,8 @@ class Trees(NamedTuple):
 def search_trees(
     model: LanguageModel, prompt: Prompt, settings: Branching | None = None, source: Source | None = None
 ) -> Trees:
-    """Continue a prompt for a few tokens: greedily, with a beam, and with samples, of which number i has seed + i.
-
-    An encoder–decoder writes from `source`, (1, source time).
-    """
+    """Continue a prompt for a few tokens: greedily, with a beam, and with samples, of which number i has seed + i. An
+    encoder–decoder writes from `source`, (1, source time)."""
     settings = settings or Branching()
     greedy = Sampling(temperature=0.0, max_tokens=settings.depth, logprobs=settings.alternatives)
     drawn = Sampling(temperature=settings.temperature, max_tokens=settings.depth, seed=settings.seed, logprobs=0)
@@ -110,8 +108,7 @@ class _Growing:
         if number < len(self.nodes):
             self.nodes[number] = replace(self.nodes[number], count=self.nodes[number].count + 1)
             return number
-        tokenizer = self.prompt.tokenizer
-        text = str(id) if tokenizer is None else spelled(tokenizer, id)
+        text = str(id) if self.prompt.tokenizer is None else spelled(self.prompt.tokenizer, id)
         self.nodes.append(Node(parent, id, text, logprob, self.total(parent) + logprob, state))
         return number
 

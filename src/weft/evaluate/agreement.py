@@ -1,5 +1,4 @@
-"""How well predictions agree with what people say: accuracy, macro F1, Matthews' correlation and the confusion matrix
-of labels; the correlations of Pearson and Spearman of numbers, and of words' cosines with a list of rated pairs."""
+"""How well predictions agree with what people say: labels, numbers, and how alike two words are."""
 
 import csv
 import math
@@ -52,9 +51,6 @@ def matthews(matrix: Matrix) -> float:
     return float(covariance / math.sqrt(spread)) if spread > 0 else 0.0
 
 
-# ---- numbers
-
-
 def correlations(one: ArrayLike, other: ArrayLike) -> dict[str, float]:
     """Pearson's and Spearman's correlation of two rows of numbers (N,): the second is that of their ranks."""
     return {"pearson": pearson(one, other), "spearman": pearson(ranks(one), ranks(other))}
@@ -69,18 +65,13 @@ def pearson(one: ArrayLike, other: ArrayLike) -> float:
         raise DataError("a correlation of numbers that are not all finite")
     a, b = a - a.mean(), b - b.mean()
     a_size, b_size = np.linalg.norm(a), np.linalg.norm(b)
-    if not a_size or not b_size:
-        return math.nan
-    return float(np.clip((a / a_size) @ (b / b_size), -1.0, 1.0))
+    return float(np.clip((a / a_size) @ (b / b_size), -1.0, 1.0)) if a_size and b_size else math.nan
 
 
 def ranks(values: ArrayLike) -> NDArray[np.float64]:
     """(N,) ranks from 1; equal values share the mean of theirs."""
     _, group, sizes = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
     return (np.cumsum(sizes) - (sizes - 1) / 2)[group]
-
-
-# ---- pairs of words
 
 
 class Pair(NamedTuple):
@@ -117,9 +108,8 @@ def similarity(pairs: Sequence[Pair], vector: Callable[[str], NDArray[np.float32
     missing = tuple(word for word, found in known.items() if found is None)
     if len(true) < 2:
         raise DataError(f"{len(true)} of {len(pairs)} pairs have both words in the vocabulary; at least 2 are needed")
-    return Similarity(
-        **correlations(true, predicted), pairs=len(true), left_out=len(pairs) - len(true), missing=missing
-    )
+    left_out = len(pairs) - len(true)
+    return Similarity(**correlations(true, predicted), pairs=len(true), left_out=left_out, missing=missing)
 
 
 def cosine(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:

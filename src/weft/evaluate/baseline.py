@@ -24,10 +24,7 @@ class Baseline(NamedTuple):
 
 
 def character_baseline(training: Iterable[str], held_out: Iterable[str]) -> Baseline:
-    """What the held-out text takes by the character frequencies of the training text, with one added to each.
-
-    All characters that were never seen share one count of one.
-    """
+    """What the held-out text takes by the training text's counts of characters plus one; the unseen share one count."""
     known, counts = Counter(chain.from_iterable(training)), Counter(chain.from_iterable(held_out))
     mass = known.total() + len(known) + 1
     unseen = math.log2(mass) + math.log2(CHARACTERS - len(known))

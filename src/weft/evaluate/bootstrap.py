@@ -32,12 +32,8 @@ class Interval(NamedTuple):
 
 
 def weights(sections: int, draws: int = DRAWS, rng: np.random.Generator | None = None) -> Array:
-    """How often each section is drawn: (draws, sections), rows of a multinomial that sum to `sections`.
-
-    Without a generator the same rows come each time.
-    """
-    rng = rng or np.random.default_rng(0)
-    drawn = rng.integers(0, sections, (draws, sections))
+    """How often each section is drawn: (draws, sections), multinomial rows, the same ones without a generator."""
+    drawn = (rng or np.random.default_rng(0)).integers(0, sections, (draws, sections))
     drawn += sections * np.arange(draws)[:, None]
     return np.bincount(drawn.ravel(), minlength=draws * sections).reshape(draws, sections).astype(np.float64)
 
@@ -52,9 +48,6 @@ def ends(values: Array) -> Interval:
     """The middle 95 % of draws (draws,): percentiles, which may be infinite."""
     tail = (1 - LEVEL) / 2
     return Interval(*np.quantile(values, [tail, 1 - tail], method="nearest").tolist())  # linear would take ∞ − ∞
-
-
-# ---- training runs with several seeds
 
 
 def bands(rungs: Sequence[Array], sizes: Array, draws: int = DRAWS, seed: int = 0) -> Array:
@@ -78,18 +71,15 @@ def resample(groups: Sequence[Sequence[Array]], sizes: Array, draws: int = DRAWS
     means = np.stack([run.mean(axis=0) / math.log(2) for group in groups for run in group])  # (runs, sections)
     with np.errstate(all="ignore"):  # a run that came to NaN stays NaN; a draw may leave the range of a float
         centre = np.log(means.sum(axis=1) / sizes.sum())
-        deviations = np.log(_ratios(means, sizes, draws, rng)) - centre
+        # sections are drawn with replacement; how often each was drawn are its weights
+        step = max(1, MAX_DRAWN // len(sizes))
+        several = (weights(len(sizes), min(step, draws - start), rng) for start in range(0, draws, step))
+        ratios = np.concatenate([(counts @ means.T) / (counts @ sizes)[:, None] for counts in several])
+        deviations = np.log(ratios) - centre  # (draws, runs)
         if (count := len(sizes)) > 1:  # so that few sections aren't too sure of themselves either
             deviations *= math.sqrt(count / (count - 1)) * _heavy_tails(count - 1, draws, rng)
         parts = np.split(centre + deviations, np.cumsum([len(group) for group in groups])[:-1], axis=1)
         return [np.exp(part + _seed_deviations(group, draws, rng)) for part, group in zip(parts, groups, strict=True)]
-
-
-def _ratios(means: Array, sizes: Array, draws: int, rng: np.random.Generator) -> Array:
-    """Bits per byte (draws, runs) over sections drawn with replacement: how often each was drawn, as weights."""
-    step = max(1, MAX_DRAWN // len(sizes))
-    several = (weights(len(sizes), min(step, draws - start), rng) for start in range(0, draws, step))
-    return np.concatenate([(counts @ means.T) / (counts @ sizes)[:, None] for counts in several])
 
 
 def _heavy_tails(freedom: int, draws: int, rng: np.random.Generator) -> Array:

@@ -32,8 +32,7 @@ class Bucket(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """Some tokens that follow each other: in which text and document they stand, at which byte of it, and their mean
-    cost in nats. All are counted from 1 but bytes."""
+    """Some tokens that follow each other: where they stand, counted from 1 but bytes, and their mean cost in nats."""
 
     text: int
     document: int
@@ -109,9 +108,8 @@ def most_surprising(
     passages = []
     for loss, number, first in sorted(found, reverse=True)[:most]:
         text = costs[number].text
-        document, byte = _where(text, tokenizer, first)
         words = tokenizer.decode(text.read(first, min(length, len(text) - first)))
-        passages.append(Passage(number + 1, document, byte, loss, words))
+        passages.append(Passage(number + 1, *_where(text, tokenizer, first), loss, words))
     return passages
 
 

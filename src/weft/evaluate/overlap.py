@@ -182,9 +182,7 @@ class _Speller:
 def _result(
     blocks: list[tuple[int, _Block]], found: list[NGrams], met: npt.NDArray[np.bool_], unit: Unit, size: int
 ) -> Overlap:
-    """Put together which n-grams were met, block by block."""
-    shared: list[Shared] = []
-    documents: set[tuple[int, int]] = set()
+    shared, documents = list[Shared](), set[tuple[int, int]]()
     parts = np.split(met, np.cumsum([len(each.hashes) for each in found])[:-1])
     for (number, block), grams, mine in zip(blocks, found, parts, strict=True):
         documents.update((number, document) for document in block.documents.tolist())
@@ -193,16 +191,9 @@ def _result(
             byte = int(block.offsets[own]) + first - int(block.starts[own])
             words = block.text[first : min(last, first + MAX_PASSAGE_BYTES)].decode(errors="ignore")
             shared.append(Shared(number, int(block.documents[own]) + 1, byte, last - first, words))
-    return Overlap(
-        unit,
-        checked=len(met),
-        found=int(met.sum()),
-        bytes=size,
-        covered=sum(each.bytes for each in shared),
-        documents=len(documents),
-        touched=len({(each.text, each.document) for each in shared}),
-        longest=sorted(shared, key=lambda each: -each.bytes)[:MAX_SHOWN],
-    )
+    covered, touched = sum(each.bytes for each in shared), {(each.text, each.document) for each in shared}
+    longest = sorted(shared, key=lambda each: -each.bytes)[:MAX_SHOWN]
+    return Overlap(unit, len(met), int(met.sum()), size, covered, len(documents), len(touched), longest)
 
 
 def _runs(firsts: Ids, lasts: Ids) -> list[tuple[int, int]]:
@@ -240,10 +231,9 @@ def passages_table(
 def words_are_long(text: bytes) -> bool:
     """Whether a text isn't written in words with spaces between them."""
     raw, kind = _classified(text)
-    letters = kind == KEPT
-    begins = letters & (raw & 0xC0 != 0x80)
-    words = _begins(kind, np.flatnonzero(letters)).sum()
-    return bool(words) and begins.sum() / words > MAX_WORD_LENGTH
+    places = np.flatnonzero(kind == KEPT)
+    words, letters = _begins(kind, places).sum(), (raw[places] & 0xC0 != 0x80).sum()
+    return bool(words) and letters / words > MAX_WORD_LENGTH
 
 
 def ngrams(text: bytes, documents: Ids, unit: Unit, every: int = 1) -> NGrams:
@@ -257,17 +247,14 @@ def ngrams(text: bytes, documents: Ids, unit: Unit, every: int = 1) -> NGrams:
     if not len(places):
         return NGrams(np.zeros(0, np.uint64), *np.zeros((2, 0), np.int64))
     letters = raw[places]
-    begins = _begins(kind, places) if unit is WORDS else letters & 0xC0 != 0x80
-    starts = np.flatnonzero(begins)
+    starts = np.flatnonzero(_begins(kind, places) if unit is WORDS else letters & 0xC0 != 0x80)
     inside = np.arange(len(places)) - np.repeat(starts, np.diff(np.append(starts, len(places))))
     units = _mixed(np.add.reduceat((letters + np.uint64(1)) * LETTERS[inside & 255], starts))
-    first = places[starts]
-    last = places[np.append(starts[1:], len(places)) - 1] + 1
+    first, last = places[starts], places[np.append(starts[1:], len(places)) - 1] + 1
     unknown = np.concatenate([[0], np.cumsum(np.maximum.reduceat(letters == UNKNOWN[0], starts))])
     document = np.searchsorted(documents, first, side="right")
 
-    n = unit.length
-    count = max(0, len(units) - n + 1)
+    n, count = unit.length, max(0, len(units) - unit.length + 1)
     hashes = np.zeros(count, dtype=np.uint64)
     for place in range(n):  # Horner's rule, for all n-grams at once
         hashes = hashes * PLACE + units[place : place + count]
@@ -297,8 +284,7 @@ def _short(units: Hashes, document: Ids, unknown: Ids, n: int) -> NGrams:
 
 def _begins(kind: Bytes, places: Ids) -> npt.NDArray[np.bool_]:
     """Which of the kept bytes begin a word: white space lies between it and the one before."""
-    spaces = np.cumsum(kind == BETWEEN)[places]
-    return np.diff(spaces, prepend=-1) != 0
+    return np.diff(np.cumsum(kind == BETWEEN)[places], prepend=-1) != 0
 
 
 def _classified(text: bytes) -> tuple[Bytes, Bytes]:

@@ -110,8 +110,7 @@ def spans(tokens: int, length: int, stride: int | None = None) -> Iterator[Span]
     """
     step = length if stride is None else stride
     assert 0 < step <= length, "a stride beyond the window would skip tokens"
-    reached = 0  # predictions made so far; prediction i is of token i + 1
-    start = 0
+    start, reached = 0, 0  # reached: the predictions made so far; prediction i is of token i + 1
     while reached < tokens - 1:
         end = min(start + length, tokens - 1)
         yield Span(start, end - start, end - reached)
@@ -147,14 +146,11 @@ class Reading:
 
 
 class TokenScores(NamedTuple):
-    """Some tokens of a text that a model has predicted: (N,) each.
+    """Some tokens of a text that a model has predicted: (N,) each."""
 
-    `places` are their numbers in the text, `nats` −log p of each, and `seen` how many tokens before it were seen.
-    """
-
-    places: Ids
-    nats: npt.NDArray[np.float64]
-    seen: Ids
+    places: Ids  # their numbers in the text
+    nats: npt.NDArray[np.float64]  # −log p of each
+    seen: Ids  # how many tokens before it were seen
 
 
 def token_scores(
@@ -189,15 +185,13 @@ def _score_lanes(model: LanguageModel, text: Tokens, tokens: int, reading: Readi
     lanes = max(1, min(reading.batch, predictions // (LANE_WINDOWS * length)))
     each, rest = divmod(predictions, lanes)
     windows = [(range(lanes), begin, min(length, each - begin)) for begin in range(0, each, length)]
-    # what is left over is the last one's, which reads on alone
-    alone = range(lanes - 1, lanes)
+    alone = range(lanes - 1, lanes)  # what is left over is the last one's, which reads on alone
     windows += [(alone, begin, min(length, each + rest - begin)) for begin in range(each, each + rest, length)]
     state = None
     for some, begin, time in windows:
         starts = np.array([lane * each + begin for lane in some])
         rows = torch.stack([_row(text, Span(start, time, time), reading.first) for start in starts.tolist()]).to(device)
-        before = state if state is None else state[:, :, -len(some) :]
-        carried = Carried(before)
+        carried = Carried(state if state is None else state[:, :, -len(some) :])
         with torch.no_grad():  # not around the `yield`, behind which others go on
             features = model.features(rows[:, :-1], carried=carried)
             losses = token_losses(model, features.flatten(0, 1), rows[:, 1:].flatten())
@@ -209,26 +203,20 @@ def _score_lanes(model: LanguageModel, text: Tokens, tokens: int, reading: Readi
 
 
 def _scored(ids: Ids, unscored: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """Which of these ids are scored."""
     return np.isin(ids, unscored, invert=True) if unscored else np.ones(ids.shape, dtype=bool)
 
 
 def counted_scores(
     model: NGram, text: Tokens, *, limit: int | None = None, unscored: Sequence[int] = ()
 ) -> TokenScores:
-    """The same with an n-gram model: what came is looked up, without windows.
-
-    What is seen of a document is at most what an n-gram holds.
-    """
+    """The same with an n-gram model: looked up without windows, by at most n − 1 tokens of the same document."""
     total = _first(text, limit)
     if not total:
         raise DataError("the text to evaluate is empty")
-    begins = np.flatnonzero(np.diff(text.documents(0, total))) + 1
-    ids = text.read(0, total)
+    begins, ids = np.flatnonzero(np.diff(text.documents(0, total))) + 1, text.read(0, total)
     nats = -model.log_prob(ids, begins).astype(np.float64)
-    firsts = np.zeros(total, dtype=np.int64)
+    places, firsts = np.arange(total), np.zeros(total, dtype=np.int64)
     firsts[begins] = begins
-    places = np.arange(total)
     seen = np.minimum(places - np.maximum.accumulate(firsts), model.config.order - 1)
     scored = _scored(ids, unscored)
     return TokenScores(places[scored], nats[scored], seen[scored])
@@ -290,11 +278,7 @@ class Surprisal(NamedTuple):
 
 @torch.no_grad()
 def surprisals(model: LanguageModel, ids: Sequence[int], before: Sequence[int], length: int) -> list[float | None]:
-    """−log p in nats of each of `ids` that are read after `before`.
-
-    More than `length` tokens are read in windows of so many, each half a window further on: a token is predicted from
-    half a window or more.
-    """
+    """−log p in nats of each of `ids` read after `before`: beyond `length` tokens in windows half a window apart."""
     if not ids:
         raise DataError("the text to score is empty")
     if isinstance(model, NGram):  # it counted texts without anything before them
@@ -305,6 +289,5 @@ def surprisals(model: LanguageModel, ids: Sequence[int], before: Sequence[int], 
         for span in spans(len(tokens), length, max(1, length // 2)):
             row = tokens[span.start : span.start + span.length + 1].to(device)
             features = model.advance(row[None, :-1], model.start(1, span.length))
-            losses = token_losses(model, features[0, -span.scored :], row[-span.scored :])
-            found += losses.tolist()
+            found += token_losses(model, features[0, -span.scored :], row[-span.scored :]).tolist()
     return found[-len(ids) :]

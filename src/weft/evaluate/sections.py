@@ -56,10 +56,7 @@ class SectionScores:
         return Score(nats, int(self.tokens.sum()), int(self.bytes.sum()), int(self.unknown.sum()), unpaid)
 
     def intervals(self) -> dict[str, Interval]:
-        """The metrics' 95 % intervals, by a bootstrap over sections; none of a single section, which tells nothing.
-
-        Nor of a text that holds something impossible, whose cost is infinite.
-        """
+        """The metrics' 95 % intervals, by a bootstrap over sections; none of one section, or of an infinite cost."""
         if len(self.nats) < 2 or not np.isfinite(self.nats).all():
             return {}
         drawn = weights(len(self.nats))
@@ -98,10 +95,7 @@ class Sections:
         return int(self.firsts[-1])
 
     def scores(self, parts: Iterable[TokenScores], *, apart: bool = False, abrupt: bool = False) -> SectionScores:
-        """Add up what each token costs.
-
-        `apart` where nothing predicts the token that begins a document, `abrupt` where nothing does the first of all.
-        """
+        """Add up tokens' costs; nothing predicts a document's first one if `apart`, the very first if `abrupt`."""
         nats, tokens = np.zeros(len(self)), np.zeros(len(self), dtype=np.int64)
         for part in parts:
             own = np.searchsorted(self.firsts, part.places, side="right") - 1
@@ -115,10 +109,9 @@ class Sections:
 def cut(text: Tokens, tokenizer: Tokenizer, *, most_bytes: int | None = None) -> Sections:
     """Cut a text, or as many sections of it as begin in its first `most_bytes`."""
     borders = _borders(text.sections, most_bytes)
-    count = len(borders) - 1
+    count, opening = len(borders) - 1, 0.0
     firsts = np.full(count + 1, len(text), dtype=np.int64)
     held = np.zeros((5, count + 1))  # the last column is what isn't wanted
-    opening = 0.0
     for part in spelled(text, tokenizer):
         own = np.searchsorted(borders, part.places, side="right") - 1
         numbers, first = np.unique(own, return_index=True)
@@ -185,5 +178,4 @@ def _borders(stored: Ids, most_bytes: int | None) -> Ids:
             waiting = 0
     if waiting:
         borders.append(at)
-    kept = [border for border in borders if border < read]
-    return np.array(borders[: len(kept) + 1], dtype=np.int64)
+    return np.array(borders[: sum(border < read for border in borders) + 1], dtype=np.int64)

@@ -33,11 +33,8 @@ def rouge_l(text: str, reference: str) -> float:
 
 
 def longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many words stand in both in the same order.
-
-    One bit for each word of `one`; each word of `other` is one addition of long numbers (Hyyrö 2004).
-    """
-    places: dict[str, int] = {}
+    """How many words stand in both in the same order, by one addition of long numbers a word (Hyyrö 2004)."""
+    places: dict[str, int] = {}  # a bit for each word of `one`
     for place, word in enumerate(one):
         places[word] = places.get(word, 0) | 1 << place
     full = (1 << len(one)) - 1

@@ -61,8 +61,7 @@ def spelled(text: Tokens, tokenizer: Tokenizer, first: int = 0) -> Iterator[Spel
 
     The first of them are those of the stored section that holds token `first`.
     """
-    table = _Sizes(tokenizer)
-    starts, sizes, documents = text.sections
+    table, (starts, sizes, documents) = _Sizes(tokenizer), text.sections
     ends = np.append(starts[1:], len(text))
     stored = np.stack([starts, ends, sizes, np.cumsum(sizes) - sizes])
     low, document = int(np.searchsorted(starts, first, side="right")) - 1 if first else 0, -1
@@ -78,7 +77,7 @@ def spelled(text: Tokens, tokenizer: Tokenizer, first: int = 0) -> Iterator[Spel
 
 def spelling(text: Tokens, tokenizer: Tokenizer) -> Spelling:
     """Count the bytes that the tokens of a text add to it. What one stored section lacks, no other makes up for."""
-    totals = [astuple(part.total) for part in spelled(text, tokenizer)]
+    totals = (astuple(part.total) for part in spelled(text, tokenizer))
     return Spelling(*map(sum, zip(*totals, strict=True)))
 
 
@@ -92,8 +91,7 @@ class _Sizes:
         self.bytes[list(tokenizer.special_tokens.values())] = 0
 
     def meet(self, ids: Ids) -> None:
-        met = np.bincount(ids, minlength=len(self.bytes)) > 0
-        for id in np.flatnonzero(met & (self.bytes < 0)).tolist():
+        for id in np.unique(ids[self.bytes[ids] < 0]).tolist():
             added = self.tokenizer.token_bytes(id)
             self.bytes[id] = len(added)
             self.characters[id] = sum(byte & 0xC0 != 0x80 for byte in added)  # a character has one such byte

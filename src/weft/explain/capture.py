@@ -119,8 +119,7 @@ def taps(model: nn.Module) -> dict[str, Tap]:
         if isinstance(module, Block):
             found[f"{name}.residual"] = Tap(module, True, *turn)
             for attention in ("attention", "cross"):
-                part = getattr(module, attention)
-                if part is not None:
+                if (part := getattr(module, attention)) is not None:
                     found[f"{name}.{attention}.heads"] = Tap(part.out, False, *turn)
             found[f"{name}.feedforward.hidden"] = Tap(module.feedforward.down, False, *turn)
     return found
@@ -169,23 +168,14 @@ def _hook(tap: Tap, through: Change) -> Callable[[], object]:
     """Let the first tensor of a call pass `through`, if the call is the place's turn; what is returned ends that."""
     calls = count()
 
-    def given(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if next(calls) % tap.turns != tap.turn:
-            return None
-        x = through(inputs[0])
-        return None if x is inputs[0] else (x, *inputs[1:])
+    def passing(x: Tensor) -> Tensor:
+        return through(x) if next(calls) % tap.turns == tap.turn else x
 
-    def gave(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-        if next(calls) % tap.turns != tap.turn:
-            return None
-        first = output[0] if isinstance(output, tuple) else output
-        x = through(first)
-        if x is first:
-            return None
-        return (x, *output[1:]) if isinstance(output, tuple) else x
+    def hook(_: nn.Module, *given: Any) -> Any:  # the inputs, or these and the output
+        first, *more = given[-1] if isinstance(given[-1], tuple) else (given[-1],)
+        x = passing(first)
+        return None if x is first else (x, *more) if isinstance(given[-1], tuple) else x
 
     if isinstance(tap.module, Probabilities):  # they are computed only where somebody watches
-        return tap.module.watch(lambda x: through(x) if next(calls) % tap.turns == tap.turn else x)
-    if tap.gives:
-        return tap.module.register_forward_hook(gave).remove
-    return tap.module.register_forward_pre_hook(given).remove
+        return tap.module.watch(passing)
+    return (tap.module.register_forward_hook if tap.gives else tap.module.register_forward_pre_hook)(hook).remove

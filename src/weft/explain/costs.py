@@ -104,25 +104,24 @@ class Costs(Picture):
     def _by_component(self) -> Table:
         cost = self.cost
         rows = [_row(part.name, Count((part,), cost.length), cost) for part in cost.components]
-        remarks = [cost.note] if cost.note else []
-        remarks.append(
+        remark = (
             "A product of m × k and k × n is 2mkn operations; training is three forward passes; attention counts every"
             " key of the sequence, also under a causal mask."
         )
         title = f"By component; FLOPs a token, at {cost.length:,} tokens a sequence"
+        remarks = [cost.note, remark] if cost.note else [remark]
         return Table(HEADER, [*rows, _row("all", cost, cost)], title, remarks)
 
     def _by_layer(self) -> Table:
         rows = []
         for layer in self.layers:
             times = f"{layer.repeats} × {layer.name}, each" if layer.repeats > 1 else layer.name
-            rows.append(_row(times, layer.cost, self.cost))
-            rows += self._inner(layer.cost) if len(layer.cost.components) > 1 else []
+            inner = self._inner(layer.cost) if len(layer.cost.components) > 1 else []
+            rows += [_row(times, layer.cost, self.cost), *inner]
         rows += [_row("around the layers", self.around, self.cost), *self._inner(self.around)]
         return Table(HEADER, rows, "By layer; FLOPs a token")
 
     def _inner(self, cost: Count) -> list[tuple[str, ...]]:
-        """What something consists of, a row each."""
         return [_row(f"  {part.name}", Count((part,), cost.length), self.cost) for part in cost.components]
 
     def _bytes(self) -> Table:
@@ -161,7 +160,6 @@ def costs(model: Config, length: int | None = None) -> Costs:
 
 
 def _layers(model: Config, cost: Count) -> tuple[LayerCost, ...]:
-    """The layers of a model, those together that cost the same."""
     T = cost.length
     kept = kept_bytes(model, T, narrow("bf16"))[0]
     match model:
@@ -179,11 +177,13 @@ def _layers(model: Config, cost: Count) -> tuple[LayerCost, ...]:
             together = model.sharing  # layers that share their weights are counted as one
             cache, kinds = cache_bytes(model, "bf16") / model.layers, model.layer_kinds(model.layers)
             causal, found = not isinstance(model, config.Encoder), []
+            distinct = getattr(model, "distinct_layers", None) is not None
+            sizes = [{"layers": n * together} | ({"distinct_layers": n} if distinct else {}) for n in (2, 1)]
             for window in dict.fromkeys(kind.window for kind in kinds):
                 name = "layer" if len(model.kinds()) == 1 else f"layer with {reach(window, causal)}"
                 name = name if together == 1 else f"{together} layers with one set of weights"
                 own = model.replace(pattern=(), attention={**model.attention.model_dump(), "window": window})
-                each = _more(count(_with_blocks(own, 2), T), count(_with_blocks(own, 1), T))
+                each = _more(*(count(own.replace(**size), T) for size in sizes))
                 repeats = sum(kind.window == window for kind in kinds) // together
                 found.append(LayerCost(name, repeats, each, together * kept[0], together * cache))
             return tuple(found)
@@ -204,14 +204,7 @@ def _layers(model: Config, cost: Count) -> tuple[LayerCost, ...]:
             raise ModelError(f"a {type(model).__name__} has no layers to count")
 
 
-def _with_blocks(model: config.TransformerConfig, blocks: int) -> config.TransformerConfig:
-    """The model with so many blocks, each run as often as here."""
-    distinct = {"distinct_layers": blocks} if getattr(model, "distinct_layers", None) is not None else {}
-    return model.replace(layers=blocks * model.sharing, **distinct)
-
-
 def _more(larger: Count, smaller: Count) -> Count:
-    """What the larger model has more."""
     return _sum((larger, 1), (smaller, -1))
 
 
@@ -269,7 +262,6 @@ def _shades(*bars: Shares) -> dict[str, int]:
 
 
 def _bar(title: str, total: str, shares: Shares, shades: dict[str, int]) -> Bar:
-    """Shares as a bar; tiny ones are one piece."""
     large = [(name, share) for name, share in shares if share >= MIN_SHARE]
     rest = sum(share for _, share in shares if share < MIN_SHARE)
     pieces = [

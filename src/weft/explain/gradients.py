@@ -36,8 +36,9 @@ from weft.nn.config import Attention, LayerNorm, Plain, XavierInit
 from weft.nn.position_config import Learned
 
 Placement = Literal["pre", "post", "none"]
-PLACEMENTS: tuple[Placement, ...] = ("pre", "post", "none")
+NAMES: dict[Placement, str] = {"pre": "pre-norm", "post": "post-norm", "none": "no norm"}
 BATCH, TIME = 8, 32
+MASKED = 7  # of an encoder's text every so many-th token is masked and predicted
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,6 @@ def _norms(states: list[Tensor], direction: Tensor) -> tuple[float, ...]:
     return tuple(float(gradient.norm() / direction.norm()) for gradient in gradients)
 
 
-# ---- drawn
-
-NAMES = {"pre": "pre-norm", "post": "post-norm", "none": "no norm"}
-
-
 @dataclass(frozen=True)
 class GradientFlows(Charts):
     """What norms and skips do to the gradient: all six kinds of stack."""
@@ -99,7 +95,6 @@ class GradientFlows(Charts):
     )
 
     def charts(self) -> list[Plot]:
-        """With skips and without, the whole gradient and its token-specific part."""
         return [
             self._chart(f"{what}, {'with' if residual else 'without'} skips", part, residual)
             for part, what in (("full", "full gradient"), ("token_specific", "token-specific part"))
@@ -111,9 +106,8 @@ class GradientFlows(Charts):
         depths = sorted({0, layers // 4, layers // 2, 3 * layers // 4, layers})
         rows = []
         for found in self.flows:
-            specific = (f"{found.token_specific[depth]:.1e}" for depth in depths)
-            skips = "yes" if found.residual else "no"
-            rows.append((NAMES[found.placement], skips, f"{found.full[0]:.1e}", *specific))
+            norms = (f"{norm:.1e}" for norm in (found.full[0], *(found.token_specific[depth] for depth in depths)))
+            rows.append((NAMES[found.placement], "yes" if found.residual else "no", *norms))
         remark = (
             "'full' is the norm of the full gradient at layer 0; the columns after it are its token-specific part,"
             " which distinguishes one token from another, at the input of some layers and at the output of the last."
@@ -138,13 +132,8 @@ def gradient_flows(layers: int = 24, d_model: int = 64, seed: int = 0) -> Gradie
     """The gradient by layer of untrained stacks: norm before, after or not at all, with skips and without."""
     if d_model % 4:
         raise ConfigError(f"--d-model {d_model}: expected a multiple of 4, because the stack has 4 heads")
-    kinds = [(placement, residual) for residual in (True, False) for placement in PLACEMENTS]
+    kinds = [(placement, residual) for residual in (True, False) for placement in NAMES]
     return GradientFlows(layers, d_model, tuple(gradient_flow(*kind, layers, d_model, seed) for kind in kinds))
-
-
-# ---- of a model on a text
-
-MASKED = 7  # of an encoder's text every so many-th token is masked and predicted
 
 
 @dataclass(frozen=True)
@@ -208,13 +197,11 @@ class GradientHistory(Charts):
     about = f"{GradientNorms.about} Each line is one stage of training."
 
     def charts(self) -> list[Plot]:
-        """The residual stream at each stage; of the last one the parameters too."""
         parameters = list(self.stages.values())[-1].charts()[-1]
         streams = {name: list(stage.stream.values()) for name, stage in self.stages.items()}
         return [*_stream_chart(streams), replace(parameters, title=f"{parameters.title}, now")]
 
     def tables(self) -> list[Table]:
-        """The residual stream, a line a layer and a column a stage; then the last stage in full."""
         last = list(self.stages.values())[-1]
         rows = [(layer, *(f"{stage.stream[layer]:.2e}" for stage in self.stages.values())) for layer in last.stream]
         rows.append(("loss", *(f"{stage.loss:.3f}" for stage in self.stages.values())))
@@ -238,26 +225,21 @@ def gradient_norms(reading: Reading) -> GradientNorms:
         found = torch.autograd.grad(loss, [*stream, *weights], allow_unused=True)
     shown = [name.removesuffix(".residual").replace(".dropout", ".in") for name in names]
     along = dict(zip(shown, map(_norm, found[: len(stream)]), strict=True))
-    rest, parameters = iter(found[len(stream) :]), {}
-    for group, members in groups.items():
-        parameters[group] = (_all([next(rest) for _ in members]), _all(members))
+    rest = iter(found[len(stream) :])
+    parameters = {group: (_all([next(rest) for _ in each]), _all(each)) for group, each in groups.items()}
     return GradientNorms(what, float(loss.detach()), along, parameters)
 
 
 def _loss(reading: Reading) -> tuple[Tensor, str]:
-    """What is derived, and what it is called."""
     model, tokens = reading.model, reading.tokens
     if not predicts_words(model):
         features = model.features(tokens, **reading.given)
-        direction = torch.randn(features.shape, generator=torch.Generator().manual_seed(0)).to(features)
-        along = (features * direction).sum() / direction.norm()
-        return along, "a random direction of the features; no words are predicted"
+        random = torch.randn(features.shape, generator=torch.Generator().manual_seed(0)).to(features)
+        return (features * random).sum() / random.norm(), "a random direction of the features; no words are predicted"
     if isinstance(model.config, Encoder):
         return _masked_loss(reading)
     if tokens.shape[1] < 2:
-        raise DataError(
-            "the text has one token; a loss takes at least two: one that is read, and one that is predicted"
-        )
+        raise DataError("the text has one token; a loss takes at least two: one is read, and one is predicted")
     logits = model(tokens[:, :-1], **reading.given)
     return F.cross_entropy(logits[0].float(), tokens[0, 1:]), "−log p of each next token, the mean in nats"
 

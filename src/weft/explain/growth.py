@@ -5,7 +5,7 @@ out, where the largest term is all that is left.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,7 +104,11 @@ MEASURES: dict[str, Callable[[Any], float]] = {
 
 
 def _axis(model: Any, key: str, name: str, letter: str) -> Axis:
-    grown = dict(_grown(model, key))
+    grown: dict[float, tuple[int, Any]] = {}  # (size, settings) by how many times larger it is
+    for factor in (*SHOWN, FAR, 2 * FAR):
+        changed = _wider(model, factor) if key == "d_model" else {key: round(getattr(model, key) * factor)}
+        if changed is not None and changed[key] >= 1 and (key != "layers" or changed[key] <= MAX_LAYERS):
+            grown[factor] = changed[key], model.replace(**changed)
     near = [size for factor, size in grown.items() if factor in (0.5, 1.0, 2.0)]
     far = list(grown.values())[-2:]
     shown = [size for factor, size in grown.items() if factor in SHOWN]
@@ -112,24 +116,13 @@ def _axis(model: Any, key: str, name: str, letter: str) -> Axis:
     for what, measure in MEASURES.items():
         if not measure(model):
             continue  # an encoder keeps no cache
-        slope, end = (_slope(measure, *sizes) for sizes in ((near[0], near[-1]), far))
+        slope, end = (
+            math.log(measure(large) / measure(small)) / math.log(n / m)
+            for (m, small), (n, large) in ((near[0], near[-1]), far)
+        )
         values = tuple(float(measure(changed)) for _, changed in shown)
         curves.append(Curve(what, values, slope, round(end)))
     return Axis(name, letter, tuple(size for size, _ in shown), getattr(model, key), tuple(curves))
-
-
-def _slope(measure: Callable[[Any], float], small: tuple[int, Any], large: tuple[int, Any]) -> float:
-    """How steep a curve is between two sizes, on logarithmic axes."""
-    return math.log(measure(large[1]) / measure(small[1])) / math.log(large[0] / small[0])
-
-
-def _grown(model: Any, key: str) -> Iterator[tuple[float, tuple[int, Any]]]:
-    """The model at other sizes: (times larger, (size, settings)), as far as all sizes stay whole numbers in range."""
-    for factor in (*SHOWN, FAR, 2 * FAR):
-        changed = _wider(model, factor) if key == "d_model" else {key: round(getattr(model, key) * factor)}
-        if changed is None or changed[key] < 1 or (key == "layers" and changed[key] > MAX_LAYERS):
-            continue
-        yield factor, (changed[key], model.replace(**changed))
 
 
 def _wider(model: Any, factor: float) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ A head is named where it does one thing by these thresholds; all are means over 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from torch.nn import functional as F
 
 from weft.errors import counted
 from weft.explain.attention.maps import NAMES, Kind, KindMaps, attention_maps
-from weft.explain.capture import Change, capture
+from weft.explain.capture import capture
 from weft.explain.reading import Reading, SourceTokens, lacks
 from weft.figures.heatmap import SmallMap, small_maps
 from weft.figures.page import template
@@ -91,7 +92,12 @@ class HeadTable(Picture):
             for layer, head in np.ndindex(of["entropy"].shape):
                 values = {name: float(table[layer, head]) for name, table in of.items()}
                 found.append(Head(kind, layer, head, self.names[kind][layer][head], **values))
-        return sorted(found, key=_interest)
+
+        def interest(each: Head) -> tuple[float, float]:
+            by_name = min((_ORDER.index(name) for name in each.names), default=len(_ORDER) - 2.5)
+            return (by_name, each.entropy) if math.isnan(each.cost) else (-each.cost, by_name)
+
+        return sorted(found, key=interest)
 
     def named(self) -> dict[str, list[Head]]:
         """The heads that have a name, by it."""
@@ -172,10 +178,9 @@ def head_statistics(reading: Reading, ablate: bool = True) -> HeadTable:
     maps = attention_maps(reading)
     predicts = isinstance(reading.model, Transformer) and isinstance(reading.model.config.head, LMHead)
     costs = _ablation_costs(reading) if ablate and predicts and len(reading.ids) > 1 else {}
-    induction = None
-    if isinstance(reading.model.config, Decoder):
-        vocab_size = min(reading.tokenizer.vocab_size, reading.model.config.vocab_size)
-        induction = induction_scores(reading.model, vocab_size)
+    config, induction = reading.model.config, None
+    if isinstance(config, Decoder):
+        induction = induction_scores(reading.model, min(reading.tokenizer.vocab_size, config.vocab_size))
     statistics: dict[Kind, dict[str, Table]] = {}
     names: dict[Kind, list[list[tuple[str, ...]]]] = {}
     for part in maps.parts:
@@ -190,10 +195,8 @@ def head_statistics(reading: Reading, ablate: bool = True) -> HeadTable:
         "the previous one and itself are mean weights."
     )
     if induction is not None:
-        about += (
-            " Induction is the weight on the token after an earlier copy, on random tokens given twice (Olsson et al. "
-            "2022)."
-        )
+        copies = "the weight on the token after an earlier copy, on random tokens given twice"
+        about += f" Induction is {copies} (Olsson et al. 2022)."
     if costs:
         first = f" over the first {ABLATED_TOKENS} tokens" if len(reading.ids) > ABLATED_TOKENS else ""
         about += f" Cost is what the text loses in nats a token{first} if the head gives nothing; – is a gain."
@@ -219,9 +222,6 @@ def induction_scores(model: LanguageModel, vocab_size: int, length: int = 25, ro
     return torch.stack(scores).numpy()
 
 
-# ---- statistics of the probabilities
-
-
 def _statistics(part: KindMaps) -> dict[str, Table]:
     """Those of one kind, (layers, heads) each; places mean nothing between two texts."""
     p, T = part.probabilities, part.probabilities.shape[2]
@@ -245,7 +245,6 @@ def _apart(T: int) -> NDArray[np.float32]:
 
 
 def _names(part: KindMaps, of: dict[str, Table]) -> list[list[tuple[str, ...]]]:
-    """What each head does, by the thresholds that the file begins with."""
     seen = (part.probabilities > 0).any(axis=(0, 1))  # what the mask lets a query see
     keys = seen.sum(-1)
     widest = np.log(keys).mean()  # the entropy of even weights
@@ -259,13 +258,8 @@ def _names(part: KindMaps, of: dict[str, Table]) -> list[list[tuple[str, ...]]]:
         "first token (sink)": of["first"] >= MOSTLY,
     }
     tests["local"] &= ~(tests["previous token"] | tests["same token"])  # a head of neighbours is local anyway
-    layers, heads = of["entropy"].shape
-    return [
-        [tuple(name for name in _ORDER if tests[name][layer, head]) for head in range(heads)] for layer in range(layers)
-    ]
-
-
-# ---- ablation
+    layers, heads = map(range, of["entropy"].shape)
+    return [[tuple(name for name in _ORDER if tests[name][layer, head]) for head in heads] for layer in layers]
 
 
 @torch.no_grad()
@@ -294,9 +288,7 @@ def _ablation_costs(reading: Reading) -> dict[Kind, Table]:
         source = SourceTokens(reading.given["source"].tokens.expand(rows, -1))
         return model.features(ids.expand(rows, -1), source=source)
 
-    def on(rows: int, layer: int) -> Tensor:
-        return _from_layer(model, calls, layer, rows)
-
+    on = partial(_from_layer, model, calls)
     places: dict[Kind, tuple[str, int, Callable[[int, int], Tensor]]]
     places = {"decoder": ("decoder.{}.attention.probabilities", len(calls), on)}
     if model.encoder is not None:
@@ -308,25 +300,21 @@ def _ablation_costs(reading: Reading) -> dict[Kind, Table]:
         for kind, (name, layers, run) in places.items():
             found[kind] = np.empty((layers, heads))
             for layer, first in product(range(layers), range(0, heads, at_once)):
-                chosen = range(first, min(first + at_once, heads))
-                with capture(model, replace={name.format(layer): _without_each(chosen)}):
+                chosen = list(range(first, min(first + at_once, heads)))
+                with capture(model, replace={name.format(layer): partial(_without_each, chosen)}):
                     features = run(len(chosen), layer)
                 found[kind][layer, first : first + at_once] = _losses(model, features, ids) - whole
     return found
 
 
-def _without_each(heads: Sequence[int]) -> Change:
-    """A change of probabilities (rows, heads, …) that takes one head out of each row."""
-
-    def change(probabilities: Tensor) -> Tensor:
-        changed = probabilities.clone()
-        changed[torch.arange(len(heads)), list(heads)] = 0.0
-        return changed
-
-    return change
+def _without_each(heads: list[int], probabilities: Tensor) -> Tensor:
+    """Probabilities (rows, heads, …) with one head taken out of each row."""
+    changed = probabilities.clone()
+    changed[torch.arange(len(heads)), heads] = 0.0
+    return changed
 
 
-def _from_layer(model: Transformer, calls: Sequence[tuple[Tensor, dict[str, Any]]], layer: int, rows: int) -> Tensor:
+def _from_layer(model: Transformer, calls: Sequence[tuple[Tensor, dict[str, Any]]], rows: int, layer: int) -> Tensor:
     """Features (rows, time, d_model) of what a decoder's layer was given, read on from there in each row."""
     assert model.decoder is not None
     x = calls[layer][0].expand(rows, -1, -1)
@@ -342,15 +330,6 @@ def _losses(model: Transformer, features: Tensor, ids: Tensor) -> Table:
     """Nats a token of ids (1, time) in each row of features (rows, time, d_model), row by row: logits are large."""
     targets = ids[0, 1:]
     return np.array([float(F.cross_entropy(model.head(row[None, :-1])[0].float(), targets)) for row in features])
-
-
-# ---- how it is shown
-
-
-def _interest(each: Head) -> tuple[float, float]:
-    """Sorts the most interesting first."""
-    by_name = min((_ORDER.index(name) for name in each.names), default=len(_ORDER) - 2.5)
-    return (by_name, each.entropy) if math.isnan(each.cost) else (-each.cost, by_name)
 
 
 def _cell(value: float) -> str:

@@ -61,7 +61,8 @@ class Lens(Picture):
 
     def figure(self) -> Figure:
         """Layers upward, the last places from left to right; the shade of a cell is the probability of its token."""
-        rows = _spread(len(self.guesses), MAX_ROWS)
+        count = len(self.guesses)  # all of these rows, or some at even distances, the first and the last among them
+        rows = sorted({round(place) for place in np.linspace(0, count - 1, min(count, MAX_ROWS))})
         columns = range(max(0, len(self.read) - MAX_COLUMNS), len(self.read))
         figure = new_figure(1.0 + CELL * max(4, len(columns)), 1.1 + 0.2 * len(rows))
         axes: Any = figure.add_subplot()
@@ -73,8 +74,7 @@ class Lens(Picture):
             weight = "bold" if self.final_rank[rows[row], columns[column]] == 1 else "normal"
             shown = _fitting(piece, 72 * CELL / (1.15 if weight == "bold" else 1.0) - 4)
             axes.text(column, row, shown, ha="center", va="center", weight=weight, **font)
-        below = [_fitting(self.read[column], 72 * CELL - 2) for column in columns]
-        above = [_fitting(self.following[column], 72 * CELL - 2) for column in columns]
+        below, above = ([_fitting(side[n], 72 * CELL - 2) for n in columns] for side in (self.read, self.following))
         axes.set_xticks(range(len(columns)), below, **font)
         axes.set_yticks(range(len(rows)), [self.names[row] for row in rows], fontsize=SIZE)
         axes.set_xlabel("token read", fontsize=SIZE + 1)
@@ -94,7 +94,6 @@ class Lens(Picture):
         return figure
 
     def html(self) -> str:
-        """A table, layers upward; a cell that is chosen tells more."""
         cells = {
             "guesses": [[[piece, percent(p)] for piece, p in row] for row in self.guesses],
             "ranks": self.final_rank.tolist(),
@@ -108,7 +107,6 @@ class Lens(Picture):
         return template("lens.html").render(**shown, rows=rows, data=data("lens-data", cells))
 
     def text(self) -> str:
-        """What the layers would predict at the last place."""
         rows = []
         for row in reversed(range(len(self.guesses))):
             guess, share = self.guesses[row][-1], float(self.final_probability[row, -1])
@@ -147,16 +145,10 @@ def lens(reading: Reading) -> Lens:
     guesses, log_p, ranks = zip(*layers, strict=True)
     # a masked model predicts the tokens that it reads
     following = reading.pieces if masked else [*reading.pieces[1:], ""]
-    return Lens(
-        _about(stack, masked),
-        tuple(reading.pieces[start:]),
-        tuple(following[start:]),
-        start,
-        tuple(tuple(map(Guess, pieces(tokenizer, ids.tolist()), values.exp().tolist())) for values, ids in guesses),
-        np.stack([each.exp().numpy() for each in log_p]),
-        np.stack([each.numpy() for each in ranks]),
-        masked,
-    )
+    texts = tuple(reading.pieces[start:]), tuple(following[start:])
+    named = (tuple(map(Guess, pieces(tokenizer, ids.tolist()), values.exp().tolist())) for values, ids in guesses)
+    probabilities, final_rank = np.stack([each.exp().numpy() for each in log_p]), torch.stack(ranks).numpy()
+    return Lens(_about(stack, masked), *texts, start, tuple(named), probabilities, final_rank, masked)
 
 
 def _logits(model: Transformer, stack: Stack, stream: Tensor) -> Iterator[Tensor]:
@@ -177,18 +169,12 @@ def _layer(logits: Iterator[Tensor], final: Tensor, known: int) -> tuple[tuple[T
 
 def _about(stack: Stack, masked: bool) -> str:
     what = "the token at its own place" if masked else "the next token"
-    through = (
-        "the head alone (the blocks norm their own output)" if stack.norm is None else "the last norm and the head"
-    )
+    alone = stack.norm is None
+    through = "the head alone (the blocks norm their own output)" if alone else "the last norm and the head"
     return (
         f"What each layer would predict as {what}, if the model ended there: its residual stream through {through} "
         "(logit lens; nostalgebraist 2020). The shade is the probability; bold is what the model predicts in the end."
     )
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """All of so many rows, or `most` of them at even distances, the first and the last among them."""
-    return sorted({round(place) for place in np.linspace(0, count - 1, min(count, most))})
 
 
 def _fitting(piece: str, width: float) -> str:

@@ -42,15 +42,11 @@ class Place(NamedTuple):
     text: str
 
 
-# ---- the embedding table
-
-
 def embedding_table(model: LanguageModel) -> Tensor:
     """A model's input embeddings (vocab_size, d)."""
     if isinstance(model, NGram):
         raise ModelError("a model of kind 'ngram' has no embeddings: it counts words")
-    weight: Tensor = model.get_parameter("embedding.weight")
-    return weight.detach()
+    return model.get_parameter("embedding.weight").detach()
 
 
 def word_ids(tokenizer: Tokenizer, word: str) -> list[int] | None:
@@ -82,8 +78,7 @@ def nearest_words(model: LanguageModel, tokenizer: Tokenizer, word: str, top: in
     size = min(tokenizer.vocab_size, len(table))  # a table may be padded to a round size
     query = F.normalize(embedding_table(model)[ids].float().mean(dim=0), dim=0)
     cosines = table[:size] @ query
-    hidden = sorted({*ids, *tokenizer.special_tokens.values()})
-    cosines[[id for id in hidden if id < size]] = -torch.inf
+    cosines[[id for id in {*ids, *tokenizer.special_tokens.values()} if id < size]] = -torch.inf
     best = cosines.topk(min(top, size))
     found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [Near(id, _text(tokenizer, id), cosine) for id, cosine in found if cosine > -torch.inf]
@@ -94,9 +89,6 @@ def _text(tokenizer: Tokenizer, id: int) -> str:
         return tokenizer.token_bytes(id).decode("utf-8", "replace").strip() or tokenizer.token(id)
     except TokenizerError:  # an id that the vocabulary skips
         return ""
-
-
-# ---- words in their texts
 
 
 @dataclass(frozen=True)
@@ -131,8 +123,7 @@ def in_context(model: LanguageModel, tokenizer: Tokenizer, sentences: Sequence[s
     Words beyond the model's context are left out.
     """
     check_readable(model)
-    cuts = [tokenizer.token_spans(sentence) for sentence in sentences]
-    frame = frame_for(model)
+    cuts, frame = [tokenizer.token_spans(sentence) for sentence in sentences], frame_for(model)
     framed = [frame(tokenizer, [span.id for span in cut], context_of(model)) for cut in cuts]
     found: dict[Place, NDArray[np.float32]] = {}
     for group in read(model, tokenizer, framed, batch=batch):

@@ -70,14 +70,10 @@ class Positions(Charts):
         return found
 
     def tables(self) -> list[Table]:
-        """The lecture's values, if sinusoids are among the kinds, how exact rotations are, and the curves."""
         tables = [small_sinusoids()] if any(each.name == "sinusoidal" for each in self.encodings) else []
-        exact = [
-            (each.name, layout, f"{error:.1e}")
-            for each in self.encodings
-            for layout, error in (each.exact or {}).items()
-        ]
-        if exact:
+        shifts = [(each.name, *pair) for each in self.encodings for pair in (each.exact or {}).items()]
+        if shifts:
+            exact = [(name, layout, f"{error:.1e}") for name, layout, error in shifts]
             remark = (
                 "The largest difference between q·k at positions m, n and at m + s, n + s, in float64, over all"
                 f" distances and shifts s = {', '.join(map(str, SHIFTS[1:]))}: the product depends on m − n only."
@@ -90,8 +86,7 @@ class Positions(Charts):
             for name, curve in each.curves.items()
         ]
         if rows:
-            header = ("positions", "", *map(str, distances))
-            tables.append(Table(header, rows, "Against distance", text=(0, 1)))
+            tables.append(Table(("positions", "", *map(str, distances)), rows, "Against distance", text=(0, 1)))
         return tables
 
 
@@ -124,23 +119,26 @@ def positions(model: TransformerConfig | Transformer, length: int = 128) -> Posi
 
 def small_sinusoids() -> Table:
     """The sinusoids of d_model = 4 at positions 0, 1, 2, in the formula's layout and in the figure's (lecture 4)."""
-    rows = []
-    for layout in LAYOUTS:
-        for place in range(3):
-            values = sinusoids(torch.tensor(place), 4, layout)
-            rows.append((layout, str(place), *(f"{float(value):.4f}" for value in values)))
+    rows = [
+        (layout, str(place), *(f"{value:.4f}" for value in sinusoids(torch.tensor(place), 4, layout).tolist()))
+        for layout in LAYOUTS
+        for place in range(3)
+    ]
     remark = "interleaved: sin, cos, sin, cos (Vaswani et al. 2017, §3.5); tensor2tensor: sines first, then cosines."
     header = ("layout", "position", *(f"{i}" for i in range(4)))
     return Table(header, rows, "Sinusoids of d_model = 4", [remark])
 
 
 def _encoding(name: str, module: Position, sizes: Sizes, attention: Any, length: int) -> Encoding:
-    """What a module does at positions 0 … length − 1."""
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
     places = torch.arange(length, device=device)[None]
     added = module.embed(torch.zeros(1, length, sizes.d_model, dtype=torch.float64, device=device), places)[0].double()
     if bool(added.any()):
-        return Encoding(name, _array(added), {"mean": _against_distance(added)}, "product of two positions")
+        # the mean product of two rows so many places apart, over the product of a row with itself
+        products = added @ added.T
+        means = [products.diagonal(offset).mean() for offset in range(length)]
+        curves = {"mean": _array(torch.stack(means) / means[0])}
+        return Encoding(name, _array(added), curves, "product of two positions")
     if module.angles(places, length, torch.float64) is not None:
         return _rotated(name, module, sizes, length)
     if (bias := module.bias(places, places)) is not None:
@@ -155,13 +153,6 @@ def _encoding(name: str, module: Position, sizes: Sizes, attention: Any, length:
         near = table.double()[rows[0, -1].flip(0)]
         return Encoding(name, None, {"key vectors": _array(near @ near[0])}, "product with the vector of distance 0")
     return Encoding(name, None, {}, "nothing")
-
-
-def _against_distance(added: Tensor) -> Floats:
-    """The mean product of two rows so many places apart, over the product of a row with itself."""
-    products = added @ added.T
-    means = [products.diagonal(offset).mean() for offset in range(len(added))]
-    return _array(torch.stack(means) / means[0])
 
 
 def _rotated(name: str, module: Position, sizes: Sizes, length: int) -> Encoding:
@@ -203,9 +194,8 @@ def _array(values: Tensor) -> Floats:
 
 def _draw_stripes(stripes: Floats, axes: Any) -> None:
     most = float(np.abs(stripes).max())
-    image = axes.imshow(
-        stripes, cmap=SHADES, vmin=-most, vmax=most, aspect="auto", interpolation="nearest", rasterized=True
-    )
+    look: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "rasterized": True}
+    image = axes.imshow(stripes, cmap=SHADES, vmin=-most, vmax=most, **look)
     axes.set_xlabel("coordinate", fontsize=9)
     axes.set_ylabel("position", fontsize=9)
     axes.figure.colorbar(image, ax=axes, shrink=0.85).ax.tick_params(labelsize=8)

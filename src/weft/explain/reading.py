@@ -49,7 +49,6 @@ class Reading:
 
     @cached_property
     def pieces(self) -> list[str]:
-        """The tokens as they are shown."""
         return pieces(self.tokenizer, self.ids)
 
     @cached_property

@@ -93,7 +93,6 @@ class Saliency(Picture):
         return figure
 
     def html(self) -> str:
-        """The text, and its source, shaded by either."""
         parts = [Markup("<p>Log-probability of <b>{}</b>: {} nats, probability {}</p>").format(*self._target)]
         for side, rows in zip(self.sides, self._rows, strict=True):
             if len(self.sides) > 1:
@@ -144,9 +143,7 @@ def saliency(reading: Reading, place: int = -1) -> Saliency:
     at = _place(reading, place, masked)
     ids = list(reading.ids)
     target: int | None = ids[at] if masked else ids[at + 1] if at + 1 < len(ids) else None
-    if masked:
-        ids[at] = tokenizer.need("mask")
-    ids = ids if masked else ids[: at + 1]
+    ids = [*ids[:at], tokenizer.need("mask"), *ids[at + 1 :]] if masked else ids[: at + 1]
     own_source = getattr(model, "source_embedding", None) is not None
     names = ["embedding", *(["source_embedding"] if own_source else [])]
     # cuDNN has no backward pass for recurrent models that are not in training

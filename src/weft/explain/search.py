@@ -83,7 +83,6 @@ class SearchTrees(Picture):
         return [laid_out(tree) for tree in self.trees]
 
     def figure(self) -> Figure:
-        """The trees beside each other, or below each other where they are wide."""
         sizes = [
             (laid.width, 34 + laid.height + 18 * len(_lines(tree)) + 10)
             for tree, laid in zip(self.trees, self.laid, strict=True)
@@ -103,7 +102,6 @@ class SearchTrees(Picture):
         return figure
 
     def html(self) -> str:
-        """The trees as SVG in the page's colours, what each wrote, and all nodes as a table."""
         shown = [
             (TITLES[tree.name], tree.name, laid, _written(tree), _table(tree))
             for tree, laid in zip(self.trees, self.laid, strict=True)
@@ -139,9 +137,13 @@ def laid_out(tree: Tree) -> Laid:
         label_x[column] = end[column - 1] + CURVE
         box_x[column] = label_x[column] + BOLD * max(width_of(labels[number], SMALL) for number in there) + 5
         end[column] = box_x[column] + max(boxes[number] for number in there)
+    found, waiting = [], [-1]
+    while waiting:
+        found.append(waiting.pop())
+        waiting += children[found[-1]]
     rows: dict[int, float] = {}
     leaves = 0
-    for number in _deepest_first(children):
+    for number in reversed(found):  # each after its children, which stand in their order
         if children[number]:
             rows[number] = (rows[children[number][0]] + rows[children[number][-1]]) / 2
         else:
@@ -164,20 +166,9 @@ def signs(text: str) -> str:
     return re.sub("^ +| +$", lambda spaces: WHITE[" "] * len(spaces[0]), shown)
 
 
-def _deepest_first(children: dict[int, list[int]]) -> list[int]:
-    """All nodes, each after its children, which stand in their order."""
-    found, waiting = [], [-1]
-    while waiting:
-        found.append(waiting.pop())
-        waiting += children[found[-1]]
-    return found[::-1]
-
-
-def _edge(probability: float) -> str:
+def _edge(p: float) -> str:
     """A probability as short as an edge's label should be."""
-    if probability < 0.00005:
-        return "<0.01%"
-    return f"{100 * probability:.{0 if probability >= 0.1 else 1 if probability >= 0.001 else 2}f}%"
+    return "<0.01%" if p < 0.00005 else f"{100 * p:.{0 if p >= 0.1 else 1 if p >= 0.001 else 2}f}%"
 
 
 def _number(value: float) -> str:
@@ -205,11 +196,7 @@ def _table(tree: Tree) -> list[tuple[str, str, str, str]]:
     ]
 
 
-# ---- for print
-
-
 def _draw(axes: Any, tree: Tree, laid: Laid, at: tuple[float, float]) -> None:
-    """A tree with its title and what it wrote, from the corner `at` on."""
     x, y = at[0], at[1] + 30
     font = {"family": families(), "parse_math": False, "va": "center_baseline"}
     axes.text(x, at[1] + 16, TITLES[tree.name], fontsize=FONT * 0.72, weight="bold", **font)
@@ -225,13 +212,10 @@ def _draw(axes: Any, tree: Tree, laid: Laid, at: tuple[float, float]) -> None:
         style: dict[str, Any] = {"lw": 2.0 if chosen else 0.8, "ls": (0, (3, 2)) if pruned else "-"}
         axes.add_patch(PathPatch(path, fill=False, ec=ink, **style))
         fill = SHADES(0.18) if chosen else "white"
-        box: dict[str, Any] = {**style, "lw": 1.4 if chosen else 0.7, "fc": fill, "ec": ink}
-        box["boxstyle"] = "round,pad=0,rounding_size=4"
+        box = {**style, "lw": 1.4 if chosen else 0.7, "fc": fill, "ec": ink, "boxstyle": "round,pad=0,rounding_size=4"}
         axes.add_patch(FancyBboxPatch((x + spot.x, to - BOX / 2), spot.width, BOX, **box))
-        weight = "bold" if chosen else "normal"
-        axes.text(
-            x + spot.x + spot.width / 2, to, drawable(spot.text), fontsize=FONT * 0.68, color=ink, ha="center", **font
-        )
+        weight, middle = "bold" if chosen else "normal", x + spot.x + spot.width / 2
+        axes.text(middle, to, drawable(spot.text), fontsize=FONT * 0.68, color=ink, ha="center", **font)
         axes.text(x + spot.label_x + 2, to - 7, spot.label, fontsize=SMALL * 0.68, color=ink, weight=weight, **font)
     for number, line in enumerate(_lines(tree)):
         axes.text(x, y + laid.height + 12 + 18 * number, drawable(line), fontsize=SMALL * 0.72, **font)

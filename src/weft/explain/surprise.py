@@ -59,7 +59,6 @@ class Surprise(Picture):
 
     @cached_property
     def scored(self) -> list[float]:
-        """The surprisals that there are."""
         return [each for each in self.nats if each is not None]
 
     @property
@@ -96,7 +95,6 @@ class Surprise(Picture):
         return lines_figure(self.title, self.tokens, self.measure)
 
     def html(self) -> str:
-        """The text, shaded; each token tells its probability, its rank and what was expected."""
         told = [
             Told("Nothing predicts it.")
             if nats == "–"
@@ -133,12 +131,10 @@ def surprise(reading: Reading, top: int = 5) -> Surprise:
     """
     if top < 1:
         raise ConfigError(f"top = {top}: at least one token")
-    model, tokenizer = reading.model, reading.tokenizer
-    ids = reading.ids[reading.before :]
+    model, tokenizer, ids = reading.model, reading.tokenizer, reading.ids[reading.before :]
     if not ids:
         raise DataError("the text is empty")
-    masked = predicts_masked(model)
-    known = min(tokenizer.vocab_size, _vocab_size(model))
+    masked, known = predicts_masked(model), min(tokenizer.vocab_size, _vocab_size(model))
     found: dict[int, tuple[float, int, tuple[Guess, ...]]] = {}
     with evaluating(model):
         for places, log_p in _masked_log_p(reading) if masked else _log_p(reading):
@@ -178,8 +174,7 @@ def _log_p(reading: Reading) -> Scored:
         features = torch.cat([nothing, model.features(words[:, :-1])], dim=1)
         first = reading.before
     else:
-        tokens = reading.tokens[:, :-1]
-        first = max(1, reading.before)
+        tokens, first = reading.tokens[:, :-1], max(1, reading.before)
         if not tokens.shape[1]:
             return
         features = model.advance(tokens, model.start(1, tokens.shape[1], reading.given.get("source")))[:, first - 1 :]
@@ -212,9 +207,8 @@ def _vocab_size(model: LanguageModel) -> int:
 
 
 def _about(masked: bool, source: bool) -> str:
+    given = "the source and the tokens before it" if source else "the tokens before it"
     if masked:
         given = "all others, each masked in turn (pseudo-log-likelihood; Salazar et al. 2020)"
-    else:
-        given = "the source and the tokens before it" if source else "the tokens before it"
     meaning = f"How surprising each token is to the model: −log p in nats, given {given}."
     return f"{meaning} The stronger the shade, the more surprising."

@@ -100,8 +100,8 @@ class StepTime(Charts):
 
     def charts(self) -> list[Plot]:
         seconds = {"products alone": self.compute_bound, "memory alone": self.memory_bound, "measured": self.seconds}
-        points = list(enumerate(seconds.values()))
-        bars = Series(points=points, bars=True, labels=list(map(_seconds, seconds.values())))
+        labels = list(map(_seconds, seconds.values()))
+        bars = Series(points=list(enumerate(seconds.values())), bars=True, labels=labels)
         x = Axis(ticks=dict(enumerate(seconds)), holds=(-0.5, 2.5))
         return [Plot(self._step, [bars], x, Axis("seconds a step", holds=(0.0,), pad=0.15))]
 
@@ -126,10 +126,12 @@ def step_time(model: LanguageModel, length: int, batch: int = 1, repeats: int = 
         step()  # the first one also allocates, and picks its kernels
         measured = tuple(_clock(step, device) for _ in range(repeats))
         speed, bandwidth = _speed(device, weights[0].dtype), _bandwidth(device)
-    sheet = device_called(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    names = {"cpu": f"the processor ({counted(torch.get_num_threads(), 'thread')})"}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else names.get(device.type, device.type)
+    sheet = device_called(name) if device.type == "cuda" else None
     flops, traffic = cost.training() * batch * length, 3.0 * weights[0].element_size() * cost.parameters
     peak = None if sheet is None else sheet.peak({torch.float32: "fp32"}.get(weights[0].dtype, "bf16"))
-    return StepTime(_name(device), batch, length, measured, flops, speed, traffic, bandwidth, peak)
+    return StepTime(name, batch, length, measured, flops, speed, traffic, bandwidth, peak)
 
 
 def _random(model: LanguageModel, shape: tuple[int, int], device: torch.device) -> dict[str, Any]:
@@ -179,12 +181,6 @@ def _bandwidth(device: torch.device) -> float:
     there = torch.empty_like(here)
     there.copy_(here)
     return 2 * COPIED_BYTES / min(_clock(lambda: there.copy_(here), device) for _ in range(3))
-
-
-def _name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"the processor ({counted(torch.get_num_threads(), 'thread')})" if device.type == "cpu" else device.type
 
 
 def _seconds(seconds: float) -> str:

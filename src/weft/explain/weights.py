@@ -26,6 +26,8 @@ from weft.nn.config import Plain
 MIN_BINS, MAX_BINS = 12, 120
 TAIL = 0.005  # of the numbers at either end are not drawn: a few of them are often hundreds of times larger
 SAMPLED = 1 << 20  # numbers that are enough to know where the tails begin
+STEPPED = ("recurrence", "encoder", "decoder")  # of recurrent models
+WATCHED = (".residual", ".feedforward.hidden", "attention.probabilities", "cross.probabilities")
 SATURATED = 0.99  # of what a sigmoid or tanh can reach
 SHARES = ("zeros", "small", "saturated", "dead")
 MEANING = (
@@ -85,7 +87,10 @@ class Histograms(Charts):
     def tables(self) -> list[Table]:
         rows = []
         for part, layers in self.weights.items():
-            ranges = (_range(layers, *what) for what in (("deviation",), ("largest",), ("zeros", "%")))
+            ranges = []
+            for what, form in (("deviation", ".3g"), ("largest", ".3g"), ("zeros", ".1%")):
+                values = [getattr(found, what) for found in layers.values()]
+                ranges.append(" – ".join(dict.fromkeys(f"{end:{form}}" for end in (min(values), max(values)))))
             rows.append((part, str(len(layers)), *ranges))
         header = ("part", "layers", "deviation", "largest", "zeros")
         tables = [Table(header, rows, "Weights, from the least layer to the most")]
@@ -153,7 +158,11 @@ def _passing(reading: Reading) -> tuple[dict[str, dict[str, Histogram]], dict[st
             note(name, x.detach())
         return x
 
-    watched = {name: partial(watch, name) for name, tap in taps(model).items() if _wanted(name, tap.module)}
+    watched = {
+        name: partial(watch, name)
+        for name, tap in taps(model).items()
+        if (isinstance(tap.module, nn.RNNBase) if name in STEPPED else name.endswith(WATCHED))
+    }
     with evaluating(model), torch.no_grad(), capture(model, replace=watched):
         model(reading.tokens, **reading.given)
     for name, parts in steps.items():
@@ -161,28 +170,14 @@ def _passing(reading: Reading) -> tuple[dict[str, dict[str, Histogram]], dict[st
     return activations, entropy
 
 
-def _range(layers: dict[str, Histogram], what: str, form: str = "") -> str:
-    """The least and the most of all layers."""
-    values = [getattr(found, what) for found in layers.values()]
-    shown = [f"{value:.1%}" if form else f"{value:.3g}" for value in (min(values), max(values))]
-    return shown[0] if shown[0] == shown[1] else " – ".join(shown)
-
-
-STEPPED = ("recurrence", "encoder", "decoder")  # of recurrent models
-
-
-def _wanted(name: str, module: nn.Module) -> bool:
-    if name in STEPPED:
-        return isinstance(module, nn.RNNBase)
-    return name.endswith((".residual", ".feedforward.hidden", "attention.probabilities", "cross.probabilities"))
-
-
 def _histogram(values: Tensor) -> Histogram:
-    """Of numbers (count,)."""
     values = values.cpu()
     mean = float(values.mean())
     deviation = float(values.std(unbiased=False)) if len(values) > 1 else 0.0
-    low, high = _bounds(values)
+    sample = values[:: -(-len(values) // SAMPLED)].sort().values
+    low, high = (float(sample[round(share * (len(sample) - 1))]) for share in (TAIL, 1 - TAIL))
+    space = 0.2 * (high - low) or 1.0
+    low, high = low - space, high + space
     bins = min(MAX_BINS, max(MIN_BINS, math.isqrt(len(values)) // 2))  # few numbers in many bins are noise
     counts = torch.histc(values, bins, low, high).numpy().astype(np.int64)
     largest = float(values.abs().max())
@@ -190,19 +185,10 @@ def _histogram(values: Tensor) -> Histogram:
     return Histogram(counts, np.linspace(low, high, bins + 1), len(values), mean, deviation, largest, zeros, small)
 
 
-def _bounds(values: Tensor) -> tuple[float, float]:
-    """Between which all but the tails lie, and some space at both sides."""
-    sample = values[:: -(-len(values) // SAMPLED)].sort().values
-    low, high = (float(sample[round(share * (len(sample) - 1))]) for share in (TAIL, 1 - TAIL))
-    space = 0.2 * (high - low) or 1.0
-    return low - space, high + space
-
-
 def _entropy(probabilities: Tensor) -> float:
     """The mean entropy of rows (…, source time), each over the logarithm of how many places it sees."""
     rows = probabilities.double().flatten(0, -2)
-    entropy = -(rows * rows.clamp(min=1e-300).log()).sum(-1)
-    seen = (rows > 0).sum(-1)
+    entropy, seen = -(rows * rows.clamp(min=1e-300).log()).sum(-1), (rows > 0).sum(-1)
     some = seen > 1
     return float((entropy[some] / seen[some].double().log()).mean()) if bool(some.any()) else math.nan
 

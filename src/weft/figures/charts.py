@@ -49,10 +49,8 @@ class Charts(Picture):
 
     def html(self) -> str:
         """Every chart by itself, so that a narrow page shows them in full size, and the tables."""
-        drawn = [
-            plot_svg(each) if isinstance(each, Plot) else svg(self._figure([each]), each.title)
-            for each in self.charts()
-        ]
+        charts = self.charts()
+        drawn = [plot_svg(each) if isinstance(each, Plot) else svg(self._figure([each]), each.title) for each in charts]
         return html_charts(drawn) + html_tables(self.tables())
 
     def text(self) -> str | None:
@@ -61,17 +59,18 @@ class Charts(Picture):
     def _figure(self, charts: Sequence[Chart | Plot]) -> Figure:
         columns = min(self.columns, len(charts))
         rows = -(-len(charts) // columns)
-        sizes = [
-            (each.size[0] / UNITS, each.size[1] / UNITS) if isinstance(each, Plot) else self.size for each in charts
-        ]
-        width, height = (max(sides) for sides in zip(*sizes, strict=True))
+        inches = [[side / UNITS for side in each.size] if isinstance(each, Plot) else self.size for each in charts]
+        width, height = map(max, zip(*inches, strict=True))
         figure = new_figure(columns * width, rows * height)
         for number, chart in enumerate(charts, 1):
             axes = figure.add_subplot(rows, columns, number)
             if isinstance(chart, Plot):
                 _draw_plot(axes, chart)
-            else:
-                _draw_by_hand(axes, chart)
+                continue
+            axes.set_title(chart.title, fontsize=10, parse_math=False)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.tick_params(labelsize=8.5)
+            chart.draw(axes)
         return figure
 
 
@@ -97,7 +96,6 @@ class PanelsPage(Picture):
         """All charts, in reading order."""
 
     def figure(self) -> Figure:
-        """The first."""
         return self.panels()[0].figure()
 
     def save_figures(self, folder: Path) -> list[Path]:
@@ -106,13 +104,14 @@ class PanelsPage(Picture):
 
 
 def _draw_plot(axes: Any, plot: Plot) -> None:
-    """A described chart on matplotlib's axes, as it is laid out for a page."""
     axes.set(xlim=(0, plot.size[0]), ylim=(plot.size[1], 0))
     axes.axis("off")
     layout = laid_out(plot)
     for shape in layout.shapes if layout else ():
         look, (xs, ys) = shape.look, zip(*shape.places, strict=True)
-        ink = {"color": _ink(look.colour or INKS.get(shape.kind, "ink")), "alpha": ALPHAS.get(shape.kind)}
+        colour = look.colour or INKS.get(shape.kind, "ink")
+        shade = to_hex(SHADES(float(colour[:-1]) / 100)) if colour.endswith("%") else INK[colour]
+        ink = {"color": shade, "alpha": ALPHAS.get(shape.kind)}
         if shape.kind in TEXTS:
             size, level = 9.5 if shape.kind == "title" else 8.5, "center" if shape.angle == -90 else "baseline"
             where = {"ha": AT[shape.anchor], "va": level, "rotation": -shape.angle, "rotation_mode": "anchor"}
@@ -132,17 +131,3 @@ def _draw_plot(axes: Any, plot: Plot) -> None:
         if shape.cut and layout:
             x, y, width, height = layout.box
             drawn.set_clip_path(Rectangle((x, y), width, height, transform=axes.transData))
-
-
-def _ink(colour: str) -> str:
-    return to_hex(SHADES(float(colour[:-1]) / 100)) if colour.endswith("%") else INK[colour]
-
-
-# ---- drawn by hand
-
-
-def _draw_by_hand(axes: Any, chart: Chart) -> None:
-    axes.set_title(chart.title, fontsize=10, parse_math=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8.5)
-    chart.draw(axes)

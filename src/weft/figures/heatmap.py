@@ -40,15 +40,13 @@ def shortened(label: str, most: int = MAX_LABEL_CHARACTERS) -> str:
 
 def label_inches(labels: Sequence[str]) -> float:
     """The margin that the longest label takes."""
-    numbered = 5 if len(labels) > MAX_LABELS else 0
-    return 0.25 + 0.085 * max(len(shortened(label)) + numbered for label in labels)
+    return 0.25 + 0.085 * (max(map(len, map(shortened, labels))) + (5 if len(labels) > MAX_LABELS else 0))
 
 
 def label_axis(axis: Any, labels: Sequence[str], start: int = 0, block: int = 1) -> None:
     """Label an axis with tokens; where they are many, with some of them and their places, counted from `start`."""
-    count = len(labels)
-    step = 1 if count <= MAX_LABELS else -(-count // 45 // block) * block
-    places = range(0, count, step)
+    step = 1 if len(labels) <= MAX_LABELS else -(-len(labels) // 45 // block) * block
+    places = range(0, len(labels), step)
     names = [f"{place + start}: " * (step > 1) + shortened(labels[place]) for place in places]
     axis.set_ticks([place / block for place in places], names, parse_math=False, fontsize=8)
     axis.set_tick_params(length=0 if step == 1 else 2)
@@ -64,9 +62,6 @@ def write_cells(axes: Any, image: Any, text: Callable[[int, int], str], size: fl
     for (row, column), value in np.ndenumerate(image.get_array()):
         color = "white" if image.norm(value) > DARK else "black"
         axes.text(column, row, text(row, column), ha="center", va="center", color=color, fontsize=size)
-
-
-# ---- a small map of every statistic of a table
 
 
 @dataclass(frozen=True)
@@ -130,9 +125,6 @@ def small_maps(rows: Sequence[Sequence[SmallMap | None]], title: str) -> Figure:
     return figure
 
 
-# ---- a confusion matrix
-
-
 @dataclass(frozen=True)
 class ConfusionMatrix(Picture):
     """Counts (labels, labels) with actual labels in rows; the shade is the share of the row, the number the count."""
@@ -157,8 +149,7 @@ class ConfusionMatrix(Picture):
         axes.set_yticks(range(len(labels)), labels, parse_math=False)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        axes.set_xlabel("predicted")
-        axes.set_ylabel("actual")
+        axes.set(xlabel="predicted", ylabel="actual")
         axes.set_title(self.title, parse_math=False)
         if counts.size > MAX_WRITTEN_CELLS:
             figure.colorbar(image, shrink=0.8)

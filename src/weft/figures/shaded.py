@@ -19,8 +19,7 @@ DARKEST = 0.55  # of SHADES: black letters can still be read on it
 FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Hiragino Sans", "Microsoft YaHei")
 MISSING = "▯"
 WHITE = {"\n": "⏎", "\t": "⇥", "\r": "␍", " ": "␣"}  # signs for characters that can't be seen
-# points
-WIDTH, SIZE, LINE, EDGE, PAGE = 468.0, 9.5, 17.0, 10.0, 640.0
+WIDTH, SIZE, LINE, EDGE, PAGE = 468.0, 9.5, 17.0, 10.0, 640.0  # points
 PART = 10  # letters that are drawn at a time
 
 
@@ -73,9 +72,6 @@ def percent(probability: float) -> str:
     return f"{100 * probability:.{digits}f}%"
 
 
-# ---- on a page
-
-
 def shaded_html(
     label: str, tokens: Sequence[Token], measures: Sequence[Measure], told: Sequence[Told], table: Table
 ) -> Markup:
@@ -106,21 +102,15 @@ def _parted(text: str) -> tuple[str, str]:
 
 def _sign(token: Token) -> str:
     """What is drawn before its text without being text: a token that adds none, or the end of a line."""
-    if not token.text.strip("\r"):
-        return token.piece
-    return WHITE["\n"] * token.text.count("\n")
-
-
-# ---- for print
+    return WHITE["\n"] * token.text.count("\n") if token.text.strip("\r") else token.piece
 
 
 @cache
 def _fonts() -> tuple[Any, ...]:
     """Those of FONTS that are there; the first always is."""
     there = {entry.name for entry in font_manager.fontManager.ttflist}
-    return tuple(
-        font_manager.get_font(font_manager.findfont(name)) for name in FONTS if name in there or name == FONTS[0]
-    )
+    paths = [font_manager.findfont(name) for name in FONTS if name in there or name == FONTS[0]]
+    return tuple(map(font_manager.get_font, paths))
 
 
 @cache

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from markupsafe import Markup, escape
 
 from weft.figures.page import html_charts
-from weft.figures.plot import Axis, Look, Plot, Point, Series
+from weft.figures.plot import Look, Plot, Point, Series
 
 MAX_POINTS = 500  # of a line; more are thinned
 EDGE, GAP = 14.0, 17.0  # around everything; from one line of text to the next
@@ -70,7 +70,10 @@ def laid_out(plot: Plot) -> Layout | None:
     xs, ys = ([point[axis] for each in front for point in each.points] for axis in (0, 1))
     if not xs:
         return None
-    top = _clipped_at(ys) if plot.y.clips else math.inf
+    top = math.inf
+    if plot.y.clips:  # a few spikes, far above nine tenths of the values, must not flatten the rest
+        high = sorted(ys)[int(0.9 * (len(ys) - 1))]
+        top = high + 4 * max(high - min(ys), abs(high) * 0.05)
     held = [end for each in front for ends in each.band for end in ends]
     held += [each.level for each in front if each.level is not None]
     frame = _Frame(plot, plot.x.limits(xs), plot.y.limits([*(y for y in ys if y <= top), *held]))
@@ -97,8 +100,9 @@ class _Frame:
         self.rows = plot.y.ticks or plot.y.round_numbers(y_limits, max(2, int((height - self.top - 40) // 32)))
         beside = 0.0 if plot.y.ticks else LETTER * max(map(len, self.rows.values()), default=0) + 6
         self.left, self.right = EDGE + beside + (GAP if plot.y.label else 0), width - EDGE - 6
-        self.columns = plot.x.ticks or _fitting_ticks(plot.x, x_limits, self.right - self.left)
-        self.tilted = _width_of(self.columns.values()) > self.right - self.left
+        several, wide = (plot.x.round_numbers(x_limits, most) for most in range(7, 0, -1)), self.right - self.left
+        self.columns = plot.x.ticks or next((ticks for ticks in several if _width_of(ticks.values()) <= wide), {})
+        self.tilted = _width_of(self.columns.values()) > wide
         under = 0.65 * (LETTER + 1) * max(map(len, self.columns.values()), default=0) + 15 if self.tilted else GAP
         self.foot = height - 9 - under - (GAP if plot.x.label else 0)
 
@@ -198,18 +202,6 @@ def _width_of(names: Collection[str]) -> float:
     return len(names) * ((LETTER + 1) * max(map(len, names), default=0) + 6)
 
 
-def _fitting_ticks(axis: Axis, limits: Point, width: float) -> dict[float, str]:
-    several = (axis.round_numbers(limits, most) for most in range(7, 0, -1))
-    return next((ticks for ticks in several if _width_of(ticks.values()) <= width), {})
-
-
-def _clipped_at(ys: Sequence[float]) -> float:
-    """A few spikes must not flatten the rest: the height above which values are far from nine tenths of them."""
-    ordered = sorted(ys)
-    high = ordered[int(0.9 * (len(ordered) - 1))]
-    return high + 4 * max(high - ordered[0], abs(high) * 0.05)
-
-
 def _thinned(places: list[Point]) -> list[Point]:
     """At most MAX_POINTS, each the mean of its neighbours."""
     size = -(-len(places) // MAX_POINTS)
@@ -217,9 +209,6 @@ def _thinned(places: list[Point]) -> list[Point]:
         return places
     groups = [places[at : at + size] for at in range(0, len(places), size)]
     return [(group[-1][0], round(sum(y for _, y in group) / len(group), 1)) for group in groups]
-
-
-# ---- as SVG
 
 
 def plot_svg(plot: Plot) -> Markup:

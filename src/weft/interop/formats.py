@@ -39,46 +39,36 @@ HUB_FILES = ["README.md", "*.json", "*.safetensors", "*.txt", "*.model", "*.spm"
 
 
 def read_model(source: Path | str, tokenizer: Path | str | None = None) -> ModelBundle:
-    """Another program's model, in whichever of the formats it is."""
-    path = _locate(str(source))
+    """Another program's model, in whichever of the formats it is; one on the hub is downloaded first."""
+    path, name = Path(source), str(source)
+    if not path.exists():
+        if not re.fullmatch(r"(hub:)?\w[\w.-]*/\w[\w.-]*", name) or Path(name.partition("/")[0]).is_dir():
+            near = suggestion(name, map(str, path.parent.glob("*")), what="files here")
+            raise InteropError(f"{name}: no such file or folder{near and f'; {near}'}")
+        path = _download(name.removeprefix("hub:"))
     for known in FORMATS:
         if known.recognises(path):
             return known.read(path, None if tokenizer is None else Path(tokenizer))
     raise InteropError(f"{path}: {_unrecognised(path)}")
 
 
-def _locate(source: str) -> Path:
-    """A model on the hub is downloaded first."""
-    path = Path(source)
-    if path.exists():
-        return path
-    if re.fullmatch(r"(hub:)?\w[\w.-]*/\w[\w.-]*", source) and not Path(source.partition("/")[0]).is_dir():
-        return _download(source.removeprefix("hub:"))
-    near = suggestion(source, map(str, path.parent.glob("*")), what="files here")
-    raise InteropError(f"{source}: no such file or folder{near and f'; {near}'}")
-
-
 def _download(repository: str) -> Path:
     try:
         import huggingface_hub
     except ImportError:
-        raise InteropError(
-            f"{repository}: no such folder here; to look for it on the hub, install huggingface_hub: "
-            "pip install 'weft[hub]'"
-        ) from None
+        look = "to look for it on the hub, install huggingface_hub: pip install 'weft[hub]'"
+        raise InteropError(f"{repository}: no such folder here; {look}") from None
     try:
         folder = Path(huggingface_hub.snapshot_download(repository, allow_patterns=HUB_FILES))
         if not any(folder.glob("*.safetensors")):  # an older model
             huggingface_hub.snapshot_download(repository, allow_patterns=PICKLED)
         return folder
     except Exception as error:  # the client, its HTTP library and the system each have errors of their own
-        raise InteropError(
-            f"{repository}: no such folder here; taken for a name on the hub, and {hub_failure(error)}"
-        ) from None
+        why = f"taken for a name on the hub, and {hub_failure(error)}"
+        raise InteropError(f"{repository}: no such folder here; {why}") from None
 
 
 def _unrecognised(path: Path) -> str:
-    """Why nothing can be imported from a path, and what to name instead."""
     known = f"weft imports {', '.join(each.title for each in FORMATS)}, and with --base a PEFT folder"
     if path.is_dir():
         if (path / "config.toml").is_file():

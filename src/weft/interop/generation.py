@@ -3,7 +3,6 @@
 It is a stranger's file: what makes no sense in it is named, and nothing comes of it.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,12 +14,7 @@ MAX_NUMBER = 10**9
 
 def _between(low: float, high: float, whole: bool = False) -> Callable[[Any], bool]:
     kinds = int if whole else (int, float)
-    return lambda value: (
-        isinstance(value, kinds)
-        and not isinstance(value, bool)
-        and low <= value <= high
-        and (isinstance(value, int) or math.isfinite(value))
-    )
+    return lambda value: isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
 
 
 # our name of a setting, which values it may have, and the one that means that it is off
@@ -84,7 +78,8 @@ def generation_settings(tree: Mapping[str, Any], vocab_size: int, answers: bool 
     last = _value(tree, "forced_eos_token_id", lambda given: len(_listed(given)) == 1 and is_id(*_listed(given)), odd)
     if last is not None:
         (found["last"],) = _listed(last)
-    if stops := _listed(_value(tree, "stop_strings", _are_texts, odd)):
+    texts = _value(tree, "stop_strings", lambda given: all(isinstance(s, str) and s for s in _listed(given)), odd)
+    if stops := _listed(texts):
         found["stop"] = tuple(stops)
     if set(found.get("banned", ())) & set(found.get("forced", ())):
         odd.append(_shown("forced_bos_token_id", tree["forced_bos_token_id"]))
@@ -136,10 +131,6 @@ def _listed(value: Any) -> list[Any]:
 
 def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
-
-
-def _are_texts(value: Any) -> bool:
-    return all(isinstance(each, str) and each for each in _listed(value))
 
 
 def _shown(key: str, value: Any) -> str:

@@ -17,7 +17,7 @@ from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle, named_tokenizer
 from weft.interop.settings import nested
 from weft.interop.tokenizer_json import SPACE, BPEVocabulary, merges_by_score, sentencepiece
-from weft.interop.weight_map import SAME, Shape, adjacent_pairs, conversions, tensor, their_shapes, to_ours
+from weft.interop.weight_map import SAME, adjacent_pairs, conversions, tensor, their_shapes, to_ours
 from weft.models.config import Decoder
 from weft.text.token_bytes import BYTE_TOKEN, byte_tokens
 from weft.text.tokenizer import Tokenizer
@@ -75,11 +75,16 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         raw = data[places[name] : places[name] + 4 * prod(shapes[name])]
         return torch.frombuffer(bytearray(raw), dtype=torch.float32).reshape(shapes[name])
 
-    found: dict[str, Shape] = {name: shapes[name] for name in places if name != ANGLES}
+    weights = to_ours(table, {name: shapes[name] for name in places if name != ANGLES}, read_array, str(path))
+    names = (f"tok{model.vocab_size}.bin", "tokenizer.bin")
+    vocabulary = tokenizer or next((path.with_name(name) for name in names if path.with_name(name).is_file()), None)
+    if vocabulary is None:
+        put = f"put {' or '.join(names)} beside it, or name it with --tokenizer"
+        raise InteropError(f"{path}: its vocabulary is missing; {put}")
     return ModelBundle(
         model=model,
-        weights=to_ours(table, found, read_array, str(path)),
-        tokenizer=read_tokenizer(tokenizer or _vocabulary_of(path, model.vocab_size), model.vocab_size),
+        weights=weights,
+        tokenizer=read_tokenizer(vocabulary, model.vocab_size),
         origin=f"{path.name} (llama2.c, version {version})",
     )
 
@@ -108,18 +113,6 @@ def _header(path: Path, data: memoryview) -> tuple[Decoder, int, int]:
         raise InteropError(f"{path}: truncated or damaged: {layers} layers do not fit into {len(data):,} bytes")
     model = {**FIXED, "head.tied": tied, **{SIZES[name]: size for name, size in sizes.items()}}
     return validate(Decoder, nested(model), f"{path}: not a llama2.c model"), version, start
-
-
-# ---- the vocabulary
-
-
-def _vocabulary_of(path: Path, vocab_size: int) -> Path:
-    names = (f"tok{vocab_size}.bin", "tokenizer.bin")
-    found = next((path.with_name(name) for name in names if path.with_name(name).is_file()), None)
-    if found is None:
-        put = f"put {' or '.join(names)} beside it, or name it with --tokenizer"
-        raise InteropError(f"{path}: its vocabulary is missing; {put}")
-    return found
 
 
 def read_tokenizer(path: Path, vocab_size: int) -> Tokenizer:

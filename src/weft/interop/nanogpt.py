@@ -7,7 +7,6 @@ is not read.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -54,16 +53,22 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     for key in ("model", "model_args"):
         if not isinstance(stored, Mapping) or key not in stored:
             raise InteropError(f"{path}: not a nanoGPT checkpoint: it has no '{key}'")
-    model, state = _settings(stored["model_args"], path), stored["model"]
-    if not isinstance(state, dict) or not all(_is_named(*each) for each in state.items()):
+    given, state = stored["model_args"], stored["model"]
+    if not isinstance(given, Mapping):
+        raise InteropError(f"{path}: not a nanoGPT checkpoint: 'model_args' is not a table of settings")
+    plain = {key: value if isinstance(value, PLAIN) else type(value).__name__ for key, value in given.items()}
+    settings = Settings({f"model_args.{key}": value for key, value in plain.items()}, str(path), "model_args.")
+    model = validate(Decoder, nested(NANOGPT.settings(settings, {})), str(path))
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and name.isprintable() and isinstance(each, Tensor | torch_file.Other)
+        for name, each in state.items()
+    ):
         raise InteropError(f"{path}: not a nanoGPT checkpoint: 'model' is not a table of tensors")
     if model.layers > len(state):  # before that many layers are built
         raise InteropError(f"{path}: model_args.n_layer = {model.layers}: the file holds {len(state)} tensors in all")
     called = {name.removeprefix(COMPILED): name for name in state}
-    tied: list[Any] = [state.get(called.get(name)) for name in (TABLE, OUTPUT)]
-    table, output = tied
-    dense = isinstance(table, Tensor) and isinstance(output, Tensor) and output.dtype == table.dtype
-    if dense and output.is_set_to(table):
+    tied = [each for name in (TABLE, OUTPUT) if isinstance(each := state.get(called.get(name)), Tensor)]
+    if len(tied) == 2 and tied[0].dtype == tied[1].dtype and tied[1].is_set_to(tied[0]):
         state = {name: each for name, each in state.items() if name != called[OUTPUT]}  # the one with two names
     found = torch_file.listing(path, state, names=1)
     read_as, ours, _, _ = weights.read(NANOGPT, model, found, str(path))
@@ -74,15 +79,3 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         tokenizer=None if tokenizer is None else named_tokenizer(tokenizer, model.vocab_size, sizes),
         origin=f"{path.name} (nanoGPT)",
     )
-
-
-def _is_named(name: Any, tensor: Any) -> bool:
-    return isinstance(name, str) and name.isprintable() and isinstance(tensor, Tensor | torch_file.Other)
-
-
-def _settings(given: Any, path: Path) -> Decoder:
-    if not isinstance(given, Mapping):
-        raise InteropError(f"{path}: not a nanoGPT checkpoint: 'model_args' is not a table of settings")
-    plain = {key: value if isinstance(value, PLAIN) else type(value).__name__ for key, value in given.items()}
-    settings = Settings({f"model_args.{key}": value for key, value in plain.items()}, str(path), "model_args.")
-    return validate(Decoder, nested(NANOGPT.settings(settings, {})), str(path))

@@ -31,8 +31,7 @@ from weft.nn.mask import Mask
 from weft.nn.position_config import Rotary
 from weft.nn.scaled_dot_product import Probabilities
 
-ABOUT = "weft.json"
-OPSET = 18
+ABOUT, OPSET = "weft.json", 18
 IN_ONE_FILE = 1_500_000_000  # bytes of weights; a protocol-buffers file ends at 2 GiB, larger ones get a .data beside
 TOLERANCE = 1e-3
 
@@ -54,14 +53,12 @@ def write(bundle: ModelBundle, folder: Path) -> None:
         "files": {graph.file: {"inputs": [*graph.inputs], "outputs": graph.outputs} for graph in graphs},
     }
     (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    if bundle.tokenizer is not None:
-        bundle.tokenizer.save(folder)
-    if bundle.source_tokenizer is not None:
-        bundle.source_tokenizer.save(folder / "source")
+    for tokenizer, place in ((bundle.tokenizer, folder), (bundle.source_tokenizer, folder / "source")):
+        if tokenizer is not None:
+            tokenizer.save(place)
 
 
 def _check(model: Model) -> None:
-    """Refuse what cannot be exported before any work is done."""
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise InteropError(f"ONNX files need the package {missing[0]}; install it with: pip install 'weft[onnx]'")
@@ -70,10 +67,8 @@ def _check(model: Model) -> None:
     for kind in model.kinds():
         if isinstance(kind.position, Rotary) and kind.position.changes_after(model.context) is not None:
             assert kind.position.scaling is not None
-            raise InteropError(
-                f"model.position.scaling.kind = '{kind.position.scaling.kind}': it depends on the length, which is not"
-                " fixed in an ONNX file"
-            )
+            scaling, why = kind.position.scaling.kind, "it depends on the length, which is not fixed in an ONNX file"
+            raise InteropError(f"model.position.scaling.kind = '{scaling}': {why}")
 
 
 def _plain_model(bundle: ModelBundle) -> Transformer:
@@ -88,9 +83,6 @@ def _plain_model(bundle: ModelBundle) -> Transformer:
         if isinstance(module, Probabilities):
             module.watch(Tensor.clone)
     return model.eval().requires_grad_(False)
-
-
-# ---- what is exported
 
 
 class _Cache:
@@ -149,9 +141,6 @@ class _Exported(nn.Module):
         return self.compute(self.model, *inputs)
 
 
-# ---- the files
-
-
 Dims = tuple[str | int, ...]  # sizes, and the names of those that are dynamic
 
 
@@ -165,17 +154,15 @@ class _Graph:
     outputs: tuple[str, ...]
 
     def example(self, **sizes: int) -> tuple[Tensor, ...]:
-        """Inputs of these sizes."""
         rng = torch.Generator().manual_seed(0)
         made = []
         for dims in self.inputs.values():
             shape = [sizes[dim] if isinstance(dim, str) else dim for dim in dims]
-            if not all(isinstance(dim, str) for dim in dims):
+            if all(isinstance(dim, str) for dim in dims):
+                made.append(torch.randint(0, 2, shape, generator=rng))  # which can be ids, masks and segments alike
+                made[-1][:, 0] = 1  # the output for a row that is all padding means nothing
+            else:
                 made.append(torch.randn(shape, generator=rng))
-                continue
-            integers = torch.randint(0, 2, shape, generator=rng)  # which can be ids, masks and segments alike
-            integers[:, 0] = 1  # the output for a row that is all padding means nothing
-            made.append(integers)
         return tuple(made)
 
 
@@ -206,9 +193,7 @@ def _key_values(name: str, model: Transformer) -> tuple[str, ...]:
 
 def _export(graph: _Graph, file: Path) -> None:
     weights = sum(tensor.numel() * tensor.element_size() for tensor in graph.module.state_dict().values())
-    dynamic = tuple(
-        {place: dim for place, dim in enumerate(dims) if isinstance(dim, str)} for dims in graph.inputs.values()
-    )
+    dynamic = tuple({at: dim for at, dim in enumerate(dims) if isinstance(dim, str)} for dims in graph.inputs.values())
     quiet = logging.getLogger("torch.onnx")
     level = quiet.level
     quiet.setLevel(logging.ERROR)
@@ -248,14 +233,11 @@ def _compare(graph: _Graph, file: Path) -> None:
         fed = {name: tensor.numpy() for name, tensor in zip(graph.inputs, given, strict=True)}
         for ours, theirs in zip(expected, session.run(None, fed), strict=True):
             difference = float((ours - torch.from_numpy(theirs)).abs().max())
-            if math.isnan(difference):
-                raise InteropError(f"{file.name}: the model's output is NaN; nothing was written")
-            if difference >= TOLERANCE:
-                wrong = f"its outputs differ from the model's by {difference:g}"
+            if not difference < TOLERANCE:
+                differ = f"its outputs differ from the model's by {difference:g}"
+                wrong = "the model's output is NaN" if math.isnan(difference) else differ
                 raise InteropError(f"{file.name}: {wrong}; nothing was written")
 
 
 def _flat(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree]
-    return [tensor for each in tree for tensor in _flat(each)]
+    return [tree] if isinstance(tree, Tensor) else [tensor for each in tree for tensor in _flat(each)]

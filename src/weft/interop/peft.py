@@ -1,7 +1,7 @@
 """Low-rank adapters as PEFT keeps them: adapter_config.json and adapter_model.safetensors, in and out.
 
 There an adapter stands beside each matrix of transformers, `….q_proj.lora_A.weight` (rank, in) and `….lora_B.weight`
-(out, rank). Here matrices that read the same lie in one, each with an A and a B of its own (`nn/lora.py`). So what
+(out, rank). Here matrices that read the same lie in one, each with an A and a B of its own (`LowRank`). So what
 stands beside one of three is 0 beside the others; and what stands beside three that are one matrix there has the same A
 three times. Where these A have become different, they are written as one of three times the rank.
 """
@@ -25,10 +25,10 @@ from weft.interop.settings import Settings, Transformer
 from weft.interop.weight_map import Conversions, Part, conversions, their_shapes, to_ours, to_theirs
 from weft.models.build import build
 from weft.models.config import EncoderDecoder
+from weft.nn.block import block_linears
 from weft.nn.config import LoRA
 from weft.nn.init import empty_weights
 from weft.nn.linear import Linear
-from weft.nn.lora import block_linears
 from weft.safetensors_header import parse_header
 from weft.tensors import FLOATS, NAMES, LazyWeights, write_as
 from weft.tensors import write as write_tensors
@@ -108,9 +108,9 @@ def read(folder: Path, base: ModelBundle) -> Adapter:
         raise InteropError(f"{folder / WEIGHTS}: it holds no adapter")
     if others:
         ours |= _head(table, base, others, str(folder / WEIGHTS))
-    kept = {"config": dict(settings.tree), "headers": weights.headers(tensors)}
-    notes: Tree = {"peft": kept, "license": in_folder(folder)}
-    return Adapter(lora.replace(targets=patterns), ours, {CONFIG: read_bytes(folder / CONFIG)}, notes)
+    kept: Tree = {"config": dict(settings.tree), "headers": weights.headers(tensors)}
+    files, notes = {CONFIG: read_bytes(folder / CONFIG)}, {"peft": kept, "license": in_folder(folder)}
+    return Adapter(lora.replace(targets=patterns), ours, files, notes)
 
 
 def _settings(settings: Settings, pairs: Mapping[str, Mapping[str, Tensor]], others: Mapping[str, Tensor]) -> LoRA:
@@ -119,13 +119,8 @@ def _settings(settings: Settings, pairs: Mapping[str, Mapping[str, Tensor]], oth
             shapes = {kind: list(tensor.shape) for kind, tensor in pair.items()}
             raise InteropError(f"{settings.place}: beside '{target}' stand {shapes}; expected an A and a B of one rank")
     rank = max((len(pair["A"]) for pair in pairs.values()), default=1)
-    tree = {
-        "rank": rank,
-        "alpha": _scale(settings) * rank,
-        "dropout": settings.number("lora_dropout", 0.0),
-        "head": bool(others),
-    }
-    return validate(LoRA, tree, settings.place)
+    alpha, dropout = _scale(settings) * rank, settings.number("lora_dropout", 0.0)
+    return validate(LoRA, {"rank": rank, "alpha": alpha, "dropout": dropout, "head": bool(others)}, settings.place)
 
 
 def _scale(settings: Settings, module: str = "", rank: int | None = None) -> float:
@@ -159,8 +154,7 @@ def _ours(
             if len(up) != part.stop - part.start or pair["A"].shape[1] != wide:
                 shapes = [list(pair[kind].shape) for kind in "AB"]
                 raise InteropError(f"{settings.place}: beside '{part.name}' {list(part.shape)} stand {shapes}")
-            module = part.name.removesuffix(".weight")
-            factor = _scale(settings, module, rank) / (lora.alpha / lora.rank)
+            factor = _scale(settings, part.name.removesuffix(".weight"), rank) / (lora.alpha / lora.rank)
             up = part.layout.to_ours(up) if _by_rows(part) else up
             rows = up[start - part.start : start - part.start + height]
             a[number * lora.rank : number * lora.rank + rank] = pair["A"]
@@ -196,7 +190,6 @@ def _table(base: ModelBundle) -> Conversions:
 
 
 def _linears(base: ModelBundle) -> dict[str, Linear]:
-    """The layers that may have adapters, without their weights."""
     with empty_weights():
         return block_linears(build(base.model))
 
@@ -271,9 +264,8 @@ def _theirs(parts: Iterable[Part], heights: list[int], a: Tensor, b: Tensor) -> 
             down, up = torch.cat([down for down, _ in pairs]), torch.block_diag(*(up for _, up in pairs))
         used = down.any(dim=1) | up.any(dim=0)
         if used.any():
-            down, up = down[used], up[:, used]
-            rows = part.layout.to_theirs(up) if _by_rows(part) else up
-            found[part.name.removesuffix(".weight")] = down, rows
+            rows = part.layout.to_theirs(up[:, used]) if _by_rows(part) else up[:, used]
+            found[part.name.removesuffix(".weight")] = down[used], rows
     return found
 
 
@@ -291,6 +283,6 @@ def _modules(head: Iterable[str]) -> list[str]:
     found = list(dict.fromkeys(name.rpartition(".")[0] for name in head))
     for name in found:
         if not name or any(other.startswith(f"{name}.") for other in found):
-            module = name or "the model"
-            raise InteropError(f"the head trained a vector of '{module}', where PEFT keeps whole modules; use --to hf")
+            vector = f"a vector of '{name or 'the model'}'"
+            raise InteropError(f"the head trained {vector}, where PEFT keeps whole modules; use --to hf")
     return found

@@ -38,9 +38,6 @@ def shown(value: Any) -> str:
     return _short.repr(value)
 
 
-# ---- asking
-
-
 @dataclass
 class Settings:
     """The settings of a file, asked key by key; a value of the wrong type is refused with its key.
@@ -128,9 +125,6 @@ class Settings:
         return value
 
 
-# ---- a model's settings, flat
-
-
 def flat(model: Transformer) -> Flat:
     """A model's settings by dotted key; what is left to a default is filled in."""
     tree = model.model_dump(mode="json")
@@ -175,9 +169,6 @@ def nested(model: Flat) -> Tree:
     if tree.get("encoder_layers") == tree["layers"]:
         tree["encoder_layers"] = None
     return tree
-
-
-# ---- can a format hold a model?
 
 
 def differences(ours: Transformer, theirs: Transformer) -> list[tuple[str, Any, Any]]:
@@ -233,10 +224,6 @@ def first_that_holds(model: Transformer, read_again: Mapping[str, Callable[[], T
 def _cure(different: Sequence[tuple[str, Any, Any]]) -> str:
     """The words on the command line that would have removed the differences; pooling is the objective's."""
     named = [("objective.pooling" if key == "head.pooling" else f"model.{key}", theirs) for key, _, theirs in different]
-    given = [
-        f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in named if value is not None
-    ]
-    left_out = [key for key, value in named if value is None]
-    return " and ".join(
-        f"{word} {' '.join(words)}" for word, words in (("with", given), ("without", left_out)) if words
-    )
+    given = [f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in named if v is not None]
+    words = {"with": given, "without": [key for key, value in named if value is None]}
+    return " and ".join(f"{word} {' '.join(each)}" for word, each in words.items() if each)

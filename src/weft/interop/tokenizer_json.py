@@ -46,11 +46,8 @@ def sentencepiece(vocabulary: BPEVocabulary, unk: str | None, space_first: bool 
     """tokenizer.json of a SentencePiece BPE with byte fallback; `space_first` puts a space before a text, also before
     one that begins with a space (as the library's Metaspace does not)."""
     normalizer = {"type": "Sequence", "normalizers": [SPACE_FIRST, SPACES] if space_first else [SPACES]}
-    steps: list[Tree] = [
-        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
+    spaces: Tree = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    steps: list[Tree] = [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}]
     if space_first:
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     model = {"unk_token": unk, "fuse_unk": True, "byte_fallback": True}

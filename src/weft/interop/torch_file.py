@@ -66,14 +66,10 @@ def read(path: Path) -> Any:
     """What a file holds. Its tensors are the file's own pages: copy them before they are written to."""
     data = mapped(path)
     try:
-        if bytes(data[: len(OLD)]) == OLD:
-            return _old(data)
-        return _zipped(path, data)
+        return _old(data) if bytes(data[: len(OLD)]) == OLD else _zipped(path, data)
     except RefusedError:
-        raise InteropError(
-            f"{path}: refused: it holds more than tensors and plain values, which could run code; its makers can save "
-            "the model again as safetensors"
-        ) from None
+        why = "it holds more than tensors and plain values, which could run code"
+        raise InteropError(f"{path}: refused: {why}; its makers can save the model again as safetensors") from None
     except InteropError as error:
         raise InteropError(f"{path}: {error}") from None
     except Exception:  # a damaged program fails in as many ways as there are operations
@@ -110,10 +106,8 @@ def _check_claims(path: Path, tensors: Mapping[str, Tensor], names: int) -> None
             continue
         claimed[storage.data_ptr()] += tensor.nbytes
         if claimed[storage.data_ptr()] > storage.nbytes():
-            raise InteropError(
-                f"{path}: '{name}' is {list(tensor.shape)}, but the file holds too few numbers for it; "
-                "each tensor needs its own"
-            )
+            what = f"'{name}' is {list(tensor.shape)}, but the file holds too few numbers for it"
+            raise InteropError(f"{path}: {what}; each tensor needs its own")
 
 
 def _zipped(path: Path, data: memoryview) -> Any:
@@ -133,8 +127,7 @@ def _zipped(path: Path, data: memoryview) -> Any:
 
     def storage(wanted: _Storage) -> Tensor:
         if wanted.key not in storages:
-            numbers = _entry(entries[f"{folder}data/{wanted.key}"], data)
-            storages[wanted.key] = _array(numbers, wanted)
+            storages[wanted.key] = _array(_entry(entries[f"{folder}data/{wanted.key}"], data), wanted)
         return storages[wanted.key]
 
     return _run(_entry(entries[name], data), storage)[0]
@@ -209,16 +202,13 @@ def _run(code: memoryview, storage: Callable[[_Storage], Tensor | None]) -> tupl
                 stack.append(PLAIN[name])
             case name if name in VALUES:
                 stack.append(argument)
-            case "EMPTY_DICT":
-                stack.append({})
-            case "EMPTY_LIST":
-                stack.append([])
+            case "EMPTY_DICT" | "EMPTY_LIST":
+                stack.append({} if operation.name == "EMPTY_DICT" else [])
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
                 count = int(operation.name[-1])
                 stack[-count:] = [tuple(stack[-count:])] if len(stack) >= count else _fail()
             case "TUPLE":
-                values = marked()
-                stack.append(tuple(values))
+                stack.append(tuple(marked()))
             case "BINPUT" | "LONG_BINPUT":
                 memo[argument] = stack[-1]
             case "BINGET" | "LONG_BINGET":
@@ -288,7 +278,6 @@ def _global(argument: Any) -> Other | torch.dtype:
 
 
 def _persistent(given: Any) -> _Storage | Other:
-    """Which numbers of the file are meant."""
     kind, dtype, key, _, count = _of(given, tuple)[:5]
     if kind != "storage" or not isinstance(key, str) or type(count) is not int or count < 0:
         raise ValueError

@@ -22,9 +22,6 @@ from weft.tensors import LazyWeights
 Shape = tuple[int, ...]
 
 
-# ---- layouts: how another program stores a tensor
-
-
 @dataclass(frozen=True)
 class Layout:
     """How another program stores a tensor. `to_ours` and `to_theirs` are exact inverses."""
@@ -74,9 +71,6 @@ def grouped(groups: int, d_head: int) -> Layout:
         return torch.cat([queries.unflatten(0, (groups, -1)), keys[:, None], values[:, None]], dim=1).flatten()
 
     return reordered(order)
-
-
-# ---- rules
 
 
 @dataclass(frozen=True)
@@ -133,9 +127,6 @@ def block(stack: str, theirs: str, layouts: Mapping[str, Layouts] | None = None,
     return tuple(rules)
 
 
-# ---- a table, for one model
-
-
 @dataclass(frozen=True)
 class Part:
     """One of their tensors: rows `start` … `stop` of one of ours, in another layout."""
@@ -187,11 +178,11 @@ def _sections(name: str, model: Model, parts: int, shape: Shape) -> list[int]:
     """How many rows of our tensor each of their `parts` holds."""
     if parts == 1:
         return [shape[0]]
-    assert isinstance(model, Decoder | Encoder | EncoderDecoder), "only Transformers join matrices"
-    queries, keys = model.attention.heads * model.d_head, model.attention.groups * model.d_head
     layer = name.split(".")[-2]
     if layer in ("q_norm", "k_norm"):
         return [1] * parts
+    assert isinstance(model, Decoder | Encoder | EncoderDecoder), "only Transformers join matrices"
+    queries, keys = model.attention.heads * model.d_head, model.attention.groups * model.d_head
     rows = {"qkv": [queries, keys, keys], "kv": [keys, keys], "gate_up": [model.feedforward.d_ff] * 2}[layer]
     assert len(rows) == parts and sum(rows) == shape[0], name
     return rows
@@ -200,9 +191,6 @@ def _sections(name: str, model: Model, parts: int, shape: Shape) -> list[int]:
 def their_shapes(table: Conversions) -> dict[str, Shape]:
     """All of their tensors, with their shapes."""
     return {part.name: part.shape for parts in table.values() for part in parts}
-
-
-# ---- reading and writing by a table
 
 
 def to_ours(table: Conversions, found: Mapping[str, Shape], read: Callable[[str], Tensor], place: str) -> LazyWeights:

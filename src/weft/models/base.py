@@ -21,6 +21,8 @@ from weft.nn.loss import Readout
 from weft.nn.recurrent import Carried
 from weft.nn.scaled_dot_product import Probabilities
 
+# beginnings of parameters' names in checkpoints that older versions wrote, and what they are today
+RENAMED = {"output.follows.": "output.next_sentence."}  # 0.1
 T = TypeVar("T")
 Pass = Callable[..., Tensor]
 
@@ -70,9 +72,8 @@ class State:
     def reserve(self, time: int) -> None:
         """Refuse to read past the `max_len` that was asked for."""
         if self.longest + time > self.max_len:
-            raise ModelError(
-                f"{self.longest} + {time} tokens do not fit in the {self.max_len} that decoding was started with"
-            )
+            started = f"the {self.max_len} that decoding was started with"
+            raise ModelError(f"{self.longest} + {time} tokens do not fit in {started}")
 
     def reorder(self, index: Tensor) -> None:
         """Row i goes on from where row index[i] is; the batch may grow or shrink. index (new batch,)."""
@@ -91,7 +92,6 @@ class State:
             self.even = False
 
     def _reorder(self, index: Tensor) -> None:
-        """Subclasses move their own rows."""
         raise AssertionError("a kind of State moves its own rows")
 
 
@@ -104,8 +104,6 @@ class LanguageModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._wrapped: list[Pass] = []
-
-    # ---- whole sequences
 
     # forward_features(tokens, …): whole sequences (batch, time) read at once → (batch, time, …) for `head`. What else
     # may be given (a source, document ids, a mask) is each model's own.
@@ -135,8 +133,6 @@ class LanguageModel(nn.Module):
             yield
         finally:
             self._wrapped.pop()
-
-    # ---- processes
 
     @property
     def parts(self) -> int:
@@ -229,3 +225,12 @@ def check_range(low: int, high: int, vocab_size: int) -> None:
     if low < 0 or high >= vocab_size:
         wrong = low if low < 0 else high
         raise ModelError(f"token id {wrong} is outside the vocabulary of {vocab_size} (0 … {vocab_size - 1})")
+
+
+def current_name(name: str) -> str:
+    """The name that a saved parameter, or an optimizer's moment of one (`exp_avg/name`), has today."""
+    moment, slash, parameter = name.rpartition("/")
+    for old, new in RENAMED.items():
+        if parameter.startswith(old):
+            return moment + slash + new + parameter.removeprefix(old)
+    return name

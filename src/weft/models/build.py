@@ -1,7 +1,5 @@
 """From settings to a model with fresh weights."""
 
-from typing import assert_never
-
 from weft.models import config
 from weft.models.bahdanau import Bahdanau
 from weft.models.base import LanguageModel
@@ -12,14 +10,8 @@ from weft.models.transformer import Transformer
 
 def build(settings: config.Model) -> LanguageModel:
     """The model that `settings` describe, with fresh weights; an n-gram model with empty counts."""
-    match settings:
-        case config.Decoder() | config.Encoder() | config.EncoderDecoder():
-            return Transformer(settings)
-        case config.Recurrent():
-            return Recurrent(settings)
-        case config.Bahdanau():
-            return Bahdanau(settings)
-        case config.NGram():
-            return NGram(settings)
-        case _:
-            assert_never(settings)
+    if isinstance(settings, config.Recurrent):
+        return Recurrent(settings)
+    if isinstance(settings, config.Bahdanau):
+        return Bahdanau(settings)
+    return NGram(settings) if isinstance(settings, config.NGram) else Transformer(settings)

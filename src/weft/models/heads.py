@@ -1,6 +1,7 @@
 """What is predicted from a Transformer's features: a token, a class, a tag, a vector."""
 
-from typing import NamedTuple, assert_never
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +65,6 @@ class LMHead(TokenHead):
         self.dense = Linear(model.d_model, model.width, bias=False) if model.factorised else None
 
     def prepare(self, features: Tensor) -> Tensor:
-        """Scale them, if asked to."""
         features = features if self.dense is None else self.dense(features)
         return features if self.scale is None else features * self.scale
 
@@ -79,7 +79,6 @@ class MaskedLMHead(TokenHead):
         self.activation = activations[settings.activation]
 
     def prepare(self, features: Tensor) -> Tensor:
-        """Transform them."""
         return self.norm(self.activation(self.dense(features)))
 
 
@@ -202,26 +201,19 @@ class Embedder(nn.Module):
         return F.normalize(pooled, dim=-1) if self.settings.normalise else pooled
 
 
+MODULES: dict[type, Callable[[Any, config.TransformerConfig], nn.Module]] = {
+    config.LMHead: LMHead,
+    config.MaskedLMHead: MaskedLMHead,
+    config.PretrainingHead: PretrainingPair,
+    config.NextSentenceHead: lambda head, model: Classifier(NEXT_SENTENCE, model),
+    config.ClassificationHead: Classifier,
+    config.TaggingHead: lambda head, model: Tagger(head, model, head.labels),
+    config.SpanHead: lambda head, model: Tagger(head, model, 2),
+    config.ReplacedHead: lambda head, model: Detector(head, model.d_model),
+    config.EmbeddingHead: lambda head, model: Embedder(head),
+}
+
+
 def build(model: config.TransformerConfig, head: config.Head) -> nn.Module:
     """The module of a head's config."""
-    match head:
-        case config.LMHead():
-            return LMHead(head, model)
-        case config.MaskedLMHead():
-            return MaskedLMHead(head, model)
-        case config.PretrainingHead():
-            return PretrainingPair(head, model)
-        case config.NextSentenceHead():
-            return Classifier(NEXT_SENTENCE, model)
-        case config.ClassificationHead():
-            return Classifier(head, model)
-        case config.TaggingHead():
-            return Tagger(head, model, head.labels)
-        case config.SpanHead():
-            return Tagger(head, model, 2)
-        case config.ReplacedHead():
-            return Detector(head, model.d_model)
-        case config.EmbeddingHead():
-            return Embedder(head)
-        case _:
-            assert_never(head)
+    return MODULES[type(head)](head, model)

@@ -38,14 +38,10 @@ class Read(NamedTuple):
 
 def check_readable(model: LanguageModel) -> None:
     """Refuse a model that cannot read a text alone."""
-    if isinstance(model, Recurrent) or (
-        isinstance(model, Transformer) and not isinstance(model.config, EncoderDecoder)
-    ):
-        return
-    kind = getattr(model.config, "kind", type(model).__name__)
-    raise ModelError(
-        f"a model of kind '{kind}' gives no vectors for a text; use an encoder, a decoder or a recurrent model"
-    )
+    if not isinstance(model, Recurrent | Transformer) or isinstance(model.config, EncoderDecoder):
+        kind = getattr(model.config, "kind", type(model).__name__)
+        instead = "use an encoder, a decoder or a recurrent model"
+        raise ModelError(f"a model of kind '{kind}' gives no vectors for a text; {instead}")
 
 
 def context_of(model: LanguageModel) -> int | None:
@@ -63,9 +59,7 @@ def frame_for(model: LanguageModel) -> Callable[[Tokenizer, Sequence[int], int |
 def frame(tokenizer: Tokenizer, ids: Sequence[int], most: int | None) -> Framed:
     """A text's ids in their frame; what doesn't fit into `most` tokens is cut off the text's end."""
     before, after = tokenizer.frame
-    if not before and not after:
-        return trained_frame(tokenizer, ids, most)
-    return _framed(before, ids, after, most)
+    return _framed(before, ids, after, most) if before or after else trained_frame(tokenizer, ids, most)
 
 
 def trained_frame(tokenizer: Tokenizer, ids: Sequence[int], most: int | None) -> Framed:

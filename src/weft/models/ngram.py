@@ -94,8 +94,8 @@ class NGram(LanguageModel):
         """
         self._check_fitted()
         documents = Documents(tokens, document_starts(len(tokens), boundaries))
-        trie = self._trie()
         levels = range(1, self.config.order + 1)
+        trie = [Level(self._host("words", n), self._host("counts", n), self._host("starts", n)) for n in levels]
         weights = [Weights(self._host("log_prob", n), self._host("backoff", n)) for n in levels]
         scores = np.empty(len(tokens), dtype=np.float32)
         for low in range(0, len(tokens), SCORED):
@@ -153,8 +153,7 @@ class NGram(LanguageModel):
     def head(self, features: Tensor) -> Tensor:
         """log p (batch, time, vocab_size) of every word after contexts (batch, time, order − 1); −∞ where p is zero."""
         self._check_fitted()
-        B, T, width = features.shape
-        V = self.config.vocab_size
+        (B, T, width), V = features.shape, self.config.vocab_size
         contexts = features.reshape(B * T, width).to(self._table("counts", 1).device)
         uniform = -float(np.log(V)) if isinstance(self.config.smoothing, AddK) else None
         rows = self._table("log_prob", 1).repeat(B * T, 1)
@@ -203,12 +202,10 @@ class NGram(LanguageModel):
         return torch.where(seen & (words[place] == wanted), place, -1)
 
     def start(self, batch: int, max_len: int, source: Source | None = None) -> Recent:
-        """An empty state for `batch` sequences of up to `max_len` tokens."""
         if source is not None:
             raise ModelError(f"{self._name()} continues a text; it cannot read a source")
         self._check_fitted()
-        device = self._table("counts", 1).device
-        return Recent(batch, max_len, self.config.order, self.config.vocab_size, device)
+        return Recent(batch, max_len, self.config.order, self.config.vocab_size, self._table("counts", 1).device)
 
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
         """Read tokens (batch, time) after what `state` has read; contexts (batch, time, order − 1) for `head`."""
@@ -229,10 +226,6 @@ class NGram(LanguageModel):
 
     def _host(self, table: str, n: int) -> NDArray[Any]:
         return self._table(table, n).cpu().numpy()
-
-    def _trie(self) -> Trie:
-        levels = range(1, self.config.order + 1)
-        return [Level(self._host("words", n), self._host("counts", n), self._host("starts", n)) for n in levels]
 
     def _check_fitted(self) -> None:
         if not len(self._table("counts", 1)):
@@ -256,10 +249,10 @@ class NGram(LanguageModel):
             size = len(words)
             fits = len(counts) == len(log_prob) == size and (n > 1 or size in (0, V))
             if n < order:
-                following = len(self._table("words", n + 1))
                 fits = fits and len(backoff) == size and len(starts) in (0 if not size else size + 1, size + 1)
                 if fits and size:
-                    fits = int(starts[0]) == 0 and int(starts[-1]) == following and bool((starts.diff() >= 0).all())
+                    ends = int(starts[0]), int(starts[-1])
+                    fits = ends == (0, len(self._table("words", n + 1))) and bool((starts.diff() >= 0).all())
             if fits and size:
                 fits = int(words.min()) >= 0 and int(words.max()) < V
             if not fits:
@@ -268,8 +261,7 @@ class NGram(LanguageModel):
 
 def _openings(trie: Trie, documents: Documents) -> list[Ints]:
     """For each length below the highest, the places of the n-grams that a document begins with."""
-    tokens, starts = documents
-    longest = len(trie) - 1
+    (tokens, starts), longest = documents, len(trie) - 1
     ends = np.minimum(np.append(starts[1:], len(tokens)), starts + longest)
     sizes = ends - starts
     begins = np.cumsum(sizes) - sizes

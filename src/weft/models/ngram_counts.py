@@ -175,8 +175,7 @@ def merge(runs: list[Trie]) -> Trie:
     """One trie with the counts of several. The runs are used up: each level is freed once it is merged."""
     if len(runs) == 1:
         return runs[0]
-    vocab_size = len(runs[0][0])
-    bits = word_bits(vocab_size)
+    bits = word_bits(len(runs[0][0]))
     nothing = Level(*(np.empty(0, dtype=np.int32) for _ in range(3)))
     unigrams = np.asarray(np.sum([run[0].counts for run in runs], axis=0, dtype=np.int64))
     trie = [Level(runs[0][0].words, narrow(unigrams), np.empty(0, dtype=np.int32))]

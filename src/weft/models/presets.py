@@ -12,17 +12,10 @@ from weft.nn.position_config import Learned, Rotary, Sinusoidal
 
 def gpt(layers: int, d_model: int, heads: int, context: int, vocab_size: int = 50257, **changes: Any) -> Decoder:
     """GPT-2 and GPT-3: pre-norm, learned positions, tanh GELU, biases everywhere (Radford et al. 2019)."""
-    settings: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "context": context,
-        "layers": layers,
-        "d_model": d_model,
-        "attention": Attention(heads=heads, bias="all"),
-        "feedforward": Plain(d_ff=4 * d_model, activation="gelu-tanh"),
-        "norm": LayerNorm(),
-        "position": Learned(),
-    }
-    return Decoder(**settings | changes)
+    sizes: dict[str, Any] = {"vocab_size": vocab_size, "context": context, "layers": layers, "d_model": d_model}
+    attention, feedforward = Attention(heads=heads, bias="all"), Plain(d_ff=4 * d_model, activation="gelu-tanh")
+    parts = {"attention": attention, "feedforward": feedforward, "norm": LayerNorm(), "position": Learned()}
+    return Decoder(**sizes | parts | changes)
 
 
 class LlamaOptions(TypedDict, total=False):
@@ -74,21 +67,10 @@ def bert(layers: int, d_model: int, heads: int, vocab_size: int = 30522, context
 
 def vaswani(layers: int, d_model: int, heads: int, d_ff: int, dropout: float, **changes: Any) -> EncoderDecoder:
     """The 2017 Transformer: post-norm, sinusoids, ReLU, one shared table of embeddings (Vaswani et al. 2017)."""
-    settings: dict[str, Any] = {
-        "vocab_size": 37000,
-        "context": 512,
-        "layers": layers,
-        "d_model": d_model,
-        "attention": Attention(heads=heads, bias="all"),
-        "feedforward": Plain(d_ff=d_ff),
-        "norm": LayerNorm(),
-        "placement": "post",
-        "position": Sinusoidal(),
-        "embedding_scale": True,
-        "dropout": dropout,
-        "init": XavierInit(),
-    }
-    return EncoderDecoder(**settings | changes)
+    sizes: dict[str, Any] = {"vocab_size": 37000, "context": 512, "layers": layers, "d_model": d_model}
+    parts = {"attention": Attention(heads=heads, bias="all"), "feedforward": Plain(d_ff=d_ff), "norm": LayerNorm()}
+    others = {"placement": "post", "position": Sinusoidal(), "embedding_scale": True, "init": XavierInit()}
+    return EncoderDecoder(**sizes | parts | others | {"dropout": dropout} | changes)
 
 
 def transformer_lm() -> Decoder:
@@ -109,10 +91,7 @@ def transformer_lm() -> Decoder:
 def transformer_plus_plus() -> Decoder:
     """LLaMA's four switches on the 2017 block: pre-norm, RMSNorm, (gated) SiLU, rotary (Gu and Dao 2023, §4.2)."""
     return transformer_lm().replace(
-        placement="pre",
-        norm=RMSNorm(),
-        feedforward=Gated(d_ff=688, activation="silu"),
-        position=Rotary(),
+        placement="pre", norm=RMSNorm(), feedforward=Gated(d_ff=688, activation="silu"), position=Rotary()
     )
 
 
@@ -120,10 +99,7 @@ def transformer_plus_plus() -> Decoder:
 PRESETS: dict[str, tuple[Callable[[], Config], str]] = {
     "ngram-3": (lambda: NGram(vocab_size=8192, order=3), "trigram, modified Kneser–Ney"),
     "ngram-5": (lambda: NGram(vocab_size=8192, order=5), "5-gram, modified Kneser–Ney"),
-    "elman": (
-        lambda: Recurrent(vocab_size=8192, cell="elman", d_model=512, d_embedding=256, activation="tanh"),
-        "Elman 1990",
-    ),
+    "elman": (lambda: Recurrent(vocab_size=8192, cell="elman", d_model=512, d_embedding=256), "Elman 1990"),
     "lstm": (
         lambda: Recurrent(vocab_size=8192, cell="lstm", layers=2, d_model=512, tied=True, dropout=0.1),
         "Hochreiter and Schmidhuber 1997",

@@ -143,9 +143,7 @@ class TransformerState(State):
         source_mask: Tensor | None,
     ):
         super().__init__(batch, max_len, cache.store.device)
-        self.cache = cache
-        self.source_cache = source_cache
-        self.source_mask = source_mask
+        self.cache, self.source_cache, self.source_mask = cache, source_cache, source_mask
 
     @property
     def sharing(self) -> int:
@@ -195,10 +193,8 @@ class Transformer(LanguageModel):
         self.number_dropouts()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew."""
         # A table of the head's own is drawn before the rest: so a seed gives the weights that it always gave.
-        init = Initialiser(self.config.init, self.config.d_model, self.config.layers)
-        reset(self, init, first=(heads.TokenHead,))
+        reset(self, Initialiser(self.config.init, self.config.d_model, self.config.layers), first=(heads.TokenHead,))
 
     def number_dropouts(self) -> None:
         """Give every dropout a number of its own, and blocks that several layers share one for each layer."""
@@ -218,15 +214,12 @@ class Transformer(LanguageModel):
         """tokens (batch, time) → (batch, time, d_model).
 
         positions (batch, time) where they are not 0 … time − 1; segments (batch, time) for an encoder; source for an
-        encoder–decoder.
-
-        With `ranges`, tokens and segments are those of the ranges alone, and what else is given is that of whole rows:
-        the queries of the ranges are compared with all of a row's keys.
+        encoder–decoder. With `ranges`, tokens and segments are those of the ranges alone, and what else is given is
+        that of whole rows: the queries of the ranges are compared with all of a row's keys.
         """
         stack, rng, hidden = self.decoder or self.encoder, given.get("rng"), given.get("hidden")
         assert stack is not None
-        maps = given.get("map_blocks", map_blocks)
-        read = None
+        maps, read = given.get("map_blocks", map_blocks), None
         if self.decoder is not None and self.encoder is not None:
             source = self._given(source)
             encoded = given.get("encoded")
@@ -256,7 +249,6 @@ class Transformer(LanguageModel):
         return self.head(self.features(tokens, **given), given.get("mask"), given.get("rng"))
 
     def readout(self, features: Tensor) -> Readout:
-        """What the logits are a product of, for losses that never hold all of them."""
         head = self.token_head
         if head is None:
             raise ModelError(f"a head of kind '{self.config.head.kind}' predicts no tokens")
@@ -282,14 +274,12 @@ class Transformer(LanguageModel):
         if self.decoder is None or not isinstance(self.output, heads.LMHead):
             raise ModelError(f"{self._name()} with a head of kind '{self.config.head.kind}' cannot generate")
         if len(self.decoder.layers) < self.config.layers:
-            raise ModelError(
-                "a model whose layers are divided into stages can't generate; load its checkpoint on one process"
-            )
+            instead = "load its checkpoint on one process"
+            raise ModelError(f"a model whose layers are divided into stages can't generate; {instead}")
         longest = self.config.longest
         if longest is not None and max_len > longest:
-            raise ModelError(
-                f"{max_len} tokens exceed the {longest} positions that this model has learned (model.context)"
-            )
+            exceeded = f"{longest} positions that this model has learned (model.context)"
+            raise ModelError(f"{max_len} tokens exceed the {exceeded}")
         table, first = self.embedding.weight, self.decoder.blocks[0]
         assert isinstance(first, Block)
         shape = len(self.decoder.blocks), 2, batch, first.attention.kv_heads, max_len, self.config.d_head
@@ -303,16 +293,13 @@ class Transformer(LanguageModel):
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
         """tokens (batch, time) after what `state` holds → features (batch, time, d_model)."""
         assert isinstance(state, TransformerState) and self.decoder is not None
-        time, stack = tokens.shape[1], self.decoder
+        time, stack, ahead = tokens.shape[1], self.decoder, _places(tokens)
         state.reserve(time)
-        x = self.embed(tokens, self.embedding, None)
-        ahead = _places(tokens)
+        x = self.embed(tokens, self.embedding)
         places = ahead + state.longest if state.even else ahead + state.lengths[:, None]
-        seen = state.longest + time
-        keys = torch.arange(seen, device=tokens.device)[None]
-        mask = Mask(causal=True, places=places)
-        if state.even:  # one query comes after the whole cache
-            mask = Mask(causal=time > 1, offset=state.longest)
+        keys = torch.arange(state.longest + time, device=tokens.device)[None]
+        # of even rows, one query comes after the whole cache
+        mask = Mask(time > 1, offset=state.longest) if state.even else Mask(causal=True, places=places)
         masks = stack.masks(mask, places, keys, x.dtype)
         written = None if state.even else places
         cache = [state.cache.layer(number, written, state.longest) for number in range(len(stack.blocks))]
@@ -333,9 +320,8 @@ class Transformer(LanguageModel):
     def embed(self, tokens: Tensor, table: nn.Embedding, segments: Tensor | None = None) -> Tensor:
         """tokens (batch, time) → (batch, time, width), in an encoder with what their segments add."""
         check_tokens(tokens, table.num_embeddings)
-        x = table(tokens)
-        if self.config.embedding_factor is not None:
-            x = x * self.config.embedding_factor
+        x, factor = table(tokens), self.config.embedding_factor
+        x = x if factor is None else x * factor
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         return x

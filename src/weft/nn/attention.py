@@ -33,11 +33,9 @@ class Heads(nn.Module):
 
     def split(self, x: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
         """(batch, time, heads · d_head) → (batch, heads, time, d_head), normed where there is a norm."""
-        if norm is None:
-            return x.unflatten(-1, (heads, self.d_head)).transpose(1, 2)
-        if self.norm_heads:
-            return norm(x).unflatten(-1, (heads, self.d_head)).transpose(1, 2)
-        return norm(x.unflatten(-1, (heads, self.d_head)).transpose(1, 2))
+        x = norm(x) if norm is not None and self.norm_heads else x
+        x = x.unflatten(-1, (heads, self.d_head)).transpose(1, 2)
+        return x if norm is None or self.norm_heads else norm(x)
 
     def clipped(self, x: Tensor) -> Tensor:
         """What a projection gives, (batch, time, width), cut off where there is a bound."""
@@ -58,7 +56,6 @@ class Heads(nn.Module):
 
 
 def _norm(settings: AttentionConfig, heads: int, d_head: int) -> nn.Module | None:
-    """The norm of so many heads of queries or of keys."""
     if settings.qk_norm is None:
         return None
     if settings.qk_norm_over == "each-head":

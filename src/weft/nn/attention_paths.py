@@ -92,9 +92,11 @@ def fast_attention(qkv: QKV, scale: float, mask: AttentionMask) -> Tensor:
         return _flex()(*qkv, block_mask=mask.blocks(), scale=scale, enable_gqa=qkv.grouped)
     if qkv.pairs <= MAX_DENSE_ENTRIES:
         return _fused(qkv, scale, _as(mask.dense(), qkv.q))
-    return _by_query_blocks(
-        qkv, mask, lambda part, queries, keys: _fused(part, scale, _as(mask.part(queries, keys), part.q))
-    )
+
+    def one(part: QKV, queries: slice, keys: slice) -> Tensor:
+        return _fused(part, scale, _as(mask.part(queries, keys), part.q))
+
+    return _by_query_blocks(qkv, mask, one)
 
 
 def dropped_attention(qkv: QKV, mask: AttentionMask, scoring: Scoring) -> Tensor:
@@ -128,9 +130,6 @@ def by_formula(qkv: QKV, mask: AttentionMask, scoring: Scoring) -> Tensor:
     entries = qkv.pairs * (qkv.q.shape[0] * qkv.q.shape[1] if qkv.q.is_cuda else 1)
     most = MAX_KEPT_ENTRIES if qkv.q.is_cuda else MAX_DENSE_ENTRIES
     return one(qkv, *whole) if entries <= most else _by_query_blocks(qkv, mask, one)
-
-
-# ---- kernels
 
 
 @cache

@@ -9,6 +9,7 @@ from weft.nn.attention import CrossAttention
 from weft.nn.cache import Past
 from weft.nn.config import Block as BlockConfig
 from weft.nn.dropout import Dropout, RowRng
+from weft.nn.linear import Linear
 from weft.nn.mask import AttentionMask
 
 
@@ -85,3 +86,10 @@ class Block(nn.Module):
             attend, (keys_values, over) = self.cross, source
             x = self.cross_skip(x, lambda h: attend(h, keys_values, over, rng), rng)
         return self.feedforward_skip(x, lambda h: self.feedforward(h, rng), rng)
+
+
+def block_linears(model: nn.Module) -> dict[str, Linear]:
+    """The linear layers inside Transformer blocks, by name."""
+    blocks = [(prefix, block) for prefix, block in model.named_modules() if isinstance(block, Block)]
+    inside = [named for prefix, block in blocks for named in block.named_modules(prefix=prefix)]
+    return {name: part for name, part in inside if isinstance(part, Linear)}

@@ -178,7 +178,6 @@ class Dropout(nn.Module):
         return dropped(x, self.p, keys, 0 if along_time else first)
 
     def extra_repr(self) -> str:
-        """As torch's own."""
         return f"p={self.p}"
 
 

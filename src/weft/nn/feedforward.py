@@ -1,6 +1,6 @@
 """The position-wise layer between attentions: plain (Vaswani et al. 2017, §3.3) or gated (Shazeer 2020)."""
 
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,10 +66,4 @@ def _kernels() -> Any:
 
 def build(settings: config.FeedForward, d_model: int) -> Plain | Gated:
     """The feed-forward layer that `settings` describe."""
-    match settings:
-        case config.Plain():
-            return Plain(settings, d_model)
-        case config.Gated():
-            return Gated(settings, d_model)
-        case _:
-            assert_never(settings)
+    return Plain(settings, d_model) if isinstance(settings, config.Plain) else Gated(settings, d_model)

@@ -1,4 +1,4 @@
-"""Linear layers and tables of embeddings that are initialised as a model's settings say.
+"""Linear layers, low-rank additions to them, and tables of embeddings, drawn as a model's settings say.
 
 Their constructors draw weights too, as torch's do, and `reset_parameters(init)` draws again once the whole model is
 built. The first draw is kept because it advances the random generator: a seed still gives the weights it always gave.
@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from weft.nn.dropout import RowRng
+from weft.nn.config import LoRA
+from weft.nn.dropout import Dropout, RowRng
 from weft.nn.init import Initialiser
 
 
@@ -17,13 +19,12 @@ class Linear(nn.Linear):
     """x Wᵀ + b. Several heights in `outputs` are several matrices, one above the other, so that x is read once.
 
     `into_residual`: the result is added to the residual stream, on which some initialisations depend. An adapter beside
-    the matrix (`nn/lora.py`) drops some of what it reads, by the pass's `rng`.
+    the matrix (`LowRank`) drops some of what it reads, by the pass's `rng`.
     """
 
     def __init__(self, inputs: int, *outputs: int, bias: bool = True, into_residual: bool = False, device: Any = None):
         super().__init__(inputs, sum(outputs), bias, device)
-        self.heights = list(outputs)
-        self.into_residual = into_residual
+        self.heights, self.into_residual = list(outputs), into_residual
 
     @torch.no_grad()
     def reset_parameters(self, init: Initialiser | None = None) -> None:
@@ -50,3 +51,53 @@ class Embedding(nn.Embedding):
             super().reset_parameters()
         else:
             init.table(self.weight)
+
+
+class LowRank(Linear):
+    """W x + (alpha / rank) B A x, where A and B learn and W, with its bias, does not (Hu et al. 2022, §4.1).
+
+    B is 0 at first, so that the layer computes what it did before. Where several matrices lie in one (`heights`), each
+    has an A and a B of its own: `a` (matrices · rank, in_features) and `b` (out_features, rank) hold them one above the
+    other. The weight keeps its name, so that the model's own weights keep theirs.
+    """
+
+    def __init__(self, linear: Linear, settings: LoRA):
+        super().__init__(linear.in_features, *linear.heights, bias=linear.bias is not None, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias  # the same ones, not copies
+        self.weight.requires_grad_(False)
+        if self.bias is not None:
+            self.bias.requires_grad_(False)
+        self.rank, self.scale = settings.rank, settings.alpha / settings.rank
+        self.dropout = Dropout(settings.dropout)
+        self.a = nn.Parameter(self.weight.new_empty(len(self.heights) * self.rank, self.in_features))
+        self.b = nn.Parameter(self.weight.new_empty(self.out_features, self.rank))
+        self._reset_addition()
+
+    def reset_parameters(self, init: Initialiser | None = None) -> None:
+        """Draw the frozen matrices as any others, and A; B becomes 0."""
+        super().reset_parameters(init)
+        if init is not None:  # nn.Linear's constructor calls this before there is an A
+            self._reset_addition()
+
+    def _reset_addition(self) -> None:
+        nn.init.kaiming_uniform_(self.a, a=5**0.5)  # as nn.Linear's weights
+        nn.init.zeros_(self.b)
+
+    def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
+        """(…, in_features) → (…, out_features)."""
+        inner = F.linear(self.dropout(x, rng), self.a) * self.scale
+        parts = zip(inner.split(self.rank, dim=-1), self.b.split(self.heights), strict=True)
+        return super().forward(x) + torch.cat([F.linear(part, b) for part, b in parts], dim=-1)
+
+    def difference(self) -> Tensor:
+        """(alpha / rank) B A, (out_features, in_features)."""
+        parts = zip(self.b.split(self.heights), self.a.split(self.rank), strict=True)
+        return torch.cat([b @ a for b, a in parts]) * self.scale
+
+    @torch.no_grad()
+    def merge(self) -> Linear:
+        """A plain layer with the weight W + (alpha / rank) B A. This one stays as it is."""
+        plain = Linear(self.in_features, *self.heights, bias=self.bias is not None, device="meta")
+        plain.weight = nn.Parameter(self.weight + self.difference().to(self.weight.dtype))
+        plain.bias = None if self.bias is None else nn.Parameter(self.bias.clone())
+        return plain

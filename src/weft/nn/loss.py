@@ -28,7 +28,6 @@ CPU_LOGITS = 1 << 22  # 16 MiB in fp32
 GPU_SHARE = 128  # one logit for so many bytes of a GPU's memory: in 16 bits 1/64 of it, and the gradient needs no more
 ALIGNED = 128  # on a GPU the table is filled up to a multiple of so many rows: odd sizes take slow products
 
-
 PLAIN = LossTerms()
 
 
@@ -106,7 +105,7 @@ def chunk_loss(
     logits (N, V or more), which are overwritten; targets and weights (N,). Columns from `vocab_size` on are not words,
     and their gradient is 0. One exponential serves the loss and its gradient. `loss_kernel.py` does the same on a GPU.
     """
-    smoothing, z_loss = terms.smoothing, terms.z_loss
+    smoothing = terms.smoothing
     exact = logits.float()
     words = torch.arange(logits.shape[-1], device=logits.device) < vocab_size if logits.shape[-1] > vocab_size else None
     at_target = exact.gather(-1, targets[:, None])
@@ -116,14 +115,7 @@ def chunk_loss(
     top = exact.amax(-1, keepdim=True)
     powers = exact.sub_(top).exp_()
     total = powers.sum(-1, keepdim=True)
-    log_z = top + total.log()
-    nll = log_z - at_target
-    loss, slope = nll, 1.0 / total
-    if mean is not None:
-        loss = loss + smoothing * (at_target - mean)
-    if z_loss:
-        loss = loss + z_loss * log_z.square()
-        slope = slope * (1.0 + 2.0 * z_loss * log_z)
+    nll, loss, slope = _terms(top, total, at_target, mean, terms)
     scale = weights[:, None]
     slope, even = slope * scale, scale * (smoothing / vocab_size)
     gradient = powers.mul_(slope)
@@ -135,6 +127,21 @@ def chunk_loss(
     return (loss * scale).sum(), (nll * scale).sum(), gradient
 
 
+def _terms(
+    top: Tensor, total: Tensor, at_target: Tensor, mean: Tensor | None, terms: LossTerms
+) -> tuple[Tensor, Tensor, Tensor]:
+    """−log p, the loss, and what exp(z − top) is multiplied by in its gradient, (N, 1) each."""
+    log_z = top + total.log()
+    nll = log_z - at_target
+    loss, slope = nll, 1.0 / total
+    if terms.smoothing and mean is not None:
+        loss = loss + terms.smoothing * (at_target - mean)
+    if terms.z_loss:
+        loss = loss + terms.z_loss * log_z.square()
+        slope = slope * (1.0 + 2.0 * terms.z_loss * log_z)
+    return nll, loss, slope
+
+
 def divided_chunk_loss(
     logits: Tensor, targets: Tensor, weights: Tensor, across: Across, terms: LossTerms
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,7 +149,7 @@ def divided_chunk_loss(
 
     Two rounds of agreement: the largest logit of a row, then its sums (Shoeybi et al. 2019, §3).
     """
-    smoothing, z_loss = terms.smoothing, terms.z_loss
+    smoothing = terms.smoothing
     exact, words = logits.float(), logits.shape[-1]
     own = (targets >= across.first) & (targets < across.first + words)
     column = (targets - across.first).clamp(0, words - 1)[:, None]
@@ -153,14 +160,7 @@ def divided_chunk_loss(
     sums = torch.stack([powers.sum(-1, keepdim=True), found, exact.sum(-1, keepdim=True)])
     across.sum_(sums)
     total, at_target, mean = sums[0], sums[1], sums[2] / across.vocab_size
-    log_z = top + total.log()
-    nll = log_z - at_target
-    loss, slope = nll, 1.0 / total
-    if smoothing:
-        loss = loss + smoothing * (at_target - mean)
-    if z_loss:
-        loss = loss + z_loss * log_z.square()
-        slope = slope * (1.0 + 2.0 * z_loss * log_z)
+    nll, loss, slope = _terms(top, total, at_target, mean, terms)
     scale = weights[:, None]
     gradient = powers.mul_(slope * scale)
     if smoothing:
@@ -205,10 +205,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         table = _filled(weight, extra, features.dtype)
         offset = None if bias is None else _filled(bias, extra, features.dtype)
         d_features = torch.empty_like(features) if need_features else None
-        d_weight = None
+        d_weight: Tensor | None = None
         d_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and need_bias else None
-        total = features.new_zeros((), dtype=torch.float32)
-        plain = features.new_zeros((), dtype=torch.float32)
+        total, plain = (features.new_zeros((), dtype=torch.float32) for _ in range(2))
         for begin in range(0, features.shape[0], chunks.rows):
             part = slice(begin, begin + chunks.rows)
             logits = F.linear(features[part], table, offset)
@@ -231,21 +230,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 torch.mm(gradient, table, out=d_features[part])
             if need_weight:
                 d_weight = _add_product(d_weight, gradient.T, features[part])
-        if d_weight is not None:
-            d_weight = d_weight[:vocab_size]
         if across is not None and d_features is not None:
             across.sum_(d_features)  # each process knows what its own words ask of them
-        ctx.found = d_features, d_weight, d_bias
+        ctx.found = d_features, None if d_weight is None else d_weight[:vocab_size], d_bias
         ctx.dtypes = features.dtype, weight.dtype, bias.dtype if bias is not None else None
         ctx.mark_non_differentiable(plain)
         return total, plain
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        scale = upstream[0]
         found, ctx.found = ctx.found, None
         assert found is not None, "the gradients were scaled in place; a second backward pass needs a second forward"
-        scaled = [None if d is None else d.mul_(scale).to(t) for d, t in zip(found, ctx.dtypes, strict=True)]
+        scaled = [None if d is None else d.mul_(upstream[0]).to(t) for d, t in zip(found, ctx.dtypes, strict=True)]
         return *scaled, None
 
 
@@ -277,18 +273,13 @@ def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
 
 def chunk_rows(features: Tensor, vocab_size: int) -> int:
     """How many rows of logits to hold at a time, a power of two."""
-    held = CPU_LOGITS
-    if features.is_cuda:
-        held = torch.cuda.get_device_properties(features.device).total_memory // GPU_SHARE
+    memory = torch.cuda.get_device_properties(features.device).total_memory if features.is_cuda else 0
+    held = memory // GPU_SHARE if features.is_cuda else CPU_LOGITS
     return 1 << max(0, (held // vocab_size).bit_length() - 1)
 
 
 def linear_cross_entropy(
-    readout: Readout,
-    targets: Tensor,
-    mask: Tensor | None = None,
-    terms: LossTerms = PLAIN,
-    rows: int | None = None,
+    readout: Readout, targets: Tensor, mask: Tensor | None = None, terms: LossTerms = PLAIN, rows: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """The summed loss of the logits of `readout` where `mask` is true, and the summed plain −log p.
 
@@ -302,9 +293,8 @@ def linear_cross_entropy(
         features = features.to(torch.get_autocast_dtype(device))
     weights = targets.new_ones(targets.shape, dtype=torch.float32)
     if mask is not None:
-        mask = mask.flatten()
-        weights = mask.float()
-        features = features.masked_fill(~mask[:, None], 0.0)  # whatever is there: 0 · inf would be NaN
+        weights = mask.flatten().float()
+        features = features.masked_fill(~mask.flatten()[:, None], 0.0)  # whatever is there: 0 · inf would be NaN
     held = chunk_rows(features, weight.shape[0]) if rows is None else rows
     chunks = _Chunks(targets, weights, terms, held, across, softcap)
     with torch.autocast(device, enabled=False):

@@ -130,8 +130,6 @@ class Mask:
         return slice(max(0, first - window + 1), min(keys, last if self.causal else last + window - 1))
 
 
-# ---- laid out for the kernels, once for all layers that share it
-
 # A mask of more entries than this is made block by block of queries, and again in the backward pass.
 MAX_DENSE_ENTRIES = 2**22
 # On a GPU a mask of more entries than this is left to FlexAttention, which compiles a kernel for every new shape:
@@ -147,12 +145,7 @@ class AttentionMask:
     """
 
     def __init__(
-        self,
-        mask: Mask,
-        position: Position,
-        queries: Tensor,
-        keys: Tensor,
-        angles: tuple[Tensor, Tensor] | None = None,
+        self, mask: Mask, position: Position, queries: Tensor, keys: Tensor, angles: tuple[Tensor, Tensor] | None = None
     ):
         self.mask, self.position, self.angles = mask, position, angles
         self.queries, self.keys = queries, keys

@@ -1,7 +1,5 @@
 """Normalisation over the last dimension, kept in float32 where the numbers are small (Ba et al. 2016)."""
 
-from typing import assert_never
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,12 +21,10 @@ class RMSNorm(nn.Module):
 
     def __init__(self, width: int, eps: float, offset: float = 0.0):
         super().__init__()
-        self.eps = eps
-        self.offset = offset
+        self.eps, self.offset = eps, offset
         self.weight = nn.Parameter(torch.full((width,), 1.0 - offset))
 
     def reset_parameters(self, init: Initialiser) -> None:
-        """A gain of 1."""
         nn.init.constant_(self.weight, 1.0 - self.offset)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,7 +45,6 @@ class HeadNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads, d_head)) if bias else None
 
     def reset_parameters(self, init: Initialiser) -> None:
-        """Gains of 1 and biases of 0."""
         if self.weight is not None:
             nn.init.constant_(self.weight, 1.0 - self.offset)
         if self.bias is not None:
@@ -58,20 +53,14 @@ class HeadNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, heads, time, d_head) → the same."""
         x = x if self.weight is None else x.to(self.weight.dtype)
-        if isinstance(self.settings, config.LayerNorm):
-            x = F.layer_norm(x, self.width, eps=self.settings.eps)
-        else:
-            x = F.rms_norm(x, self.width, eps=self.settings.eps)
+        normed = F.layer_norm if isinstance(self.settings, config.LayerNorm) else F.rms_norm
+        x = normed(x, self.width, eps=self.settings.eps)
         x = x if self.weight is None else x * (self.weight + self.offset)[:, None]
         return x if self.bias is None else x + self.bias[:, None]
 
 
 def build(settings: config.Norm, width: int) -> LayerNorm | RMSNorm:
     """The norm that `settings` describe, over vectors of `width`."""
-    match settings:
-        case config.LayerNorm():
-            return LayerNorm(width, settings.eps, elementwise_affine=settings.gain, bias=settings.bias)
-        case config.RMSNorm():
-            return RMSNorm(width, settings.eps, settings.offset)
-        case _:
-            assert_never(settings)
+    if isinstance(settings, config.LayerNorm):
+        return LayerNorm(width, settings.eps, elementwise_affine=settings.gain, bias=settings.bias)
+    return RMSNorm(width, settings.eps, settings.offset)

@@ -16,14 +16,14 @@ from weft.errors import ModelError
 from weft.nn import position_config as config
 from weft.nn.init import Initialiser
 from weft.nn.norm import LayerNorm
-from weft.nn.scaling import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, YaRN
+from weft.nn.position_config import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, YaRN
 
 
 class Position(nn.Module):
     """No position at all, and the default wherever a kind does not act.
 
     A kind names its settings, `class Learned(Position, settings=config.Learned)`, is built from them and the stack's
-    `Sizes`, and fills its weights, if it has any, in `reset_parameters(init)`.
+    `Sizes`; its table, if it has one, is its `weight`.
     """
 
     classes: ClassVar[dict[type[config.PositionConfig], Callable[[Any, config.Sizes], "Position"]]] = {
@@ -31,11 +31,16 @@ class Position(nn.Module):
     }
     biases: ClassVar[bool] = False  # whether a kind has a `bias` of its own
     heads_here: slice | None = None  # where several processes divide the heads: which of them are here
+    weight: nn.Parameter
 
     def __init_subclass__(cls, settings: type[config.PositionConfig]) -> None:
         super().__init_subclass__()
         cls.classes[settings] = cls
         cls.biases = cls.bias is not Position.bias
+
+    def reset_parameters(self, init: Initialiser) -> None:
+        """Draw the table as the tokens' embeddings are drawn."""
+        init.table(self.weight)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x (batch, time, d_model) plus what positions (batch or 1, time) add to it."""
@@ -100,11 +105,9 @@ class Sinusoidal(Position, settings=config.Sinusoidal):
 
     def __init__(self, settings: config.Sinusoidal, sizes: config.Sizes):
         super().__init__()
-        self.settings = settings
-        self.d_model = sizes.d_model
+        self.settings, self.d_model = settings, sizes.d_model
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x (batch, time, d_model) plus its waves."""
         waves = sinusoids(positions + self.settings.offset, self.d_model, self.settings.layout, self.settings.base)
         return x + once((self.settings.amplitude * waves).to(x.dtype))
 
@@ -114,21 +117,14 @@ class Learned(Position, settings=config.Learned):
 
     def __init__(self, settings: config.Learned, sizes: config.Sizes):
         super().__init__()
-        self.offset = settings.offset
-        self.context = sizes.context
+        self.offset, self.context = settings.offset, sizes.context
         self.weight = nn.Parameter(torch.empty(sizes.context + settings.offset, sizes.d_model))
 
-    def reset_parameters(self, init: Initialiser) -> None:
-        """Draw the table as the tokens' embeddings are drawn."""
-        init.table(self.weight)
-
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x (batch, time, d_model) plus its rows of the table."""
         # Only the time is known on the host; with a cache, `start` has checked the length (`models/transformer.py`).
         if x.shape[1] > self.context:
-            raise ModelError(
-                f"{x.shape[1]} tokens exceed the {self.context} positions that this model has learned (model.context)"
-            )
+            exceeded = f"{self.context} positions that this model has learned (model.context)"
+            raise ModelError(f"{x.shape[1]} tokens exceed the {exceeded}")
         return x + nn.functional.embedding(positions + self.offset, self.weight)
 
 
@@ -137,15 +133,13 @@ class Rotary(Position, settings=config.Rotary):
 
     def __init__(self, settings: config.Rotary, sizes: config.Sizes):
         super().__init__()
-        self.settings = settings
+        self.settings, self.context = settings, sizes.context
         self.rotated = settings.rotated(sizes.d_head)
         self.whole = self.rotated == sizes.d_head
-        self.context = sizes.context
 
     def frequencies(self, longest: int, device: torch.device) -> Tensor:
         """Radians a position, one for each pair that is rotated, after scaling for up to `longest` tokens."""
-        base, width = self.settings.base, self.rotated
-        scaling = self.settings.scaling
+        base, width, scaling = self.settings.base, self.rotated, self.settings.scaling
         if isinstance(scaling, DynamicNTK) and longest > self.context:
             growth = scaling.factor * longest / self.context - (scaling.factor - 1)
             base = base * growth ** (width / (width - 2))
@@ -180,10 +174,10 @@ class Rotary(Position, settings=config.Rotary):
         """x (batch, heads, time, d_head), each pair (a, b) → (a cos − b sin, b cos + a sin)."""
         # token by token, as the projection left them: what attention gives then lies the same way, and needs no copy
         x, cos, sin = (t.transpose(1, 2) for t in (x, *angles))
-        if not self.whole:
-            x, rest = x.split([self.rotated, x.shape[-1] - self.rotated], dim=-1)
-            return torch.cat((self._pairs(x, cos, sin), rest), dim=-1).transpose(1, 2)
-        return self._pairs(x, cos, sin).transpose(1, 2)
+        if self.whole:
+            return self._pairs(x, cos, sin).transpose(1, 2)
+        x, rest = x.split([self.rotated, x.shape[-1] - self.rotated], dim=-1)
+        return torch.cat((self._pairs(x, cos, sin), rest), dim=-1).transpose(1, 2)
 
     def _pairs(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x (batch, time, heads, rotated)."""
@@ -231,10 +225,6 @@ class Disentangled(Position, settings=config.Disentangled):
         self.weight = nn.Parameter(torch.empty(2 * settings.buckets, sizes.d_model))
         self.norm = None if settings.norm_eps is None else LayerNorm(sizes.d_model, settings.norm_eps)
 
-    def reset_parameters(self, init: Initialiser) -> None:
-        """Draw the table as the tokens' embeddings are drawn."""
-        init.table(self.weight)
-
     def vectors(self) -> Tensor:
         """(2 · buckets, d_model), normed."""
         return self.weight if self.norm is None else self.norm(self.weight)
@@ -254,31 +244,23 @@ class T5Bias(Position, settings=config.T5Bias):
 
     def __init__(self, settings: config.T5Bias, sizes: config.Sizes):
         super().__init__()
-        self.settings = settings
-        self.causal = sizes.causal
+        self.settings, self.causal = settings, sizes.causal
         self.weight = nn.Parameter(torch.empty(settings.buckets, sizes.heads))
-
-    def reset_parameters(self, init: Initialiser) -> None:
-        """Draw the table as the tokens' embeddings are drawn."""
-        init.table(self.weight)
 
     def bucket(self, distance: Tensor) -> Tensor:
         """The bucket of each distance, key minus query."""
         buckets = self.settings.buckets
         if self.causal:
-            first = torch.zeros_like(distance)
-            away = (-distance).clamp(min=0)
+            first, away = torch.zeros_like(distance), (-distance).clamp(min=0)
         else:
             buckets //= 2
-            first = (distance > 0).long() * buckets
-            away = distance.abs()
+            first, away = (distance > 0).long() * buckets, distance.abs()
         exact = buckets // 2
         ratio = torch.log(away.clamp(min=1).float() / exact) / math.log(self.settings.max_distance / exact)
         far = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
         return first + torch.where(away < exact, away, far)
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """(batch or 1, heads, time, source time)."""
         bucket = self.bucket(keys[:, None, :] - queries[:, :, None])
         return nn.functional.embedding(bucket, self.weight).permute(0, 3, 1, 2)
 
@@ -291,11 +273,9 @@ class LearnedT5(Position, settings=config.LearnedT5):
         self.added, self.scored = Learned(settings.added, sizes), T5Bias(settings.scored, sizes)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x (batch, time, d_model) plus its rows of the table."""
         return self.added.embed(x, positions)
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """(batch or 1, heads, time, source time)."""
         return self.scored.bias(queries, keys)
 
 
@@ -315,7 +295,6 @@ class ALiBi(Position, settings=config.ALiBi):
         self.settings, self.heads = settings, sizes.heads
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """(batch or 1, heads, time, source time)."""
         slopes = alibi_slopes(self.heads, keys.device)
         if self.settings.rounded:  # positions do as well as distances: a query's own is the same for all its keys
             slopes, places = (each.bfloat16().float() for each in (slopes[:, None], keys[:, None]))

@@ -1,12 +1,12 @@
 """How a model knows the positions of its tokens, as settings; `nn/position.py` has the class of each."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from weft.config import AnyKind, Config
-from weft.nn.scaling import DynamicNTK, LongRoPE, Scaling
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,6 @@ class Sinusoidal(PositionConfig):
     offset: NonNegativeInt = 0
 
     def check(self, d_model: int, d_head: int) -> None:
-        """Sines and cosines come in pairs."""
         if d_model % 2:
             raise ValueError(f"sinusoidal positions pair sines with cosines, but d_model = {d_model} is odd")
 
@@ -91,7 +90,6 @@ class Learned(PositionConfig):
     offset: NonNegativeInt = 0
 
     def parameters(self, sizes: Sizes) -> int:
-        """The table."""
         return (sizes.context + self.offset) * sizes.d_model
 
 
@@ -107,7 +105,6 @@ class Relative(PositionConfig):
         return 2 * self.max_distance + 1
 
     def parameters(self, sizes: Sizes) -> int:
-        """Two tables a layer."""
         return sizes.layers * 2 * self.rows * sizes.d_head
 
     def flops(self, sizes: Sizes, length: int, keys: int) -> int:
@@ -135,12 +132,10 @@ class Disentangled(PositionConfig):
     norm_eps: PositiveFloat | None = None
 
     def check(self, d_model: int, d_head: int) -> None:
-        """Logarithms need something to measure."""
         if self.max_distance - 1 <= self.buckets // 2:
             raise ValueError(f"max_distance = {self.max_distance} lies within the buckets of single distances")
 
     def parameters(self, sizes: Sizes) -> int:
-        """The table and its norm."""
         return (2 * self.buckets + (2 if self.norm_eps is not None else 0)) * sizes.d_model
 
     def flops(self, sizes: Sizes, length: int, keys: int) -> int:
@@ -151,6 +146,74 @@ class Disentangled(PositionConfig):
     def activations(self, sizes: Sizes, length: int) -> int:
         """The probabilities, before and after dropout, and both products with the table."""
         return sizes.heads * (2 * length + 4 * self.buckets)
+
+
+# ---- how rotary positions are stretched for texts that are longer than those a model was trained on
+
+
+class LinearScaling(Config):
+    """Positions divided by `factor` (Chen et al. 2023)."""
+
+    kind: Literal["linear"] = "linear"
+    factor: PositiveFloat
+
+
+class DynamicNTK(Config):
+    """The base grows with the sequence once it is longer than the trained context."""
+
+    kind: Literal["dynamic-ntk"] = "dynamic-ntk"
+    factor: PositiveFloat
+
+
+class Llama3Scaling(Config):
+    """Slow wavelengths divided by `factor`, fast ones kept, a ramp between (LLaMA 3.1)."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: PositiveFloat = 8.0
+    low: PositiveFloat = 1.0
+    high: PositiveFloat = 4.0
+    original_context: PositiveInt = 8192
+
+
+class YaRN(Config):
+    """The same with the ramp over pairs of coordinates, and sharper scores (Peng et al. 2023).
+
+    What turns more than `fast` times within the original context is kept, what turns less than `slow` times is divided
+    by `factor`; the ramp begins and ends at whole pairs if `whole_pairs`. Queries and keys are multiplied by
+    `attention_factor`, 0.1 ln(factor) + 1 where it is not given.
+    """
+
+    kind: Literal["yarn"] = "yarn"
+    factor: PositiveFloat
+    original_context: PositiveInt
+    fast: PositiveFloat = 32.0
+    slow: PositiveFloat = 1.0
+    whole_pairs: bool = True
+    attention_factor: PositiveFloat | None = None
+
+    @property
+    def sharpening(self) -> float:
+        """What queries and keys are multiplied by."""
+        return self.attention_factor or max(1.0, 0.1 * math.log(self.factor) + 1.0)
+
+
+class LongRoPE(Config):
+    """Each pair's frequency divided by a factor of its own, of `long` once a text exceeds the original context (Ding
+    et al. 2024); queries and keys are multiplied by `attention_factor`."""
+
+    kind: Literal["longrope"] = "longrope"
+    short: tuple[PositiveFloat, ...]
+    long: tuple[PositiveFloat, ...]
+    original_context: PositiveInt
+    attention_factor: PositiveFloat = 1.0
+
+    @property
+    def sharpening(self) -> float:
+        """What queries and keys are multiplied by."""
+        return self.attention_factor
+
+
+Scaling = Annotated[LinearScaling | DynamicNTK | Llama3Scaling | YaRN | LongRoPE, Field(discriminator="kind")]
 
 
 class Rotary(PositionConfig):
@@ -178,7 +241,6 @@ class Rotary(PositionConfig):
         return context if isinstance(self.scaling, DynamicNTK) else None
 
     def check(self, d_model: int, d_head: int) -> None:
-        """Coordinates are rotated in pairs."""
         rotated = self.rotated(d_head)
         if d_head % 2 and self.fraction == 1.0:
             raise ValueError(f"rotary positions rotate pairs of coordinates, but d_head = {d_head} is odd")
@@ -199,7 +261,6 @@ class T5Bias(PositionConfig):
     max_distance: PositiveInt = 128
 
     def parameters(self, sizes: Sizes) -> int:
-        """The table."""
         return self.buckets * sizes.heads
 
 
@@ -214,16 +275,13 @@ class LearnedT5(PositionConfig):
 
     @property
     def added(self) -> Learned:
-        """What the embeddings get."""
         return Learned(offset=self.offset)
 
     @property
     def scored(self) -> T5Bias:
-        """What the scores get."""
         return T5Bias(buckets=self.buckets, max_distance=self.max_distance)
 
     def parameters(self, sizes: Sizes) -> int:
-        """Both tables."""
         return self.added.parameters(sizes) + self.scored.parameters(sizes)
 
 

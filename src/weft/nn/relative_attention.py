@@ -39,7 +39,6 @@ class RelativeAttention(ScoredAttention):
         nn.init.xavier_uniform_(self.relative_values)
 
     def mix(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
-        """→ (batch, heads, time, d_head)."""
         (q, k, v), distances = qkv.repeated(), mask.position.distances(mask.queries, mask.keys)
         near_keys = F.embedding(distances, self.relative_keys)  # (B or 1, T, S, d_head)
         near_values = F.embedding(distances, self.relative_values)
@@ -53,7 +52,6 @@ class DisentangledAttention(ScoredAttention):
     as it makes those of tokens (He et al. 2021, eq. 4)."""
 
     def mix(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
-        """→ (batch, heads, time, d_head)."""
         assert isinstance(mask.position, Disentangled)
         q, k, v = qkv.repeated()
         rows = mask.position.distances(mask.queries, mask.keys)[:, None].expand(q.shape[0], q.shape[1], -1, -1)

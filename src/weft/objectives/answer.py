@@ -97,8 +97,6 @@ class Answer(RowObjective[config.Answer]):
             rows += len(logits)
         return {"loss": loss / max(1, 2 * rows), "exact": right / max(1, rows)}
 
-    # ---- a trained model's answers
-
     def predict(self, model: LanguageModel, questions: Sequence[str], contexts: Sequence[str]) -> list[Found]:
         """The likeliest answer to each question in its text, of `longest` tokens at most.
 
@@ -139,8 +137,7 @@ class Answer(RowObjective[config.Answer]):
             return None
         starts, ends = torch.from_numpy(logits).softmax(0).unbind(-1)
         both = torch.outer(starts, ends).triu().tril(self.settings.longest - 1)
-        best = int(both.argmax())
-        first, last = divmod(best, len(logits))
+        first, last = divmod(int(both.argmax()), len(logits))
         return first, last, float(both[first, last])
 
     def predictions(

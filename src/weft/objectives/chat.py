@@ -45,11 +45,6 @@ class Chat(TokenObjective[config.Chat], RowObjective[config.Chat]):
             yield {"tokens": tokens, "replies": replies}
 
     def lengths(self, examples: Examples) -> Numbers:
-        self._check_replies(examples)
-        return np.minimum(examples.lengths("tokens") - 1, self.length)  # the last token is a target alone
-
-    def _check_replies(self, examples: Examples) -> None:
-        """Refuse rows so short that no reply begins in any of them: there would be nothing to learn."""
         ends = examples.lengths("replies").cumsum()
         starts = np.concatenate([[0], ends[:-1]])
         replies = np.flatnonzero(examples.joined("replies"))
@@ -59,6 +54,7 @@ class Chat(TokenObjective[config.Chat], RowObjective[config.Chat]):
                 f"batch.length = {self.length}: no reply of the assistant begins within so many tokens, so there is "
                 f"nothing to learn; the earliest one begins after {earliest}"
             )
+        return np.minimum(examples.lengths("tokens") - 1, self.length)  # the last token is a target alone
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
         """Conversations packed into as few rows (B, length) as best-fit finds; only replies are targets.

@@ -86,7 +86,14 @@ class SequenceObjective(RowObjective[S]):
         self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None
     ) -> npt.NDArray[np.float32]:
         """What the head gives for each text, or pair of texts: (texts, outputs), in the order of the texts."""
-        self._check_sides(texts, second)
+        if second is not None and len(second) != len(texts):
+            raise ConfigError(f"second: {len(second)} texts for {len(texts)} first ones; each needs a partner")
+        first, other = self.settings.text, self.settings.second
+        # a model from elsewhere may have been trained on pairs: its files don't say
+        either = other is None and self.folder.origin.is_dir()
+        if not either and (other is None) != (second is None):
+            asked = "one text" if other is None else f"two texts, '{first}' and '{other}',"
+            raise ConfigError(f"{self.folder.path}: this run expects {asked} at a time")
         ids = self.tokenizer.encode_batch(list(texts))
         others = None if second is None else self.tokenizer.encode_batch(list(second))
         found = np.zeros((len(texts), self.settings.outputs() or 1), dtype=np.float32)
@@ -96,17 +103,6 @@ class SequenceObjective(RowObjective[S]):
                 advance(len(some))
         check_finite(found, self.folder.path)
         return found
-
-    def _check_sides(self, texts: Sequence[str], second: Sequence[str] | None) -> None:
-        """Refuse one text where the run was trained on pairs, and the other way round."""
-        if second is not None and len(second) != len(texts):
-            raise ConfigError(f"second: {len(second)} texts for {len(texts)} first ones; each needs a partner")
-        first, other = self.settings.text, self.settings.second
-        # a model from elsewhere may have been trained on pairs: its files don't say
-        either = other is None and self.folder.origin.is_dir()
-        if not either and (other is None) != (second is None):
-            asked = "one text" if other is None else f"two texts, '{first}' and '{other}',"
-            raise ConfigError(f"{self.folder.path}: this run expects {asked} at a time")
 
 
 class Classify(SequenceObjective[config.Classify]):
@@ -120,9 +116,8 @@ class Classify(SequenceObjective[config.Classify]):
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         """Mean −log p of the right label, accuracy, macro F1, Matthews' correlation, and the confusion matrix."""
-        return classification_metrics(
-            ((logits, batch.targets) for logits, batch in head_outputs(model, batches)), self.labels
-        )
+        outputs = ((logits, batch.targets) for logits, batch in head_outputs(model, batches))
+        return classification_metrics(outputs, self.labels)
 
     def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
         """The metrics over all rows of a side, and the mistakes that the model was surest of."""
@@ -144,7 +139,6 @@ class Classify(SequenceObjective[config.Classify]):
         return Results(metrics, table=[["text", "actual", "predicted", "probability"], *rows] if rows else [])
 
     def _read(self, batch: Batch, row: int) -> str:
-        """A row of a batch as text again; the texts of a pair one after the other."""
         ids, segments = batch.tokens[row], batch.segments
         if segments is None:
             return self.tokenizer.decode(ids.tolist())

@@ -48,32 +48,26 @@ class Contrastive(RowObjective[config.Contrastive]):
 
         The target of row i is i: its partner among all others (B,).
         """
-        one, other = (
-            framed([examples.ids(side, n).tolist() for n in numbers], None, self.frame, length=self.length)
-            for side in SIDES
-        )
+        texts = ([examples.ids(side, n).tolist() for n in numbers] for side in SIDES)
+        one, other = (framed(ids, None, self.frame, length=self.length) for ids in texts)
         source = Source(other.tokens, other.mask)
         return Batch(one.tokens, torch.arange(len(one.tokens)), mask=one.mask, source=source)
 
     def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
         """Asked both ways: the mean of two −log p (Radford et al. 2021, §2.3). Vectors of length 1: cosines."""
         assert batch.source is not None, "each text has a partner"
-        rng = row_rng(batch)
-        rng = rng if rng is None else rng.repeated(SECOND_READING)
+        own_rng = row_rng(batch)
+        rng = None if own_rng is None else own_rng.repeated(SECOND_READING)
         ones = head_output(model, features, batch)
         others = model(batch.source.tokens, mask=batch.source.mask, rng=rng).float()
         cosines = F.normalize(ones, dim=-1) @ F.normalize(others, dim=-1).mT / self.settings.temperature
         own = torch.arange(len(cosines), device=cosines.device)
-        there = F.cross_entropy(cosines, own, reduction="sum")
-        back = F.cross_entropy(cosines.mT, own, reduction="sum")
+        there, back = (F.cross_entropy(each, own, reduction="sum") for each in (cosines, cosines.mT))
         loss = (there + back) / 2
         return loss, batch.count, {"nll": loss.detach()}
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         return dict(self.mean_loss(model, batches))
-
-
-# ---- vectors
 
 
 @dataclass(frozen=True)
@@ -91,11 +85,7 @@ class Embedding:
 
 
 def embed(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    texts: Sequence[str],
-    settings: Embedding,
-    log: Log = lambda line: None,
+    model: LanguageModel, tokenizer: Tokenizer, texts: Sequence[str], settings: Embedding, log: Log = lambda line: None
 ) -> npt.NDArray[np.float32]:
     """Vectors (N, d_model) of N texts, in their order. Texts that are longer than the model reads are cut, and that is
     logged."""

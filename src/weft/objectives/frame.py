@@ -88,8 +88,6 @@ def began_early(folder: RunFolder) -> bool:
     return bool(starts) and starts[0].get("data_version", 1) < VERSION
 
 
-# ---- languages
-
 CODE = re.compile(r"[A-Za-z]{2,8}([_-][A-Za-z0-9]{2,8})*")  # of a language: de, en_XX, zho_Hans, pt-BR
 
 
@@ -111,9 +109,8 @@ def direction(objective: Objective[Any], asked: Asked = ANY) -> Direction:
     if languages is None:
         for option, code in zip(("from", "to"), asked, strict=True):
             if code is not None:
-                raise ConfigError(
-                    f"--{option} {code}: {objective.folder.path} has no tokens for languages; leave it out"
-                )
+                lack = f"{objective.folder.path} has no tokens for languages; leave it out"
+                raise ConfigError(f"--{option} {code}: {lack}")
         return Direction(frame, target.need("bos"))
     if languages.source == "none" and asked.reads is not None:
         raise ConfigError(f"--from {asked.reads}: this model isn't told which language it reads; leave it out")
@@ -130,7 +127,6 @@ def direction(objective: Objective[Any], asked: Asked = ANY) -> Direction:
 
 
 def _named(languages: Languages, tokenizer: Tokenizer, option: str, asked: str | None) -> int:
-    """The token of a language."""
     does, usual = ("reads", languages.reads) if option == "from" else ("writes", languages.writes)
     known, code = language_codes(languages, tokenizer), asked or usual
     if code is None:

@@ -27,8 +27,7 @@ def masked_loss(model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
     assert batch.loss_mask is not None, "nothing was masked"
     count = batch.count  # known on the host, so that the device isn't asked
     places = torch.nonzero_static(batch.loss_mask.flatten(), size=count)[:, 0]
-    chosen = features.flatten(0, 1)[places][None]
-    readout = model.readout(chosen)
+    readout = model.readout(features.flatten(0, 1)[places][None])
     assert readout is not None, "an encoder's logits are a product"
     loss, nll = linear_cross_entropy(readout, batch.targets.flatten()[places])
     extras = {"nll": nll}

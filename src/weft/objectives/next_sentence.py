@@ -3,6 +3,7 @@
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 
 from weft.data.batch import Batch
@@ -34,14 +35,11 @@ class MaskedNext(MaskedObjective[config.MaskedNext], ExampleObjective[config.Mas
         """Sentences of both sides in the run's folder, each with the number of its document."""
         shutil.rmtree(self.folder.data, ignore_errors=True)
         self.folder.data.mkdir(parents=True)
-        read = Counter[Side]()
-        data = self.recipe.data
+        read, data = Counter[Side](), self.recipe.data
         examples = sentence_examples(data.text(data.parts[0]), self.tokenizer, read)
         notes = {"tokenizer": self.tokenizer.fingerprint}
         write_sides({side: self._file(side) for side in self._sides}, examples, notes=notes)
         return self.facts(read["train"])
-
-    # ---- batches
 
     @cached_property
     def loader(self) -> Loader:
@@ -55,17 +53,13 @@ class MaskedNext(MaskedObjective[config.MaskedNext], ExampleObjective[config.Mas
 
         return steps_of(self.recipe.batch, make, lambda step: step * size / train.per_epoch(self.length), "pair")
 
-    # ---- evaluation
-
     @cached_property
     def _held_out(self) -> Sentences | None:
         """The held-out sentences, or None where there are too few for pairs."""
-        if self.recipe.data.validation.kind == "none":
-            return None
-        try:
-            return Sentences(self.examples["validation"])
-        except DataError:
-            return None
+        with suppress(DataError):
+            if self.recipe.data.validation.kind != "none":
+                return Sentences(self.examples["validation"])
+        return None
 
     @property
     def holds_out(self) -> bool:
@@ -83,6 +77,5 @@ class MaskedNext(MaskedObjective[config.MaskedNext], ExampleObjective[config.Mas
         length, few = self.length, max(1, EVALUATED_TOKENS // self.length)
         wanted = sentences.per_epoch(length) if most is None else min(sentences.per_epoch(length), most // length)
         for step in range(max(1, wanted // few)):
-            yield next_sentence_batch(
-                sentences, self.masking, rows(step, few), seed=self.recipe.seed + 1, length=length
-            )
+            samples, seed = rows(step, few), self.recipe.seed + 1
+            yield next_sentence_batch(sentences, self.masking, samples, seed=seed, length=length)

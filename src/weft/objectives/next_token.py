@@ -50,18 +50,16 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
 
     @cached_property
     def loader(self) -> Loader:
-        return self._lanes() if self.recipe.batch.carry else self.windows(self.length)
-
-    def _lanes(self) -> Loader:
-        """Rows that continue those of the step before."""
+        if not self.recipe.batch.carry:
+            return self.windows(self.length)
+        # else rows continue those of the step before
         (text,), size = self.tokens("train"), self.recipe.batch.size or 1
         lanes = Lanes(len(text), self.length, size, self.recipe.seed)
 
         def make(step: int, rank: int, ranks: int) -> Batch:
             return lanes_batch(text, lanes, step - 1, rows(0, size, rank, ranks))
 
-        loader = steps_of(self.recipe.batch, make, lambda step: step / lanes.steps, "sequence")
-        return replace(loader, even=False)
+        return replace(steps_of(self.recipe.batch, make, lambda step: step / lanes.steps, "sequence"), even=False)
 
     def _spelling(self, text: Tokens) -> Spelling:
         if text not in self._spellings:
@@ -176,15 +174,9 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
     def _reading(self, stride: int | None) -> Reading:
         apart = self.recipe.data.document_mask
         first = self.tokenizer.eos_id if self.frame is None else next(iter(self.frame.precede), None)
-        return Reading(
-            self.length,
-            max(1, EVALUATED_TOKENS // self.length),
-            stride,
-            first=None if apart else first,
-            document_mask=apart,
-            carry=bool(self.recipe.batch.carry),
-            unscored=self._unscored,
-        )
+        sizes, carry = (self.length, max(1, EVALUATED_TOKENS // self.length), stride), bool(self.recipe.batch.carry)
+        first = None if apart else first
+        return Reading(*sizes, first=first, document_mask=apart, carry=carry, unscored=self._unscored)
 
     def _paid(self, found: Score, text: Tokens, model: LanguageModel) -> Score:
         """A text's score with its unknown words and unspelled bytes; of a part of it, its share of them."""
@@ -206,8 +198,7 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
         if self.holds_out:
             found = self.score(model, self.tokens("validation"))
             metrics = {**found.metrics(), "unknown_share": found.unknown_share}
-            characters = self._character_baseline()
-            if characters is not None:
+            if (characters := self._character_baseline()) is not None:
                 metrics["nats_per_character"] = found.spelled_nats / characters.characters
                 metrics["baseline_bits_per_byte"] = characters.bits_per_byte
         settings = Sampling(max_tokens=100, temperature=0.8, top_p=0.95)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -27,11 +28,8 @@ class Regress(SequenceObjective[config.Regress]):
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         """The mean squared error, and how the predictions correlate with the truth."""
-        pairs = [
-            (batch.targets.double().numpy(), found[:, 0].double().numpy())
-            for found, batch in head_outputs(model, batches)
-        ]
-        truth, predicted = (np.concatenate(side) for side in zip(*pairs, strict=True))
+        pairs = [(batch.targets, found[:, 0]) for found, batch in head_outputs(model, batches)]
+        truth, predicted = (torch.cat(side).double().numpy() for side in zip(*pairs, strict=True))
         error = float(np.mean((truth - predicted) ** 2))
         return {"loss": error} | (correlations(truth, predicted) if len(truth) > 1 else {})
 

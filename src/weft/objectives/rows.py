@@ -139,11 +139,17 @@ class RowObjective(ExampleObjective[S]):
         if isinstance(self.settings, LabelObjective):
             self.label_ids = Labels(getattr(self.settings, self.label_field), self.settings.labels)
             fields = {self.label_field: self.label_ids}
-        notes = {
-            "tokenizer": self.tokenizers.target.fingerprint,
-            "source_tokenizer": self.tokenizers.source.fingerprint,
-        }
-        examples = encode_rows(self._counted(self._rows(skipped), read), self.encode)
+        target, source = self.tokenizers.target, self.tokenizers.source
+        notes = {"tokenizer": target.fingerprint, "source_tokenizer": source.fingerprint}
+
+        def counted(rows: Iterable[Row]) -> Iterator[Row]:
+            for row in rows:
+                if row.side == "train":
+                    read["rows"] += 1
+                    read["bytes"] += sum(utf8_size(text) for text in self.row_texts(row.values, "target"))
+                yield row
+
+        examples = encode_rows(counted(self._rows(skipped)), self.encode)
         write_sides({side: self._file(side) for side in self._sides}, examples, notes=notes, labels=fields)
         if skipped.total:
             log(f"{skipped}")
@@ -153,20 +159,10 @@ class RowObjective(ExampleObjective[S]):
             raise DataError(f"the training rows have only the label {', '.join(names)!r}; at least two are needed")
         return self.facts(read["bytes"], read["rows"], names)
 
-    def _counted(self, rows: Iterable[Row], read: Counter[str]) -> Iterator[Row]:
-        """The rows as they are; rows and bytes of the training side are counted on their way."""
-        for row in rows:
-            if row.side == "train":
-                read["rows"] += 1
-                read["bytes"] += sum(utf8_size(text) for text in self.row_texts(row.values, "target"))
-            yield row
-
     def ids(self, rows: Sequence[Row], columns: Mapping[str, str]) -> list[dict[str, Any]]:
         """The ids of some columns of text: for each row, field → ids. columns: field → column."""
-        encodings = {
-            field: self.tokenizer.encode_batch([row.values[column] for row in rows])
-            for field, column in columns.items()
-        }
+        texts = {field: [row.values[column] for row in rows] for field, column in columns.items()}
+        encodings = {field: self.tokenizer.encode_batch(some) for field, some in texts.items()}
         return [{field: ids[at] for field, ids in encodings.items()} for at in range(len(rows))]
 
     def _rows(self, skipped: Skipped) -> Iterator[Row]:
@@ -175,8 +171,8 @@ class RowObjective(ExampleObjective[S]):
         try:
             yield from split_rows(source, data.validation, skipped)
         except MissingColumnError as error:
-            names = (key for key in type(self.settings).model_fields if getattr(self.settings, key) == error.column)
-            key = next(names, "columns")
+            keys = (key for key in type(self.settings).model_fields if getattr(self.settings, key) == error.column)
+            key = next(keys, "columns")
             raise MissingColumnError(error.line, error.column, f"choose one with objective.{key}=NAME") from None
         except RowError as error:
             raise DataError(f"{error}; data.on_error=skip leaves such rows out") from None
@@ -211,10 +207,8 @@ class RowObjective(ExampleObjective[S]):
         """All examples of a side, or about `most` tokens of them, the short ones first so that little is padded."""
         examples = self.examples[side]
         lengths = self.lengths(examples).reshape(len(examples), -1)
-        chosen = np.arange(len(examples))
-        if most is not None:
-            total = np.cumsum(lengths.sum(1))
-            chosen = chosen[: max(1, int(np.searchsorted(total, most)))]
+        some = None if most is None else max(1, int(np.searchsorted(np.cumsum(lengths.sum(1)), most)))
+        chosen = np.arange(len(examples))[:some]
         order = chosen[np.argsort(lengths[chosen].max(1), kind="stable")]
         begin = 0
         for end in range(1, len(order) + 1):

@@ -69,8 +69,6 @@ class Tag(RowObjective[config.Tag]):
         outputs = ((logits[mask], batch.targets[mask]) for logits, batch, mask in masks)
         return classification_metrics(outputs, self.labels)
 
-    # ---- a trained model's tags
-
     def predict(self, model: LanguageModel, sentences: Sequence[Sequence[str]]) -> list[list[tuple[str, float]]]:
         """The likeliest tag of each word of each sentence, with its probability."""
         return [[self._likeliest(word) for word in words] for words in self.outputs(model, sentences)]
@@ -101,11 +99,8 @@ class Tag(RowObjective[config.Tag]):
         """The head's logits (words, labels) for the words of each sentence; longer ones are read in parts."""
         found = [np.zeros((len(words), len(self.labels)), dtype=np.float32) for words in sentences]
         most, before = self.frame.text_length(self.length), len(self.frame.before)
-        parts = [
-            (number, *part)
-            for number, words in enumerate(sentences)
-            for part in _parts(tagged_example(self.tokenizer, words, range(len(words))), most)
-        ]
+        examples = [tagged_example(self.tokenizer, words, range(len(words))) for words in sentences]
+        parts = [(number, *part) for number, example in enumerate(examples) for part in _parts(example, most)]
         with bar("tagging words", sum(len(words) for words in sentences)) as advance:
             for some, answers in read_framed(self, model, [ids for _, ids, _ in parts]):
                 for n, logits in zip(some, answers, strict=True):
@@ -125,9 +120,7 @@ def tagged_example(tokenizer: Tokenizer, words: Sequence[str], tags: Sequence[in
         raise DataError(f"{len(words)} words have {len(tags)} tags; each word needs one")
     text = " ".join(words)
     word_at = [number for number, word in enumerate(words) for _ in range(len(word) + 1)]  # by character
-    ids: list[int] = []
-    marks: list[int] = []
-    begun: set[int] = set()
+    ids, marks, begun = list[int](), list[int](), set[int]()
     for token in tokenizer.token_spans(text):
         word = word_at[token.end - 1] if token.end and not text[token.end - 1].isspace() else None
         ids.append(token.id)

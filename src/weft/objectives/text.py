@@ -54,8 +54,6 @@ class TextObjective(Objective[S]):
         inside = [own] if len(parts) == 1 else [own / f"part-{n}" for n in range(1, len(parts) + 1)]
         return [Path(part.prepared or place) for part, place in zip(parts, inside, strict=True)]
 
-    # ---- tokens
-
     @cached_property
     def corpora(self) -> list[Shards]:
         """The prepared text, part by part, verified."""

@@ -46,8 +46,6 @@ class Split(Parallel):
         stage = None if self.pipeline is None else self.pipeline.stage
         return set() if stage is None else {name for name, held in stage.holders.items() if stage.number not in held}
 
-    # ---- what is here of each parameter
-
     @cached_property
     def local(self) -> dict[str, Tensor]:
         parts = self.model.named_parameters()
@@ -64,12 +62,8 @@ class Split(Parallel):
         """Give each parameter its part of a whole one."""
         elsewhere = self.elsewhere
         for name, values in whole:
-            if name in elsewhere:
-                continue
-            for piece in self.geometries[name].pieces:
+            for piece in self.geometries[name].pieces if name not in elsewhere else ():
                 piece.of(self.local[name]).copy_(piece.cut(values))
-
-    # ---- a step
 
     def own(self, batch: Batch) -> Batch:
         return context.divided(batch, self.mesh)
@@ -78,9 +72,7 @@ class Split(Parallel):
         return self.root(work)
 
     def backward(self, parts: Sequence[Batch], work: Work) -> tuple[Tensor, Tensor]:
-        if self.pipeline is None:
-            return super().backward(parts, work)
-        return self.pipeline.backward(parts, work)
+        return super().backward(parts, work) if self.pipeline is None else self.pipeline.backward(parts, work)
 
     @torch.no_grad()
     def collect(self) -> None:
@@ -111,29 +103,24 @@ class Split(Parallel):
     def shares(self) -> dict[Tensor, Tensor]:
         """1 / how many processes hold the same part of a parameter; () each, on the device, which nobody waits for."""
         stage = None if self.pipeline is None else self.pipeline.stage
-        everywhere = {name: self._copies(p) for name, p in self.model.named_parameters()}
-        held = {name: 1.0 if stage is None else len(stage.holders[name]) / stage.of for name in everywhere}
-        of = {name: 1.0 / (copies * held[name]) for name, copies in everywhere.items()}
+        of = {}
+        for name, p in self.model.named_parameters():
+            copies, held = self.mesh.world.ranks, 1.0 if stage is None else len(stage.holders[name]) / stage.of
+            if isinstance(p, DTensor):
+                placed = zip(p.device_mesh.shape, p.placements, strict=True)
+                copies //= math.prod(size for size, each in placed if not each.is_replicate())
+            of[name] = 1.0 / (copies * held)
         values = {share: torch.full((), share, device=device_of(self.model)) for share in set(of.values())}
         return {self.local[name]: values[share] for name, share in of.items()}
-
-    def _copies(self, parameter: Tensor) -> int:
-        if not isinstance(parameter, DTensor):
-            return self.mesh.world.ranks
-        placed = zip(parameter.device_mesh.shape, parameter.placements, strict=True)
-        return self.mesh.world.ranks // math.prod(size for size, each in placed if not each.is_replicate())
 
     def clear(self) -> None:
         self.model.zero_grad(set_to_none=True)
 
-    # ---- besides training
-
     def within(self, work: Callable[[LanguageModel], T]) -> T:
-        """What `work` makes of the model, in all processes at once; FSDP2 gathers weights for it."""
         if self.pipeline is not None:
             with self.pipeline.whole_head():
                 return work(self.model)
-        if not isinstance(self.root, FSDPModule):
+        if not isinstance(self.root, FSDPModule):  # which gathers weights
             return work(self.model)
         errors: list[BaseException] = []
 
@@ -159,9 +146,6 @@ class Split(Parallel):
         self.mesh.world.wait()
 
 
-# ---- laying a model out
-
-
 def lay_out(model: LanguageModel, mesh: Mesh, precision: str, compile_: bool) -> Split:
     """Split a model with empty weights over the mesh. The root's `to_empty` gives it memory then, `fill` weights."""
     layout, sizes = mesh.layout, Parallel(model).sizes
@@ -169,7 +153,6 @@ def lay_out(model: LanguageModel, mesh: Mesh, precision: str, compile_: bool) ->
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     heights = {f"{name}.{kind}": module.heights for name, module in model.named_modules()
                if isinstance(module, Linear) and len(module.heights) > 1 for kind in ("weight", "bias")}  # fmt: skip
-    fused = heights if layout.tensor > 1 else {}
     sums = []
     if layout.tensor > 1:
         biases = any(stack.position.biases for stack in stacks)
@@ -186,6 +169,7 @@ def lay_out(model: LanguageModel, mesh: Mesh, precision: str, compile_: bool) ->
         model.wrap(lambda features: tensor.padded(features, layout.tensor))
     whole = stage is not None or layout.readers * layout.context == 1
     root = Root(model) if whole else _sharded(model, stacks, mesh, precision)
+    fused = heights if layout.tensor > 1 else {}
     parallel = Split(model=model, mesh=mesh, root=root, sums=sums, fused=fused, pipeline=pipeline)
     parallel.sizes = sizes
     return parallel

@@ -30,9 +30,6 @@ from weft.parallel.ranks import Ranks
 BY_TOKEN = ("next-token", "chat", "masked", "tag")  # objectives whose targets belong to tokens, not to whole rows
 
 
-# ---- before anything is built
-
-
 def check_context(layout: Layout, model: Config, objective: str, length: int) -> None:
     """Refuse what can't be divided along its rows: a model, a kind of objective, or rows of up to `length` tokens."""
     context = f"parallel.context = {layout.context}"
@@ -42,10 +39,8 @@ def check_context(layout: Layout, model: Config, objective: str, length: int) ->
         kind = getattr(model, "kind", "")
         raise ConfigError(f"{context}: the rows of a '{kind}' model can't be divided; only an encoder's or a decoder's")
     if objective not in BY_TOKEN:
-        raise ConfigError(
-            f"{context}: objective '{objective}' looks at whole rows, which can't be divided; "
-            f"those that look at tokens are {', '.join(BY_TOKEN)}"
-        )
+        others = f"those that look at tokens are {', '.join(BY_TOKEN)}"
+        raise ConfigError(f"{context}: objective '{objective}' looks at whole rows, which can't be divided; {others}")
     if length % layout.row_unit:
         raise ConfigError(_uneven(layout, length))
 
@@ -53,13 +48,8 @@ def check_context(layout: Layout, model: Config, objective: str, length: int) ->
 def _uneven(layout: Layout, length: int) -> str:
     unit = layout.row_unit
     near = f"{length // unit * unit} or {-(-length // unit) * unit}" if length > unit else str(unit)
-    return (
-        f"batch.length = {length}: with parallel.context = {layout.context} rows need a multiple of {unit} tokens; "
-        f"choose {near}"
-    )
-
-
-# ---- batches
+    needed = f"with parallel.context = {layout.context} rows need a multiple of {unit} tokens"
+    return f"batch.length = {length}: {needed}; choose {near}"
 
 
 def divided(batch: Batch, mesh: Mesh) -> Batch:
@@ -75,8 +65,10 @@ def divided(batch: Batch, mesh: Mesh) -> Batch:
     extra = -length % layout.row_unit
     if extra and batch.mask is None:
         raise ConfigError(_uneven(layout, length))
-    if extra:
-        batch = _padded(batch, extra)
+    if extra:  # places that nobody sees and that count for nothing; keys belong to rows
+        counts = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.loss_mask is None else batch.loss_mask
+        whole = replace(batch, loss_mask=counts)
+        batch = whole._each(lambda rows: F.pad(rows, (0, extra)) if rows.dim() == 2 else rows)
     ranges = ranges_of(length + extra, ranks.rank, ranks.ranks)
     positions = torch.arange(length + extra, device=batch.tokens.device)[None]
     return replace(
@@ -91,23 +83,13 @@ def divided(batch: Batch, mesh: Mesh) -> Batch:
     )
 
 
-def _padded(batch: Batch, extra: int) -> Batch:
-    """Rows that are longer by `extra` places, which nobody sees and which count for nothing."""
-    counts = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.loss_mask is None else batch.loss_mask
-    whole = replace(batch, loss_mask=counts)
-    return whole._each(lambda rows: F.pad(rows, (0, extra)) if rows.dim() == 2 else rows)  # keys belong to rows
-
-
 def ranges_of(length: int, rank: int, ranks: int) -> Ranges:
     """The places of a row that a process reads: pieces `rank` and 2 · ranks − 1 − rank of 2 · ranks."""
     piece = length // (2 * ranks)
     early, late = rank * piece, (2 * ranks - 1 - rank) * piece
-    if early + piece == late:
-        return (range(early, late + piece),)
-    return range(early, early + piece), range(late, late + piece)
+    joined = (range(early, late + piece),)
+    return joined if early + piece == late else (range(early, early + piece), range(late, late + piece))
 
-
-# ---- keys and values
 
 # with a gradient, which is summed and divided; torch 2.13 has renamed it
 differentiable_gather = (

@@ -40,9 +40,8 @@ def patience() -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise ConfigError(
-            f"{VARIABLE} = {given!r}: expected how many seconds to wait for a silent process, such as 600"
-        )
+        expected = "how many seconds to wait for a silent process, such as 600"
+        raise ConfigError(f"{VARIABLE} = {given!r}: expected {expected}")
     return seconds
 
 
@@ -178,8 +177,7 @@ class Heartbeat:
         return told
 
     def _watch(self) -> None:
-        seen: dict[int, Seen] = {}
-        beats = 0
+        seen, beats = dict[int, Seen](), 0
         while not self.left:
             beats += 1
             self._tell(f"{beats} {self.common} {self.progress} {int(bool(self.step))} {_place()}")
@@ -248,9 +246,12 @@ class Heartbeat:
                     self._end([rank], f"kept the others waiting for {self._time}")
                 return
             places.setdefault(words[4], []).append(rank)
-        rarest = sorted(places.items(), key=lambda item: len(item[1]))[:3]  # who is not where the others are
-        where = ", ".join(f"{_listed(found)} in {place}" for place, found in rarest)
-        self._say([], f"none of {self.ranks} processes has gone on for {self._time} {self.step} ({where})")
+        where = []
+        for place, found in sorted(places.items(), key=lambda item: len(item[1]))[:3]:  # not where the others are
+            more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+            shown = ", ".join(map(str, found[:4])) + more
+            where.append(f"{'process' if len(found) == 1 else 'processes'} {shown} in {place}")
+        self._say([], f"none of {self.ranks} processes has gone on for {self._time} {self.step} ({', '.join(where)})")
 
     def _end(self, gone: list[int], what: str) -> None:
         """Give a process up; where it has said why, or stops for another's sake, that needs no words."""
@@ -274,11 +275,6 @@ class Heartbeat:
         self.leave(STOPPED)
         self.end_last()
         os._exit(2)
-
-
-def _listed(found: list[int]) -> str:
-    shown = ", ".join(str(rank) for rank in found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
-    return f"process {shown}" if len(found) == 1 else f"processes {shown}"
 
 
 def _machine() -> str:

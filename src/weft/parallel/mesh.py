@@ -67,5 +67,4 @@ def build(layout: Layout, world: Ranks, device: torch.device) -> Mesh:
 
 
 def _ranks(line: DeviceMesh) -> Ranks:
-    """This process along a mesh of one axis."""
     return Ranks(line.get_local_rank(), line.size(), line.get_group()) if line.size() > 1 else ALONE

@@ -18,7 +18,6 @@ from weft.parallel.mesh import SINGLE, Mesh
 
 T = TypeVar("T")
 
-
 LossFunction = Callable[[LanguageModel, Tensor, Batch], tuple[Tensor, Tensor | int, dict[str, Tensor]]]
 
 
@@ -70,8 +69,6 @@ class Parallel:
         every = [(p.numel(), p.requires_grad) for p in self.model.parameters()]
         return sum(size for size, _ in every), sum(size for size, trained in every if trained)
 
-    # ---- a step
-
     def own(self, batch: Batch) -> Batch:
         """What this process reads of a batch whose rows are its own."""
         return batch
@@ -106,8 +103,6 @@ class Parallel:
 
     def clear(self) -> None:
         """Forget gradients that the optimizer doesn't know of."""
-
-    # ---- besides training
 
     def within(self, work: Callable[[LanguageModel], T]) -> T:
         """What `work` makes of the model; where it is in parts, all processes call this at the same time."""

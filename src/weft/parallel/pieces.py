@@ -51,8 +51,8 @@ def geometry(parameter: Tensor, heights: Sequence[int] = (), parts: int = 1) -> 
     if not isinstance(parameter, DTensor):
         whole = Piece(slice(None), (0,) * parameter.dim(), tuple(parameter.shape))
         return Geometry(parameter.shape, (whole,))
-    placed = parameter.device_mesh, parameter.placements
-    sizes, offsets = compute_local_shape_and_global_offset(parameter.shape, *placed)
+    shape, mesh = parameter.shape, parameter.device_mesh
+    sizes, offsets = compute_local_shape_and_global_offset(shape, mesh, parameter.placements)
     if not all(sizes):
         return Geometry(parameter.shape, ())  # fewer rows than processes
     pieces = []

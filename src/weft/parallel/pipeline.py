@@ -95,15 +95,9 @@ class Pipeline(nn.Module):
         part, last = parts[0], self.stage.is_last
         arriving = self._boundary(self.stage.layers.start, part.tokens, part.source)
         leaving = [()] if last else self._boundary(self.stage.layers.stop, part.tokens, part.source)
-        stage = _TorchStage(
-            self,
-            self.stage.number,
-            self.stage.of,
-            part.tokens.device,
-            input_args=_like(arriving, dtype),
-            output_args=_like(leaving, torch.float32 if last else dtype),
-            group=self.line.group,
-        )
+        received, sent = _like(arriving, dtype), _like(leaving, torch.float32 if last else dtype)
+        own = self.stage.number, self.stage.of, part.tokens.device
+        stage = _TorchStage(self, *own, input_args=received, output_args=sent, group=self.line.group)
         # fewer parts than stages never fill the pipeline; then both schedules do the same, and torch has it so
         schedule = Schedule1F1B if len(parts) >= self.stage.of else ScheduleGPipe
         return schedule(stage, len(parts), loss_fn=lambda loss, target: loss, scale_grads=False)
@@ -227,9 +221,8 @@ class Pipeline(nn.Module):
 
     def _dtype(self, device: torch.device) -> torch.dtype:
         """That of hidden states, which are bf16 where products are."""
-        kind = device.type
-        narrow = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
-        return torch.bfloat16 if narrow else self._wide
+        on, kind = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+        return torch.bfloat16 if on and kind == torch.bfloat16 else self._wide
 
     def _boundary(self, layer: int, tokens: Tensor, source: Source | None) -> list[tuple[int, ...]]:
         """Shapes of what passes before a layer: an encoded source, and hidden states, of this process's tokens alone

@@ -185,9 +185,8 @@ class _Place(threading.local):
 
 def lost(error: BaseException) -> bool:
     """Whether an error means that another process can't be reached; anything else is an error of this one's own."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return False
-    return isinstance(error, distributed.DistError) or "gloo" in str(error).lower()
+    away = isinstance(error, distributed.DistError) or "gloo" in str(error).lower()
+    return away and not isinstance(error, torch.OutOfMemoryError)
 
 
 def ending() -> bool:
@@ -221,8 +220,7 @@ _end: list[BaseException] = []  # what this process ends with
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Tensors in order, in groups of one kind that hold at most BUCKET bytes, or a single larger one."""
-    bucket: list[Tensor] = []
-    size = 0
+    bucket, size = list[Tensor](), 0
     for tensor in tensors:
         alike = bucket and (tensor.dtype, tensor.device) == (bucket[0].dtype, bucket[0].device)
         if bucket and (not alike or size + tensor.nbytes > BUCKET):
@@ -304,6 +302,4 @@ def restarts() -> int:
 def job() -> str | None:
     """A name that a job keeps when its processes are started again; None outside of torchrun."""
     name = os.environ.get("TORCHELASTIC_RUN_ID")
-    if name is None:
-        return None
     return f"agent {os.getppid()}" if name == "none" else name  # without a name of its own: the torchrun that waits

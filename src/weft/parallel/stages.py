@@ -29,19 +29,12 @@ def check(model: Config, layout: Layout) -> None:
     if layers < stages:
         raise ConfigError(f"parallel.pipeline = {stages}: the model has {layers} layers, fewer than stages; lower it")
     if isinstance(getattr(model, "head", None), EmbeddingHead):
-        raise ConfigError(
-            f"parallel.pipeline = {stages}: a loss that compares the rows of a batch can't be had in parts; "
-            "set parallel.pipeline = 1"
-        )
-    for axis in ("shard", "context"):
-        if getattr(layout, axis) > 1:
-            raise ConfigError(
-                f"parallel.pipeline = {stages}: doesn't go together with parallel.{axis} = {getattr(layout, axis)}; "
-                f"set one of them to 1 (replicate and tensor go with both)"
-            )
-
-
-# ---- dividing the layers
+        reason = "a loss that compares the rows of a batch can't be had in parts; set parallel.pipeline = 1"
+        raise ConfigError(f"parallel.pipeline = {stages}: {reason}")
+    for axis in (axis for axis in ("shard", "context") if getattr(layout, axis) > 1):
+        reason = f"doesn't go together with parallel.{axis} = {getattr(layout, axis)}"
+        cure = "set one of them to 1 (replicate and tensor go with both)"
+        raise ConfigError(f"parallel.pipeline = {stages}: {reason}; {cure}")
 
 
 def _spans(settings: TransformerConfig) -> dict[str, range]:

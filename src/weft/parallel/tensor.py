@@ -97,25 +97,20 @@ def split(model: LanguageModel, layout: Layout, mesh: DeviceMesh) -> None:
     patterns = plan(model.config)
     names = [name for name, module in model.named_modules() if placement(name, patterns)]
     styles = {name: _style(name, placement(name, patterns), layout) for name in names}
-    for stack in (module for module in model.modules() if isinstance(module, Stack)):
-        _split_stack(stack, layout, mesh)
-    if layout.sequence:
-        for name, module in model.named_modules():
-            if isinstance(module, Stack):
-                styles |= _dividing_tokens(name, module, model)
+    for name, module in model.named_modules():
+        if isinstance(module, Stack):
+            _split_stack(module, layout, mesh)
+            styles |= _dividing_tokens(name, module, model) if layout.sequence else {}
     parallelize_module(model, mesh, styles, src_data_rank=None)
     _split_words(model, mesh)
 
 
 def _style(name: str, placed: Placement | None, layout: Layout) -> ParallelStyle:
-    """What torch does around a split module."""
     between = Shard(1) if layout.sequence else Replicate()
     if placed == "column":
         # a decoder reads its source whole
         return ColwiseParallel(input_layouts=Replicate() if name.endswith(".kv") else between)
-    if placed == "row":
-        return RowwiseParallel(output_layouts=between)
-    return RowwiseParallel(input_layouts=Replicate())
+    return RowwiseParallel(output_layouts=between) if placed == "row" else RowwiseParallel(input_layouts=Replicate())
 
 
 def _dividing_tokens(name: str, stack: Stack, model: LanguageModel) -> dict[str, ParallelStyle]:

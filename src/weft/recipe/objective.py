@@ -283,9 +283,7 @@ class Contrastive(ObjectiveConfig):
         return math.inf  # ln of the batch's size, which may vary
 
 
-OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
-    declared.model_fields["kind"].default: declared for declared in kinds(ObjectiveConfig)
-}
+OBJECTIVES: dict[str, type[ObjectiveConfig]] = {its.model_fields["kind"].default: its for its in kinds(ObjectiveConfig)}
 AnyObjective = Annotated[ObjectiveConfig, AnyKind()]
 
 

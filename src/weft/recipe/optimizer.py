@@ -1,4 +1,4 @@
-"""How weights change, as settings: optimizers, and learning rates over time."""
+"""How weights change, as settings: optimizers (`clip` is the largest gradient norm, 0: any), and rates over time."""
 
 from typing import Annotated, Literal
 
@@ -8,9 +8,6 @@ from weft.config import Config
 
 Momentum = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-# ---- optimizers (`clip` is the largest gradient norm, 0 for any)
 
 
 class AdamW(Config):
@@ -65,9 +62,6 @@ class Muon(Config):
 
 
 Optimizer = Annotated[AdamW | Adam | SGD | Muon, Field(discriminator="kind")]
-
-
-# ---- learning rates over time
 
 
 class Constant(Config):

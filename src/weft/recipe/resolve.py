@@ -98,9 +98,8 @@ def _without_data(tree: Tree, above: Mapping[str, Any], log: Log) -> Tree:
 
 def recipe_names() -> list[str]:
     """The recipes that come with weft."""
-    return sorted(
-        entry.name.removesuffix(".toml") for entry in shipped_recipes().iterdir() if entry.name.endswith(".toml")
-    )
+    files = (entry.name for entry in shipped_recipes().iterdir())
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
 
 
 def shipped_recipes() -> Traversable:
@@ -129,20 +128,15 @@ EXTENDABLE_TABLES = ("checkpoint", "log", "parallel")
 
 
 def extended(recipe: SettledRecipe, changes: Changes) -> tuple[SettledRecipe, dict[str, str]]:
-    """A run's recipe for going on with it longer, and a line for each key that differs.
-
-    What would make it another run is refused.
-    """
+    """A run's recipe for going on, and a line for each key that differs; what makes it another run is refused."""
     above = changed_tables(changes)
     tree = recipe.model_dump(mode="json", exclude_none=True)
     longer = validate(SettledRecipe, merge(tree, above))
     for key in flat(above):
         if key not in EXTENDABLE and key.partition(".")[0] not in EXTENDABLE_TABLES:
-            raise ConfigError(
-                f"{key}: can't change within a run; these can: {', '.join(EXTENDABLE)}, "
-                f"{', '.join(f'{table}.*' for table in EXTENDABLE_TABLES)}. "
-                "To train its weights in another way: weft train RUN --data FILE"
-            )
+            can = ", ".join((*EXTENDABLE, *(f"{table}.*" for table in EXTENDABLE_TABLES)))
+            other = "To train its weights in another way: weft train RUN --data FILE"
+            raise ConfigError(f"{key}: can't change within a run; these can: {can}. {other}")
     before, after = flat(tree), flat(longer.model_dump(mode="json", exclude_none=True))
     differing = (key for key in flat(above) if before.get(key) != after.get(key))
     return longer, {key: f"{key} = {after.get(key)} instead of {before.get(key)}" for key in differing}

@@ -82,8 +82,7 @@ def choose_tokenizer(recipe: Recipe, bytes_: int, device: str = "cpu") -> tuple[
         extra = [f"<extra_id_{n}>" for n in range(recipe.objective.marks)]
         specials = {"pad": "<pad>", "bos": "<bos>", "eos": "<eos>", "extra": extra}
         chosen.choose("tokenizer", {"kind": "bpe", "specials": specials}, "pieces of words, and marks for what was cut")
-    why = "pieces of words: it can spell any text, in fewer steps than characters"
-    chosen.choose("tokenizer", {"kind": "bpe"}, why)
+    chosen.choose("tokenizer", {"kind": "bpe"}, "pieces of words: it can spell any text in fewer steps than characters")
     if isinstance(chosen.recipe.tokenizer, BPE | WordPiece | Unigram):
         # each token should occur often enough to be learned: twice as many for four times the text
         size = 2 ** round(11 + 0.5 * math.log2(max(1, bytes_) / 1.5e6))
@@ -110,7 +109,10 @@ def settle(
         chosen.choose("batch.length", 256, "the window that evaluation reads")
     vocab_size = getattr(recipe.tokenizer, "vocab_size", None) or min(recipe.model.vocab_size, 8192)
     weights = sum(writing_weights(recipe.model, vocab_size).values())
-    tokens = round(0.9 * facts.bytes / _bytes_per_token(recipe.tokenizer))
+    bytes_per_token = {"word": 5.5, "pretrained": 4.0}.get(recipe.tokenizer.kind if recipe.tokenizer else "", 1.0)
+    if isinstance(recipe.tokenizer, BPE | WordPiece | Unigram):  # roughly, of English
+        bytes_per_token = max(1.0, 0.35 * math.log2(max(2, recipe.tokenizer.vocab_size or 8192)) - 1.2)
+    tokens = round(0.9 * facts.bytes / bytes_per_token)
     scale = _Scale(tokens, weights, gpu, *(GPU_BUDGET if gpu else CPU_BUDGET))
     if recipe.objective.reads == "rows":
         _row_batch(chosen, facts, gpu)
@@ -129,9 +131,8 @@ def settle(
     _evaluations(chosen, facts, scale)
     _labels(chosen, facts)
     _vocabulary(chosen, facts)
-    made = chosen.made
-    if isinstance(recipe.model, NGram):
-        made = [choice for choice in made if choice.key in COUNTING]
+    counted = isinstance(recipe.model, NGram)
+    made = [choice for choice in chosen.made if not counted or choice.key in COUNTING]
     return validate(SettledRecipe, chosen.tree), made
 
 
@@ -152,13 +153,6 @@ class _Scale:
     gpu: bool
     flops: float
     time: str
-
-
-def _bytes_per_token(tokenizer: TokenizerConfig | None) -> float:
-    """Roughly how many bytes of English a token covers."""
-    if isinstance(tokenizer, BPE | WordPiece | Unigram):
-        return max(1.0, 0.35 * math.log2(max(2, tokenizer.vocab_size or 8192)) - 1.2)
-    return {"word": 5.5, "pretrained": 4.0}.get(tokenizer.kind if tokenizer is not None else "", 1.0)
 
 
 # ---- the choices, each filling what is open

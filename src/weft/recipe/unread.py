@@ -65,10 +65,8 @@ def _of_the_data(recipe: Recipe) -> Iterator[str]:
 def _of_the_evaluation(recipe: Recipe) -> Iterator[str]:
     metric, objective = recipe.evaluate.metric, recipe.objective
     if metric not in objective.metrics:
-        yield (
-            f"evaluate.metric = '{metric}': objective '{objective.kind}' has no such metric; "
-            f"{suggestion(metric, objective.metrics)}"
-        )
+        known = suggestion(metric, objective.metrics)
+        yield f"evaluate.metric = '{metric}': objective '{objective.kind}' has no such metric; {known}"
     if not isinstance(recipe.data.validation, NoSplit):
         return
     none = "nothing is held out to evaluate on (data.validation.kind = 'none')"

@@ -34,9 +34,8 @@ def average_checkpoints(folder: Path, last: int = 5) -> tuple[Path, list[int]]:
     tied = [checkpoint.manifest_of(path)["tied"] for path in chosen]
     if any(others != tied[-1] for others in tied):
         raise RunError(f"{folder}: the checkpoints hold different models, so they have no mean")
-    weights = _mean([path / "model.safetensors" for path in chosen])
+    weights, target = _mean([path / "model.safetensors" for path in chosen]), folder / NAME
     state = json.dumps({"step": steps[-1], "notes": {"averaged": steps}}, indent=1)
-    target = folder / NAME
     if _stands(target, weights, steps):
         return target, steps
     # should this be killed, who resumes the run sweeps away what is beside

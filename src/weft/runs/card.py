@@ -58,7 +58,7 @@ def model_card(
         _table("Held-out examples", table[0], table[1:4]) if table and "reference" in table[0] else "",
         *(["## How to repeat it", _fenced(start["command"])] if start.get("command") else []),
         f"Made with {versions}." if versions else "",
-        f"## License\n\n{UNKNOWN if not license else _line(_license(license))}",
+        f"## License\n\n{_license(license) if license else UNKNOWN}",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -76,7 +76,7 @@ def _front_matter(recipe: Recipe, license: Mapping[str, str]) -> str:
 def _license(found: Mapping[str, str]) -> str:
     names = [f"`{found[field]}`" for field in ("license", "license_name") if field in found]
     link = f" ({found['license_link']})" if "license_link" in found else ""
-    return f"{', '.join(names) or 'Another'}{link}: so say the files that the model came in."
+    return _line(f"{', '.join(names) or 'Another'}{link}: so say the files that the model came in.")
 
 
 def _description(record: Record) -> str:

@@ -27,14 +27,9 @@ from torch import Tensor, nn, optim
 
 from weft import files, tensors
 from weft.errors import DamageError, RunError
-from weft.models.renamed import current_name
+from weft.models.base import current_name
 from weft.runs.folder import CHECKPOINT, writing
-from weft.runs.snapshot import (
-    Snapshot,
-    learned_state,
-    load_optimizer_state,
-    restore_random_state,
-)
+from weft.runs.snapshot import Snapshot, learned_state, load_optimizer_state, restore_random_state
 
 FORMAT = 2
 WEIGHTS, MOMENTS = "model.safetensors", "state/optimizer.safetensors"
@@ -54,8 +49,7 @@ def checkpoints(folder: Path) -> list[Path]:
 def standing(folder: Path) -> list[Path]:
     """Those, and what an interruption saved; oldest first."""
     found = [p for p in folder.glob("*-*") if CHECKPOINT.fullmatch(p.name) and p.is_dir()]
-    linked = next((path for path in found if path.is_symlink()), None)
-    if linked is not None:
+    if (linked := next((path for path in found if path.is_symlink()), None)) is not None:
         raise RunError(f"{linked}: a link, where weft keeps a checkpoint; put the folder itself in its place")
     return sorted(found, key=step_of)
 
@@ -82,22 +76,18 @@ def put(folder: Path, name: str, fill: Callable[[Path], None], keep: int) -> Pat
     with writing(target, "the checkpoint "):
         folder.mkdir(parents=True, exist_ok=True)
         files.sweep(folder)
-        if not _stands(target):
+        stands = target.exists()
+        try:
+            if stands:
+                verify(target)
+        except RunError:
+            files.remove_folder(target)
+            stands = False
+        if not stands:
             with files.replacing_folder(target) as beside:
                 fill(beside)
         tidy(folder, keep)
     return target
-
-
-def _stands(target: Path) -> bool:
-    """Whether this step's checkpoint is there and whole; a damaged one is cleared away."""
-    with suppress(RunError):
-        if target.exists():
-            verify(target)
-            return True
-    if target.exists():
-        files.remove_folder(target)
-    return False
 
 
 def link(folder: Path, name: str, target: Path) -> None:
@@ -189,13 +179,10 @@ def best_of(folder: Path, newest: Path) -> Path | None:
     none that stands, and for the mean of the last checkpoints.
     """
     linked = (folder / "best").resolve() if (folder / "best").exists() else None
-    if linked is not None:
-        state = _state_of(linked)
-        if state.get("step", 0) > step_of(newest):
-            linked = None  # from before a rollback
-        elif state.get("step") == step_of(newest) and "averaged" in notes_of(linked):
-            return linked
-    return _best_by_notes(newest) or linked
+    step = 0 if linked is None else _state_of(linked).get("step", 0)
+    if linked is not None and step == step_of(newest) and "averaged" in notes_of(linked):
+        return linked
+    return _best_by_notes(newest) or (linked if step <= step_of(newest) else None)  # else from before a rollback
 
 
 def _best_by_notes(path: Path) -> Path | None:
@@ -211,11 +198,17 @@ def notes_of(path: Path) -> dict[str, Any]:
 
 
 def _state_of(path: Path) -> dict[str, Any]:
+    state = read_note(path / "state/state.json")
+    return state if type(state.get("step")) is int else {}
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    """What a small file of JSON says; nothing where it is missing or damaged."""
     try:
-        state = json.loads((path / "state/state.json").read_text(encoding="utf-8"))
+        note = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return state if isinstance(state, dict) and type(state.get("step")) is int else {}
+    return note if isinstance(note, dict) else {}
 
 
 # ---- reading
@@ -337,9 +330,8 @@ def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
     On a CPU they are the file's own pages until they are written to, so no second copy is held. All weights take the
     type that most have, in which the model then computes; a CPU widens 16 bits to 32, for few multiply those fast.
     """
-    manifest = manifest_of(path)
+    manifest, file = manifest_of(path), path / WEIGHTS
     assert not manifest["tied"], "a model that holds one tensor under two names is filled by load_weights"
-    file = path / WEIGHTS
     dtype = tensors.common_type(file)
     if device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
         dtype = torch.float32
@@ -352,10 +344,7 @@ def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
 
 
 def load(path: Path, model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
-    """Put back weights, moments and random generators, bit for bit; the notes that were saved with them.
-
-    The checkpoint was verified before.
-    """
+    """Put back weights, moments and random generators of a verified checkpoint, bit for bit; the notes beside them."""
     load_weights(path, model)
     notes = load_notes(path, optimizer)
     load_optimizer_state(optimizer, model, load_tensors(path / MOMENTS))
@@ -366,7 +355,7 @@ def load_notes(path: Path, optimizer: optim.Optimizer) -> dict[str, Any]:
     """Put the random generators back; the notes. Moments that the optimizer can't use are refused."""
     state = json.loads((path / "state/state.json").read_text(encoding="utf-8"))
     kind, own = state.get("optimizer"), type(optimizer).__name__
-    if kind is not None and kind != own:
+    if kind not in (None, own):
         raise RunError(f"{path}: saved by {kind}, whose state {own} can't use; change optimizer.kind back")
     restore_random_state(tensors.load(path / "state/random.safetensors"))
     return dict(state["notes"])

@@ -65,12 +65,12 @@ class RunFolder:
 
     def recipe(self) -> Recipe:
         """The run's recipe as it was saved. Of a model that was imported it holds what is known."""
-        return validate(Recipe, self._tables(), str(self.config))
+        return validate(Recipe, upgrade(read_toml(self.config))[0], str(self.config))
 
     def settled_recipe(self) -> SettledRecipe:
         """The recipe of a run that was started here."""
         try:
-            return validate(SettledRecipe, self._tables(), str(self.config))
+            return validate(SettledRecipe, upgrade(read_toml(self.config))[0], str(self.config))
         except ConfigError as error:
             raise RunError(f"{error}; the recipe of a run that has started has no gaps") from None
 
@@ -78,9 +78,6 @@ class RunFolder:
         """Write config.toml: from here on the folder is a run."""
         with writing(self.config):
             write_text(self.config, to_toml(recipe))
-
-    def _tables(self) -> dict[str, Any]:
-        return upgrade(read_toml(self.config))[0]
 
     def event(self, what: str, /, **details: Any) -> None:
         """Note that something happened, with the time of day. A full disk does not end the run."""
@@ -164,9 +161,8 @@ def held(run: RunFolder) -> Iterator[None]:
         try:
             stack.enter_context(locked(lock))
         except BlockingIOError:
-            raise RunError(
-                f"{run.path}: another process is training there; wait for it, or choose another folder with --run"
-            ) from None
+            cure = "wait for it, or choose another folder with --run"
+            raise RunError(f"{run.path}: another process is training there; {cure}") from None
         except OSError as error:
             raise RunError(f"{run.path}: cannot be written: {error.strerror or error}") from None
         stack.callback(lock.unlink, missing_ok=True)
@@ -182,14 +178,11 @@ def _refuse_links(run: RunFolder) -> None:
     Only `latest` and `best` are links, to checkpoints beside them.
     """
     for folder in (run.path, run.checkpoints, run.data):
-        for entry in os.scandir(folder) if folder.is_dir() else ():
-            if entry.is_symlink() and not (
-                folder == run.checkpoints and os.path.dirname(os.readlink(entry.path)) == ""
-            ):
-                raise RunError(
-                    f"{entry.path}: a link, through which weft would write outside the run; "
-                    "put what it points to in its place"
-                )
+        links = [entry.path for entry in (os.scandir(folder) if folder.is_dir() else ()) if entry.is_symlink()]
+        for link in links:
+            if folder != run.checkpoints or os.path.dirname(os.readlink(link)):
+                cure = "put what it points to in its place"
+                raise RunError(f"{link}: a link, through which weft would write outside the run; {cure}")
 
 
 @contextmanager
@@ -208,8 +201,7 @@ def open_run(path: Path | str) -> RunFolder:
     if not run.config.is_file():
         known = "no such folder" if not run.path.exists() else "there is no config.toml in it"
         # the runs that may be meant: those in the same folder and in runs/, by their names
-        folders = {run.path.parent, Path("runs")}
-        places = [place.parent for folder in folders for place in folder.glob("*/config.toml")]
+        places = [file.parent for base in {run.path.parent, Path("runs")} for file in base.glob("*/config.toml")]
         near = get_close_matches(run.path.name, {place.name for place in places}, n=3)
         found = sorted(str(place) for place in places if place.name in near)
         meant = f"; did you mean {' or '.join(found)}?" if found else ""

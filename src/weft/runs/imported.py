@@ -20,8 +20,8 @@ from weft.interop.bundle import ModelBundle, counted
 from weft.interop.generation import DRAWING, generation_settings, search_settings, without_a_rule
 from weft.interop.hf.hf import GENERATION
 from weft.interop.weight_map import shapes
+from weft.models.base import current_name
 from weft.models.config import EncoderDecoder, Model
-from weft.models.renamed import current_name
 from weft.progress import bar
 from weft.recipe.config import Recipe
 from weft.runs.checkpoint import checkpoint_name, link, seal
@@ -47,23 +47,19 @@ def write_run(run: RunFolder, bundle: ModelBundle, recipe: Recipe) -> None:
     bundle.tokenizer.save(run.path)
     if bundle.source_tokenizer is not None:
         bundle.source_tokenizer.save(run.source_tokenizer)
-    _write_origin(run.origin, bundle, bundle.tokenizer.fingerprint)
-    run.write_config(recipe)
-    run.event("import", origin=bundle.origin, parameters=count(bundle.model).parameters)
-    note_files(run)
-
-
-def _write_origin(folder: Path, bundle: ModelBundle, fingerprint: str) -> None:
-    folder.mkdir()
-    notes = {"origin": bundle.origin, "tokenizer": fingerprint, "notes": bundle.notes}
-    write_text(folder / "notes.json", json.dumps(notes, indent=1, ensure_ascii=False))
+    run.origin.mkdir()
+    notes = {"origin": bundle.origin, "tokenizer": bundle.tokenizer.fingerprint, "notes": bundle.notes}
+    write_text(run.origin / "notes.json", json.dumps(notes, indent=1, ensure_ascii=False))
     for name, data in bundle.files.items():
-        file = folder / "files" / name
-        assert file.resolve().is_relative_to(folder.resolve()), "a format's reader names its files itself"
+        file = run.origin / "files" / name
+        assert file.resolve().is_relative_to(run.origin.resolve()), "a format's reader names its files itself"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
     if bundle.unused:
-        tensors.write(folder / "unused.safetensors", bundle.unused)
+        tensors.write(run.origin / "unused.safetensors", bundle.unused)
+    run.write_config(recipe)
+    run.event("import", origin=bundle.origin, parameters=count(bundle.model).parameters)
+    note_files(run)
 
 
 def read_run(run: RunFolder, weights: LazyWeights) -> ModelBundle:
@@ -78,17 +74,9 @@ def read_run(run: RunFolder, weights: LazyWeights) -> ModelBundle:
         if (origin / "unused.safetensors").is_file():
             unused = _stored(origin / "unused.safetensors")
     labels = getattr(recipe.objective, "labels", None)
-    return ModelBundle(
-        model=recipe.model,
-        weights=weights,
-        tokenizer=Tokenizer.load(run.path),
-        origin=str(run.path),
-        notes=notes,
-        unused=unused,
-        files=files,
-        labels=None if labels is None else tuple(labels),
-        source_tokenizer=Tokenizer.load(run.source_tokenizer) if (run.source_tokenizer / FILE).is_file() else None,
-    )
+    rest = notes, unused, files, None if labels is None else tuple(labels)
+    source = Tokenizer.load(run.source_tokenizer) if (run.source_tokenizer / FILE).is_file() else None
+    return ModelBundle(recipe.model, weights, Tokenizer.load(run.path), str(run.path), *rest, source)
 
 
 def license_of(run: RunFolder) -> dict[str, str]:

@@ -30,7 +30,11 @@ class Journal:
     def _open(self, after: int) -> None:
         run, log = self._run, self._recipe.log
         paths = (run.metrics, run.timings)
-        self._lines = {path: _cut(path, after) for path in paths}  # how many there are
+        self._lines = dict.fromkeys(paths, 0)  # how many there are
+        for path in (path for path in paths if path.exists()):
+            kept = [line for line in read_lines(path) if line["step"] <= after]
+            write_text(path, all_checked(kept))
+            self._lines[path] = len(kept)
         self._files: dict[Path, IO[str]] = {path: path.open("a", encoding="utf-8") for path in paths}
         self._watchers: list[Watcher] = []
         if log.tensorboard:
@@ -84,15 +88,6 @@ class FollowerJournal(Journal):
         self._files, self._watchers = {}, []
 
 
-def _cut(path: Path, after: int) -> int:
-    """Take away the lines of later steps; how many stay."""
-    if not path.exists():
-        return 0
-    kept = [line for line in read_lines(path) if line["step"] <= after]
-    write_text(path, all_checked(kept))
-    return len(kept)
-
-
 def check_lines(run: RunFolder, recipe: Recipe, step: int) -> None:
     """Report steps up to this one, which a checkpoint holds, that were logged and have no line: a checkpoint is never
     ahead of its metrics. Before a change of the recipe they may have been logged at other steps."""
@@ -105,8 +100,7 @@ def check_lines(run: RunFolder, recipe: Recipe, step: int) -> None:
         lost = (_steps(recipe.log.every, step) | last) - logged
         if evaluated:
             lost |= (_steps(recipe.evaluate.every, step) | last) - evaluated
-        lost = {missing for missing in lost if missing > changed}
-        if lost:
+        if lost := {missing for missing in lost if missing > changed}:
             warn(f"{path}: no line of step {', '.join(map(str, sorted(lost)[:3]))}{' …' if len(lost) > 3 else ''}")
 
 
@@ -114,8 +108,7 @@ def _steps(every: int | None, last: int) -> set[int]:
     return set(range(every, last + 1, every)) if every else set()
 
 
-# ---- the same for other programs: what takes a step's values, and what ends it
-
+# what takes a step's values, and what ends it
 Watcher = tuple[Callable[[int, Mapping[str, float]], None], Callable[[], None]]
 
 
@@ -135,16 +128,10 @@ def _wandb(run: RunFolder, recipe: Recipe) -> Watcher:
     """A resumed run adds to the one that was started."""
     wandb = import_module("wandb")
     started = next((line["time"] for line in read_lines(run.events) if line.get("event") == "start"), "")
-    watched = wandb.init(
-        project="weft",
-        name=recipe.name,
-        id=hashlib.sha256(f"{run.path.resolve()} {started}".encode()).hexdigest()[:16],
-        resume="allow",
-        dir=str(run.path),
-        mode=recipe.log.wandb,
-        settings={"silent": True},
-        config=recipe.model_dump(mode="json", exclude_none=True),
-    )
+    own = hashlib.sha256(f"{run.path.resolve()} {started}".encode()).hexdigest()[:16]
+    given = {"name": recipe.name, "mode": recipe.log.wandb, "config": recipe.model_dump(mode="json", exclude_none=True)}
+    quiet = {"silent": True}
+    watched = wandb.init(project="weft", id=own, resume="allow", dir=str(run.path), settings=quiet, **given)
     # steps are a column of their own: a run that goes back writes some of them again
     watched.define_metric("*", step_metric="step")
     return lambda step, values: watched.log({"step": step, **values}), watched.finish

@@ -10,7 +10,7 @@ import math
 import re
 import threading
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,9 +21,6 @@ from weft.progress import warn
 
 _CHECK = re.compile(rb', "check": "(\d+)-([0-9a-f]{8})"\}$')
 _appending = threading.Lock()  # checkpoints are written, and noted, by a thread of their own
-
-
-# ---- writing
 
 
 def record(values: Mapping[str, Any]) -> str:
@@ -64,9 +61,6 @@ def append(path: Path, values: Mapping[str, Any]) -> None:
         file.write(checked(values, there.count(b"\n") + 1).encode())
 
 
-# ---- what lines hold, as far as anybody reads it: by key its type, and its value where it may be left out
-
-
 class _Line(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -79,9 +73,8 @@ class _Step(_Line):
 
 
 def _line(base: type[_Line], **fields: Any) -> type[_Line]:
-    given: dict[str, Any] = {
-        name: field if isinstance(field, tuple) else (field, ...) for name, field in fields.items()
-    }
+    """What lines hold, as far as anybody reads it: by key its type, and its value where it may be left out."""
+    given: dict[str, Any] = {key: field if isinstance(field, tuple) else (field, ...) for key, field in fields.items()}
     return create_model("Line", __base__=base, **given)
 
 
@@ -116,9 +109,6 @@ def _kind(path: Path, values: Mapping[str, Any]) -> type[_Line]:
     return _LOGGED if "loss" in values else _Step
 
 
-# ---- reading
-
-
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a .jsonl file; what is damaged is left out, with a warning."""
     lines, damage = read(path)
@@ -136,12 +126,9 @@ def read(path: Path) -> tuple[list[dict[str, Any]], str | None]:
         return [], f"{path}: missing; what it said of the run is left out" if begun or path.is_symlink() else None
     except OSError as error:
         return [], f"{path}: cannot be read: {error.strerror}; left out"
-    whole = text.split(b"\n")[:-1]
-    found: list[dict[str, Any]] = []
-    damaged: list[int] = []
+    found, damaged, sealed = list[dict[str, Any]](), list[int](), False
     at = missing = waiting = 0  # the number of the last good line; lines lost in between; damaged ones since then
-    sealed = False
-    for place, line in enumerate(whole, 1):
+    for place, line in enumerate(text.split(b"\n")[:-1], 1):
         values, number = _parsed(path, line)
         # once there are checks, every line has one
         good = values is not None and (number is not None or not sealed) and (number is None or number > at)
@@ -155,13 +142,15 @@ def read(path: Path) -> tuple[list[dict[str, Any]], str | None]:
             missing += max(0, number - at - 1 - waiting)
             at, waiting, sealed = number, 0, True
         found.append(values)
-    return found, _message(path, damaged, missing)
+    words = [f"{counted(len(damaged), 'line')} can't be read (first: line {damaged[0]})"] if damaged else []
+    if missing:
+        words.append(f"{counted(missing, 'line')} {'is' if missing == 1 else 'are'} missing")
+    return found, f"{path}: {' and '.join(words)}; left out" if words else None
 
 
 def _parsed(path: Path, line: bytes) -> tuple[dict[str, Any] | None, int | None]:
     """What a line holds, None where it is damaged; and its number, None where it has no check."""
-    check = _CHECK.search(line)
-    if check is not None:
+    if (check := _CHECK.search(line)) is not None:
         line = line[: check.start()] + b"}"
         if zlib.crc32(line) != int(check[2], 16):
             return None, None
@@ -177,10 +166,3 @@ def _parsed(path: Path, line: bytes) -> tuple[dict[str, Any] | None, int | None]
 
 def _refuse(constant: str) -> None:
     raise ValueError(constant)  # NaN and its like are no JSON, and no line of ours has them
-
-
-def _message(path: Path, damaged: Sequence[int], missing: int) -> str | None:
-    words = [f"{counted(len(damaged), 'line')} can't be read (first: line {damaged[0]})"] if damaged else []
-    if missing:
-        words.append(f"{counted(missing, 'line')} {'is' if missing == 1 else 'are'} missing")
-    return f"{path}: {' and '.join(words)}; left out" if words else None

@@ -67,21 +67,14 @@ def _row(run: RunFolder) -> RunRow:
                 return replace(row, state="running")
             return replace(row, problem="there is no config.toml in it: it never reached its first step")
         recipe, events = run.recipe(), list(read_lines(run.events))
-        best = _best(recipe, events)
         state, problem = _state(run, recipe, events)
-        imported = state == "imported"
-        return replace(
-            row,
-            state=state,
-            objective=recipe.objective.kind,
-            model=recipe.model.cell if isinstance(recipe.model, Recurrent) else recipe.model.kind,
-            parameters=count(recipe.model).parameters or None,
-            steps_done=None if imported else _steps_done(run, state),
-            steps=None if imported else recipe.steps,
-            metric=None if best is None else recipe.evaluate.metric,
-            best=best,
-            problem=problem,
-        )
+        full = replace(row, state=state, problem=problem, objective=recipe.objective.kind)
+        if state != "imported":
+            full = replace(full, steps_done=_steps_done(run, state), steps=recipe.steps)
+        if (best := _best(recipe, events)) is not None:
+            full = replace(full, metric=recipe.evaluate.metric, best=best)
+        model = recipe.model.cell if isinstance(recipe.model, Recurrent) else recipe.model.kind
+        return replace(full, model=model, parameters=count(recipe.model).parameters or None)
     except (WeftError, OSError) as error:
         return replace(row, problem=str(error).removeprefix(f"{run.config}: "))
 
@@ -108,8 +101,7 @@ def _steps_done(run: RunFolder, state: str) -> int | None:
     if state == "running":
         with suppress(OSError), open(run.metrics, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            found = re.findall(rb'^\{"step": (\d+)', file.read(), re.MULTILINE)
-            if found:
+            if found := re.findall(rb'^\{"step": (\d+)', file.read(), re.MULTILINE):
                 return int(found[-1])
     return max(_steps(run), default=None)
 
@@ -137,9 +129,6 @@ def _size(folder: Path) -> tuple[int, float]:
                 total += about.st_size
                 changed = max(changed, about.st_mtime) if name != LOCK else changed
     return total, changed
-
-
-# ---- two recipes
 
 
 def recipe_of(source: str) -> Recipe:

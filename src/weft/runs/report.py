@@ -37,8 +37,7 @@ class Record:
 
     def last(self, name: str) -> dict[str, Any]:
         """The last event of a kind; empty where there was none."""
-        found = self.all(name)
-        return found[-1] if found else {}
+        return (self.all(name) or [{}])[-1]
 
     def all(self, name: str) -> Lines:
         """Every event of a kind."""
@@ -86,7 +85,10 @@ def report(run: RunFolder) -> str:
         "Recipe": part("texts", [run.config.read_text(encoding="utf-8")]),
     }
     sections = [Section(title, "", html) for title, html in parts.items() if html]
-    return page(record.recipe.name, sections, summary=_summary(record, start), styles=("page.css",))
+    began, resumed = str(start.get("time", "?"))[:16].replace("T", " "), len(record.all("resume"))
+    told = [f"started {began}", f"on {start.get('device', 'an unknown device')}"]
+    summary = ", ".join([*told, *([f"resumed {counted(resumed, 'time')}"] if resumed else []), _state(record)])
+    return page(record.recipe.name, sections, summary=summary, styles=("page.css",))
 
 
 def _filled(table: Table, **options: Any) -> str:
@@ -107,19 +109,11 @@ def _confusion(result: dict[str, Any]) -> str:
     return _filled(Table(("actual ↓ predicted →", *labels), rows), kind="shades", shades=shades)
 
 
-def _summary(record: Record, start: dict[str, Any]) -> str:
-    began = f"started {str(start.get('time', '?'))[:16].replace('T', ' ')}"
-    resumed = len(record.all("resume"))
-    again = [f"resumed {counted(resumed, 'time')}"] if resumed else []
-    return ", ".join([began, f"on {start.get('device', 'an unknown device')}", *again, _state(record)])
-
-
 def _state(record: Record) -> str:
     told = [event for event in record.events if event.get("event") in ("start", "resume", "interrupted", "finish")]
     last, steps = told[-1] if told else {}, record.recipe.steps
     if last.get("event") == "finish":
-        seconds = sum(event.get("seconds", 0.0) for event in record.all("finish"))
-        return f"finished after {duration(seconds)}"
+        return f"finished after {duration(sum(event.get('seconds', 0.0) for event in record.all('finish')))}"
     done = max((line["step"] for line in record.metrics), default=0)
     state = f"interrupted after step {last['step']}" if last.get("event") == "interrupted" else f"at step {done}"
     return f"not finished: {state}{f' of {steps}' if steps else ''}"
@@ -136,8 +130,7 @@ def _metric_cards(values: Mapping[str, Any], where: str) -> list[tuple[str, str]
 
 def _cards(record: Record, result: dict[str, Any]) -> list[tuple[str, str]]:
     cards = _metric_cards(result, "held out")
-    baseline = result.get("baseline_bits_per_byte")
-    if cards and baseline is not None:
+    if cards and (baseline := result.get("baseline_bits_per_byte")) is not None:
         cards[0] = (cards[0][0], f"{cards[0][1]} (characters alone: {baseline:.3f})")
     evaluated = [line for line in record.metrics if "validation_loss" in line]
     if evaluated and not cards:
@@ -145,16 +138,15 @@ def _cards(record: Record, result: dict[str, Any]) -> list[tuple[str, str]]:
         cards = _metric_cards(last, f"held out, at step {evaluated[-1]['step']}")
     logged = [line for line in record.metrics if "loss" in line]
     if logged:
-        cards.append((f"{logged[-1]['loss']:.3f}", "last training loss"))
-        cards.append((f"{logged[-1]['tokens']:,}", f"tokens read, {logged[-1]['epoch']:.2f} epochs"))
-        cards.append((f"{logged[-1]['step']:,}", "steps"))
+        last = logged[-1]
+        read = (f"{last['tokens']:,}", f"tokens read, {last['epoch']:.2f} epochs")
+        cards += [(f"{last['loss']:.3f}", "last training loss"), read, (f"{last['step']:,}", "steps")]
     if record.last("model").get("parameters"):
         cards.append((f"{record.last('model')['parameters']:,}", "parameters"))
     if record.seconds:
         read = sum(line["tokens_per_second"] * line["seconds"] for line in record.timings)
         cards.append((f"{read / record.seconds:,.0f}", "tokens per second"))
-    best = [event for event in record.all("checkpoint") if event.get("best")]
-    if best:
+    if best := [event for event in record.all("checkpoint") if event.get("best")]:
         cards.append((f"{best[-1]['step']:,}", "step of the best checkpoint"))
     return cards
 
@@ -166,8 +158,7 @@ def _plots(record: Record, result: dict[str, Any]) -> list[Plot]:
         abandoned = [(step, math.nan if loss is None else loss) for step, loss in event.get("abandoned") or []]
         losses.append(Series("abandoned", abandoned, Look("c2", width=0.9)))
     bits = [_curve("held out", metrics, "validation_bits_per_byte", DOTTED)]
-    baseline = result.get("baseline_bits_per_byte")
-    if baseline is not None:
+    if (baseline := result.get("baseline_bits_per_byte")) is not None:
         bits.append(_level(baseline))
         if result.get("bits_per_byte") and result.get("loss"):  # the same in nats a token, as the loss is
             losses.append(_level(baseline * result["loss"] / result["bits_per_byte"]))
@@ -190,9 +181,8 @@ def _plots(record: Record, result: dict[str, Any]) -> list[Plot]:
 def _curve(name: str, lines: Lines, key: str, look: Look = PLAIN) -> Series:
     """A value over steps. One point is no curve: its value is told beside its name."""
     points = [(line["step"], line[key]) for line in lines if line.get(key) is not None]
-    if len(points) < 2:
-        return Series(f"{name} {points[0][1]:.4g}" if points else "", look=look)
-    return Series(name, points, look)
+    alone = f"{name} {points[0][1]:.4g}" if points else ""
+    return Series(name, points, look) if len(points) > 1 else Series(alone, look=look)
 
 
 def _level(value: float) -> Series:
@@ -200,16 +190,11 @@ def _level(value: float) -> Series:
 
 
 def _trouble(record: Record) -> list[tuple[str, str]]:
-    rows = [
-        (
-            f"step {event['since']}",
-            f"went wrong; rolled back from step {event['step']} to step {event['to']}, "
-            f"continued with {event['rate']:g} of the learning rate",
-        )
-        for event in record.rollbacks
-    ]
-    discarded = {step for event in record.all("discarded") for step in event["steps"]}
-    if discarded:
+    rows = []
+    for event in record.rollbacks:
+        back = f"went wrong; rolled back from step {event['step']} to step {event['to']}"
+        rows.append((f"step {event['since']}", f"{back}, continued with {event['rate']:g} of the learning rate"))
+    if discarded := {step for event in record.all("discarded") for step in event["steps"]}:
         shown = ", ".join(str(step) for step in sorted(discarded)[:12]) + (", …" if len(discarded) > 12 else "")
         rows.append((f"step {shown}", "update discarded: loss or gradient out of bounds"))
     return rows
@@ -236,8 +221,7 @@ def _cost(record: Record) -> list[tuple[str, str, str]]:
     if record.seconds:
         rows.append(("speed", "", f"{_flop(read * each / record.seconds)} per second"))
         rows.append(("time in steps", _expected(record, tokens * each), duration(record.seconds)))
-    evaluating = sum(event.get("seconds", 0.0) for event in record.all("evaluation"))
-    if evaluating:
+    if evaluating := sum(event.get("seconds", 0.0) for event in record.all("evaluation")):
         rows.append(("time in evaluations", "", duration(evaluating)))
     return rows
 

@@ -51,9 +51,7 @@ def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Each tensor once, and alias → name for those that are one tensor under several names."""
-    first: dict[tuple[Any, ...], str] = {}
-    kept: dict[str, Tensor] = {}
-    tied: dict[str, str] = {}
+    first, kept, tied = dict[tuple[Any, ...], str](), dict[str, Tensor](), dict[str, str]()
     for name, tensor in tensors.items():
         place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() and place in first:

@@ -19,7 +19,7 @@ from torch import Tensor, optim
 
 from weft import tensors
 from weft.errors import RunError
-from weft.models.renamed import current_name
+from weft.models.base import current_name
 from weft.parallel.apply import Split
 from weft.parallel.pieces import Geometry, Piece
 from weft.parallel.ranks import Ranks, reaching
@@ -140,17 +140,16 @@ def _lead(folder: Path, name: str, copy: Part, keep: int, ranks: Ranks) -> Path:
 
 def _save(folder: Path, copy: Part, ranks: Ranks) -> None:
     """Write this process's pieces, at their places in files that the first process lays out for all."""
-    everyone = ranks.gather({key: _offered(held) for key, held in copy.held.items()})
+    # a tensor's type and shape, and where the pieces of it that are here begin, with their bytes; as JSON has it
+    offered = {}
+    for key, held in copy.held.items():
+        width, pieces = held.tensor.element_size(), held.geometry.pieces
+        places = [[list(piece.offsets), width * math.prod(piece.sizes)] for piece in pieces]
+        offered[key] = [tensors.NAMES[held.tensor.dtype], list(held.geometry.shape), places]
+    everyone = ranks.gather(offered)
     _agreed(ranks, lambda: _lay_out(folder, everyone) if ranks.leads else None)
     chosen = _chosen(everyone, ranks.rank)
     _agreed(ranks, lambda: write_pieces(folder, copy.held, chosen))
-
-
-def _offered(held: Held) -> list[Any]:
-    """A tensor's type and shape, and where the pieces of it that are here begin, with their bytes; as JSON has it."""
-    width, pieces = held.tensor.element_size(), held.geometry.pieces
-    places = [[list(piece.offsets), width * math.prod(piece.sizes)] for piece in pieces]
-    return [tensors.NAMES[held.tensor.dtype], list(held.geometry.shape), places]
 
 
 def _lay_out(folder: Path, everyone: list[dict[str, list[Any]]]) -> None:
@@ -200,8 +199,7 @@ def _agreed(ranks: Ranks, work: Callable[[], None]) -> None:
         work()
     except OSError as error:
         failure = error
-    told = [found for found in ranks.gather(failure and [failure.errno, failure.strerror]) if found]
-    if told:
+    if told := [found for found in ranks.gather(failure and [failure.errno, failure.strerror]) if found]:
         raise failure or OSError(*told[0])
 
 
@@ -252,8 +250,7 @@ def load_weights(path: Path, parallel: Split) -> None:
     wanted = _weights(parallel)
     there = {current_name(name): place.shape for name, place in read_header(path / WEIGHTS).tensors.items()}
     for key, held in wanted.items():
-        name = file_of(key)[1]
-        shape = tuple(held.geometry.shape)
+        name, shape = file_of(key)[1], tuple(held.geometry.shape)
         if there.get(name) != shape:
             found = "which is missing" if name not in there else f"which is {there[name]} there"
             raise RunError(f"{path}: the weights do not fit the model in config.toml: {name} {shape}, {found}")
@@ -263,18 +260,17 @@ def load_weights(path: Path, parallel: Split) -> None:
 def _room(path: Path, parallel: Split) -> dict[str, tuple[Any, str, Held]]:
     """For each moment in a checkpoint what it belongs to, its kind, and memory for this process's part of it."""
     found: dict[str, tuple[Any, str, Held]] = {}
+    anywhere = next(iter(parallel.local.values())).device
     for stored, place in read_header(path / MOMENTS).tensors.items():
         moment, _, name = current_name(stored).partition("/")
-        anywhere = next(iter(parallel.local.values()))
         of: Any = parallel.local.get(name, name)
-        like = isinstance(of, Tensor) and place.shape == tuple(parallel.geometries[name].shape)
         dtype = tensors.DTYPES[place.dtype]
         if isinstance(of, str) and name in parallel.elsewhere:
             continue
-        if like and place.shape:
+        if isinstance(of, Tensor) and place.shape and place.shape == tuple(parallel.geometries[name].shape):
             held = Held(torch.zeros_like(of, dtype=dtype), parallel.geometries[name])
         else:
-            whole = torch.zeros(place.shape, dtype=dtype, device=anywhere.device)
+            whole = torch.zeros(place.shape, dtype=dtype, device=anywhere)
             held = Held(whole, _geometry(parallel, "", whole))
         found[f"{MOMENTS}/{moment}/{name}"] = of, moment, held
     return found

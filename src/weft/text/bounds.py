@@ -9,6 +9,7 @@ import base64
 import binascii
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from math import prod
 from os.path import commonprefix
@@ -86,9 +87,6 @@ def steps(part: Any) -> Iterator[Json]:
             count += 1
             _refuse(count, MAX_STEPS, f"more than {MAX_STEPS} steps in one of its parts")
             yield step
-
-
-# ---- steps that make a text longer
 
 
 def _check_growth(steps: list[Json], part: str) -> None:
@@ -174,9 +172,6 @@ def check_letters(pieces: Iterable[str | bytes]) -> None:
     _refuse(letters, MAX_LETTERS, f"{letters:,} letters in its pieces")
 
 
-# ---- the library's panics
-
-
 def is_failure(error: BaseException) -> bool:
     """Whether the library failed: it panics where a regular expression takes too long, and panics are no Exceptions."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
@@ -192,11 +187,9 @@ class Quiet:
         with self._lock:
             self._inside += 1
             if self._inside == 1:
-                try:
+                with suppress(OSError):  # there is no standard error
                     self._kept = os.dup(2)
-                except OSError:  # there is no standard error
-                    return
-                os.dup2(NOWHERE, 2)
+                    os.dup2(NOWHERE, 2)
 
     def __exit__(self, *failure: object) -> None:
         with self._lock:

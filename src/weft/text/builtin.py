@@ -123,9 +123,6 @@ def _docstrings(file: Path) -> list[tuple[str, str]]:
     return found
 
 
-# ---- tasks
-
-
 class Task(NamedTuple):
     """A task: the grammar that draws a row, and how many rows each side has."""
 

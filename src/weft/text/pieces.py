@@ -155,7 +155,10 @@ def _joints(tree: Json) -> Joints | None:
         kind = step["type"]
         if kind in DROPPING and mark == " ":
             return "lines"
-        if (kind == "ByteLevel" and step["use_regex"]) or _is_known(step):
+        # None of tiktoken's expressions looks behind, has a visible character before a space in a match, or goes on
+        # from a line end to a letter or digit; and (?!\S) is tried after white space alone.
+        known = _isolates(step) and step["pattern"].get("Regex") in PATTERNS.values()
+        if known or (kind == "ByteLevel" and step["use_regex"]):
             spaced = place > 0 and bool(step.get("add_prefix_space"))  # put before every stretch
             return None if mark != " " else "lines" if lines and not spaced else "spaces"
         if kind == "Metaspace" and mark in (" ", step["replacement"]):
@@ -170,16 +173,12 @@ def _joints(tree: Json) -> Joints | None:
                 return None
         elif kind not in ("Digits", "Punctuation"):
             return None
-    return "spaces" if _never_crosses(tree["model"], mark) else None
-
-
-def _is_known(step: Json) -> bool:
-    """A cut by one of the expressions that tiktoken's vocabularies have.
-
-    None of them looks behind, has a visible character before a space in a match, or goes on from a line end to a letter
-    or digit; and (?!\\S) is tried after white space alone.
-    """
-    return _isolates(step) and step["pattern"].get("Regex") in PATTERNS.values()
+    # where no token of a BPE model has a space behind something else, no merge crosses one; a unigram model's sums are
+    # rounded, which may decide between cuts of equal cost: it reads texts whole
+    model, across = tree["model"], re.compile(f"[^{re.escape(mark)}]{re.escape(mark)}")
+    if model["type"] != "BPE" or model["continuing_subword_prefix"] or model["end_of_word_suffix"]:
+        return None
+    return "spaces" if mark in model["vocab"] and not any(map(across.search, model["vocab"])) else None
 
 
 def _isolates(step: Json) -> bool:
@@ -191,12 +190,10 @@ def _isolates(step: Json) -> bool:
 def _never_merges(model: Json, normalizers: Sequence[Json], cutters: Sequence[Json]) -> bool:
     """Whether every character is a token, or a few, of its own: then any place between two will do."""
     plain = model["type"] == "BPE" and not model["merges"] and not model["fuse_unk"] and not model["ignore_merges"]
-    cuts = ("Split", "Digits", "Punctuation")
-    known = all(
-        step["type"] in cuts or (step["type"] == "ByteLevel" and not step["add_prefix_space"]) for step in cutters
-    )
+    known = all(step["type"] in ("Split", "Digits", "Punctuation", "ByteLevel") for step in cutters)
+    spaced = any(step["type"] == "ByteLevel" and step["add_prefix_space"] for step in cutters)
     kept = all(step.get("behavior", "Isolated") != "Removed" for step in cutters)
-    return plain and known and kept and all(step["type"] == "Lowercase" for step in normalizers)
+    return plain and known and not spaced and kept and all(step["type"] == "Lowercase" for step in normalizers)
 
 
 def _mark(normalizers: Sequence[Json]) -> str | None:
@@ -229,15 +226,6 @@ def _at_ends(step: Json) -> bool:
     return anchored or step["type"] in ("Strip", "Prepend") or bool(step.get("add_prefix_space"))
 
 
-def _never_crosses(model: Json, mark: str) -> bool:
-    """Whether no token of a BPE model has a space behind something else, so that no merge crosses one."""
-    # a unigram model's sums are rounded, which may decide between cuts of equal cost: it reads texts whole
-    if model["type"] != "BPE" or model["continuing_subword_prefix"] or model["end_of_word_suffix"]:
-        return False
-    across = re.compile(f"[^{re.escape(mark)}]{re.escape(mark)}")
-    return mark in model["vocab"] and not any(across.search(token) for token in model["vocab"])
-
-
 def _inside(tree: Json, begins: bool, ends: bool) -> Json:
     """A tokenizer that leaves out what is done at a text's beginning and end, where a piece has neither."""
     tree = json.loads(json.dumps(tree))
@@ -261,8 +249,8 @@ def _without(part: Json | None, begins: bool, ends: bool) -> Json | None:
             return {**part, key: kept}
     expression = part["pattern"].get("Regex") or "" if part["type"] == "Replace" else ""
     if expression == sentencepiece.TRIM:
-        start, end = sentencepiece.TRIM.split("|")
-        left = "|".join([*([start] if begins else []), *([end] if ends else [])])
+        ways = zip(sentencepiece.TRIM.split("|"), (begins, ends), strict=True)
+        left = "|".join(way for way, applies in ways if applies)
         return {**part, "pattern": {"Regex": left}} if left else None
     if not begins and (part["type"] == "Prepend" or expression.startswith(sentencepiece.PREFIX)):
         return None

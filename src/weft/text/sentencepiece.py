@@ -31,7 +31,6 @@ SEVERAL = " {2,}"  # which become one
 PREFIX = r"\A(?"  # so begin the expressions that put a space before a text
 ABSENT = -1e3  # the score of a foreign piece: better than unk, worse than all else
 
-
 V = TypeVar("V", int, bytes)
 
 
@@ -80,19 +79,15 @@ def to_tokenizer(data: bytes, vocabulary: Mapping[str, int] | None = None) -> tu
         unk = pieces[unknown].text
         backend = Tokenizer(models.BPE(ids, merges, unk_token=unk, fuse_unk=True, byte_fallback=model.byte_fallback))
     symbols = [piece.text for piece in pieces if piece.kind == USER_DEFINED]
-    steps = _preparation(model, symbols)
-    if steps:
-        backend.normalizer = normalizers.Sequence(steps)
+    backend.normalizer = normalizers.Sequence(_preparation(model, symbols))
     if model.kind == UNIGRAM:  # entries of the vocabulary that are not text are never found in one
         hidden = look_alikes(piece.text for piece in pieces if piece.kind in (CONTROL, UNKNOWN, BYTE))
         backend.pre_tokenizer = pre_tokenizers.Split(Regex(hidden), "isolated")
     ending = [decoders.Strip(" ", 1, 0)] if model.dummy_prefix or model.squeeze else []
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *ending]
-    )
-    backend.add_special_tokens(
-        [AddedToken(p.text, special=True, normalized=False) for p in pieces if p.kind in (CONTROL, UNKNOWN)]
-    )
+    joining = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*joining, *ending])
+    special = [piece.text for piece in pieces if piece.kind in (CONTROL, UNKNOWN)]
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     backend.add_tokens([AddedToken(symbol, normalized=True) for symbol in symbols])
     return backend, model.roles
 
@@ -149,9 +144,6 @@ def _preparation(model: SentencePiece, symbols: list[str]) -> list[normalizers.N
         steps.append(normalizers.Replace(Regex(rf"{PREFIX}{unless}=[\s\S])"), " "))
     steps.append(normalizers.Replace(" ", SPACE))
     return steps
-
-
-# ---- reading the file
 
 
 def parse(data: bytes) -> SentencePiece:

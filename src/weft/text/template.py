@@ -8,7 +8,7 @@ value is weighed before something is made of it.
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache, wraps
@@ -78,7 +78,8 @@ class _Work:
             if not given or text < STEP_CHARACTERS:  # going through it is hardly any work
                 return text, own
         elif isinstance(value, list | tuple | dict | set):
-            sizes = [self.size(item, given) for item in _items(value)]
+            items = [*value, *value.values()] if isinstance(value, dict) else value
+            sizes = [self.size(item, given) for item in items]
             text, own = (ITEM_CHARACTERS * len(sizes) + sum(each[kind] for each in sizes) for kind in (0, 1))
         else:
             return 1, 1
@@ -97,12 +98,6 @@ class _Work:
         if first > self.max_characters or first * second > 16 * self.max_characters:
             raise ValueError(f"it makes more than {self.max_characters:,} characters")
         self.step(1 + work // STEP_CHARACTERS)
-
-
-def _items(value: Any) -> Collection[Any]:
-    if isinstance(value, dict):
-        return [*value, *value.values()]
-    return value if isinstance(value, list | tuple | set) else ()
 
 
 def _counted(items: Iterable[Any]) -> Iterator[Any]:
@@ -142,8 +137,6 @@ def _check_format(form: Any, wide: re.Pattern[str]) -> None:
 
 
 def _filter(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose values are weighed."""
-
     @wraps(function)
     def weighed(*given: Any, **named: Any) -> Any:
         values = [each for each in (*given, *named.values()) if not isinstance(each, INSIDE)]

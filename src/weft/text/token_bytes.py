@@ -43,8 +43,7 @@ class TokenBytes(dict[int, bytes]):
         self._backend = backend
         written = b"null" if backend.decoder is None else backend.decoder.__getstate__()
         parts = {step["type"] for step in steps(json.loads(written))}
-        unfit = {"BPEDecoder", "CTC"} & parts
-        if unfit:  # what a token adds would depend on the token after it
+        if unfit := {"BPEDecoder", "CTC"} & parts:  # what a token adds would depend on the token after it
             raise TokenizerError(f"the tokenizer's decoder {unfit.pop()} is not supported; use ByteLevel or Metaspace")
         self.bytewise = "ByteLevel" in parts
         self._letters = byte_letters() if self.bytewise else None
@@ -102,9 +101,7 @@ class TextStream:
     """
 
     def __init__(self, token_bytes: TokenBytes, skip: Collection[int], begun: bool = False) -> None:
-        self._token_bytes = token_bytes
-        self._skip = skip
-        self._begun = begun
+        self._token_bytes, self._skip, self._begun = token_bytes, skip, begun
         self._utf8 = UTF8("replace")
 
     def push(self, id: int) -> str:

@@ -255,9 +255,8 @@ class Tokenizer:
     def kind(self) -> str:
         """word, char, byte, bpe, wordpiece or unigram."""
         model = type(self._backend.model).__name__
-        named = {"WordLevel": "word", "WordPiece": "wordpiece", "Unigram": "unigram"}
         if model != "BPE":
-            return named[model]
+            return {"WordLevel": "word", "WordPiece": "wordpiece", "Unigram": "unigram"}[model]
         ordinary = self._backend.get_vocab().keys() - self.special_tokens.keys()
         if any(len(token) > 1 and not BYTE_TOKEN.fullmatch(token) for token in ordinary):
             return "bpe"
@@ -290,9 +289,8 @@ class Tokenizer:
         if encoding is None:
             return (), ()
         text = [place for place, added in enumerate(encoding.special_tokens_mask) if not added]
-        if not text:
-            return tuple(encoding.ids), ()
-        return tuple(encoding.ids[: text[0]]), tuple(encoding.ids[text[-1] + 1 :])
+        first, last = (text[0], text[-1]) if text else (len(encoding.ids), len(encoding.ids))
+        return tuple(encoding.ids[:first]), tuple(encoding.ids[last + 1 :])
 
     @cached_property
     def pair_frame(self) -> tuple[Ids, Ids, Ids, bool]:
@@ -320,10 +318,8 @@ class Tokenizer:
             return None
         beyond = next((id for id in encoding.ids if id >= self.vocab_size), None)
         if beyond is not None:
-            raise TokenizerError(
-                f"the tokenizer's own file puts id {beyond} around a text, but the vocabulary ends at "
-                f"{self.vocab_size - 1}; mend its post_processor"
-            )
+            wrong = f"puts id {beyond} around a text, but the vocabulary ends at {self.vocab_size - 1}"
+            raise TokenizerError(f"the tokenizer's own file {wrong}; mend its post_processor")
         return encoding
 
     @property
@@ -340,10 +336,8 @@ class Tokenizer:
         """The id of a role that has to exist."""
         token = self.roles.get(role)
         if token is None:
-            there = ", ".join(self.roles) or "none"
-            raise TokenizerError(
-                f"this {self.kind} tokenizer has no {role} token (it has {there}); set specials.{role}"
-            )
+            has = f"it has {', '.join(self.roles) or 'none'}"
+            raise TokenizerError(f"this {self.kind} tokenizer has no {role} token ({has}); set specials.{role}")
         return self.special_tokens[token]
 
     def chat(self, messages: Sequence[Mapping[str, str]], *, reply: bool = True) -> str:
@@ -352,9 +346,8 @@ class Tokenizer:
         The template comes with the tokenizer, so it is rendered in a sandbox. Encode the text with `specials=True`.
         """
         if self.chat_template is None:
-            raise TokenizerError(
-                f"this tokenizer has no chat template; a {vocabularies.SETTINGS} beside {FILE} may give it one"
-            )
+            giver = f"a {vocabularies.SETTINGS} beside {FILE} may give it one"
+            raise TokenizerError(f"this tokenizer has no chat template; {giver}")
         tokens = {f"{role}_token": self.roles.get(role, "") for role in ROLES}
         given = {"messages": messages, "add_generation_prompt": reply, "tools": None, "documents": None, **tokens}
         return render(self.chat_template, given)
@@ -384,7 +377,5 @@ def _refuse_holes(vocab: Mapping[str, int]) -> None:
     most = 4 * len(vocab) + 65536
     if vocab and vocab[token] >= most:
         shown = token if len(token) <= 40 else token[:40] + "…"
-        raise TokenizerError(
-            f"not a tokenizer: the token {shown!r} has id {vocab[token]}, far beyond its {len(vocab)} tokens; "
-            f"expected ids below {most}"
-        )
+        found = f"the token {shown!r} has id {vocab[token]}, far beyond its {len(vocab)} tokens"
+        raise TokenizerError(f"not a tokenizer: {found}; expected ids below {most}")

@@ -72,10 +72,8 @@ def refuse_surrogates(text: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        found = f"U+{ord(text[error.start]):04X}"
-        raise TokenizerError(
-            f"the text contains a lone surrogate, {found} at character {error.start}, which is not a character"
-        ) from None
+        found = f"U+{ord(text[error.start]):04X} at character {error.start}"
+        raise TokenizerError(f"the text contains a lone surrogate, {found}, which is not a character") from None
 
 
 # ---- what the kinds share
@@ -109,9 +107,8 @@ def _need(asked: int | None, needed: int, why: str) -> None:
 def _fit(asked: int | None, supported: int) -> int:
     """The size to take: what was asked for, where the text supports it."""
     if asked is not None and asked > supported:
-        raise TokenizerError(
-            f"tokenizer.vocab_size = {asked}: the text supports {supported} at most; lower it, or add text"
-        )
+        why = f"the text supports {supported} at most"
+        raise TokenizerError(f"tokenizer.vocab_size = {asked}: {why}; lower it, or add text")
     return supported if asked is None else asked
 
 
@@ -144,23 +141,16 @@ def _word(config: Word, texts: Iterable[str]) -> Tokenizer:
 
 def _char(config: Char, texts: Iterable[str]) -> Tokenizer:
     """A BPE model that never merges, so that its byte fallback serves characters too."""
-    fixed = config.specials.tokens()
-    if config.fallback == "bytes":
-        fixed += byte_tokens()
+    spelled = config.fallback == "bytes"
+    fixed = [*config.specials.tokens(), *(byte_tokens() if spelled else ())]
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text.lower() if config.lowercase else text)
     _need(config.vocab_size, len(fixed) + 1, f"{len(fixed)} special and byte tokens and a character")
     places = _fit(config.vocab_size, len(fixed) + len(counts)) - len(fixed)
     frequent = sorted(counts, key=lambda char: (-counts[char], char))[:places]
-    backend = Tokenizer(
-        models.BPE(
-            vocab=_numbered([*fixed, *sorted(frequent)]),
-            merges=[],
-            byte_fallback=config.fallback == "bytes",
-            unk_token=config.specials.unk if config.fallback == "unk" else None,
-        )
-    )
+    vocab, unk = _numbered([*fixed, *sorted(frequent)]), None if spelled else config.specials.unk
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=spelled, unk_token=unk))
     backend.normalizer = _lowercase(config.lowercase)
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return backend
@@ -169,9 +159,8 @@ def _char(config: Char, texts: Iterable[str]) -> Tokenizer:
 def _byte(config: Byte) -> Tokenizer:
     """A byte-level BPE model that never merges: the id of a byte is its value after the special tokens."""
     letters = byte_letters()
-    backend = Tokenizer(
-        models.BPE(vocab=_numbered([*config.specials.tokens(), *sorted(letters, key=letters.__getitem__)]), merges=[])
-    )
+    vocab = _numbered([*config.specials.tokens(), *sorted(letters, key=letters.__getitem__)])
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     return backend
@@ -227,11 +216,8 @@ def _wordpiece(config: WordPiece, texts: Iterable[str], most: int) -> Tokenizer:
     vocab = list(dict.fromkeys([*fixed, *merged]))
     _fit(config.vocab_size, len(vocab))
 
-    backend = Tokenizer(
-        models.WordPiece(
-            vocab=_numbered(vocab[:asked]), unk_token=config.specials.unk, max_input_chars_per_word=MAX_WORD_CHARACTERS
-        )
-    )
+    numbered, unk = _numbered(vocab[:asked]), config.specials.unk
+    backend = Tokenizer(models.WordPiece(numbered, unk_token=unk, max_input_chars_per_word=MAX_WORD_CHARACTERS))
     backend.normalizer = normalizer
     backend.pre_tokenizer = cutter
     backend.decoder = decoders.WordPiece()
@@ -247,10 +233,8 @@ def _unigram(config: Unigram, texts: Iterable[str], most: int) -> Tokenizer:
     backend = Tokenizer(models.Unigram())
     backend.normalizer = _lowercase(config.lowercase)
     # lines stay apart; the pieces of the vocabulary that are no text (special tokens, bytes) are never found in one
-    cuts = Regex(rf"\n|{look_alikes(specials)}|<(?=0x[0-9A-F]{{2}}>)")
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Metaspace(), pre_tokenizers.Split(cuts, "isolated")]
-    )
+    cut = pre_tokenizers.Split(Regex(rf"\n|{look_alikes(specials)}|<(?=0x[0-9A-F]{{2}}>)"), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), cut])
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(), decoders.Fuse()])
 
     def with_alphabet() -> Iterator[str]:
@@ -284,9 +268,7 @@ def _settled(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
     The trainer adds the characters it pruned back at its lowest score, 0.0001 apart, in an order that changes
     from run to run, and its sums differ in the last digits.
     """
-    if not pieces:
-        return pieces
-    lowest = round(min(score for _, score in pieces), 6)
+    lowest = round(min((score for _, score in pieces), default=0.0), 6)
     pruned = lowest + 1e-4 * sum(len(piece) == 1 for piece, _ in pieces)
     settled = [(p, lowest if len(p) == 1 and score < pruned else round(score, 6)) for p, score in pieces]
     return sorted(settled, key=lambda pair: (-pair[1], pair[0]))

@@ -63,9 +63,8 @@ def is_vocabulary(file: Path) -> bool:
 
 def read(file: Path, pattern: Pattern | None = None) -> Found:
     """The tokenizer that a file describes. `pattern` is for rank files, which do not say how text is cut."""
-    partner = {merges: vocab for vocab, merges in MERGES.items()}.get(file.name)
-    if partner is not None:
-        file = file.parent / partner
+    partners = {merges: vocab for vocab, merges in MERGES.items()}
+    file = file.with_name(partners.get(file.name, file.name))
     if file.name in MERGES:
         return _merged(file, file.parent / MERGES[file.name]), None
     data = read_bytes(file, TokenizerError)
@@ -124,11 +123,8 @@ def _merged(vocab_file: Path, merges_file: Path) -> Tokenizer:
     return backend
 
 
-# ---- rank files: a line a token, its bytes in base64 and its rank, which is its id
-
-
 def ranked(data: bytes, pattern: Pattern | None = None) -> tuple[Tokenizer, dict[Role, str]]:
-    """The tokenizer of a rank file's content, and its special tokens by role.
+    """The tokenizer of a rank file's content, and its special tokens by role. A line is a token in base64 and its rank.
 
     Two neighbours are joined when their union has a rank, the lowest first; so every way to make a token of two others
     is a merge. `pattern` names how text is cut before that, which is not in the file; without it, that follows from a
@@ -137,10 +133,8 @@ def ranked(data: bytes, pattern: Pattern | None = None) -> tuple[Tokenizer, dict
     ranks = parse_ranks(data)
     check_letters(ranks)
     if pattern is None and len(ranks) not in KNOWN:
-        known = ", ".join(PATTERNS)
-        raise TokenizerError(
-            f"{len(ranks)} ranks match no known vocabulary; set pattern, how text is split, to one of {known}"
-        )
+        needed = f"set pattern, how text is split, to one of {', '.join(PATTERNS)}"
+        raise TokenizerError(f"{len(ranks)} ranks match no known vocabulary; {needed}")
     usual, specials = KNOWN.get(len(ranks), ("gpt2", {END: max(ranks.values()) + 1}))
     letters = {byte: letter for letter, byte in byte_letters().items()}
     spelled = {token: "".join(letters[byte] for byte in token) for token in ranks}
@@ -166,7 +160,7 @@ def ranked(data: bytes, pattern: Pattern | None = None) -> tuple[Tokenizer, dict
 
 
 def parse_ranks(data: bytes) -> dict[bytes, int]:
-    """token → rank."""
+    """token → rank, which is its id."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(data.splitlines(), 1):
         if not line.strip():
@@ -187,11 +181,8 @@ def parse_ranks(data: bytes) -> dict[bytes, int]:
     return ranks
 
 
-# ---- tokenizer_config.json: special tokens by role, and a chat template
-
-
 def write_settings(folder: Path, roles: Mapping[Role, str], chat_template: str | None) -> None:
-    """Write the file so that other programs find the special tokens and the template. Raises OSError."""
+    """Write tokenizer_config.json so that other programs find the special tokens and the template. Raises OSError."""
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     settings |= {f"{role}_token": token for role, token in roles.items()}
     if chat_template is not None:
@@ -207,16 +198,13 @@ def read_settings(folder: Path) -> tuple[dict[Role, str] | None, str | None]:
     settings = parse_json(text, str(folder / SETTINGS), TokenizerError)
     if not isinstance(settings, dict):
         raise TokenizerError(f"{folder / SETTINGS}: expected a JSON object")
-    roles: dict[Role, str] = {}
-    for role in ROLES:
-        token = settings.get(f"{role}_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            roles[role] = token
+    named = {role: settings.get(f"{role}_token") for role in ROLES}
+    tokens = {role: token.get("content") if isinstance(token, dict) else token for role, token in named.items()}
+    roles = {role: token for role, token in tokens.items() if isinstance(token, str)}
     template = settings.get("chat_template")
     if isinstance(template, list):  # several: the one named default
-        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
-        template = named[-1].get("template") if named else None
+        usual = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = usual[-1].get("template") if usual else None
     template = template if isinstance(template, str) else None
     return roles, template or optional_text(folder / "chat_template.jinja")
 

@@ -93,17 +93,13 @@ def display(steps: int, first: int, log: Log, quiet: bool) -> Iterator[Display]:
         yield Display(bar, steps, first, log)
 
 
-# ---- before the first step
-
-
 def expectations(recipe: SettledRecipe, sizes: tuple[int, int], step: int, device: torch.device) -> list[str]:
     """Lines for a person, before the first step or the one after `step`; `sizes`: parameters, and those trained."""
     parameters, trained = sizes
     where = f"from step {step}" if step else f"from {recipe.init}" if recipe.init else "from fresh weights"
     some = f"{trained:,} of {parameters:,}" if trained < parameters else f"{parameters:,}"
     begun = f"training {some} parameters {where} on {device_name(device)}"
-    vocab_size = recipe.model.vocab_size
-    chance = recipe.objective.chance(vocab_size)
+    chance = recipe.objective.chance(vocab_size := recipe.model.vocab_size)
     if recipe.init or step or not math.isfinite(chance):  # what the weights have learned before is not known here
         first = ""
     elif isinstance(recipe.objective, NextToken):

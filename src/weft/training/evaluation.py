@@ -94,9 +94,8 @@ class Evaluation:
     def average(self, state: TrainingState, display: Display) -> None:
         """Evaluate the mean of the last checkpoints' weights; where it is better than all of them, it is the best."""
         last, ranks = self.recipe.checkpoint.average, self.worker.ranks
-        if not last or not self.objective.holds_out or state.step < self.recipe.steps:
-            return
-        if not self.splits and not ranks.leads:
+        takes_part = self.splits or ranks.leads
+        if not last or not self.objective.holds_out or state.step < self.recipe.steps or not takes_part:
             return
 
         def written() -> tuple[str, list[int]]:
@@ -119,10 +118,8 @@ class Evaluation:
         name = self.recipe.evaluate.metric
         if name not in values:
             raise ConfigError(f"evaluate.metric = '{name}': not measured here; {suggestion(name, list(values))}")
-        value = values[name]
-        if not math.isfinite(value):
-            return False
-        return best is None or (value < best if metric(name).lower_is_better else value > best)
+        value, lower = values[name], metric(name).lower_is_better
+        return math.isfinite(value) and (best is None or (value < best if lower else value > best))
 
 
 def _printed(values: Mapping[str, float], decides: str, better: bool) -> str:

@@ -45,8 +45,6 @@ class Learner:
         self.model.load_state_dict(first_model(recipe).state_dict())
         self.optimizer = optimizer.build(recipe.optimizer, self.model)
 
-    # ---- checkpoints
-
     def copy(self, step: int, notes: Mapping[str, Any]) -> Copy:
         """Everything resumable, in the host's memory."""
         return snapshot.snapshot(step, self.model, self.optimizer, notes)
@@ -121,8 +119,7 @@ def roll_back(
         )
     # an attempt that failed from one checkpoint is followed by one from the checkpoint before it
     before = min(since, guard.back_to) if guard.tries else since
-    path = next(checkpoint.intact(run.checkpoints, before), None)
-    if path is not None:
+    if (path := next(checkpoint.intact(run.checkpoints, before), None)) is not None:
         earlier = TrainingState.from_notes(learner.load(path))
     else:
         earlier = TrainingState(micro=state.micro)

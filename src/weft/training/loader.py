@@ -21,8 +21,7 @@ class Loader:
     `make(step, rank, ranks)` gives the rows that one of several processes takes of a step: a contiguous part of them,
     in the same order; `rows(step)` is how many all of them take. `epochs` is how often the data, or its most read part,
     has been read after so many steps. `fewest` is the smallest number of rows in a step, over all processes, and `row`
-    says in words what a row is.
-    With `even` all steps have one shape.
+    says in words what a row is. With `even` all steps have one shape.
     """
 
     make: Callable[[int, int, int], Batch]
@@ -77,10 +76,8 @@ def steps_of(
     batch: BatchConfig, make: Callable[[int, int, int], Batch], epochs: Callable[[int], float], row: str
 ) -> Loader:
     """A loader of `batch.size` rows in every step, `row`s of `batch.length` tokens."""
-    size = batch.size or 1
-    return Loader(
-        make, lambda step: size, epochs, size, f"{row} of {batch.length} tokens", micro_rows(batch, size), even=True
-    )
+    size, row = batch.size or 1, f"{row} of {batch.length} tokens"
+    return Loader(make, lambda step: size, epochs, size, row, micro_rows(batch, size), even=True)
 
 
 def shared(loader: Loader, recipe: SettledRecipe, ranks: Ranks) -> Loader:

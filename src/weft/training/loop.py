@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import torch
 from weft.costs.count import count
 from weft.data.batch import Batch
 from weft.parallel import mesh
-from weft.parallel.mesh import Mesh
 from weft.parallel.passes import Parallel
 from weft.parallel.ranks import reaching
 from weft.recipe.config import SettledRecipe
@@ -22,12 +22,13 @@ from weft.training import learner, schedule
 from weft.training.compiled import Compiled, can_be_captured, compiled
 from weft.training.display import Clock, Display, display, expectations
 from weft.training.evaluation import Evaluation
+from weft.training.guard import Guard
 from weft.training.learner import Learner, Saver, roll_back
 from weft.training.loader import shared
 from weft.training.objective import Objective
 from weft.training.precision import arithmetic, slow_precision
 from weft.training.preflight import Need, Preflight, check_model
-from weft.training.state import Guard, RunResult, TrainingState
+from weft.training.state import RunResult, TrainingState
 from weft.training.step import OptimisationStep, StepResult
 from weft.training.worker import Interrupted, Worker, device_use, interruptions
 
@@ -40,7 +41,12 @@ class Loop:
         self.mesh = mesh.build(recipe.parallel, worker.ranks, worker.device)
         check_model(recipe, worker.device, self.mesh.layout)
         self.loader = shared(objective.loader, recipe, self.mesh.readers)
-        self.learner = _start(recipe, self.mesh, worker.device)
+        if self.mesh.splits:
+            from weft.training import split
+
+            self.learner: Learner = split.start(recipe, self.mesh, worker.device)
+        else:
+            self.learner = learner.start(recipe, self.mesh, worker.device)
         self.model = self.learner.model
         self.evaluation = Evaluation(recipe, run, self.learner, objective, worker)
         d_model: int = recipe.model.d_model  # type: ignore[union-attr]
@@ -64,7 +70,6 @@ class Loop:
             if self._finished(state):
                 shown.line(f"{self.run.path}: finished after step {state.step}; nothing is left to train")
             else:
-                self._announce(shown, state)
                 self._preflight(shown, state)
             if begin is not None:
                 begin()
@@ -91,17 +96,16 @@ class Loop:
 
     # ---- before the first step
 
-    def _announce(self, display: Display, state: TrainingState) -> None:
+    def _preflight(self, display: Display, state: TrainingState) -> None:
+        """Say what to expect, and try everything once. With `batch.micro` = auto it finds how many rows fit at a time;
+        nothing else changes."""
         sizes = self.learner.parallel.sizes
         self.run.event("model", parameters=sizes[0])
         for line in expectations(self.recipe, sizes, state.step, self.worker.device):
             display.line(line)
         if (warning := slow_precision(self.recipe.precision, self.worker.device)) is not None:
             display.line(warning)
-
-    def _preflight(self, display: Display, state: TrainingState) -> None:
-        """Try everything once. With `batch.micro` = auto it finds how many rows fit at a time; nothing else changes."""
-        first, auto = state.step + 1, self.recipe.batch.micro == "auto"
+        first, auto, device = state.step + 1, self.recipe.batch.micro == "auto", self.worker.device
         if auto and state.micro is not None:
             self.loader = replace(self.loader, micro=state.micro)
         self._set_limits(Guard())
@@ -113,22 +117,15 @@ class Loop:
             return self.loader.batch(first + state.guard.shift)
 
         def evaluate() -> None:  # on a processor, of more than a step reads it would take longer than the step itself
-            self.evaluation.measure(batch().tokens.numel() if self.worker.device.type == "cpu" else None)
+            self.evaluation.measure(batch().tokens.numel() if device.type == "cpu" else None)
 
-        # each process writes for itself, or all into one place
         scratch = self.run.scratch
-        if self.mesh.splits:
+        if self.mesh.splits:  # else each process writes for itself
             scratch = Path(self.worker.ranks.share(lambda: str(scratch)))
-        findings = Preflight(
-            self.learner,
-            self.loader,
-            lambda parts: self._step(step, parts, first, 1.0),
-            evaluate,
-            self.worker.device,
-            Need(self.recipe, batch, self.mesh.layout),
-            first=first + state.guard.shift,
-            auto=auto,
-        ).run(scratch, asdict(state))
+        take, need = partial(self._step, step, step=first, rate=1.0), Need(self.recipe, batch, self.mesh.layout)
+        place = first + state.guard.shift
+        tried = Preflight(self.learner, self.loader, take, evaluate, device, need, first=place, auto=auto)
+        findings = tried.run(scratch, asdict(state))
         if auto:
             state.micro = self.worker.ranks.least(findings.micro)
             findings = replace(findings, micro=state.micro)
@@ -149,15 +146,9 @@ class Loop:
     # ---- steps
 
     def _optimisation_step(self) -> OptimisationStep:
-        return OptimisationStep(
-            self.learner.parallel,
-            self.learner.optimizer,
-            self.objective.loss,
-            self.worker.device,
-            self.recipe.precision,
-            self.recipe.optimizer.clip,
-            self.recipe.batch.size or 0,
-        )
+        learner, recipe = self.learner, self.recipe
+        settings = self.worker.device, recipe.precision, recipe.optimizer.clip, recipe.batch.size or 0
+        return OptimisationStep(learner.parallel, learner.optimizer, self.objective.loss, *settings)
 
     def _step(self, take: OptimisationStep, parts: Sequence[Batch], step: int, rate: float) -> StepResult:
         if self.compiled is not None:
@@ -200,7 +191,9 @@ class Loop:
             planned = step % save == 0 or better or self._finished(state)
             if planned or interrupted:
                 with clock.paused():
-                    self._save(state, saver, better, interrupted=not planned)
+                    self._read(state)
+                    if ranks.leads or self.mesh.splits:  # replicas hold the same state
+                        saver.save(step, lambda: self.learner.copy(state.step, asdict(state)), better, not planned)
             if self._enough(state) and not last:
                 self._stop_early(state, display)
                 return None
@@ -251,17 +244,9 @@ class Loop:
         self.pending.clear()
         guard = earlier.guard
         abandoned = [[line["step"], line["loss"]] for line in journal.rewind(earlier.step) if "loss" in line]
-        self.run.event(
-            "rollback",
-            step=state.step,
-            since=since,
-            to=earlier.step,
-            loss=loss,
-            rate=guard.rate,
-            shift=guard.shift,
-            tries=guard.tries,
-            abandoned=abandoned[:: 1 + len(abandoned) // 200],
-        )
+        changed = {"rate": guard.rate, "shift": guard.shift, "tries": guard.tries}
+        some = abandoned[:: 1 + len(abandoned) // 200]
+        self.run.event("rollback", step=state.step, since=since, to=earlier.step, loss=loss, **changed, abandoned=some)
         display.line(
             f"step {state.step}: training has gone wrong since step {since} (loss {loss:.3g}); rolling back to "
             f"{f'step {earlier.step}' if earlier.step else 'fresh weights'}, skipping the text in between, with "
@@ -282,11 +267,6 @@ class Loop:
         shown = ("loss", "gradient_norm", "tokens_per_second", "mfu")
         display.metrics(step, {key: value for key, value in (metrics | speed).items() if key in shown})
 
-    def _save(self, state: TrainingState, saver: Saver, best: bool, interrupted: bool) -> None:
-        self._read(state)
-        if self.worker.ranks.leads or self.mesh.splits:  # replicas hold the same state
-            saver.save(state.step, lambda: self.learner.copy(state.step, asdict(state)), best, interrupted)
-
     # ---- before the last step
 
     def _stop_early(self, state: TrainingState, display: Display) -> None:
@@ -306,11 +286,3 @@ class Loop:
         if interrupted.signal == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)
         raise KeyboardInterrupt
-
-
-def _start(recipe: SettledRecipe, over: Mesh, device: torch.device) -> Learner:
-    if not over.splits:
-        return learner.start(recipe, over, device)
-    from weft.training import split
-
-    return split.start(recipe, over, device)

@@ -109,8 +109,6 @@ class Objective(ABC, Generic[S]):
         run = self.folder
         return f"remove {run.data}, and `weft train --resume {run.path}` prepares it again from its sources"
 
-    # ---- before the run
-
     def amount(self) -> int:
         """About how many bytes of training text there are, from the sizes of the files, less what is held out."""
         data = self.recipe.data
@@ -131,8 +129,6 @@ class Objective(ABC, Generic[S]):
         """The same with the sizes of the vocabularies."""
         source = None if self.recipe.source_tokenizer is None else self.tokenizers.source.vocab_size
         return Facts(bytes_, self.tokenizer.vocab_size, source, rows, labels)
-
-    # ---- what the trainer asks
 
     @property
     @abstractmethod
@@ -195,8 +191,6 @@ class Objective(ABC, Generic[S]):
                     right += int(extras["next_correct"])
                     asked += len(batch.tokens)
         return {"loss": total / max(1, targets)} | ({"next_accuracy": right / asked} if asked else {})
-
-    # ---- after the run
 
     @abstractmethod
     def measure(self, model: LanguageModel, side: Side = "validation") -> Results:

@@ -8,10 +8,9 @@ from torch import Tensor, nn, optim
 
 from weft.errors import ConfigError
 from weft.models.transformer import Stack
-from weft.nn.lora import LowRank, block_linears
+from weft.nn.block import block_linears
+from weft.nn.linear import LowRank
 from weft.recipe import optimizer as config
-
-# ---- which parameters are treated how
 
 
 def decay_groups(
@@ -63,44 +62,36 @@ def block_matrices(model: nn.Module) -> dict[Tensor, list[int]]:
     return heights
 
 
-# ---- the optimizers
-
-
 def build(settings: config.Optimizer, model: nn.Module, local: Mapping[str, Tensor] | None = None) -> optim.Optimizer:
-    """The optimizer of a model's trainable parameters; one fused kernel updates all. The learning rate is set at every
-    step.
+    """The optimizer of a model's trainable parameters; one fused kernel updates all. `set_rate` sets the learning rate.
 
-    `local` has this process's part of each parameter by name, where several processes share them: then these are
-    updated.
+    `local` has this process's part of each parameter by name, where several processes share them and update these.
     """
     here: dict[Tensor, Tensor] = {p: local[name] for name, p in model.named_parameters()} if local else {}
+
+    def groups(decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
+        found = decay_groups(model, decay, layer_decay=layer_decay)
+        return [{**group, "params": [here.get(p, p) for p in group["params"]]} for group in found]
+
     match settings:
         case config.AdamW():
-            groups = _local(decay_groups(model, settings.weight_decay, layer_decay=settings.layer_decay), here)
-            return optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+            some = groups(settings.weight_decay, settings.layer_decay)
+            return optim.AdamW(some, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
         case config.Adam():
-            groups = _local(decay_groups(model, 0.0), here)
-            return optim.Adam(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+            return optim.Adam(groups(0.0), lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
         case config.SGD():
-            groups = _local(decay_groups(model, settings.weight_decay), here)
-            optimizer = optim.SGD(groups, lr=0.0, momentum=settings.momentum, fused=True)
+            optimizer = optim.SGD(groups(settings.weight_decay), lr=0.0, momentum=settings.momentum, fused=True)
             if settings.momentum:  # the fused kernel leaves them uninitialised where the first update is held back
-                for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+                for parameter in parameters(optimizer):
                     optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
             return optimizer
         case config.Muon():
             matrices = block_matrices(model)
             if not matrices:
-                raise ConfigError(
-                    "optimizer.kind = 'muon': it needs a model made of Transformer blocks; use adamw here"
-                )
+                raise ConfigError("optimizer.kind = 'muon': needs a model made of Transformer blocks; use adamw here")
             return Muon(settings, matrices, decay_groups(model, settings.weight_decay, without=matrices))
         case _:
             assert_never(settings)
-
-
-def _local(groups: list[dict[str, Any]], here: Mapping[Tensor, Tensor]) -> list[dict[str, Any]]:
-    return [{**group, "params": [here.get(p, p) for p in group["params"]]} for group in groups]
 
 
 class Muon(optim.Optimizer):
@@ -182,9 +173,6 @@ def orthogonalise(matrices: Tensor, rounds: int = 5) -> Tensor:
         gram = x @ x.mT
         x = a * x + (b * gram + c * (gram @ gram)) @ x
     return x.mT if tall else x
-
-
-# ---- what every optimizer is asked
 
 
 def set_rate(optimizer: optim.Optimizer, lr: float) -> None:

@@ -38,9 +38,7 @@ def pick_device() -> torch.device:
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """The context that forward passes run in."""
-    if precision in NARROW:
-        return torch.autocast(device.type, dtype=NARROW[precision])
-    return nullcontext()
+    return torch.autocast(device.type, dtype=NARROW[precision]) if precision in NARROW else nullcontext()
 
 
 def reading(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
@@ -93,9 +91,6 @@ def _attention_kernels(deterministic: bool) -> AbstractContextManager[object]:
     return sdpa_kernel(order, set_priority=True)
 
 
-# ---- what a device can do
-
-
 def check_precision(precision: Precision, device: torch.device) -> None:
     """Refuse a precision that the device has no products for."""
     if precision == "fp8":
@@ -114,12 +109,9 @@ def slow_precision(precision: Precision, device: torch.device) -> str | None:
         return None
     rates = products(*TYPICAL, ("fp32", precision))
     times = rates["fp32"] / max(1.0, rates[precision])
-    if times < SLOWER:
-        return None
-    return f"precision = {precision}: this processor multiplies it {times:,.0f} times as slowly as fp32"
+    line = f"precision = {precision}: this processor multiplies it {times:,.0f} times as slowly as fp32"
+    return None if times < SLOWER else line
 
-
-# ---- eight bits
 
 EIGHT = torch.float8_e4m3fn
 MAX_EIGHT = torch.finfo(EIGHT).max

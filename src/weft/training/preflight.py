@@ -96,11 +96,17 @@ class Preflight:
             needed = self.learner.size()  # only now are there moments
             free = shutil.disk_usage(scratch).free
             if free < needed:
-                raise RunError(
-                    f"{scratch.parent}: {byte_size(free)} left on the disk; a checkpoint needs {byte_size(needed)}"
-                )
+                lack = f"{byte_size(free)} left on the disk; a checkpoint needs {byte_size(needed)}"
+                raise RunError(f"{scratch.parent}: {lack}")
             self.learner.try_moments(scratch)
-            self._evaluate()
+            try:
+                with one_pass(self.learner.model):
+                    self.evaluate()
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                cure = "shorten batch.length or use a smaller model"
+                raise RunError(f"the evaluation runs out of memory although training fits; {cure}") from None
             self.learner.load(saved)
             parallel.once(lambda: shutil.rmtree(scratch, ignore_errors=True))
         finally:
@@ -108,17 +114,6 @@ class Preflight:
             if not parallel.mesh.splits or parallel.mesh.world.leads:
                 shutil.rmtree(scratch, ignore_errors=True)
         return Findings(micro, needed, free, peak_memory(self.device), time.perf_counter() - began)
-
-    def _evaluate(self) -> None:
-        try:
-            with one_pass(self.learner.model):
-                self.evaluate()
-        except Exception as error:
-            if not out_of_memory(error):
-                raise
-            raise RunError(
-                "the evaluation runs out of memory although training fits; shorten batch.length or use a smaller model"
-            ) from None
 
     def _fitting(self) -> int:
         """The rows to read at a time: as the recipe says if that fits, else an error or, with `auto`, what fits."""
@@ -170,7 +165,8 @@ class Preflight:
                 raise
             fits = False
         else:
-            fits = not self.auto or micro == 1 or not gpu or _share(self.device) <= FULL
+            tight = gpu and peak_memory(self.device) > FULL * total_memory(self.device)
+            fits = not self.auto or micro == 1 or not tight
         if not fits:
             self.learner.optimizer.zero_grad(set_to_none=True)
             if gpu:
@@ -212,10 +208,6 @@ def peak_memory(device: torch.device) -> int:
         return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _share(device: torch.device) -> float:
-    return torch.cuda.max_memory_allocated(device) / torch.cuda.get_device_properties(device).total_memory
 
 
 # ---- what is needed at the least
@@ -304,7 +296,6 @@ def free_memory(device: torch.device) -> int:
 
 
 def _noted(name: str) -> int:
-    """The bytes that Linux notes under a name."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))

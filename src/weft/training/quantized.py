@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -63,8 +62,7 @@ class QuantizedRun:
 
     def made_from(self, path: Path) -> str:
         """What decides the quantized weights of a checkpoint, hashed; its files are there, but are not read."""
-        sums = checkpoint.manifest_of(path)["files"]["model.safetensors"]["sha256"]
-        base = None
+        sums, base = checkpoint.manifest_of(path)["files"]["model.safetensors"]["sha256"], None
         if self.recipe.adapter is not None:
             check_base(self.run, self.recipe, checkpoint.present)
             base = self.run.base.read_text(encoding="utf-8")
@@ -86,7 +84,7 @@ class QuantizedRun:
     def _kept(self, bits: Bits, made_from: str) -> LanguageModel | None:
         """The model from the file that was made from the same; None where there is none, or one that is damaged."""
         place = self._place(bits)
-        note = read_note(place.with_suffix(".json"))
+        note = checkpoint.read_note(place.with_suffix(".json"))
         if note.get("made_from") != made_from:
             return None
         with empty_weights():
@@ -103,12 +101,3 @@ class QuantizedRun:
         """On a GPU weights are rounded from 16 bits, and differ."""
         name = bits if self.device.type == "cpu" else f"{bits}-{self.device.type}"
         return self.run.quantized / f"{name}.safetensors"
-
-
-def read_note(path: Path) -> dict[str, Any]:
-    """What a small file beside kept weights says; nothing where it is missing or damaged."""
-    try:
-        note = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return note if isinstance(note, dict) else {}

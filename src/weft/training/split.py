@@ -76,26 +76,20 @@ def start(recipe: SettledRecipe, mesh: Mesh, device: torch.device) -> SplitLearn
             add_adapters(model, recipe.adapter, [])
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     whole = dict(first_model(recipe).named_parameters()) if mesh.world.leads else {}
+
+    def given_out() -> Iterator[tuple[str, Tensor]]:  # one after another: nobody else has ever to hold them all
+        for name, shape in shapes.items():
+            values = whole[name].detach() if mesh.world.leads else torch.empty(shape)
+            mesh.world.give(values)
+            yield name, values
+
     frozen = mesh.world.share(lambda: [name for name, parameter in whole.items() if not parameter.requires_grad])
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in frozen)
     parallel = lay_out(fitted(model, recipe), mesh, recipe.precision, recipe.compile)
     parallel.root.to_empty(device=device)
-    parallel.fill(_given_out(whole, shapes, mesh.world))
+    parallel.fill(given_out())
     return SplitLearner(parallel, optimizer.build(recipe.optimizer, model, parallel.local))
-
-
-def _given_out(
-    whole: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], ranks: Ranks
-) -> Iterator[tuple[str, Tensor]]:
-    """The first process's parameters on every process, one after another: nobody else has ever to hold them all."""
-    for name, shape in shapes.items():
-        values = whole[name].detach() if ranks.leads else torch.empty(shape)
-        ranks.give(values)
-        yield name, values
-
-
-# ---- a trained model
 
 
 def load_part(
@@ -107,9 +101,14 @@ def load_part(
     alone, and reads that, into `dtype` or as `written_in` says.
     """
 
+    def intact(path: Path) -> Path:  # its moments, which are larger, nobody reads
+        files = checkpoint.manifest_of(path)["files"]
+        tensors.check(path / together.WEIGHTS, files[together.WEIGHTS]["sha256"])
+        return path
+
     def find() -> tuple[str, list[str]]:
         check_divides(run, recipe, ranks.ranks)
-        path, damage = checkpoint.find(run.checkpoints, "best", _intact_weights)
+        path, damage = checkpoint.find(run.checkpoints, "best", intact)
         return str(path.resolve()), damage
 
     recipe = run.recipe()
@@ -128,13 +127,6 @@ def load_part(
     return model.eval(), damage
 
 
-def _intact_weights(path: Path) -> Path:
-    """A checkpoint whose weights are as they were written; its moments, which are larger, nobody reads."""
-    files = checkpoint.manifest_of(path)["files"]
-    tensors.check(path / together.WEIGHTS, files[together.WEIGHTS]["sha256"])
-    return path
-
-
 def check_divides(run: RunFolder, recipe: Recipe, processes: int) -> None:
     """Refuse what so many processes can't divide among them, before any of them allocates memory for it."""
     if recipe.adapter is not None:
@@ -143,15 +135,12 @@ def check_divides(run: RunFolder, recipe: Recipe, processes: int) -> None:
             f"`weft export {run.path} MERGED --to weft`, and start {processes} processes with that run"
         )
     if recipe.model.kind == "ngram":
-        raise ConfigError(
-            f"{run.path}: an n-gram model has no matrices that {processes} processes could divide; start one"
-        )
+        raise ConfigError(f"{run.path}: an n-gram model has no matrices for {processes} processes to divide; start one")
     if isinstance(recipe.model, TransformerConfig):
         model = recipe.model
         if (reason := indivisible(model, processes)) is not None:
             heads = range(1, model.attention.heads + 1)
             *fitting, last = (str(number) for number in heads if indivisible(model, number) is None)
             start = f"{', '.join(fitting)} or {last}" if fitting else last
-            raise ConfigError(
-                f"{run.path}: {processes} processes: its {reason}; start {start} with torchrun --nproc-per-node"
-            )
+            cure = f"start {start} with torchrun --nproc-per-node"
+            raise ConfigError(f"{run.path}: {processes} processes: its {reason}; {cure}")

@@ -44,17 +44,10 @@ def train(
     this, and the others `follow`. Ctrl-C finishes the step, saves, logs how to resume and raises KeyboardInterrupt.
     """
     check_log(recipe.log)
-    run.event(
-        "start",
-        **(notes or {}),
-        corpus=list(objective.fingerprints),
-        data_version=VERSION,
-        weft=__version__,
-        torch=torch.__version__,
-        python=platform.python_version(),
-        device=device_name(worker.device),
-        processes=worker.ranks.ranks,
-    )
+    made_with = {"weft": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    where = {"device": device_name(worker.device), "processes": worker.ranks.ranks}
+    corpus = list(objective.fingerprints)
+    run.event("start", **(notes or {}), corpus=corpus, data_version=VERSION, **made_with, **where)
     torch.manual_seed(recipe.seed)
     if recipe.model.kind == "ngram":
         _begin(run, recipe)
@@ -125,8 +118,7 @@ def _put_right(run: RunFolder, recipe: SettledRecipe, state: TrainingState, work
 
     Where the best weights are gone, those of the next evaluation are the best.
     """
-    lost = state.lose_best(run)
-    if lost is not None:
+    if (lost := state.lose_best(run)) is not None:
         line = f"{run.checkpoints}: the best checkpoint, that of step {lost}, is gone or damaged"
         run.event("damage", line=line)
         worker.log(f"{line}; the next evaluation decides anew which is the best")
@@ -148,8 +140,5 @@ def follow(recipe: SettledRecipe, run: FollowedRun, objective: Objective[Any], w
         return
     torch.manual_seed(recipe.seed)
     loop = Loop(recipe, run, objective, worker)
-    state = TrainingState()
     origin = worker.ranks.share(lambda: "")
-    if origin:
-        state = TrainingState.from_notes(loop.learner.load(Path(origin)))
-    loop.go(state)
+    loop.go(TrainingState.from_notes(loop.learner.load(Path(origin))) if origin else TrainingState())

@@ -16,9 +16,10 @@ from weft.models.build import build
 from weft.models.config import TransformerConfig
 from weft.models.heads import LMHead
 from weft.models.transformer import Transformer
+from weft.nn.block import block_linears
 from weft.nn.config import LoRA
 from weft.nn.init import empty_weights
-from weft.nn.lora import LowRank, block_linears
+from weft.nn.linear import LowRank
 from weft.nn.lora_targets import targets
 from weft.progress import warn
 from weft.recipe.config import Recipe
@@ -81,9 +82,6 @@ def written_in(recipe: Recipe, model: LanguageModel, device: torch.device) -> to
     return torch.bfloat16 if own == torch.float32 and recipe.precision in ("bf16", "fp8") else own
 
 
-# ---- adapters: a small addition is learned, and the model's own weights stay as they are
-
-
 def add_adapters(model: nn.Module, settings: LoRA, fresh: Collection[str] = ()) -> list[str]:
     """Freeze `model` and put trained low-rank matrices beside the layers that `settings` names; their names.
 
@@ -102,8 +100,7 @@ def add_adapters(model: nn.Module, settings: LoRA, fresh: Collection[str] = ()) 
     model.requires_grad_(False)
     for name in names:
         model.set_submodule(name, LowRank(linears[name], settings))
-    new = [parameter for name, parameter in model.named_parameters() if name in fresh]
-    for parameter in [*head, *new]:
+    for parameter in [*head, *(own for name, own in model.named_parameters() if name in fresh)]:
         parameter.requires_grad_(True)
     return names
 
@@ -148,8 +145,6 @@ def _base_hash(origin: str, looked_at: Callable[[Path], Path] = checkpoint.whole
     return " ".join(files["model.safetensors"]["sha256"])
 
 
-# ---- another run's weights
-
 # what may differ from the run that weights come from: nothing that changes what the weights mean
 FREE = ("head", "dropout", "attention.dropout", "init", "vocab_size", "source_vocab_size")
 
@@ -178,9 +173,7 @@ def take_over(model: LanguageModel, origin: str) -> list[str]:
     for old, new in HANDED_ON.items():
         earlier |= {new + name.removeprefix(old): value for name, value in earlier.items() if name.startswith(old)}
     own = model.state_dict()
-    fitting = {
-        name: earlier[name] for name, value in own.items() if name in earlier and earlier[name].shape == value.shape
-    }
+    fitting = {name: found for name, found in earlier.items() if name in own and found.shape == own[name].shape}
     fresh = [name for name in own if name not in fitting]
     body = [name for name in fresh if not name.startswith("output.")]
     if body:

@@ -29,32 +29,21 @@ class Worker:
     quiet: bool = False
 
 
-def peak_flops(device: torch.device) -> float | None:
-    """Dense bf16 operations a second of a GPU that is known."""
-    known = device_called(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    return None if known is None else known.bf16
-
-
 def device_use(flops_per_token: float, tokens_per_second: float, device: torch.device) -> dict[str, float]:
     """How much of a GPU a run uses: `memory`, peak bytes, and where its peak is known, `mfu`, the share of that (model
     FLOPs utilisation; Chowdhery et al. 2022, appendix B)."""
-    use: dict[str, float] = {}
-    peak = peak_flops(device)
-    if peak is not None:
-        use["mfu"] = flops_per_token * tokens_per_second / peak
-    if device.type == "cuda":
-        use["memory"] = torch.cuda.max_memory_allocated(device)
-    return use
+    if device.type != "cuda":
+        return {}
+    known = device_called(torch.cuda.get_device_name(device))
+    mfu = {} if known is None else {"mfu": flops_per_token * tokens_per_second / known.bf16}
+    return {**mfu, "memory": torch.cuda.max_memory_allocated(device)}
 
 
 def device_name(device: torch.device) -> str:
     """As a person would call it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return counted(torch.get_num_threads(), "CPU thread")
+    gpu = device.type == "cuda"
+    return torch.cuda.get_device_name(device) if gpu else counted(torch.get_num_threads(), "CPU thread")
 
-
-# ---- signals
 
 PASSED_ON = 2.0  # seconds within which torchrun hands on the Ctrl-C that a terminal gave to every process anyway
 

@@ -15,9 +15,21 @@ from weft.models.config import Decoder, EncoderDecoder, LayerKind, LMHead
 from weft.models.presets import gpt, llama
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.config import Attention, Gated, LayerNorm, LoRA, Plain, RMSNorm
-from weft.nn.lora import LowRank
-from weft.nn.position_config import ALiBi, Learned, LearnedT5, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
-from weft.nn.scaling import DynamicNTK, LinearScaling, LongRoPE, YaRN
+from weft.nn.linear import LowRank
+from weft.nn.position_config import (
+    ALiBi,
+    DynamicNTK,
+    Learned,
+    LearnedT5,
+    LinearScaling,
+    LongRoPE,
+    NoPosition,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    T5Bias,
+    YaRN,
+)
 from weft.training.weights import add_adapters
 
 CONFIGS = {

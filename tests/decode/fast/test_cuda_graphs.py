@@ -16,8 +16,7 @@ from weft.models.config import Recurrent
 from weft.models.presets import llama
 from weft.models.transformer import Transformer
 from weft.nn.config import Attention, Gated, LayerNorm, RMSNorm
-from weft.nn.position_config import ALiBi, Learned, Rotary
-from weft.nn.scaling import DynamicNTK
+from weft.nn.position_config import ALiBi, DynamicNTK, Learned, Rotary
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3]]
 

@@ -21,8 +21,7 @@ from weft.models.config import Decoder
 from weft.models.presets import gpt, llama
 from weft.models.transformer import Transformer
 from weft.nn.config import Plain, RMSNorm
-from weft.nn.position_config import Rotary
-from weft.nn.scaling import LinearScaling
+from weft.nn.position_config import LinearScaling, Rotary
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler")
 

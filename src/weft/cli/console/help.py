@@ -124,7 +124,6 @@ def _recipe_key(name: str) -> str | None:
 
 
 def _value(name: str, arguments: Sequence[str]) -> str:
-    """What was given with an option, to be written with its key instead."""
     for at, word in enumerate(arguments):
         option, equals, value = word.partition("=")
         if option == name:

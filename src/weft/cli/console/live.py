@@ -95,11 +95,12 @@ def _table(progress: "Progress", seconds: float) -> "Group":
         mine = [job for job in progress.wanted if job.contender == name]
         done = [progress.outcomes[job] for job in mine if job in progress.outcomes]
         best = min((outcome.bits_per_byte for outcome in done if outcome.nats), default=None)
-        now = [
-            " · ".join([_part(job.share), f"{step:,}/{steps:,}", *([] if loss is None else [f"{loss:.2f}"])])
-            for job, (step, steps, loss) in progress.running.items()
-            if job.contender == name
-        ]
+        now = []
+        for job, (step, steps, loss) in progress.running.items():
+            # the first steps of a budget in minutes are taken to time them
+            part = "timing" if not job.share else "whole" if job.share == 1 else f"1/{round(1 / job.share)}"
+            if job.contender == name:
+                now.append(f"{part} · {step:,}/{steps:,}" + ("" if loss is None else f" · {loss:.2f}"))
         table.add_row(Text(name), f"{len(done)}/{len(mine)}", "" if best is None else f"{best:.3f}", "; ".join(now[:2]))
     cost = sum(progress.wanted.values())
     spent = sum(cost_of for job, cost_of in progress.wanted.items() if job in progress.outcomes)
@@ -108,11 +109,6 @@ def _table(progress: "Progress", seconds: float) -> "Group":
     left = f", about {_time(seconds * (1 - share) / share)} left" if share > 0.02 else ""
     line = f"{share:.0%} after {_time(seconds)}{left}. Ctrl-C saves, the same command continues."
     return Group(table, Text(line, style="dim"))
-
-
-def _part(share: float) -> str:
-    """A share of the budget in a word; the first steps of a budget in minutes are taken to time them."""
-    return "timing" if not share else "whole" if share == 1 else f"1/{round(1 / share)}"
 
 
 def _time(seconds: float) -> str:

@@ -7,19 +7,19 @@ from typing import Annotated, Any
 import typer
 
 
-def argument(name: str, help: str, **more: Any) -> Any:
+def argument(name: str, help: str, default: Any = ..., **more: Any) -> Any:
     """An argument of a command: what it is called in the help, and what that says of it."""
-    return typer.Argument(metavar=name, help=help, **more)
+    return typer.Argument(default, metavar=name, help=help, **more)
 
 
-def option(value: str | None, help: str, *names: str, **more: Any) -> Any:
-    """An option: what stands for its value in the help (None: a word for its type), and what that says of it."""
-    return typer.Option(*names, metavar=value, help=help, **more)
+def option(default: Any, help: str, *names: str, value: str | None = None, **more: Any) -> Any:
+    """An option: its default (... inside Annotated), what the help says of it, and what stands there for its value."""
+    return typer.Option(default, *names, metavar=value, help=help, **more)
 
 
 def flag(name: str, help: str) -> Any:
     """An option without a value."""
-    return typer.Option(name, help=help)
+    return typer.Option(False, name, help=help)
 
 
 def complete_recipes(ctx: Any, incomplete: str) -> list[str]:
@@ -60,10 +60,15 @@ def complete_keys(ctx: Any, incomplete: str) -> list[str]:
     return [f"{key}=" for key in keys_of(Recipe, tree) if key.startswith(incomplete)]
 
 
+def recipe_argument(name: str, help: str, default: Any = ..., **more: Any) -> Any:
+    """An argument that may name a preset, a recipe or a run."""
+    return argument(name, help, default, autocompletion=complete_recipes, **more)
+
+
 Run = Annotated[Path, argument("RUN", "A run's folder.", autocompletion=complete_runs)]
-AsJson = Annotated[bool, flag("--json", "Print JSON.")]
+AsJson = Annotated[bool, option(..., "Print JSON.", "--json")]
 SpecialTokens = Annotated[
-    bool, flag("--special-tokens", "Recognise special tokens, such as <mask>; otherwise they are plain text.")
+    bool, option(..., "Recognise special tokens, such as <mask>; otherwise they are plain text.", "--special-tokens")
 ]
 Changes = Annotated[
     list[str] | None, argument("KEY=VALUE", "Settings to change, such as model.layers=8.", autocompletion=complete_keys)
@@ -71,10 +76,18 @@ Changes = Annotated[
 Texts = Annotated[
     str, argument("FILE", "Texts: one per line, or one per row of a .jsonl, .csv, .tsv or .parquet file.")
 ]
-Targets = Annotated[list[str] | None, option("FILE", "Text files whose lines are the targets of the lines of --data.")]
-Text = Annotated[list[str] | None, option("SOURCE", "The text: files, folders, builtin:python.", "--data", "-d")]
+Targets = Annotated[
+    list[str] | None, option(..., "Text files whose lines are the targets of the lines of --data.", value="FILE")
+]
+Text = Annotated[
+    list[str] | None, option(..., "The text: files, folders, builtin:python.", "--data", "-d", value="SOURCE")
+]
 Jobs = Annotated[
     str | None,
-    option("N|slurm|ray", "How many runs at a time (default: as many as fit), or what runs them: slurm, ray, slurm:8."),
+    option(
+        ...,
+        "How many runs at a time (default: as many as fit), or what runs them: slurm, ray, slurm:8.",
+        value="N|slurm|ray",
+    ),
 ]
-Out = Annotated[Path | None, option("FOLDER", "Where everything is written (default: one in comparisons/).")]
+Out = Annotated[Path | None, option(..., "Where everything is written (default: one in comparisons/).", value="FOLDER")]

@@ -20,12 +20,7 @@ from weft.figures.tables import Table, text_lines
 from weft.untrusted import printable
 
 MIN_PROSE_WIDTH, MAX_PROSE_WIDTH = 20, 120  # columns that titles and remarks are wrapped at
-STYLES: dict[str, dict[str, Any]] = {
-    "title": {"bold": True},
-    "header": {"dim": True},
-    "row": {},
-    "remark": {"dim": True},
-}
+STYLES: dict[str, dict[str, Any]] = {"title": {"bold": True}, "header": {"dim": True}, "remark": {"dim": True}}
 
 
 def shown(text: str) -> str:
@@ -51,14 +46,10 @@ def print_tables(*tables: Table) -> None:
     for number, table in enumerate(tables):
         if number:
             typer.echo()
-        safe = table._replace(
-            header=list(map(shown, table.header)),
-            rows=[list(map(shown, row)) for row in table.rows],
-            title=shown(table.title),
-            remarks=list(map(shown, table.remarks)),
-        )
+        safe = table._replace(header=list(map(shown, table.header)), rows=[list(map(shown, row)) for row in table.rows])
+        safe = safe._replace(title=shown(table.title), remarks=list(map(shown, table.remarks)))
         for part, line in text_lines(safe, width, prose):
-            typer.secho(line, **STYLES[part])
+            typer.secho(line, **STYLES.get(part, {}))
 
 
 def print_json(value: Any) -> None:

@@ -38,9 +38,7 @@ def refuse_together(ranks: "Ranks", options: Mapping[str, Any]) -> None:
     name, value = next(((name, value) for name, value in options.items() if value), ("", None))
     if name and not ranks.alone:
         given = name if value is True else f"{name} {value}"
-        raise ConfigError(
-            f"{given}: not for a model that is divided over {ranks.ranks} processes; leave it out, or start one process"
-        )
+        raise ConfigError(f"{given}: not for a model divided over {ranks.ranks} processes; leave it out, or start one")
 
 
 def load_together(run: Path, **given: Any) -> "Run":

@@ -180,10 +180,8 @@ class BlockManager:
             request, count = work[place]
             starts[-1 if count == 1 else request.read].append(place)
         for start, places in starts.items():
-            if start < 0:
-                yield from bands(places, [work[place][0].read for place in places], self.toll)
-            else:
-                yield from bands(places, [work[place][1] for place in places], CALL)
+            sizes = [work[place][0].read if start < 0 else work[place][1] for place in places]
+            yield from bands(places, sizes, self.toll if start < 0 else CALL)
 
     def _read(self, work: Work) -> Tensor:
         """By the model: one call for all, padded where they are unequal."""
@@ -214,8 +212,5 @@ def bands(places: Sequence[int], sizes: Sequence[int], toll: float) -> list[list
     cut = max(range(1, len(order)), key=lambda cut: cut * (longest - sizes[order[cut - 1]]))
     if cut * (longest - sizes[order[cut - 1]]) <= toll:
         return [places]
-    return [
-        band
-        for half in (order[:cut], order[cut:])
-        for band in bands([places[i] for i in sorted(half)], [sizes[i] for i in sorted(half)], toll)
-    ]
+    halves = sorted(order[:cut]), sorted(order[cut:])
+    return [band for half in halves for band in bands([places[i] for i in half], [sizes[i] for i in half], toll)]

@@ -85,8 +85,7 @@ class Scheduler:
         new[1:] = sorted(new[1:], key=lambda request: request.unread)
         left = self.prefill
         for request in new:
-            most = max(1, self.prefill // 2) if len(new) > 1 else left
-            size = min(request.unread, left, most)
+            size = min(request.unread, left, max(1, self.prefill // 2) if len(new) > 1 else left)
             work.append((request, size))
             left -= size
             if left == 0:
@@ -104,7 +103,6 @@ class Scheduler:
         request.slide()
 
     def _admit(self) -> None:
-        """Admit those that wait, in the order they came, as long as blocks are free."""
         later: list[Request] = []  # their prefix is being read just now
         while self.waiting and len(self.running) < self.rows:
             request = self.waiting.popleft()
@@ -218,7 +216,6 @@ class Engine:
         self._late = late
 
     def _catch_up(self) -> None:
-        """Hand on what was written in the last step, if the host hasn't seen it yet."""
         if self._late is None:
             return
         (requests, arrived), self._late = self._late, None

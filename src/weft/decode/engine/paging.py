@@ -39,15 +39,12 @@ class BlockStore:
             self.data = torch.from_numpy(zeros).view(table.dtype).view(shape)
         else:
             self.data = torch.zeros(shape, dtype=table.dtype, device=table.device)
-        self.blocks, self.block_size = blocks, block_size
-        self.nowhere = blocks
+        self.blocks, self.block_size, self.nowhere = blocks, block_size, blocks
         self._gathered = self.data.new_empty(0)
 
     def gathered(self, size: int) -> Tensor | None:
-        """Space for so many numbers that rows read. A step uses it at once, so one piece serves all.
-
-        None on a GPU: its allocator is quick, and a graph must find its memory again when this piece has moved.
-        """
+        """Space for so many numbers that rows read. A step uses it at once, so one piece serves all. None on a GPU: its
+        allocator is quick, and a graph must find its memory again when this piece has moved."""
         if self.data.is_cuda:
             return None
         if self._gathered.numel() < size:
@@ -116,9 +113,6 @@ class PagedLayer(NamedTuple):
         seen = torch.index_select(stretches, 0, reach, out=None if place is None else place.view(len(reach), -1))
         keys, values = seen.view(2, B, H, -1, D)[:, :, :, : self.start + T]
         return keys, values
-
-
-# ---- which text has which block
 
 
 @dataclass

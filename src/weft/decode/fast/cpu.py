@@ -47,8 +47,7 @@ class CPUFastPath:
         assert model.decoder is not None
         config, self.model, self.state = model.config, model, state
         self.heads, self.kv_heads, self.d_head = config.attention.heads, config.attention.groups, config.d_head
-        self.window = config.attention.window
-        self.scale = config.embedding_factor
+        self.window, self.scale = config.attention.window, config.embedding_factor
         self.embedding_norm, self.norm = _norm(model.decoder.embedding_norm), _norm(model.decoder.norm)
         self.pack = pack  # until that is done
         self.layers = [_Layer(block, False) for block in model.decoder.blocks]
@@ -107,8 +106,7 @@ class CPUFastPath:
         if state.max_len == self.max_len:
             return
         self.max_len = state.max_len
-        position, kind = decoder.position, self.model.config.position
-        places = torch.arange(self.max_len)[None]
+        position, kind, places = decoder.position, self.model.config.position, torch.arange(self.max_len)[None]
         if isinstance(kind, ADDED):
             self.added = position.embed(torch.zeros(1, self.max_len, self.model.config.d_model), places)[0]
         if isinstance(kind, BIASED):
@@ -274,10 +272,8 @@ _held: WeakKeyDictionary[nn.Module, _Packed] = WeakKeyDictionary()  # a model an
 
 
 def packed_product(part: nn.Module, weight: Tensor, bias: Tensor | None) -> Product:
-    """x (batch, K) → x Wᵀ + b (batch, N) for a weight (N, K) in float32 on a CPU, which `part` multiplies by.
-
-    The packed weight is kept with `part`, until the weight is another or has been changed.
-    """
+    """x (batch, K) → x Wᵀ + b (batch, N) for a weight (N, K) in float32 on a CPU, which `part` multiplies by. The
+    packed weight is kept with `part`, until the weight is another or has been changed."""
     version = weight.data_ptr(), 0 if weight.is_inference() else weight._version
     held = _held.get(part)
     if held is None or held.weight() is not weight or held.version != version:

@@ -54,9 +54,8 @@ class FusedLayers:
 
     def attention_for(self, batch: int, crowd: int) -> Any:
         """Attention of a step of so many rows, by about `crowd` programs for each of the GPU's processors."""
-        processors = 1
-        if self.device.type == "cuda":
-            processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        gpu = torch.cuda.get_device_properties(self.device) if self.device.type == "cuda" else None
+        processors = 1 if gpu is None else gpu.multi_processor_count
         shape = batch, self.heads, self.kv_heads, self.d_head
         return self.attend.Attention(*shape, self.device, crowd * processors, self.attend.BLOCK)
 
@@ -66,17 +65,15 @@ class FusedLayers:
         return self.model.decoder.norm(x)
 
     def _feedforward(self, block: Any, x: Tensor) -> Tensor:
-        forward = block.feedforward
-        h = self._times(forward.gate_up, x, norm=block.feedforward_skip.norm, gated=True)
-        return self._times(forward.down, h, residual=x)
+        h = self._times(block.feedforward.gate_up, x, norm=block.feedforward_skip.norm, gated=True)
+        return self._times(block.feedforward.down, h, residual=x)
 
     def _read_feedforward(self, block: Any, x: Tensor) -> Tensor:
         """x (…, d_model) of many tokens plus its gated layer."""
-        forward = block.feedforward
-        both = self._plain(forward.gate_up, block.feedforward_skip.norm(x))
+        both = self._plain(block.feedforward.gate_up, block.feedforward_skip.norm(x))
         gated = self.kernels.gate(both.flatten(0, -2)).view(*x.shape[:-1], -1)
         del both  # the widest of all
-        return self._plus(forward.down, gated, x)
+        return self._plus(block.feedforward.down, gated, x)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         x = F.embedding(tokens, self.model.embedding.weight)
@@ -105,8 +102,7 @@ class FusedLayers:
     def _plus(self, part: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
         """residual + x Wᵀ, added where the product is summed up."""
         if type(part) is Linear:  # an adapter is one as well, with more to it
-            flat = torch.addmm(residual.flatten(0, -2), x.flatten(0, -2), part.weight.t())
-            return flat.view_as(residual)
+            return torch.addmm(residual.flatten(0, -2), x.flatten(0, -2), part.weight.t()).view_as(residual)
         numbers = self._few_rows(part, x)
         return residual + part(x) if numbers is None else self.kernels.product(x.contiguous(), *numbers, residual)
 
@@ -154,10 +150,8 @@ class CUDAFastPath(FusedLayers):
         qkv = self._plain(attention.qkv, block.attention_skip.norm(x))
         self.attend.rotate_and_store(qkv, self.angles, keys, values)
         q = qkv[..., : self.heads * self.d_head].unflatten(-1, (self.heads, self.d_head)).transpose(1, 2)
-        shared = self.heads != self.kv_heads
-        mixed = F.scaled_dot_product_attention(
-            q, keys[:, :, :T], values[:, :, :T], is_causal=True, scale=attention.scale, enable_gqa=shared
-        )
+        given, shared = (q, keys[:, :, :T], values[:, :, :T]), self.heads != self.kv_heads
+        mixed = F.scaled_dot_product_attention(*given, is_causal=True, scale=attention.scale, enable_gqa=shared)
         return self._plus(attention.out, mixed.transpose(1, 2).flatten(2), x)
 
     def _words(self, x: Tensor) -> Tensor:
@@ -198,15 +192,12 @@ class PagedFastPath(FusedLayers):
     def attention_of(self, batch: int) -> Any:
         """Attention of a step of so many rows."""
         attention = self.attention_for(batch, self.attend.CROWD if batch == 1 else CROWD)
-        if batch > 1:
-            attention.warps = WARPS
+        attention.warps = attention.warps if batch == 1 else WARPS
         return attention
 
     def step(self, tokens: Tensor, reads: Tensor, slots: Tensor, attention: Any) -> Tensor:
         """tokens (rows,), each after reads (rows,) others of the text in its slot → features (rows, d_model).
-
-        `attention` is this batch size's, from `attention_of`.
-        """
+        `attention` is this batch size's, from `attention_of`."""
         x = self._embed(tokens)
         mixed = torch.empty(len(x), self.heads * self.d_head, dtype=self.dtype, device=self.device)
         for number, block in enumerate(self.blocks):
@@ -219,12 +210,11 @@ class PagedFastPath(FusedLayers):
 
     def read(self, chunks: list[Chunk]) -> Tensor:
         """Read chunks of several texts → features (chunks, d_model) after the last token of each."""
-        lengths = [len(chunk.ids) for chunk in chunks]
+        lengths, high = [len(chunk.ids) for chunk in chunks], self.attend.HIGH
         ends = list(accumulate(lengths))
         ids = np.concatenate([np.array(chunk.ids, dtype=np.int64) for chunk in chunks])
         each = np.concatenate([np.arange(chunk.read, chunk.read + len(chunk.ids)) for chunk in chunks])
         columns = np.stack([ids, each, np.repeat([chunk.slot for chunk in chunks], lengths)])
-        high = self.attend.HIGH
         tiles = [
             (chunk.slot, end - len(chunk.ids) + at, min(high, len(chunk.ids) - at), chunk.read + at)
             for chunk, end in zip(chunks, ends, strict=True)

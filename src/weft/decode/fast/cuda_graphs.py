@@ -46,9 +46,8 @@ class _Bucket(TransformerState):
 
     def __init__(self, state: TransformerState, seen: int):
         super().__init__(state.cache, state.lengths.shape[0], seen, state.source_cache, state.source_mask)
-        self.lengths = state.lengths
+        self.lengths, self.longest = state.lengths, seen - 1
         self.even = False  # lengths are known to the device alone
-        self.longest = seen - 1
 
     def advance(self, time: int, lengths: Tensor | None = None) -> None:
         self.lengths.add_(time)
@@ -74,8 +73,7 @@ _warmed_up: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()  # ki
 
 def capture(model: Transformer, kind: Any, work: Callable[[], Tensor], undo: Callable[[], None]) -> Captured:
     """Capture the work as a CUDA graph, after a warm-up, in which everything is compiled and loaded, and which is
-    undone. Work of a kind that was warmed up before, with these weights, is captured at once.
-    """
+    undone. Work of a kind that was warmed up before, with these weights, is captured at once."""
     assert model.decoder is not None
     weights = model.decoder.blocks[0].attention.qkv  # type: ignore[union-attr]
     assert isinstance(weights, nn.Module)
@@ -123,7 +121,9 @@ class GraphStep:
         """Read tokens (batch,), or what the last step chose; logits (batch, vocab_size), overwritten by the next."""
         if tokens is not None:
             self.tokens.copy_(tokens.unsqueeze(1))
-        seen = self._seen()
+        seen = self.state.max_len  # places that this step has to look at; the kernels look at the filled ones only
+        if self.kernels is None:
+            seen = min(seen, max(FIRST_BUCKET, 1 << self.state.longest.bit_length()))
         if self.device.type != "cuda":
             logits = self._work(seen)
         else:
@@ -135,10 +135,8 @@ class GraphStep:
         return logits
 
     def run_ahead(self, logits: Tensor, steps: int) -> Iterator[list[int]]:
-        """The tokens of all rows, step by step, from the logits (batch, V) after the prompts on; `steps` at most.
-
-        The device works up to a few steps ahead of what is given out, so a caller that stops early has wasted those.
-        """
+        """The tokens of all rows, step by step, from the logits (batch, V) after the prompts on; `steps` at most. The
+        device works up to a few steps ahead of what is given out, so a caller that stops early has wasted those."""
         sampler = self.sampler
         assert sampler is not None
         self.tokens.copy_(sampler(logits).unsqueeze(1))
@@ -152,16 +150,6 @@ class GraphStep:
                 yield _checked(ready.popleft()(), logits, sampler.vocab_size)
         while ready:
             yield _checked(ready.popleft()(), logits, sampler.vocab_size)
-
-    def _seen(self) -> int:
-        """Places that this step has to look at; the kernels look at the filled ones only."""
-        capacity = self.state.max_len
-        if self.kernels is not None:
-            return capacity
-        seen = FIRST_BUCKET
-        while seen <= self.state.longest:
-            seen *= 2
-        return min(seen, capacity)
 
     def _work(self, seen: int) -> Tensor:
         self.state.lengths.clamp_(max=self.state.max_len - 1)
@@ -278,8 +266,7 @@ class PagedGraphs:
         """A step of some rows, and beside it chunks of prompts, by the kernels: features (rows + chunks, d_model)."""
         assert self.kernels is not None and chunks
         if self.beside is None:
-            features = [self.step(*rows)] if rows[0] else []
-            return torch.cat([*features, self.kernels.read(chunks)])
+            return torch.cat([*([self.step(*rows)] if rows[0] else []), self.kernels.read(chunks)])
         now = torch.cuda.current_stream(self.device)
         self.beside.wait_stream(now)
         features = [self.step(*rows)] if rows[0] else []
@@ -291,9 +278,7 @@ class PagedGraphs:
 
     def step(self, slots: Sequence[int], reads: Sequence[int], tokens: Sequence[int]) -> Tensor:
         """Read one token in each of these slots, after reads[i] others; −1 stands for the newest one on the device.
-
-        Features (slots, d_model), to be used before the next step.
-        """
+        Features (slots, d_model), to be used before the next step."""
         rows = len(slots)
         size = next((size for size in SIZES if size >= rows), -(-rows // 64) * 64)
         width = 0  # the kernels look at what is filled alone

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.decode.fast import kernels4
-from weft.decode.fast.kernels4 import loaded, put_row, put_rows
+from weft.decode.fast.kernels4 import loaded, put_rows
 
 # Tiles of the product with one vector, as `benchmarks/gpu_decode.py --parts tune` found them on an H200: rows (of one
 # half, where it is gated), columns and bits of a matrix → rows and columns (with 4 bits, halves of groups) of a tile,
@@ -129,12 +129,19 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
     y = tl.sum(sums, axis=1)
     if SCALED:
         y *= 256 * tl.load(scale_ptr + rows).to(tl.float32)
-    up = y
+    if NORM:  # gain · x / RMS(x): the root is one number for the whole row, so it can come last
+        root = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
+        y *= root
     if GATED:
         up = tl.sum(others, axis=1)
         if SCALED:
             up *= 256 * tl.load(scale_ptr + N + rows).to(tl.float32)
-    put_row(y, up, tl.sum(squares, axis=0) / K, residual_ptr, y_ptr, rows, eps, NORM, GATED, RESIDUAL)
+        if NORM:
+            up *= root
+        y = y / (1 + tl.exp(-y)) * up
+    if RESIDUAL:
+        y += tl.load(residual_ptr + rows).to(tl.float32)
+    tl.store(y_ptr + rows, y.to(y_ptr.dtype.element_ty))
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -245,9 +252,7 @@ def matvec(
 
 def product(x: Tensor, weight: Tensor, scale: Tensor, residual: Tensor | None = None) -> Tensor:
     """x (…, K) times 8-bit weights (N, K) with scale (N,), or 4-bit ones as for `matvec`, plus `residual`: → (…, N).
-
-    For some rows, not many.
-    """
+    For some rows, not many."""
     (N, width), M, four = weight.shape, x.numel() // x.shape[-1], weight.dtype == torch.uint8
     if four and M > kernels4.MAX_FUSED_ROWS:
         y = F.linear(x, kernels4.widen(weight, scale, x.dtype))

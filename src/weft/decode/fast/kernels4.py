@@ -17,31 +17,10 @@ HALF = tl.constexpr(16)
 MAX_FUSED_ROWS = 64  # of x, up to which weights become floats on their way, not beforehand
 
 
-# ---- what the kernels share with those of `kernels.py`
-
-
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def loaded(at, mask, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
     """What is there; a block that is WHOLE needs no mask."""
     return tl.load(at) if WHOLE else tl.load(at, mask=mask, other=0)
-
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def put_row(  # type: ignore[no-untyped-def]
-    y, up, mean_square, residual_ptr, y_ptr, rows, eps,
-    NORM: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr,
-):  # fmt: skip
-    """Store a product with one vector after all that stands behind it; `up` is the gate's other half, if GATED."""
-    if NORM:  # gain · x / RMS(x): the root is one number for the whole row, so it can come last
-        root = tl.rsqrt(mean_square + eps)
-        y *= root
-        if GATED:
-            up *= root
-    if GATED:
-        y = y / (1 + tl.exp(-y)) * up
-    if RESIDUAL:
-        y += tl.load(residual_ptr + rows).to(tl.float32)
-    tl.store(y_ptr + rows, y.to(y_ptr.dtype.element_ty))
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -52,9 +31,6 @@ def put_rows(y, residual_ptr, y_ptr, rows, columns, M, N: tl.constexpr, RESIDUAL
     if RESIDUAL:
         y += tl.load(residual_ptr + at, mask=kept, other=0).to(tl.float32)
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=kept)
-
-
-# ---- products
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -168,8 +144,17 @@ def matvec_kernel(  # type: ignore[no-untyped-def]
         if GATED:
             others += scale_up * _dots(now_up, lower, upper, ASM) + centre_up * total
     y = tl.sum(sums, axis=1)
-    up = tl.sum(others, axis=1) if GATED else y
-    put_row(y, up, tl.sum(squares, axis=0) / K, residual_ptr, y_ptr, written, eps, NORM, GATED, RESIDUAL)
+    if NORM:  # as in `kernels.py`; a function that both share is passed the sum of squares where nothing is normed, too
+        root = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
+        y *= root
+    if GATED:
+        up = tl.sum(others, axis=1)
+        if NORM:
+            up *= root
+        y = y / (1 + tl.exp(-y)) * up
+    if RESIDUAL:
+        y += tl.load(residual_ptr + written).to(tl.float32)
+    tl.store(y_ptr + written, y.to(y_ptr.dtype.element_ty))
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]

@@ -40,9 +40,6 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
-# ---- structures of c/products.h and c/step.c, by their names there
-
-
 class Matrix(Structure):
     _fields_ = _fields(c_int32, "kind rows columns") + _fields(c_void_p, "weights scales centres bias")
 
@@ -70,9 +67,6 @@ class Model(Structure):
     ]
 
 
-# ---- the library
-
-
 @cache
 def library() -> ctypes.CDLL | None:
     """What was compiled, or None where that is not possible or not wanted."""
@@ -86,8 +80,7 @@ def library() -> ctypes.CDLL | None:
     found.weft_step.argtypes = [POINTER(Model), c_void_p, c_int, c_void_p, c_int]
     found.weft_share.argtypes = [c_void_p, c_void_p, c_void_p]
     found.weft_share.restype = None
-    threads = _openmp()
-    if threads is not None:
+    if (threads := _openmp()) is not None:
         functions = (threads.GOMP_parallel, threads.omp_get_thread_num, threads.omp_get_num_threads)
         found.weft_share(*(ctypes.cast(function, c_void_p) for function in functions))
     return found
@@ -121,8 +114,7 @@ def _compiled() -> Path:
     compiler_itself = os.stat(compiler)
     known = f"{compiler} {compiler_itself.st_size} {compiler_itself.st_mtime} {FLAGS} {fingerprint()}".encode()
     name = f"step-{hashlib.sha256(b'%'.join([known, *sources])).hexdigest()[:16]}.so"
-    folder = cache_folder()
-    path = folder / name
+    path = (folder := cache_folder()) / name
     kept = path.stat() if path.is_file() else None
     if kept is not None and kept.st_uid == os.getuid() and not kept.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return path
@@ -138,9 +130,6 @@ def _compiled() -> Path:
     raise OSError(f"{compiler} can't compile {SOURCES}")
 
 
-# ---- what it is given
-
-
 def address(tensor: Tensor | None) -> int | None:
     """Where a tensor's numbers begin."""
     assert tensor is None or tensor.is_contiguous()
@@ -149,9 +138,7 @@ def address(tensor: Tensor | None) -> int | None:
 
 def in_bands(rows: Tensor) -> Tensor:
     """Rows (N, width) as c/bands.h reads whole numbers, their scales and centres: 16 rows interleaved, bytes in fours.
-
-    The last band is filled up with zeros.
-    """
+    The last band is filled up with zeros."""
     rows = F.pad(rows, (0, 0, 0, -len(rows) % BAND))
     words = rows.view(torch.int32) if rows.element_size() == 1 else rows
     return words.unflatten(0, (-1, BAND)).transpose(1, 2).contiguous().view(rows.dtype)
@@ -164,10 +151,8 @@ def matrix(
     centres: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Matrix:
-    """A matrix of this shape: float32 or bf16, or int8 or two 4-bit numbers a byte (uint8), which are `in_bands`.
-
-    The tensors have to be kept for as long as it is used.
-    """
+    """A matrix of this shape: float32 or bf16, or int8 or two 4-bit numbers a byte (uint8), which are `in_bands`. The
+    tensors have to be kept for as long as it is used."""
     return Matrix(KINDS[numbers.dtype], *shape, address(numbers), address(scales), address(centres), address(bias))
 
 

@@ -198,14 +198,14 @@ class Case(NamedTuple):
         return self.on_cpu and native.library() is not None
 
     @property
+    def triton(self) -> bool:
+        return self.device.type == "cuda" and has_kernels()
+
+    @property
     def kleidiai(self) -> bool:
         """Whether Arm's kernels are: elsewhere the operation exists too, but only as a slow stand-in."""
         grouped = self.groups == 1 or (self.K // self.groups) % 32 == 0
         return self.on_cpu and torch.backends.kleidiai.is_available() and self.K % 2 == 0 and grouped
-
-    @property
-    def triton(self) -> bool:
-        return self.device.type == "cuda" and has_kernels()
 
 
 @dataclass(frozen=True)
@@ -285,10 +285,8 @@ def fastest(bits: Bits, case: Case, dtype: torch.dtype) -> Kernel:
 
 @cache
 def seconds(bits: Bits) -> dict[str, float]:
-    """How long a decoding step's product of ordinary size takes one thread of this CPU, by each kernel that works.
-
-    Of several threads one may wait for a processor that is busy with other things, and the clock would show that.
-    """
+    """How long a decoding step's product of ordinary size takes one thread of this CPU, by each kernel that works. Of
+    several threads one may wait for a processor that is busy with other things, and the clock would show that."""
     sample, x = _sample(bits, *SAMPLE), torch.ones(1, SAMPLE[1])
     case = Case(*SAMPLE, sample.groups, torch.device("cpu"))
     multiply = {kernel.name: kernel.make(sample) for kernel in able_to(bits, case, torch.float32) or [PLAIN[bits]]}

@@ -22,7 +22,7 @@ from weft.models.base import LanguageModel
 from weft.models.transformer import Transformer
 from weft.nn.activations import capped
 from weft.nn.dropout import RowRng
-from weft.nn.lora import LowRank
+from weft.nn.linear import LowRank
 from weft.progress import bar
 
 HEAD = "output.words"  # the name of the layer that gives the logits

@@ -102,9 +102,8 @@ class Packed(NamedTuple):
         if kept == "int4" and self.centres is not None:
             wanted["centres"] = ((N, groups), torch.float32)
         found = {name: tensor for name, tensor in self._asdict().items() if tensor is not None}
-        return {name: (tuple(each.shape), each.dtype) for name, each in found.items()} == wanted and all(
-            each.is_contiguous() for each in found.values()
-        )
+        same = {name: (tuple(each.shape), each.dtype) for name, each in found.items()} == wanted
+        return same and all(each.is_contiguous() for each in found.values())
 
 
 def quantize_rows(weight: Tensor) -> Groups:
@@ -136,10 +135,8 @@ def centres_pay(weight: Tensor, group: int = GROUP) -> bool:
     """Whether centres leave much less error, judged by some of the rows. They do for blocks of a Q4_1 file, which lie
     on 16 even steps around any middle; weights as they were trained lie around 0 anyway."""
     some = weight[:: max(1, len(weight) // 64)]
-    plain, centred = (
-        (some - rounded.dequantize()).square().sum()
-        for rounded in (quantize_around_zero(some, group), quantize_groups(some, group))
-    )
+    ways = quantize_around_zero, quantize_groups
+    plain, centred = ((some - rounded(some, group).dequantize()).square().sum() for rounded in ways)
     return bool(centred < WORTH * plain)
 
 

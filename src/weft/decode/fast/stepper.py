@@ -31,9 +31,8 @@ from weft.models.recurrent import HiddenStates
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.cache import KeyValueCache
 from weft.nn.config import Gated, RMSNorm
-from weft.nn.position_config import Learned, NoPosition, Rotary, Sinusoidal
+from weft.nn.position_config import Learned, LinearScaling, Llama3Scaling, NoPosition, Rotary, Sinusoidal
 from weft.nn.scaled_dot_product import Probabilities
-from weft.nn.scaling import LinearScaling, Llama3Scaling
 
 FIRST_CAPACITY = 1 << 10  # tokens after the prompt that a state has capacity for at the start
 FIRST_CAPACITY_ON_CUDA = 1 << 15  # where CUDA graphs are captured with the address of the memory they use
@@ -116,10 +115,8 @@ class Stepper:
 
 
 def grow(state: State, tokens: int, limit: int) -> bool:
-    """Give `state` capacity for so many more tokens, unless that is above `limit` in all; True if it had to grow.
-
-    It gets half as much again, in new tensors.
-    """
+    """Give `state` capacity for so many more tokens, unless that is above `limit` in all; True if it had to grow. It
+    gets half as much again, in new tensors."""
     needed = state.longest + tokens
     if needed <= state.max_len or needed > limit:
         return False
@@ -189,10 +186,8 @@ def llama_like(settings: Any) -> bool:
 
 
 def _others_at_default(settings: Decoder | EncoderDecoder, read: Collection[str]) -> bool:
-    """Whether a model writes words, and all settings but those that are `read` are at their defaults.
-
-    Other positions than rotary ones are read whole, from the model's own tables.
-    """
+    """Whether a model writes words, and all settings but those that are `read` are at their defaults. Other positions
+    than rotary ones are read whole, from the model's own tables."""
     read = read if isinstance(settings.position, Rotary) else {*read, "position"}
     read_below = tuple(f"{name}." for name in read)
     return isinstance(settings.head, LMHead) and all(f"{name}.".startswith(read_below) for name in _changed(settings))
@@ -214,10 +209,9 @@ def native_path_fits(model: LanguageModel, state: State) -> bool:
     settings: Any = model.config
     if len(state.lengths) != 1 or not _in_float32(model, state) or not isinstance(settings, Decoder):
         return False
-    scaling = getattr(settings.position, "scaling", None)
-    if not isinstance(settings.position, Rotary | Learned | Sinusoidal | NoPosition):
-        return False
-    if not isinstance(scaling, LinearScaling | Llama3Scaling | None) or settings.d_head > native.MAX_D_HEAD:
+    placed = isinstance(settings.position, Rotary | Learned | Sinusoidal | NoPosition)
+    scaled = isinstance(getattr(settings.position, "scaling", None), LinearScaling | Llama3Scaling | None)
+    if not placed or not scaled or settings.d_head > native.MAX_D_HEAD:
         return False
     if settings.feedforward.activation not in native.ACTIVATIONS or not _others_at_default(settings, NATIVE):
         return False
@@ -225,14 +219,12 @@ def native_path_fits(model: LanguageModel, state: State) -> bool:
 
 
 def cpu_fast_path_fits(model: LanguageModel, state: State) -> bool:
-    """A decoder whose positions do the same in every step, with or without a source, in float32, with rows of equal
-    length."""
+    """A decoder whose positions do the same in every step, with or without a source, in float32, rows equally long."""
     settings: Any = model.config
     if not _in_float32(model, state) or not isinstance(settings, Decoder | EncoderDecoder):
         return False
-    if settings.placement not in ("pre", "post", "none"):
-        return False
-    if type(settings.position) not in (Rotary, NoPosition, *ADDED, *BIASED):
+    known = type(settings.position) in (Rotary, NoPosition, *ADDED, *BIASED)
+    if settings.placement not in ("pre", "post", "none") or not known:
         return False
     return settings.position.changes_after(settings.context) is None and _others_at_default(settings, CPU)
 
@@ -256,7 +248,6 @@ def cuda_fast_path(model: LanguageModel, state: State) -> CUDAFastPath | None:
 
 
 def _kernels_fit(model: Transformer) -> bool:
-    """LLaMA's shape, on a GPU, in 16 bits, and Triton is there."""
     table = model.embedding.weight
     if not table.is_cuda or table.dtype not in (torch.bfloat16, torch.float16) or not has_kernels():
         return False

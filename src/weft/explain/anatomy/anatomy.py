@@ -44,18 +44,13 @@ class Anatomy(Picture):
         return sum(part.parameters for part in self.columns)
 
     def figure(self) -> Figure:
-        """The usual picture: boxes from the tokens below to the logits above."""
         return diagram(self.columns)
 
     def html(self) -> str:
-        """The diagram, and a card for each part with the lines of weft that compute it."""
-        drawn = [
-            Markup(svg(diagram((part,)), f"{part.name}: boxes from the tokens below to the output above"))
-            for part in self.columns
-        ]
-        return template("anatomy.html").render(
-            columns=self.columns, diagrams=drawn, letters=self.letters(), parameters=self.parameters
-        )
+        label = "{}: boxes from the tokens below to the output above"
+        drawn = [Markup(svg(diagram((part,)), label.format(part.name))) for part in self.columns]
+        shown = {"columns": self.columns, "letters": self.letters(), "parameters": self.parameters}
+        return template("anatomy.html").render(**shown, diagrams=drawn)
 
     def letters(self) -> str:
         """What the letters in shapes mean."""

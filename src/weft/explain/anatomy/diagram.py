@@ -73,16 +73,13 @@ def diagram(columns: Sequence[Part]) -> Figure:
 
 
 def _reads(part: Part) -> bool:
-    """Whether something in it reads the source."""
     return part.reads or any(map(_reads, part.parts))
 
 
 def _height(part: Part) -> float:
     """How high a part is, with the arrow below it."""
-    if part.skips:
-        return GAP + 2 * SUM
-    if part.box:
-        return GAP + HIGH
+    if part.skips or part.box:
+        return GAP + (2 * SUM if part.skips else HIGH)
     return sum(map(_height, part.parts)) + (2 * GAP if part.parts and part.repeats > 1 else 0.0)
 
 
@@ -108,7 +105,6 @@ def _draw(column: _Column, part: Part) -> None:
 
 
 def _rise(column: _Column, framed: bool) -> None:
-    """A line through the edge of a frame."""
     if framed:
         column.axes.plot([column.x, column.x], [column.y, column.y + GAP], **LINE)
         column.y += GAP
@@ -137,7 +133,6 @@ def _box(column: _Column, part: Part) -> None:
 
 
 def _sum(column: _Column, start: float) -> None:
-    """A circle with a plus, and the line around what is skipped."""
     axes, x, y = column.axes, column.x, column.y + SUM
     out = x + column.side * (WIDE / 2 + 0.34)
     axes.plot([x, out, out], [start, start, y], **LINE)
@@ -150,10 +145,9 @@ def _sum(column: _Column, start: float) -> None:
 def _frame(column: _Column, part: Part, start: float) -> None:
     left, pad = column.x - WIDE / 2, 0.52
     size = WIDE + 2 * pad, column.y - start - 0.2
-    look = {"facecolor": "none", "edgecolor": SOFT, "linewidth": 1.1}
-    _rounded(column.axes, (left - pad, start + 0.1), size, 0.16, **look)
-    where = {"ha": "right", "va": "center"}
-    column.axes.text(left - pad - 0.1, (start + column.y) / 2, f"{part.repeats} ×", fontsize=11, **where)
+    _rounded(column.axes, (left - pad, start + 0.1), size, 0.16, facecolor="none", edgecolor=SOFT, linewidth=1.1)
+    middle = (start + column.y) / 2
+    column.axes.text(left - pad - 0.1, middle, f"{part.repeats} ×", fontsize=11, ha="right", va="center")
 
 
 def _rounded(axes: Any, corner: Pair, size: Pair, radius: float, **look: Any) -> None:

@@ -89,11 +89,8 @@ def code(function: Callable[..., Any]) -> Code:
     """The source lines of a function or class; what stands elsewhere than here is PyTorch's."""
     lines, start = inspect.getsourcelines(function)
     file = Path(inspect.getsourcefile(function) or "")
-    home = (
-        PACKAGES
-        if file.is_relative_to(PACKAGES)
-        else next((up.parent for up in file.parents if up.name == "torch"), file.parent)
-    )
+    torch_home = next((up.parent for up in file.parents if up.name == "torch"), file.parent)
+    home = PACKAGES if file.is_relative_to(PACKAGES) else torch_home
     return Code(f"{file.relative_to(home).as_posix()}:{start}", textwrap.dedent("".join(lines)).rstrip())
 
 

@@ -31,18 +31,11 @@ def recurrent_columns(model: Recurrent) -> tuple[Part, ...]:
     """Embedding, layers, logits."""
     settings, tied = model.config, model.output is None
     sizes = settings.d_model, f"{settings.vocab_size:,}"
-    logits = part(
-        settings,
-        "logits",
-        f"logits = {'E' if tied else 'W_yh'} h_t + b_y; p = softmax(logits)",
-        "(B, T, {}) → (B, T, {})".format(*sizes),
-        "tied",
-        Recurrent.head,
-        Recurrent.readout,
-        own=size(model.output, model.output_bias),
-        note="tied: the table of the embeddings, counted there" if tied else "",
-        detail="{} → {}".format(*sizes),
-    )
+    formula = f"logits = {'E' if tied else 'W_yh'} h_t + b_y; p = softmax(logits)"
+    shape, own = "(B, T, {}) → (B, T, {})".format(*sizes), size(model.output, model.output_bias)
+    note = "tied: the table of the embeddings, counted there" if tied else ""
+    more = {"own": own, "note": note, "detail": "{} → {}".format(*sizes)}
+    logits = part(settings, "logits", formula, shape, "tied", Recurrent.head, Recurrent.readout, **more)
     words = _embedding(settings, model.embedding, "token embedding", "T")
     return (Part("recurrent", parts=(words, *_layers(settings, model.recurrence, "layer", "T"), logits)),)
 
@@ -78,8 +71,7 @@ def ngram_columns(model: NGram) -> tuple[Part, ...]:
     """Context, look-up, smoothing: counts, no weights."""
     settings, kind = model.config, model.config.smoothing.kind
     describe, width = partial(part, settings), settings.order - 1
-    last = f"the last {width} words"
-    shape = f"(B, T) → (B, T, {width})"
+    last, shape = f"the last {width} words", f"(B, T) → (B, T, {width})"
     context = describe("context", f"c = {last}", shape, "order", NGram.forward_features, detail=last)
     formula, tables = "n(w₁ … w_n), found once in the text", f"tables of n-grams, n = 1 … {settings.order}"
     more = {"note": "no parameters: the text decides how many counts there are", "detail": "sorted tables"}
@@ -99,7 +91,6 @@ def _embedding(settings: Any, table: nn.Embedding | None, name: str, time: str, 
 
 
 def _layers(settings: Any, stack: nn.RNNBase, name: str, time: str) -> tuple[Part, ...]:
-    """The layers of a recurrent stack; those that are alike together."""
     cell, out = settings.cell, (1 + stack.bidirectional) * settings.d_model
     formula = CELLS[cell].format(f=getattr(settings, "activation", "tanh"))
     keys = f"cell {'activation' if cell == 'elman' else ''} layers d_model"

@@ -24,15 +24,10 @@ def transformer_columns(model: Transformer) -> tuple[Part, ...]:
     settings: Any = model.config
     words, top = _embedding(model), _heads(model)
     if model.encoder is not None and model.decoder is not None:
-        source = replace(
-            words,
-            name="source embedding",
-            own=size(model.source_embedding),
-            shape=words.shape.replace("T", "S"),
-            note="the table of the target's embeddings, counted there" if model.source_embedding is None else "",
-            box="Source embedding",
-            detail=f"{settings.source_vocab_size or settings.vocab_size:,} × {settings.d_model}",
-        )
+        shape, detail = words.shape.replace("T", "S"), f"{settings.source_vocab_size or settings.vocab_size:,}"
+        note = "the table of the target's embeddings, counted there" if model.source_embedding is None else ""
+        source = replace(words, name="source embedding", box="Source embedding", shape=shape, note=note)
+        source = replace(source, own=size(model.source_embedding), detail=f"{detail} × {settings.d_model}")
         return (
             Part("encoder", parts=(source, *_stack(settings, model.encoder, "S"))),
             Part("decoder", parts=(words, *_stack(settings, model.decoder, "T"), *top)),
@@ -56,7 +51,6 @@ def _embedding(model: Transformer) -> Part:
 
 
 def _stack(settings: Any, stack: Stack, time: str) -> tuple[Part, ...]:
-    """What a stack does with embedded tokens."""
     parts, projection = [], []
     if stack.projection is not None:
         shape = f"(B, {time}, {settings.width}) → (B, {time}, {settings.d_model})"
@@ -72,31 +66,17 @@ def _stack(settings: Any, stack: Stack, time: str) -> tuple[Part, ...]:
     keys = ("layers", "placement", *(name for name in unusual if getattr(settings, name) != fields[name].default))
     # the first block stands for all, unless it lacks a norm that the others have
     alike = [list(stack.blocks)] if settings.first_norm else [[stack.blocks[0]], list(stack.blocks[1:])]
+    name = "block" if stack.sharing == 1 else f"block, run {stack.sharing} times in a row"
+    formula, shape = "layer by layer, each on what the last one gave", f"(B, {time}, {settings.d_model}) → the same"
+    causal, by = not isinstance(settings, Encoder), (block.Block.forward, Stack.forward)
+    kinds = [f"{reach(kind.window, causal)}, positions {kind.position.kind}" for kind in settings.kinds()]
+    note = "" if len(kinds) == 1 else f"layer by layer, again and again: {'; '.join(kinds)}"
     for blocks in filter(None, alike):
-        parts.append(
-            part(
-                settings,
-                "block" if stack.sharing == 1 else f"block, run {stack.sharing} times in a row",
-                "layer by layer, each on what the last one gave",
-                f"(B, {time}, {settings.d_model}) → the same",
-                " ".join(keys),
-                block.Block.forward,
-                Stack.forward,
-                parts=_block(settings, blocks[0], stack, time),
-                repeats=len(blocks),
-                note=_pattern(settings),
-            )
-        )
+        more = {"parts": _block(settings, blocks[0], stack, time), "repeats": len(blocks), "note": note}
+        parts.append(part(settings, name, formula, shape, " ".join(keys), *by, **more))
     if stack.norm is not None:
         parts.append(_norm(settings, "last norm", stack.norm, time))
     return tuple(parts)
-
-
-def _pattern(settings: Any) -> str:
-    """How layers differ."""
-    causal = not isinstance(settings, Encoder)
-    kinds = [f"{reach(kind.window, causal)}, positions {kind.position.kind}" for kind in settings.kinds()]
-    return "" if len(kinds) == 1 else f"layer by layer, again and again: {'; '.join(kinds)}"
 
 
 def _block(settings: BlockConfig, layer: Any, stack: Stack, time: str) -> tuple[Part, ...]:
@@ -169,7 +149,6 @@ def _attention(settings: BlockConfig, module: Any, stack: Stack, time: str) -> P
 
 
 def _cross(settings: BlockConfig, module: Any) -> Part:
-    """Attention to the source."""
     chosen, D, K, bias = settings.attention, settings.d_model, settings.d_head, with_bias(module.q)
     of, by = attention.CrossAttention, (attention.CrossAttention.forward, attention.CrossAttention.keys_values)
     q, kv = f"(B, T, {D}) → (B, {chosen.heads}, T, {K})", f"(B, S, {D}) → k, v (B, {chosen.groups}, S, {K})"
@@ -209,17 +188,11 @@ def _mixed(settings: BlockConfig, module: Any, causal: bool, queries: str, sourc
         scores = f"{chosen.softcap:g} tanh({scores}/{chosen.softcap:g})"
     shared = f"; each head of k, v serves {H // chosen.groups} of q" if chosen.groups != H else ""
     seen = f"; the mask hides what comes later{f', and all but the last {chosen.window}' if chosen.window else ''}"
-    weighted = part(
-        settings,
-        "scores, softmax, weighted mean",
-        f"softmax({scores}{mask}) v; {root}",
-        f"(B, {H}, {queries}, {sources}) weights → (B, {queries}, {H * K})",
-        "attention.scale " + ("attention.dropout" if chosen.dropout else "attention.scale"),
-        reference_attention,
-        masked_softmax,
-        attend,
-        note=(shared + (seen if mask else "")).removeprefix("; "),
-    )
+    name, by = "scores, softmax, weighted mean", (reference_attention, masked_softmax, attend)
+    formula, note = f"softmax({scores}{mask}) v; {root}", (shared + (seen if mask else "")).removeprefix("; ")
+    keys = "attention.scale " + ("attention.dropout" if chosen.dropout else "attention.scale")
+    shape = f"(B, {H}, {queries}, {sources}) weights → (B, {queries}, {H * K})"
+    weighted = part(settings, name, formula, shape, keys, *by, note=note)
     shape, formula = f"(B, {queries}, {H * K}) → (B, {queries}, {D})", f"concat(heads) W_o{with_bias(module.out)}"
     mixed = part(settings, "heads mixed", formula, shape, "", attention.SelfAttention.attend, own=size(module.out))
     return [weighted, mixed]

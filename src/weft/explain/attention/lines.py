@@ -33,7 +33,6 @@ class LineView(Picture):
     keys: list[str]
 
     def figure(self) -> Figure:
-        """Two columns of tokens with lines between them, and beside each key how much each head gives it."""
         left, right = self._shown()
         before, after = label_inches(self.queries), label_inches(self.keys)
         rows = max(len(left), len(right), 4)
@@ -73,9 +72,7 @@ class LineView(Picture):
 
     def text(self) -> str:
         given = self.probabilities.mean(axis=1)
-        lines = [
-            f"head {head:>2}  → {strongest(given[number], self.keys, 4)}"[:79] for number, head in enumerate(self.heads)
-        ]
+        lines = (f"head {head:>2}  → {strongest(given[n], self.keys, 4)}"[:79] for n, head in enumerate(self.heads))
         return "\n".join([self.title, *lines])
 
     def _shown(self) -> tuple[list[int], list[int]]:
@@ -101,8 +98,7 @@ def strongest(given: Probabilities, keys: Sequence[str], most: int = 3) -> str:
 
 def drawn_lines(given: Probabilities, shown: dict[int, int]) -> list[tuple[int, float]]:
     """The keys that get a line, with their probabilities (source time,)."""
-    heaviest = float(given.max())
-    found = ((key, float(given[key])) for key in shown)
+    heaviest, found = float(given.max()), ((key, float(given[key])) for key in shown)
     return [(key, share) for key, share in found if share >= MIN_DRAWN or share == heaviest > 0]
 
 

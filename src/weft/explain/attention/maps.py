@@ -8,6 +8,7 @@ maps.rollout()                   # attention through all layers (Abnar and Zuide
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
@@ -110,7 +111,6 @@ class AttentionMaps(Picture):
 
     @property
     def kinds(self) -> list[Kind]:
-        """Those that the model has."""
         return [part.kind for part in self.parts]
 
     def part(self, kind: str | None = None) -> KindMaps:
@@ -128,8 +128,7 @@ class AttentionMaps(Picture):
         """
         part = self.part(kind)
         shown = part.probabilities[_checked(part, "layer", layer), _checked(part, "head", head)]
-        title = f"{NAMES[part.kind].capitalize()}, layer {layer}, head {head}"
-        return _map(title, part, shown, zoom)
+        return _map(f"{NAMES[part.kind].capitalize()}, layer {layer}, head {head}", part, shown, zoom)
 
     def follow(self, word: str | int, layer: int, head: int | None = None, kind: str | None = None) -> LineView:
         """What a word attends to, in one head or in all heads of a layer. A number is the place of a token."""
@@ -174,10 +173,12 @@ class AttentionMaps(Picture):
 
     def figure(self) -> Figure:
         """All heads as small maps: layers in rows, heads in columns, one part below the other for each kind."""
-        sizes = [_grid_inches(part.probabilities) for part in self.parts]
-        width = max(width for width, _ in sizes) + 1.0
-        heights = [height for _, height in sizes]
-        figure = new_figure(max(width, 3.2), sum(heights) + 0.75 * len(self.parts) + 0.3)
+        widths, heights = [], []
+        for layers, heads, queries, keys in (part.probabilities.shape for part in self.parts):
+            one = min(1.5, 10.0 / heads, 14.0 / layers) if layers * heads > 1 else 3.0
+            widths.append(heads * one * max(0.35, keys / max(queries, keys)))
+            heights.append(layers * one * max(0.35, queries / max(queries, keys)))
+        figure = new_figure(max(max(widths) + 1.0, 3.2), sum(heights) + 0.75 * len(self.parts) + 0.3)
         figure.suptitle(self.title, parse_math=False, fontsize=11)
         grid: Any = figure.subplots(len(self.parts), 1, squeeze=False, height_ratios=heights)
         for axes, part in zip(grid[:, 0], self.parts, strict=True):
@@ -196,7 +197,6 @@ class AttentionMaps(Picture):
         return figure
 
     def html(self) -> str:
-        """The part of a page in which a kind, a layer, a head and a token are chosen."""
         maps = [part.probabilities[..., 0, 0].size for part in self.parts]
         parts, notes = [], []
         for part, count in zip(self.parts, maps, strict=True):
@@ -205,16 +205,13 @@ class AttentionMaps(Picture):
             named = {"kind": part.kind, "name": NAMES[part.kind], "queries": part.queries, "keys": part.keys}
             parts.append(named | small)
             notes.append(note)
-        shown = dict.fromkeys(notes)
-        return template("attention.html").render(data=data("att-data", parts), parts=parts, notes=shown)
+        return template("attention.html").render(data=data("att-data", parts), parts=parts, notes=dict.fromkeys(notes))
 
     def sections(self) -> list[Section]:
-        """This, and where there are layers of self-attention their rollout."""
         stacked = any(part.kind != "cross" and len(part.probabilities) > 1 for part in self.parts)
         return [*super().sections(), *(self.rollout().sections() if stacked else [])]
 
     def text(self) -> str:
-        """The tokens that get the most attention, layer by layer."""
         lines = []
         for part in self.parts:
             layers, heads, queries, keys = part.probabilities.shape
@@ -222,14 +219,6 @@ class AttentionMaps(Picture):
             for layer, given in enumerate(part.probabilities.mean(axis=(1, 2))):
                 lines.append(f"  layer {layer:>2}  mostly to {strongest(given, part.keys, 4)}"[:79])
         return "\n".join(lines)
-
-
-def _grid_inches(probabilities: Probabilities) -> tuple[float, float]:
-    """The size of a grid of all heads, (layers, heads, time, source time)."""
-    layers, heads, queries, keys = probabilities.shape
-    one = min(1.5, 10.0 / heads, 14.0 / layers) if layers * heads > 1 else 3.0
-    side = max(queries, keys)
-    return heads * one * max(0.35, keys / side), layers * one * max(0.35, queries / side)
 
 
 def _mosaic(probabilities: Probabilities) -> tuple[Probabilities, tuple[int, int]]:
@@ -250,15 +239,12 @@ def attention_maps(reading: Reading) -> AttentionMaps:
     Rows of attention to a source are named by the token that is written there, which is the one after the one read:
     so Bahdanau et al. (2015) draw them.
     """
-    model = reading.model
-    names = _names(model)
+    model, names = reading.model, _names(reading.model)
     _check_size(reading)
     with evaluating(model), torch.no_grad(), capture(model, *names.values()) as seen:
         model.features(reading.tokens, **reading.given)
-    written = [*reading.pieces[1:], WRITES]
-    source = reading.source_pieces or []
-    parts = []
-    own, first = reading.pieces, source or reading.pieces
+    own, source = reading.pieces, reading.source_pieces or []
+    first, written, parts = source or own, [*own[1:], WRITES], []
     labels = {"encoder": (first, first), "decoder": (own, own), "cross": (written, source)}
     for kind, pattern in names.items():
         layers = [seen[name] for name in seen if re.fullmatch(pattern.replace("*", r"\d+"), name)]
@@ -275,7 +261,6 @@ def attention_maps(reading: Reading) -> AttentionMaps:
 
 
 def _names(model: LanguageModel) -> dict[Kind, str]:
-    """What has to be captured for each kind of attention that a model has."""
     encoder: dict[Kind, str] = {"encoder": "encoder.*.attention.probabilities"}
     decoder: dict[Kind, str] = {"decoder": "decoder.*.attention.probabilities"}
     match model.config:
@@ -291,7 +276,6 @@ def _names(model: LanguageModel) -> dict[Kind, str]:
 
 
 def _check_size(reading: Reading) -> None:
-    """Refuse a text whose probabilities would fill the memory."""
     config = reading.model.config
     if not isinstance(config, Encoder | Decoder | EncoderDecoder):
         return
@@ -304,7 +288,6 @@ def _check_size(reading: Reading) -> None:
 
 
 def _checked(part: KindMaps, name: str, number: int) -> int:
-    """A layer or a head that the model has."""
     count = part.probabilities.shape[0 if name == "layer" else 1]
     if not 0 <= number < count:
         has = f"has {count} {name}s, 0 to {count - 1}" if count > 1 else f"has one {name}, number 0"
@@ -326,17 +309,12 @@ def _map(title: str, part: KindMaps, shown: Probabilities, zoom: tuple[int, int]
             raise DataError(f"tokens {begin} to {end}: the text has {len(queries)} tokens, 0 to {len(queries)}")
         title = f"{title}, tokens {begin} to {end - 1}"
         about += " Only a part of the text is shown."
-        rows = columns = slice(begin, end)
-        if part.kind == "cross":
-            columns = slice(0, len(keys))
+        rows, columns = slice(begin, end), slice(0, len(keys)) if part.kind == "cross" else slice(begin, end)
         shown, queries, keys = shown[rows, columns], queries[rows], keys[columns]
         start = (rows.start, columns.start)
     if max(shown.shape) > MAX_CELLS:
         about += " Each cell is the largest of a block of tokens."
     return HeadMap(title, about, shown, queries, keys, start)
-
-
-# ---- words
 
 
 def _places(word: str | int, part: KindMaps) -> tuple[list[int], int]:
@@ -355,7 +333,6 @@ def _places(word: str | int, part: KindMaps) -> tuple[list[int], int]:
         found = list(re.finditer(form, text, flags)) if wanted else []
         if found:
             start, stop = found[0].span()
-            begins = [0, *ends[:-1]]
-            places = [n for n, (a, b) in enumerate(zip(begins, ends, strict=True)) if a < stop and b > start]
+            places = [n for n, (a, b) in enumerate(pairwise([0, *ends])) if a < stop and b > start]
             return places, len(found)
     raise DataError(f"{word!r} is not in the text; {suggestion(word, cast('list[str]', _WORD.findall(text)))}")

@@ -28,7 +28,10 @@ def packed(probabilities: Probabilities, most: int, past: bool) -> tuple[dict[st
     """Maps (layers, heads, time, source time) for the page's script, in at most so many characters if any quality
     allows that, and what a reader has to know of the precision. `past`: queries see nothing that comes later."""
     layers, heads, queries, keys = probabilities.shape
-    best = _strongest(probabilities) if max(queries, keys) > QUALITIES[-1][0] else None
+    # the strongest keys of every query, (rank, layers, heads, time): those of neighbouring queries are alike, so that
+    # one rank after the other packs well
+    strongest = torch.from_numpy(probabilities).topk(min(QUALITIES[0][2], keys))
+    best, shares = (each.movedim(-1, 0).numpy() for each in (strongest.indices, strongest.values))
     small, block = probabilities, 1
     kept: dict[str, Any] = {}
     for cells, levels, count in QUALITIES:
@@ -39,28 +42,18 @@ def packed(probabilities: Probabilities, most: int, past: bool) -> tuple[dict[st
         kept = {"layers": layers, "heads": heads, "block": block, "rows": rows, "columns": columns}
         weights = _text(rooted[:, :, *np.tril_indices(rows)] if past else rooted)
         kept |= {"past": past, "levels": levels, "weights": weights}
-        if best is not None and block > 1:
-            places, found = best[0][:count], best[1][:count]
+        if block > 1:
+            places, found = best[:count], shares[:count]
             kept |= {"count": len(places), "best": _text(places & 255, places >> 8, _bytes(found, levels))}
         if len(weights) + len(kept.get("best", "")) <= most:
             break
     note = f"Probabilities on this page are rounded, by up to {0.5 / kept['levels']:.3f} for one of 0.25."
-    if kept["block"] > 1:
-        side = kept["block"]
+    if block > 1:
         note = (
-            f"{queries} tokens are too many for one map: a cell is the largest probability of a block of {side} × "
-            f"{side} tokens. The lines and the list of the strongest keys know each token. {note}"
+            f"{queries} tokens are too many for one map: a cell is the largest probability of a block of {block} × "
+            f"{block} tokens. The lines and the list of the strongest keys know each token. {note}"
         )
     return kept, note
-
-
-def _strongest(probabilities: Probabilities) -> tuple[NDArray[np.int64], Probabilities]:
-    """The keys with the largest probabilities of every query, and these, (rank, layers, heads, time) each.
-
-    Those of neighbouring queries are alike, so that one rank after the other packs well.
-    """
-    found = torch.from_numpy(probabilities).topk(min(QUALITIES[0][2], probabilities.shape[-1]))
-    return found.indices.movedim(-1, 0).numpy(), found.values.movedim(-1, 0).numpy()
 
 
 def _bytes(probabilities: Probabilities, levels: int) -> NDArray[np.uint8]:

@@ -85,10 +85,9 @@ def laid_out(written: Written, root: Group) -> dict[int, Inside]:
     for group in root.groups():
         inside = children[key_of[group.path]] = []
         for child in group.children:
-            key = child if isinstance(child, int) else key_of[child.path]
-            box = _closed(key, written.of(child))[0]
-            sizes[key] = Size(*(ROUNDED * round(size / ROUNDED) for size in (box.width, box.port)))
-            inside.append(key)
+            inside.append(child if isinstance(child, int) else key_of[child.path])
+            box = _closed(inside[-1], written.of(child))[0]
+            sizes[box.key] = Size(*(ROUNDED * round(size / ROUNDED) for size in (box.width, box.port)))
     return insides(children, written.graph.edges, sizes, written.differentiable)
 
 
@@ -135,10 +134,10 @@ def figure(drawing: Drawing) -> Figure:
     for mark in drawing.marks:
         fill, edge, width, dashed = STYLES[mark.labels.style]
         x, y, w, h = _rectangle(mark)
-        look: dict[str, Any] = {"facecolor": fill, "edgecolor": edge, "linewidth": width * unit}
         dash: Any = (0, (3, 2)) if dashed else "solid"
         rounded = f"round,pad=0,rounding_size={5 if mark.frame else 3}"
-        look |= {"boxstyle": rounded, "linestyle": dash, "zorder": 1 if mark.frame else 3}
+        look: dict[str, Any] = {"facecolor": fill, "edgecolor": edge, "linewidth": width * unit, "linestyle": dash}
+        look |= {"boxstyle": rounded, "zorder": 1 if mark.frame else 3}
         axes.add_patch(FancyBboxPatch((x, y), w, h, **look))
         for text in _texts(mark):
             font = {"fontsize": text.size * unit, "family": "DejaVu Sans", "color": SOFT if text.soft else INK}
@@ -170,20 +169,16 @@ def svg(drawing: Drawing, label: str) -> str:
         out += _svg_mark(mark)
     for line in drawing.lines:
         dash = Markup(' stroke-dasharray="1 3"') if drawing.faint(line) else ""
-        path = Markup('<path d="{}" fill="none" stroke="{}" stroke-width="0.9"{}/>')
-        out.append(path.format(_line_path(line), SOFT, dash))
+        start, mid, end = _n(line.x), _n((line.bend + line.straight) / 2), _n(line.to_x)
+        curve = f"V{_n(line.bend)}C{start} {mid} {end} {mid} {end} {_n(line.straight)}V{_n(line.to_y)}"
+        path = Markup('<path d="M{} {}{}" fill="none" stroke="{}" stroke-width="0.9"{}/>')
+        out.append(path.format(start, _n(line.y), curve, SOFT, dash))
     for x, y, down in drawing.arrows():
         tip = " ".join(f"{_n(a)},{_n(b)}" for a, b in _arrow(x, y, down))
         out.append(Markup('<polygon points="{}" fill="{}"/>').format(tip, INK))
     for mark in boxes:
         out += _svg_mark(mark)
     return "\n".join([*map(str, out), "</svg>", ""])
-
-
-def _line_path(line: Line) -> str:
-    mid = (line.bend + line.straight) / 2
-    curve = f"C{_n(line.x)} {_n(mid)} {_n(line.to_x)} {_n(mid)} {_n(line.to_x)} {_n(line.straight)}"
-    return f"M{_n(line.x)} {_n(line.y)}V{_n(line.bend)}{curve}V{_n(line.to_y)}"
 
 
 class _Text(NamedTuple):
@@ -196,8 +191,7 @@ class _Text(NamedTuple):
 
 
 def _rectangle(mark: Mark) -> tuple[float, float, float, float]:
-    box = mark.box
-    return (box.x, box.y, box.width, box.height) if mark.frame else (box.x, box.y, mark.wide, box.height)
+    return mark.box.x, mark.box.y, mark.box.width if mark.frame else mark.wide, mark.box.height
 
 
 def _texts(mark: Mark) -> Iterator[_Text]:
@@ -239,11 +233,8 @@ def dot(written: Written, root: Group, opened: frozenset[str], shapes: bool, bac
     """Graphviz source: a cluster for each open group, a box for each node and for each closed group."""
     key_of = keys(written, root)
     showing: dict[int, int] = {}
-    out = [
-        "digraph {",
-        '  node [shape=box, fontname="Helvetica", fontsize=11];',
-        f"  edge [{'dir=back, ' if backward else ''}arrowsize=0.6];",
-    ]
+    out = ["digraph {", '  node [shape=box, fontname="Helvetica", fontsize=11];']
+    out.append(f"  edge [{'dir=back, ' if backward else ''}arrowsize=0.6];")
 
     def write(group: Group, indent: str) -> None:
         for child in group.children:

@@ -56,8 +56,7 @@ def fold(graph: Graph, apart: Sequence[str] = ()) -> Group:
         fixed.append(node.kind == "constant" or (node.kind == "variable" and bool(sources) and all(sources)))
     for group in list(root.groups()):
         _fold_constants(graph, group, fixed)
-    patterns = [pattern for pattern in apart if pattern]
-    named = {path for pattern in patterns for path in matching(pattern, {g.path: g for g in root.groups() if g.path})}
+    named = {p for each in apart if each for p in matching(each, {g.path: g for g in root.groups() if g.path})}
     for group in list(root.groups()):
         _fold_alike(graph, group, named)
     return root
@@ -80,14 +79,12 @@ def opened(root: Group, depth: int | None, paths: Sequence[str] = ()) -> set[str
 
 
 def _by_call(graph: Graph) -> Group:
-    """Every call that computes something, within the call that it was made from."""
     root = Group("", "model", graph.calls[0].kind)
     groups = {0: root}
     calls = Counter(call.path for call in graph.calls)
     seen: Counter[str] = Counter()
     for place, node in enumerate(graph.nodes):
-        chain = []
-        call = node.call
+        chain, call = [], node.call
         while call not in groups:
             chain.append(call)
             call = graph.calls[call].parent
@@ -95,8 +92,7 @@ def _by_call(graph: Graph) -> Group:
             above, path = graph.calls[graph.calls[new].parent], graph.calls[new].path
             seen[path] += 1
             again = f" ({seen[path]})" if calls[path] > 1 else ""
-            label = short(path, above.path) + again
-            groups[new] = Group(shown(path) + again, label, graph.calls[new].kind)
+            groups[new] = Group(shown(path) + again, short(path, above.path) + again, graph.calls[new].kind)
             groups[graph.calls[new].parent].children.append(groups[new])
         groups[node.call].children.append(place)
     _bring_home(graph, root, groups)
@@ -163,14 +159,21 @@ def _fold_constants(graph: Graph, group: Group, fixed: Sequence[bool]) -> None:
 
 
 def _fold_alike(graph: Graph, group: Group, apart: set[str]) -> None:
-    """Neighbours of one kind whose parameters have the same shapes."""
     runs: list[list[Group | int]] = []
     for child in group.children:
         if runs and _alike(graph, runs[-1][-1], child, apart):
             runs[-1].append(child)
         else:
             runs.append([child])
-    _regroup(graph, group, [each for run in runs for each in ([_repeated(run)] if len(run) >= MIN_ALIKE else run)])
+    children: list[Group | int] = []
+    for run in runs:
+        first, last = run[0], run[-1]
+        if len(run) < MIN_ALIKE or isinstance(first, int) or isinstance(last, int):
+            children += run
+        else:
+            end = f" … {last.label.split('.')[-1]}"
+            children.append(Group(first.path + end, first.label + end, f"{first.kind} × {len(run)}", run))
+    _regroup(graph, group, children)
 
 
 def _regroup(graph: Graph, group: Group, children: list[Group | int]) -> None:
@@ -187,13 +190,6 @@ def _alike(graph: Graph, a: Group | int, b: Group | int, apart: set[str]) -> boo
         return False
     shapes = [[graph.nodes[i].shape for i in g.nodes() if graph.nodes[i].kind == "parameter"] for g in (a, b)]
     return bool(shapes[0]) and shapes[0] == shapes[1]
-
-
-def _repeated(run: list[Group | int]) -> Group:
-    groups = [group for group in run if isinstance(group, Group)]
-    first, last = groups[0], groups[-1]
-    end = last.label.split(".")[-1]
-    return Group(f"{first.path} … {end}", f"{first.label} … {end}", f"{first.kind} × {len(run)}", list(run))
 
 
 def _acyclic(graph: Graph, group: Group) -> bool:

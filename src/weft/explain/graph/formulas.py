@@ -28,19 +28,19 @@ class Rule(NamedTuple):
 
 
 def _each(forward: str, gradient: str) -> Rule:
-    """A function of one tensor."""
     return Rule("x", forward, {"x": gradient})
 
 
 _PRODUCT = {"A": "{g} {B}ᵀ", "B": "{A}ᵀ {g}"}
 _SCORES = "S {K}/√d, S = P ⊙ ({g} {V}ᵀ − Σ {g} {V}ᵀ ⊙ P)"
 _TANH = "{x}/2 (1 + t), t = tanh(u), u = √(2/π)({x} + 0.044715 {x}³)"
+_SUM, _GAIN = "Σ {g} over all rows", "Σ {g} ⊙ u over all rows"
 _NORMED = "(h − mean h − u mean(h ⊙ u))/σ, h = {g} ⊙ {w}"
 _SCALED = "(h − u mean(h ⊙ u))/RMS({x}), h = {g} ⊙ {w}"
 
 RULES: dict[str, Rule] = {
     # products
-    "linear": Rule("xWb", "{x} {W}ᵀ + {b}", {"x": "{g} {W}", "W": "{g}ᵀ {x}", "b": "Σ {g} over all rows"}),
+    "linear": Rule("xWb", "{x} {W}ᵀ + {b}", {"x": "{g} {W}", "W": "{g}ᵀ {x}", "b": _SUM}),
     "matmul": Rule("AB", "{A} {B}", _PRODUCT),
     "addmm": Rule("CAB", "{C} + {A} {B}", {**_PRODUCT, "C": "{g}"}),
     "baddbmm": Rule("CAB", "{C} + {A} {B}", {**_PRODUCT, "C": "{g}"}),
@@ -80,12 +80,8 @@ RULES: dict[str, Rule] = {
     "softmax": _each("softmax({x})", "{y} ⊙ ({g} − Σ {g} ⊙ {y})"),
     "log_softmax": _each("log softmax({x})", "{g} − exp({y}) Σ {g}"),
     # norms and losses
-    "layer_norm": Rule(
-        "xwb",
-        "{w} ⊙ u + {b}, u = ({x} − μ)/σ",
-        {"x": _NORMED, "w": "Σ {g} ⊙ u over all rows", "b": "Σ {g} over all rows"},
-    ),
-    "rms_norm": Rule("xw", "{w} ⊙ u, u = {x}/RMS({x})", {"x": _SCALED, "w": "Σ {g} ⊙ u over all rows"}),
+    "layer_norm": Rule("xwb", "{w} ⊙ u + {b}, u = ({x} − μ)/σ", {"x": _NORMED, "w": _GAIN, "b": _SUM}),
+    "rms_norm": Rule("xw", "{w} ⊙ u, u = {x}/RMS({x})", {"x": _SCALED, "w": _GAIN}),
     "cross_entropy": Rule("xt", "mean of −log softmax({x}) at {t}", {"x": "{g} (softmax({x}) − onehot({t}))/n"}),
     "nll_loss": Rule("xt", "mean of −{x} at {t}", {"x": "−{g}/n at {t}, 0 elsewhere"}),
     "mse_loss": Rule("xt", "mean of ({x} − {t})²", {"x": "2 {g} ({x} − {t})/n"}),

@@ -178,8 +178,7 @@ class _Recorder(TorchDispatchMode):
         return f"{path}:{self.counts[path]}"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        schema = func._schema
+        kwargs, schema = kwargs or {}, func._schema
         name = schema.name.split("::")[-1]
         result = func(*args, **kwargs)
         made = [tensor for _, tensor in _named_tensors("", result)]
@@ -210,7 +209,9 @@ class _Recorder(TorchDispatchMode):
             call = self.open[-1] if self.open else 0
             path = self.calls[call].path if self.calls else ""
             made_of = self._fresh(path or "model"), call, tuple(made[0].shape), made[0].is_floating_point()
-            node = Node("variable" if sources else "constant", function, *made_of, arguments, _number(schema, args))
+            second = args[1] if len(args) > 1 and schema.arguments[1].name in ("other", "exponent", "value") else None
+            number = float(second) if isinstance(second, int | float) and not isinstance(second, bool) else None
+            node = Node("variable" if sources else "constant", function, *made_of, arguments, number)
             i = self.add(made[0], node)
             self.product = i if function in PRODUCTS else None
             self.edges += [(source, i) for source in sources]
@@ -230,12 +231,13 @@ class _Recorder(TorchDispatchMode):
     def _function(self, name: str, used: dict[str, Tensor], given: dict[str, Any]) -> str:
         """A product with a parameter that is transposed for it is a linear layer."""
         right = used.get("mat2")
-        stored = None if right is None else self.stored.get(right.untyped_storage()._cdata)
-        if right is not None and stored is not None:
+        if right is not None and (stored := self.stored.get(right.untyped_storage()._cdata)) is not None:
             shape, strides = stored[2].shape, stored[2].stride()
             if right.shape[-2:] == shape[::-1] and right.stride()[-2:] == strides[::-1]:
                 return "linear"
-        plain = _plain(name)
+        plain = name.strip("_").removeprefix("native_").removeprefix("safe_").removeprefix("thnn_")
+        plain = plain.removesuffix("_forward")
+        plain = "attention" if "scaled_dot_product" in name else {"mm": "matmul", "bmm": "matmul"}.get(plain, plain)
         return "gelu-tanh" if plain == "gelu" and given.get("approximate") == "tanh" else plain
 
     def before(self, results: list[Tensor]) -> Graph:
@@ -246,22 +248,6 @@ class _Recorder(TorchDispatchMode):
                 needed.add(source)
         number = {old: new for new, old in enumerate(sorted(needed))}
         edges = [(number[a], number[b]) for a, b in self.edges if b in needed]
-        nodes = [self.nodes[old] for old in number]
-        nodes = [replace(n, arguments=tuple((role, number[i]) for role, i in n.arguments)) for n in nodes]
+        found = (self.nodes[old] for old in number)
+        nodes = [replace(n, arguments=tuple((role, number[i]) for role, i in n.arguments)) for n in found]
         return Graph(nodes, edges, self.calls)
-
-
-def _number(schema: Any, args: Any) -> float | None:
-    """The second operand of a function, where it is a number."""
-    if len(args) > 1 and schema.arguments[1].name in ("other", "exponent", "value"):
-        return float(args[1]) if isinstance(args[1], int | float) and not isinstance(args[1], bool) else None
-    return None
-
-
-def _plain(name: str) -> str:
-    """An operation's name as a reader knows it."""
-    if "scaled_dot_product" in name:
-        return "attention"
-    name = name.strip("_").removeprefix("native_").removeprefix("safe_").removeprefix("thnn_")
-    name = name.removesuffix("_forward")
-    return {"mm": "matmul", "bmm": "matmul"}.get(name, name)

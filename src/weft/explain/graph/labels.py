@@ -86,12 +86,11 @@ class Written:
         size = shape(self.graph.nodes[max(places)]) if shapes else ""
         first = " · ".join(filter(None, (" – ".join(map(str, ends)), size)))
         if isinstance(what, int):
-            inside, name = function(self.graph.nodes[what]), self.names[what]
-            formulas = self.formulas[what] if backward else ()
+            node, formulas = self.graph.nodes[what], self.formulas[what] if backward else ()
+            inside, name, style = function(node), self.names[what], str(node.kind)
         else:
-            inside, name = what.kind, what.label
             formulas = self.group_formulas(what) if backward else ()
-        style = self.graph.nodes[what].kind if isinstance(what, int) else "group"
+            inside, name, style = what.kind, what.label, "group"
         return Labels(inside, name, tuple(filter(None, (first, *formulas))), style)
 
 

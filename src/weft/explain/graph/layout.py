@@ -99,14 +99,11 @@ def insides(
             if start != end:
                 found = uses[group].setdefault((start, origin if start == OUTSIDE else start, a), {})
                 found.setdefault(end, []).append(b)
-    return {
-        group: _inside(tuple(sizes[child] for child in members), uses[group], variable)
-        for group, members in children.items()
-    }
+    closed = {group: tuple(sizes[child] for child in members) for group, members in children.items()}
+    return {group: _inside(closed[group], uses[group], variable) for group in children}
 
 
 def _path(node: int, around: Mapping[int, int]) -> dict[int, int]:
-    """The groups around a node, each with the child of it that holds the node."""
     found = {}
     while node in around:
         found[around[node]] = node
@@ -135,9 +132,6 @@ def _inside(sizes: tuple[Size, ...], uses: _Uses, variable: Sequence[bool]) -> I
     going = [source for (_, _, source), ends in uses.items() if OUTSIDE in ends]
     main = max(coming or going, key=lambda source: (variable[source], source), default=OUTSIDE)
     return Inside(level(sizes, tuple(trunk for _, trunk in trunks)), tuple(bundles), main)
-
-
-# ---- where everything stands
 
 
 def arrange(root: Box) -> list[Line]:
@@ -204,19 +198,11 @@ def _place(box: Box, frame: bool = True) -> list[Line]:
         below = None if end.child == OUTSIDE else children[end.child]
         top = 0.0 if frame and start.rank == 0 and above is None else tops[start.rank]
         targets = tuple(target for n in piece.reached for target in bundles[piece.trunk].targets[n])
+        y, bend = top if above is None else above.y + above.height, bottoms[start.rank]
+        straight, to_y = tops[end.rank], tops[end.rank] if below is None else below.y
+        at_boxes = above is not None and above.inside is None, below is not None and below.inside is None
         lines += [
-            Line(
-                x,
-                top if above is None else above.y + above.height,
-                bottoms[start.rank],
-                to_x,
-                tops[end.rank],
-                tops[end.rank] if below is None else below.y,
-                above is not None and above.inside is None,
-                below is not None and below.inside is None,
-                tuple(sources),
-                targets,
-            )
+            Line(x, y, bend, to_x, straight, to_y, *at_boxes, tuple(sources), targets)
             for (x, to_x), sources in ends.items()
         ]
     for child, inner in zip(children, within, strict=True):
@@ -231,7 +217,6 @@ def _place(box: Box, frame: bool = True) -> list[Line]:
 
 
 def _stops(laid: Level, children: Sequence[Box]) -> list[float]:
-    """The stops of a level with boxes of these sizes."""
     found: list[float] = []
     spans = list(laid.spans[::-1])
     for number, gap in enumerate(laid.gaps):

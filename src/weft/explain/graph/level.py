@@ -103,15 +103,10 @@ def level(sizes: tuple[Size, ...], trunks: tuple[Trunk, ...]) -> Level:
     fed = {piece.end for piece in pieces}
     gaps, spans, stop_of = _stops(spots)
     number = {spot: n for n, spot in enumerate(spots)}
-    return Level(
-        gaps,
-        spans,
-        tuple(
-            Place(spot.rank, stop_of[spot], spot.child, spot.boxed and spot not in fed, spot.leaves) for spot in spots
-        ),
-        tuple(Piece(number[piece.start], number[piece.end], piece.trunk, piece.reached) for piece in pieces),
-        tuple((spot.enters, number[spot]) for spot in spots if spot.enters is not None),
-    )
+    places = (Place(at.rank, stop_of[at], at.child, at.boxed and at not in fed, at.leaves) for at in spots)
+    numbered = (Piece(number[piece.start], number[piece.end], piece.trunk, piece.reached) for piece in pieces)
+    entries = tuple((spot.enters, number[spot]) for spot in spots if spot.enters is not None)
+    return Level(gaps, spans, tuple(places), tuple(numbered), entries)
 
 
 @dataclass(eq=False)
@@ -204,9 +199,7 @@ def _uncross(layers: list[list[_Spot]], pieces: Sequence[_Piece]) -> None:
             break
         near = below if turn % 2 else above
         for layer in layers[-2::-1] if turn % 2 else layers[1:]:
-            wanted = {
-                spot: median(other.share for other in near[spot]) if spot in near else spot.order for spot in layer
-            }
+            wanted = {at: median(other.share for other in near[at]) if at in near else at.order for at in layer}
             layer.sort(key=wanted.__getitem__)
             _number(layer)
         crossings = _crossings(layers, below)
@@ -255,9 +248,8 @@ def _spread(
     matrix = csr_array((values, (rows, columns)), shape=(len(limits), len(spots) + len(pieces)))
     # long lines have fixed columns at the left; everything else is to their right
     columns_aside = max((spot.aside + 1 for spot in spots if spot.aside is not None), default=0)
-    bounds: list[tuple[float, float | None]] = [
-        (NARROW * columns_aside, None) if spot.aside is None else (NARROW * spot.aside,) * 2 for spot in spots
-    ]
+    free: tuple[float, float | None] = NARROW * columns_aside, None
+    bounds = [free if spot.aside is None else (NARROW * spot.aside,) * 2 for spot in spots]
     bounds += [(0.0, None)] * len(pieces)
     found = linprog([LEFT] * len(spots) + _weights(pieces, trunks), matrix, limits, bounds=bounds)
     for spot, x in zip(spots, found.x, strict=False):
@@ -284,12 +276,8 @@ def _weights(pieces: Sequence[_Piece], trunks: Sequence[Trunk]) -> list[float]:
 
 def _stops(spots: Sequence[_Spot]) -> tuple[tuple[float, ...], tuple[Span, ...], dict[_Spot, int]]:
     """Gaps between all that has a place, spans of boxes, and the stop at which lines meet each spot."""
-    edges = [
-        (spot.x + x, spot, side)
-        for spot in spots
-        for side, x in enumerate((0.0, spot.port, spot.width))
-        if spot.boxed or side == PORT
-    ]
+    sides = ((spot, side) for spot in spots for side in range(3) if spot.boxed or side == PORT)
+    edges = [(spot.x + (0.0, spot.port, spot.width)[side], spot, side) for spot, side in sides]
     edges.sort(key=lambda edge: edge[0])
     gaps: list[float] = []
     at: dict[tuple[_Spot, int], int] = {}
@@ -299,10 +287,6 @@ def _stops(spots: Sequence[_Spot]) -> tuple[tuple[float, ...], tuple[Span, ...],
             gaps.append(round(x - last, 1) if gaps else 0.0)
             last = x
         at[spot, side] = len(gaps) - 1
-    spans = [
-        Span(at[spot, PORT - 1 + right], at[spot, PORT + right], spot.child, right)
-        for spot in spots
-        if spot.boxed
-        for right in (False, True)
-    ]
+    halves = ((spot, right) for spot in spots if spot.boxed for right in (False, True))
+    spans = [Span(at[spot, PORT - 1 + right], at[spot, PORT + right], spot.child, right) for spot, right in halves]
     return tuple(gaps), tuple(sorted(spans, key=lambda span: span.end)), {spot: at[spot, PORT] for spot in spots}

@@ -49,9 +49,12 @@ class GraphPicture(Picture):
 
     @property
     def about(self) -> str:  # type: ignore[override]
-        modules = any(isinstance(child, Group) for child in self.root.children)
         result = "" if self.written.substitute else ", and y the result of the box"
-        return ABOUT + FOLDED * modules + BACKWARD.format(result)
+        return ABOUT + FOLDED * self._folds + BACKWARD.format(result)
+
+    @property
+    def _folds(self) -> bool:
+        return any(isinstance(child, Group) for child in self.root.children)
 
     def unfolded(self, depth: int | None = None, open: str | Sequence[str] = ()) -> "GraphPicture":
         """The same graph with other modules open: `depth` levels of them, and those that `open` names."""
@@ -88,7 +91,6 @@ class GraphPicture(Picture):
         return path
 
     def text(self) -> str:
-        """A line for each box that is shown, in the order of the pass."""
         labels = [self.written.of(what, self.shapes, self.backward) for what in self.boxes()]
         wide = [max(len(each.inside) for each in labels), max(len(each.name) for each in labels)]
         rows = (f"{each.inside:<{wide[0]}}  {each.name:<{wide[1]}}  {'  '.join(each.lines)}" for each in labels)
@@ -107,25 +109,16 @@ class GraphPicture(Picture):
                 yield child
 
     def html(self) -> str:
-        """The graph to open and to close, in both directions, and the table of its formulas."""
-        return template("graph.html").render(
-            data=data("graph-data", self._data()),
-            shapes=self.shapes,
-            backward=self.backward,
-            rules=self._rules(),
-            modules=any(isinstance(child, Group) for child in self.root.children),
-            title=self.title,
-            still=self.svg(),
-        )
+        shown = {"shapes": self.shapes, "backward": self.backward, "title": self.title, "still": self.svg()}
+        shown |= {"rules": self._rules(), "modules": self._folds, "data": data("graph-data", self._data())}
+        return template("graph.html").render(**shown)
 
     def _rules(self) -> list[tuple[str, str, list[str]]]:
-        """By function: what it computes, and its gradients."""
         used = dict.fromkeys(node.function for node in self.written.graph.nodes if node.kind == "variable")
         used |= dict.fromkeys(MODULES[group.kind] for group in self.root.groups() if group.kind in MODULES)
-        found = [(name, self.written.rules[name]) for name in used if name in self.written.rules]
         result = "b" if self.written.substitute else "y"
         rules = []
-        for name, rule in found:
+        for name, rule in ((name, self.written.rules[name]) for name in used if name in self.written.rules):
             letters = {letter: letter for letter in rule.operands} | {"y": result}
             forward = f"{result} = " + rule.forward.format_map(letters)
             rules.append((name, forward, [rule.gradient(of, letters) for of in rule.gradients]))
@@ -138,11 +131,10 @@ class GraphPicture(Picture):
         key_of, laid = draw.keys(written, self.root), draw.laid_out(written, self.root)
         formulas: dict[tuple[str, ...], int] = {}
         levels: dict[Level, int] = {}
+        each = zip(written.graph.nodes, written.names, written.formulas, written.backward_order, strict=True)
         nodes = [
             [function(node), name, node.kind, shape(node), formulas.setdefault(lines, len(formulas)), back]
-            for node, name, lines, back in zip(
-                written.graph.nodes, written.names, written.formulas, written.backward_order, strict=True
-            )
+            for node, name, lines, back in each
         ]
         groups = []
         for group in self.root.groups():

@@ -147,15 +147,11 @@ def measure(sizes: Sizes, ranks: int) -> list[Splits]:
         of_x, *of_weights = torch.autograd.grad(out, [x, *block.parameters], upstream)
         example = _Example(x.detach(), upstream, [out.detach(), of_x, *block.ordered(of_weights)])
         with simulated(ranks) as mesh:
-            splits = sorted((_run(block, way, mesh, example) for way in WAYS), key=lambda each: _cost(each, ranks))
+            splits = [_run(block, way, mesh, example) for way in WAYS]
+        calls = {split.way: sum(map(len, (*split.forward, *split.backward))) for split in splits}
+        splits.sort(key=lambda split: (split.flops, sum(split.sent(ranks)), calls[split.way], split.activations))
         found.append(Splits(block, sizes, ranks, tuple(splits), _unsummed(block, x, ranks)))
     return found
-
-
-def _cost(split: Split, ranks: int) -> tuple[float, ...]:
-    """Least compute, then least sent, then fewest collectives."""
-    collectives = sum(map(len, (*split.forward, *split.backward)))
-    return split.flops, sum(split.sent(ranks)), collectives, split.activations
 
 
 # ---- one way
@@ -171,8 +167,7 @@ class _Example(NamedTuple):
 
 def _run(block: Block, way: Way, mesh: DeviceMesh, example: _Example) -> Split:
     """Both passes, stage by stage: norm, A, f, B and the end. Processes talk at the beginning of a stage."""
-    needs = way.needs()
-    stages = _stages(block, way, mesh)
+    needs, stages = way.needs(), _stages(block, way, mesh)
     inputs: list[Any] = []
     outputs, forward, layout = [], [], []
     flops = activations = 0
@@ -223,7 +218,8 @@ def _stages(block: Block, way: Way, mesh: DeviceMesh) -> list[_Stage]:
     A bias is added to what has been summed, so it belongs to the next stage, and is split as its input is.
     """
     _, _, middle, _, end = way.needs()
-    cuts = [None, None, way.first, _along(middle), way.second, _along(end)]
+    along: list[Cut | None] = ["columns" if place == FEATURES else None for place in (middle, end)]
+    cuts = [None, None, way.first, along[0], way.second, along[1]]
     with torch.no_grad():
         whole = block.ordered(block.parameters)
     held: list[Any] = []
@@ -231,23 +227,18 @@ def _stages(block: Block, way: Way, mesh: DeviceMesh) -> list[_Stage]:
         place = Replicate() if cut is None else Shard(0 if cut == "columns" else 1)
         held.append(distribute_tensor(weight, mesh, [place]).requires_grad_())
     gain, shift, first, bias, second, last = held
+
+    def function(x: DTensor) -> DTensor:  # of what each process has, which is all that f has to see
+        assert not isinstance(x.placements[0], Partial)
+        return DTensor.from_local(block.function(x.to_local()), x.device_mesh, x.placements)
+
     return [
         _Stage([gain, shift], lambda x: F.layer_norm(x, gain.shape, gain, shift, block.norm.eps)),
         _Stage([first], lambda x: F.linear(x, first)),
-        _Stage([bias], lambda x: _locally(block.function, x + bias)),
+        _Stage([bias], lambda x: function(x + bias)),
         _Stage([second], lambda x: F.linear(x, second)),
         _Stage([last], lambda x: x + last),
     ]
-
-
-def _along(placement: Placement) -> Cut | None:
-    return "columns" if placement == FEATURES else None
-
-
-def _locally(function: Callable[[Tensor], Tensor], x: DTensor) -> DTensor:
-    """f of what each process has, which is all that f has to see."""
-    assert not isinstance(x.placements[0], Partial)
-    return DTensor.from_local(function(x.to_local()), x.device_mesh, x.placements)
 
 
 def _unsummed(block: Block, x: Tensor, ranks: int) -> float:
@@ -267,8 +258,7 @@ def _unsummed(block: Block, x: Tensor, ranks: int) -> float:
 def _mlp(sizes: Sizes) -> Block:
     """GPT's feed-forward layer."""
     own = Plain(config.Plain(d_ff=sizes.d_ff, activation="gelu-tanh"), sizes.d_model).double()
-    names = ("A", "GeLU", "B")
-    norm = LayerNorm(sizes.d_model).double()
+    names, norm = ("A", "GeLU", "B"), LayerNorm(sizes.d_model).double()
     return Block("MLP", names, norm, own, own.up, own.down, own.activation, torch.arange(sizes.d_ff))
 
 
@@ -286,6 +276,5 @@ def _attention(sizes: Sizes) -> Block:
         return reference_attention(QKV(q, k, v), own.scale, where.dense())[0].transpose(1, 2).flatten(2)
 
     order = torch.arange(3 * sizes.d_model).view(3, sizes.heads, d_head).transpose(0, 1).flatten()
-    names = ("QKV", "attention", "O")
-    norm = LayerNorm(sizes.d_model).double()
+    names, norm = ("QKV", "attention", "O"), LayerNorm(sizes.d_model).double()
     return Block("Attention", names, norm, lambda x: own(x, where), own.qkv, own.out, attend, order)

@@ -48,7 +48,6 @@ class ParallelSplits(Picture):
         return _draw(*self.blocks)
 
     def sections(self) -> list[Section]:
-        """A section for each block: its figure and its tables."""
         sections = []
         for block in self.blocks:
             title = f"{block.block.name} on {block.ranks} processes"
@@ -76,7 +75,6 @@ def parallel_splits(sizes: Sizes | None = None, ranks: int = 2) -> ParallelSplit
 
 
 def _about(splits: Splits) -> str:
-    """The question and its answer, with this block's sizes and numbers."""
     sizes, (first, function, second) = splits.sizes, splits.block.names
     wide = (sizes.d_ff, sizes.d_ff) if splits.block.name == "MLP" else (3 * sizes.d_model, sizes.d_model)
     columns = "whole heads" if splits.block.name == "Attention" else "some of the columns"
@@ -93,15 +91,13 @@ def _about(splits: Splits) -> str:
 
 
 def _tables(splits: Splits) -> list[Table]:
-    """Collectives; costs; differences."""
     name, ranks = splits.block.name, splits.ranks
     corner = " → ".join((splits.block.names[0], splits.block.names[2]))
     collectives, costs, differences = [], [], []
     for split in splits.splits:
-        way = _short(split.way)
-        forward = [each for place in split.forward for each in place]
-        backward = [each for place in split.backward[::-1] for each in place]
-        collectives.append((way, _listed(forward), _listed(backward)))
+        first, second, sequence = split.way
+        way = "whole" if first is None else f"{first} → {second}" + ", sequence" * sequence
+        collectives.append((way, _listed(split.forward), _listed(split.backward[::-1])))
         sent = [byte_size(BYTES * numbers) for numbers in split.sent(ranks)]
         held = [byte_size(BYTES * numbers) for numbers in (split.weights, split.activations)]
         costs.append((way, *sent, short(split.flops), *held))
@@ -113,26 +109,13 @@ def _tables(splits: Splits) -> list[Table]:
         "counted here."
     )
     title = f"{name} on {ranks} processes"
+    costs_of = (corner, "sent forward", "backward", "compute", "weights", "activations")
+    off = (corner, "result", "gradient of X", "of the weights")
     return [
         Table((corner, "forward", "backward"), collectives, f"{title}: collectives", [remark], (0, 1, 2)),
-        Table(
-            (corner, "sent forward", "backward", "compute", "weights", "activations"),
-            costs,
-            f"{title}: what each process sends, computes and holds",
-            [RING],
-        ),
-        Table(
-            (corner, "result", "gradient of X", "of the weights"),
-            differences,
-            f"{title}: largest difference from the unsplit block, in float64",
-        ),
+        Table(costs_of, costs, f"{title}: what each process sends, computes and holds", [RING]),
+        Table(off, differences, f"{title}: largest difference from the unsplit block, in float64"),
     ]
-
-
-def _short(way: Way) -> str:
-    if way.first is None:
-        return "whole"
-    return f"{way.first} → {way.second}" + ", sequence" * way.sequence
 
 
 def _title(way: Way, names: Sequence[str]) -> str:
@@ -142,9 +125,9 @@ def _title(way: Way, names: Sequence[str]) -> str:
     return f"{names[0]} by {way.first}, {names[2]} by {way.second}" + ", sequence parallel" * way.sequence
 
 
-def _listed(collectives: Iterable[Collective]) -> str:
+def _listed(places: Iterable[Iterable[Collective]]) -> str:
     """'all-gather, reduce-scatter', '2 all-reduces', or 'none'."""
-    counts = Counter(each.kind for each in collectives)
+    counts = Counter(each.kind for place in places for each in place)
     return ", ".join(kind if times == 1 else f"{times} {kind}s" for kind, times in counts.items()) or "none"
 
 
@@ -209,25 +192,22 @@ class _Row:
         """A box for what every process does with what it has."""
         wide = 0.3 + 0.125 * len(name)
         look: dict[str, Any] = {"facecolor": "#f3ecd2", "edgecolor": SOFT, "linewidth": 0.8}
-        rounded = "round,pad=0,rounding_size=0.1"
-        box = FancyBboxPatch((self.x, self.y - 0.24), wide, 0.48, boxstyle=rounded, **look)
-        self.axes.add_patch(box)
+        look["boxstyle"] = "round,pad=0,rounding_size=0.1"
+        self.axes.add_patch(FancyBboxPatch((self.x, self.y - 0.24), wide, 0.48, **look))
         self.axes.text(self.x + wide / 2, self.y, name, ha="center", va="center", fontsize=8, color="#111111")
         self.x += wide + GAP
 
     def matrix(self, name: str, wide: float, high: float, cut: Cut | None) -> None:
         self._name(name, wide, high, 8.5)
-        self._rectangle((wide, high), cut)
-        _outline(self.axes, (self.x, self.y), (wide, high), 1.3)
+        self._rectangle((wide, high), cut, 1.3)
         self.x += wide + GAP
 
     def place(self, name: str, wide: float, split: Split, number: int) -> None:
         """A tensor before a place where processes may have to talk, the bars of collectives, and the tensor after."""
         before, after = split.layout[number]
         self._tensor(name, wide, before)
-        bars = [(FORWARD, each) for each in split.forward[number]]
-        bars += [(BACKWARD, each) for each in split.backward[number]]
-        start = self.x - GAP
+        ways = ((FORWARD, split.forward), (BACKWARD, split.backward))
+        bars, start = [(look, each) for look, places in ways for each in places[number]], self.x - GAP
         if not bars:
             self.axes.annotate("", (start + BARS - 0.06, self.y), (start + 0.06, self.y), arrowprops=ARROW)
         for at, ((fill, ink), each) in enumerate(bars):
@@ -239,13 +219,11 @@ class _Row:
         self._tensor("", wide, after)
 
     def _tensor(self, name: str, wide: float, placement: Placement) -> None:
-        size = (wide, THIN)
         if isinstance(placement, Partial):
             self._sheets(wide)
         else:
             cut: dict[Placement, Cut] = {FEATURES: "columns", TOKENS: "rows"}
-            self._rectangle(size, cut.get(placement))
-            _outline(self.axes, (self.x, self.y), size, 0.6)
+            self._rectangle((wide, THIN), cut.get(placement), 0.6)
         if name:
             self._name(name, wide, THIN + 0.16 * isinstance(placement, Partial), 7.2)
         self.x += wide + GAP
@@ -261,11 +239,12 @@ class _Row:
             _outline(self.axes, corner, (wide, THIN), 0.6)
         self.axes.text(self.x + wide / 2, self.y - 0.08, "+", ha="center", va="center", fontsize=10, color="#fefefe")
 
-    def _rectangle(self, size: Pair, cut: Cut | None) -> None:
+    def _rectangle(self, size: Pair, cut: Cut | None, line: float) -> None:
         if cut is None:
             _fill(self.axes, (self.x, self.y), size)
         else:
             _stripes(self.axes, (self.x, self.y), size, cut, self.ranks)
+        _outline(self.axes, (self.x, self.y), size, line)
 
     def _name(self, name: str, wide: float, high: float, size: float) -> None:
         self.axes.text(self.x + wide / 2, self.y + high / 2 + 0.06, name, ha="center", va="bottom", fontsize=size)
@@ -303,8 +282,8 @@ def _numbers(axes: Any, place: Pair, splits: Splits, split: Split) -> None:
     whole = splits.splits[-1]
     forward, backward = (byte_size(BYTES * numbers) for numbers in split.sent(splits.ranks))
     lines = [
-        f"forward: {_listed(each for place in split.forward for each in place)}",
-        f"backward: {_listed(each for place in split.backward[::-1] for each in place)}",
+        f"forward: {_listed(split.forward)}",
+        f"backward: {_listed(split.backward[::-1])}",
         f"sent: {forward} forward, {backward} backward",
         f"compute {_share(split.flops, whole.flops)}, weights {_share(split.weights, whole.weights)}",
         f"activations {_share(split.activations, whole.activations)}",
@@ -322,16 +301,14 @@ def _key(axes: Any, ranks: int) -> None:
         axes.text(x, y, text, va="center", fontsize=8)
         x += 0.108 * len(text) + after
 
-    shown = min(ranks, 4)
-    for rank in range(shown):
+    for rank in range(min(ranks, 4)):
         _fill(axes, (x, y), (0.3, 0.3), _colour(rank))
         x += 0.36
     word(f"process 0 to {ranks - 1}" if ranks <= 4 else f"process 0 to 3, and so on to {ranks - 1}")
     _fill(axes, (x, y), (0.3, 0.3))
     x += 0.36
     word("all of it on every process")
-    row = _Row(axes, y, ranks, x + 0.05)
-    row._sheets(0.4)
+    _Row(axes, y, ranks, x + 0.05)._sheets(0.4)
     x += 0.6
     word("a part of the sum on each")
     for (fill, _), text in ((FORWARD, "collective, forward"), (BACKWARD, "backward")):

@@ -63,7 +63,13 @@ def _read_folder(folder: Path, path: Path, tokenizer: Path | None) -> ModelBundl
 
 
 def _unpack(path: Path, archive: zipfile.ZipFile, place: Path) -> None:
-    wanted = _wanted(path, archive)
+    entries = {PurePosixPath(entry.filename): entry for entry in archive.infolist() if not entry.is_dir()}
+    models = [each for each in entries if each.parts[-2:] == (FOLDER, ctranslate2.MODEL)]
+    if len(models) != 1:
+        raise InteropError(f"{path}: {len(models)} files {FOLDER}/{ctranslate2.MODEL} in it; expected one")
+    package = models[0].parent.parent
+    names = {package / FOLDER / name: f"{FOLDER}/{name}" for name in MODEL_FILES} | {package / PIECES: PIECES}
+    wanted = {names[each]: entry for each, entry in entries.items() if each in names}
     size = sum(entry.file_size for entry in wanted.values())
     bound = min(MAX_UNPACKED_BYTES, MAX_GROWTH * path.stat().st_size)
     refuse_beyond(size, bound, f"{path}: its files would be {size:,} bytes")
@@ -71,14 +77,3 @@ def _unpack(path: Path, archive: zipfile.ZipFile, place: Path) -> None:
     for name, entry in wanted.items():
         with archive.open(entry) as packed, open(place / name, "wb") as file:
             shutil.copyfileobj(packed, file)  # which gives as many bytes as the entry says, or an error
-
-
-def _wanted(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """The files that are needed, by their names in the package; the package is the folder that `model` is in."""
-    entries = {PurePosixPath(entry.filename): entry for entry in archive.infolist() if not entry.is_dir()}
-    models = [each for each in entries if each.parts[-2:] == (FOLDER, ctranslate2.MODEL)]
-    if len(models) != 1:
-        raise InteropError(f"{path}: {len(models)} files {FOLDER}/{ctranslate2.MODEL} in it; expected one")
-    package = models[0].parent.parent
-    names = {package / FOLDER / name: f"{FOLDER}/{name}" for name in MODEL_FILES} | {package / PIECES: PIECES}
-    return {names[each]: entry for each, entry in entries.items() if each in names}

@@ -292,7 +292,6 @@ def _found(stored: _Stored, model: EncoderDecoder) -> dict[str, Shape]:
 
 
 def _reader(stored: _Stored) -> Callable[[str], Tensor]:
-    """A function that reads a tensor by name, and makes those that the file leaves out."""
     file = stored.file
     rows, d_model = file.matrix(TARGET)
     quantized = any(v.dtype in ("int8", "int16") and len(v.shape) > 1 for v in file.variables.values())

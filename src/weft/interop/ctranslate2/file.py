@@ -136,7 +136,6 @@ def _string(cursor: Cursor) -> str:
 
 
 def _present_name(name: str) -> str:
-    """The name that a variable of the first revision has today."""
     for old, new in OLD_WORDS.items():
         name = name.replace(old, new, 1)
     if "encoder" in name:

@@ -103,8 +103,6 @@ class Family(Table):
         return self.body(model) if callable(self.body) else self.body
 
 
-# ---- heads
-
 Heads = Mapping[str, Rules]  # by the kind of head
 Dropouts = Mapping[str, tuple[str, ...]]  # the keys of the dropout before each kind's outputs, the first that is there
 TIED, UNTIED = (keys(tied=("tie_word_embeddings", default))[0] for default in (True, False))
@@ -119,9 +117,7 @@ def count_labels(settings: Settings) -> int:
 
 def write_labels(model: Flat) -> Tree:
     """The names that transformers gives to labels without names of their own; none for a model without labels."""
-    if "head.labels" not in model:
-        return {}
-    return named_labels([f"LABEL_{number}" for number in range(model["head.labels"])])
+    return named_labels([f"LABEL_{n}" for n in range(model["head.labels"])]) if "head.labels" in model else {}
 
 
 def named_labels(names: Sequence[str]) -> Tree:

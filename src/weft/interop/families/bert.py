@@ -23,6 +23,8 @@ from weft.interop.weight_map import Rules, block, module, tensor
 from weft.models.config import Encoder
 from weft.tensors import LazyWeights
 
+QKV = ("query", "key", "value")
+
 
 def embeddings(base: str) -> Rules:
     """BERT's names below the layers."""
@@ -40,7 +42,7 @@ def layers(layer: str, qkv: tuple[str, ...] | str, out: str = "attention.output.
 
 def body(base: str) -> Rules:
     """BERT's and RoBERTa's names below the head."""
-    qkv = tuple(f"attention.self.{part}" for part in ("query", "key", "value"))
+    qkv = tuple(f"attention.self.{part}" for part in QKV)
     return (*embeddings(f"{base}.embeddings"), *layers(f"{base}.encoder.layer.{{layer}}", qkv))
 
 
@@ -146,6 +148,8 @@ DISTILBERT_SIZES = keys(
     std=("initializer_range", 0.02),
 )  # fmt: skip
 DISTILBERT_DROPOUTS = {"sequence": ("seq_classif_dropout",), "span": ("qa_dropout",), "token": ("dropout",)}
+DISTILBERT_PARTS = {"norm": "sa_layer_norm", "up": "ffn.lin1", "down": "ffn.lin2", "ff_norm": "output_layer_norm"}
+DISTILBERT_WORDS = tuple(f"vocab_{part}" for part in ("transform", "layer_norm", "projector", "projector.bias"))
 DISTILBERT = family(
     ("distilbert", "DistilBERT", "DistilBert"),
     (*DISTILBERT_SIZES, encoder_head("relu", DISTILBERT_DROPOUTS)),
@@ -154,17 +158,9 @@ DISTILBERT = family(
     defaults={"seq_classif_dropout": 0.2},
     body=(
         *embeddings("distilbert.embeddings"),
-        *layers(
-            *("distilbert.transformer.layer.{layer}", "attention.*_lin", "attention.out_lin"),
-            norm="sa_layer_norm",
-            up="ffn.lin1",
-            down="ffn.lin2",
-            ff_norm="output_layer_norm",
-        ),
+        *layers("distilbert.transformer.layer.{layer}", "attention.*_lin", "attention.out_lin", **DISTILBERT_PARTS),
     ),
-    heads=usual_heads(
-        ("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"), "pre_classifier"
-    ),
+    heads=usual_heads(DISTILBERT_WORDS, "pre_classifier"),
     unused=(r"vocab_(transform|layer_norm|projector)\..*",),
 )
 
@@ -197,6 +193,8 @@ ALBERT_DEFAULTS = {
     "hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384, "hidden_act": "gelu_new",
     "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
 }  # fmt: skip
+ALBERT_LAYER = "albert.encoder.albert_layer_groups.{layer}.albert_layers.0"
+ALBERT_PARTS = {"norm": "attention.LayerNorm", "up": "ffn", "down": "ffn_output", "ff_norm": "full_layer_layer_norm"}
 ALBERT = family(
     ("albert", "ALBERT", "Albert"),
     (
@@ -211,15 +209,7 @@ ALBERT = family(
     body=(
         *embeddings("albert.embeddings"),
         *module("encoder.projection", "albert.encoder.embedding_hidden_mapping_in"),
-        *layers(
-            "albert.encoder.albert_layer_groups.{layer}.albert_layers.0",
-            ("attention.query", "attention.key", "attention.value"),
-            "attention.dense",
-            norm="attention.LayerNorm",
-            up="ffn",
-            down="ffn_output",
-            ff_norm="full_layer_layer_norm",
-        ),
+        *layers(ALBERT_LAYER, tuple(f"attention.{part}" for part in QKV), "attention.dense", **ALBERT_PARTS),
     ),
     heads={
         # it learns the order of two sentences where BERT learns whether one follows the other
@@ -264,7 +254,6 @@ BOTH = ("c2p", "p2c")
 
 
 def _read_distances(settings: Settings, model: Flat) -> Flat:
-    """What is compared with what, and how distances are counted."""
     if not settings.flag("relative_attention", False):
         raise settings.refusal("relative_attention", "weft has only True")
     given = settings.get("pos_att_type", [])
@@ -289,13 +278,12 @@ def _read_distances(settings: Settings, model: Flat) -> Flat:
 
 
 def _write_distances(model: Flat) -> Tree:
-    normed = model.get("position.norm_eps") is not None
     return {
         "relative_attention": True,
         "pos_att_type": list(BOTH),
         "position_buckets": model.get("position.buckets"),
         "max_relative_positions": model.get("position.max_distance", -1),
-        "norm_rel_ebd": "layer_norm" if normed else "none",
+        "norm_rel_ebd": "none" if model.get("position.norm_eps") is None else "layer_norm",
         "share_att_key": True,
         "position_biased_input": False,
     }
@@ -334,9 +322,7 @@ DEBERTA_V2 = family(
         *(rule for rule in embeddings("deberta.embeddings") if ".position." not in rule.ours),
         tensor("encoder.position.weight", "deberta.encoder.rel_embeddings.weight"),
         *module("encoder.position.norm", "deberta.encoder.LayerNorm"),
-        *layers(
-            "deberta.encoder.layer.{layer}", tuple(f"attention.self.{part}_proj" for part in ("query", "key", "value"))
-        ),
+        *layers("deberta.encoder.layer.{layer}", tuple(f"attention.self.{part}_proj" for part in QKV)),
     ),
     heads=usual_heads(BERT_WORDS, "pooler.dense"),
     root="deberta",

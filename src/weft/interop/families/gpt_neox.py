@@ -29,11 +29,7 @@ def parallel(ours: str, default: bool) -> Special:
     return switch("use_parallel_residual", default, {"sublayers": ours}, {"sublayers": "sequential"})
 
 
-# ---- whose queries, keys and values lie together by groups
-
-
 def _grouped(model: Decoder, layers: str, attention: str, ends: tuple[str, str], norms: Mapping[str, str]) -> Rules:
-    """Names of a model whose matrix of queries, keys and values is ordered by groups."""
     embedding, final_norm = (f"{layers.partition('.')[0]}.{end}" for end in ends)
     layouts = {"qkv": grouped(model.attention.groups, model.d_head)}
     joined = {"qkv": f"{attention}.query_key_value", "out": f"{attention}.dense"}
@@ -65,13 +61,7 @@ GPT_NEOX = Family(
 )
 
 
-def _falcon_names(model: Decoder) -> Rules:
-    norms = {"norm": "ln_attn", "ff_norm": "ln_mlp"} if model.sublayers == "parallel-two-norms" else NORMS
-    return _grouped(model, "transformer.h", "self_attention", ("word_embeddings", "ln_f"), norms)
-
-
 def _read_heads(settings: Settings, model: Flat) -> Flat:
-    """Which heads of queries share keys and values, and how the sublayers stand."""
     heads = model["attention.heads"]
     newer, side_by_side = settings.flag("new_decoder_architecture", False), settings.flag("parallel_attn", True)
     if newer and not side_by_side:
@@ -102,15 +92,15 @@ def _read_positions(settings: Settings, model: Flat) -> Flat:
     return {"position.kind": "alibi", "position.factor": even_heads(model) ** -0.5, "position.rounded": True}
 
 
-def _write_positions(model: Flat) -> Tree:
-    return {"alibi": model["position.kind"] == "alibi", **ROTARY.write(model)}
-
-
 def _falcon(called: Called, rows: tuple[Row, ...], **table: Any) -> Family:
+    def body(model: Decoder) -> Rules:
+        norms = {"norm": "ln_attn", "ff_norm": "ln_mlp"} if model.sublayers == "parallel-two-norms" else NORMS
+        return _grouped(model, "transformer.h", "self_attention", ("word_embeddings", "ln_f"), norms)
+
     return Family(
         rows=(*rows, *keys(std=("initializer_range", 0.02)), decoder_head(TIED)),
         called=called,
-        body=_falcon_names,
+        body=body,
         heads=on_decoder(),
         prefix="transformer.",
         unused=(r"transformer\.h\.\d+\.self_attention\.rotary_emb\..*",),
@@ -129,16 +119,10 @@ BLOOM_SIZES = keys(
     heads=("n_head", 8), eps=("layer_norm_epsilon", 1e-5), attention_dropout=("attention_dropout", 0.0),
     dropout=("hidden_dropout", 0.0),
 )  # fmt: skip
-FALCON = _falcon(
-    ("falcon", "Falcon", "Falcon"),
-    (
-        *FALCON_SIZES,
-        Special(_read_heads, _write_heads),
-        all_biases("bias", False),
-        Special(_read_positions, _write_positions),
-    ),
-    fixed=PLAIN,
-)
+HEADS = Special(_read_heads, _write_heads)
+POSITIONS = Special(_read_positions, lambda model: {"alibi": model["position.kind"] == "alibi", **ROTARY.write(model)})
+FALCON_ROWS: tuple[Row, ...] = (*FALCON_SIZES, HEADS, all_biases("bias", False), POSITIONS)
+FALCON = _falcon(("falcon", "Falcon", "Falcon"), FALCON_ROWS, fixed=PLAIN)
 BLOOM = _falcon(
     ("bloom", "BLOOM", "Bloom"),
     (*BLOOM_SIZES, Special(read=lambda settings, model: {"feedforward.d_ff": four_times(model)})),
@@ -146,9 +130,6 @@ BLOOM = _falcon(
     | {"position.kind": "alibi", "embedding_norm": True},
     only={"apply_residual_connection_post_layernorm": False},
 )
-
-
-# ---- names as LLaMA's
 
 
 def _norms(model: Decoder) -> Rules:
@@ -187,6 +168,7 @@ def _family(called: Called, rows: tuple[Row, ...], parts: Tree, **table: Any) ->
     )
 
 
+PHI_MLP = {"gate_up": None, "up": "mlp.fc1", "down": "mlp.fc2"}
 PHI = _family(
     ("phi", "Phi", "Phi"),
     (
@@ -195,13 +177,7 @@ PHI = _family(
         qk_norm("head", bias=True),
         decoder_head(UNTIED, HEAD_BIAS),
     ),
-    parts={
-        "final_norm": "final_layernorm",
-        "out": "self_attn.dense",
-        "gate_up": None,
-        "up": "mlp.fc1",
-        "down": "mlp.fc2",
-    },
+    parts={**PHI_MLP, "final_norm": "final_layernorm", "out": "self_attn.dense"},
     fixed={**ROTATED, "sublayers": "parallel", "attention.bias": "all"},
 )
 STABLELM = _family(

@@ -75,7 +75,6 @@ def _unknown(tree: Tree) -> str:
 
 
 def _stacks(tree: Tree) -> type[Transformer] | tuple[type[Transformer], ...]:
-    """The kinds of models that a config.json may be of, by the class that it names."""
     named = tree.get("architectures")
     name = str(named[0]) if isinstance(named, list) and named else ""
     if tree.get("is_encoder_decoder") is True or name.endswith("ForConditionalGeneration"):

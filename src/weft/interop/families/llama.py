@@ -91,12 +91,9 @@ def _read_no_positions(settings: Settings, model: Flat) -> Flat:
         raise settings.refusal("no_rope_layers", f"expected 0 or 1 for each of {model['layers']} layers")
     size = positions.window(settings, None) if settings.flag("use_sliding_window", False) else None
     windowed = positions.layer_types(settings, model, [size is not None and not each for each in rotated])
-    return repeated(
-        [
-            {"window": size if narrow else None, "position": None if rotates else {"kind": "none"}}
-            for rotates, narrow in zip(rotated[:layers], windowed, strict=True)
-        ]
-    )
+    positioned = [None if rotates else {"kind": "none"} for rotates in rotated[:layers]]
+    sizes = [size if narrow else None for narrow in windowed]
+    return repeated([{"window": w, "position": p} for w, p in zip(sizes, positioned, strict=True)])
 
 
 def _write_no_positions(model: Flat) -> Tree:
@@ -111,7 +108,6 @@ NO_POSITIONS = Special(_read_no_positions, _write_no_positions)
 
 def granite_factors(embedding: str, residual: str, attention: str, logits: str) -> tuple[Key, ...]:
     """Granite multiplies embeddings, what sublayers add, and scores, and divides the logits."""
-
     factor = partial(Key, default=1.0, kind="positive")
 
     def embedded(scale: float | bool, model: Flat) -> float:
@@ -142,6 +138,7 @@ def family(called: Called, rows: tuple[Row, ...], without: tuple[str, ...] = (),
 
 
 USUAL: tuple[Row, ...] = (*SHARED, HEAD, ACTIVATION)
+MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier")
 LLAMA = family(("llama", "LLaMA", "Llama"), (*USUAL, ATTENTION_BIAS, FEEDFORWARD_BIAS), body=_named_in_an_older_way)
 MISTRAL = family(
     ("mistral", "Mistral", "Mistral"),
@@ -171,23 +168,13 @@ SMOLLM3 = family(
 )
 GRANITE = family(
     ("granite", "Granite", "Granite"),
-    (
-        *(*USUAL, ATTENTION_BIAS, FEEDFORWARD_BIAS),
-        *granite_factors("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
-    ),
+    (*USUAL, ATTENTION_BIAS, FEEDFORWARD_BIAS, *granite_factors(*MULTIPLIERS, "logits_scaling")),
     without=("sequence", "token", "span"),
 )
+PHI3_DROPOUT = keys(dropout=("resid_pdrop", 0.0))
 PHI3 = family(
     ("phi3", "Phi-3", "Phi3"),
-    (
-        *SIZES,
-        EPS,
-        positions.rotary(fraction=1.0),
-        HEAD,
-        ACTIVATION,
-        positions.one_window(),
-        *keys(dropout=("resid_pdrop", 0.0)),
-    ),
+    (*SIZES, EPS, positions.rotary(fraction=1.0), HEAD, ACTIVATION, positions.one_window(), *PHI3_DROPOUT),
     body=names(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
     without=("span",),
     defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
@@ -232,7 +219,6 @@ def _read_every_other(settings: Settings, model: Flat) -> Flat:
 
 
 def _five_of_six(settings: Settings, model: Flat) -> tuple[list[bool], int | None]:
-    """Layers with a window, five of six where nothing else is given, and its size."""
     usual = positions.all_but_every(settings.whole("sliding_window_pattern", 6), model)
     return positions.layer_types(settings, model, usual), positions.window(settings, 4096)
 
@@ -241,9 +227,7 @@ EVERY_OTHER = Special(_read_every_other, positions.write_windows)
 BASES = positions.two_bases(("rope_theta", 1e6), ("rope_local_base_freq", 1e4), _five_of_six, positions.write_windows)
 GEMMA_ACTIVATION = Special(_read_activation, _write_activation)
 SCALE = Key(
-    "attention.scale",
-    "query_pre_attn_scalar",
-    256,
+    *("attention.scale", "query_pre_attn_scalar", 256),
     kind="positive",
     to_ours=lambda scalar, model: scalar**-0.5,
     to_theirs=lambda scale, model: round_factor(scale**-2, 1e-6),

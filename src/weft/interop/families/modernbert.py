@@ -38,9 +38,8 @@ def _read_head(settings: Settings, model: Flat) -> Flat:
 
 def _write_head(model: Flat) -> Tree:
     words = model["head.kind"] == "mlm"
-    bias, activation = "head.dense_bias", "head.activation"
-    if not words:
-        bias, activation = "head.transform.bias", "head.transform.activation"
+    bias = "head.dense_bias" if words else "head.transform.bias"
+    activation = "head.activation" if words else "head.transform.activation"
     pooling = {ours: theirs for theirs, ours in POOLING.items()}
     return {
         "tie_word_embeddings": model.get("head.tied", True),

@@ -16,9 +16,6 @@ WINDOWED, FULL = "sliding_attention", "full_attention"
 MAX_LAYERS = 2**10  # that are told apart, more than any model has: a list of them is made before anything is checked
 
 
-# ---- layers that differ
-
-
 def depth(model: Flat) -> int:
     """How many layers a list has to describe."""
     return min(int(model["layers"]), MAX_LAYERS)
@@ -31,8 +28,7 @@ def all_but_every(step: int, model: Flat) -> list[bool]:
 
 def layer_types(settings: Settings, model: Flat, usual: Sequence[bool]) -> list[bool]:
     """Which layers have a window: by layer_types where it is given, else the family's `usual`."""
-    given = settings.get("layer_types")
-    if given is None:
+    if (given := settings.get("layer_types")) is None:
         return list(usual)
     known = isinstance(given, list) and all(isinstance(kind, str) and kind in (WINDOWED, FULL) for kind in given)
     if not known or len(given) != model["layers"]:
@@ -73,8 +69,6 @@ def write_windows(model: Flat, key: str = "sliding_window") -> Tree:
     sizes = windows_of(model)
     return {key: next((size for size in sizes if size), None), "layer_types": [WINDOWED if s else FULL for s in sizes]}
 
-
-# ---- rotary positions
 
 # their kind of scaling → ours
 KINDS = {
@@ -156,8 +150,7 @@ def _yarn_factor(rope: Settings, factor: float) -> float | None:
 
 def write_scaling(model: Flat) -> Tree | None:
     """The table of a model's scaling; None where positions are not scaled."""
-    ours = model.get("position.scaling.kind")
-    if ours is None:
+    if (ours := model.get("position.scaling.kind")) is None:
         return None
     theirs = next(name for name, kind in KINDS.items() if kind == ours)
     given = {key: model.get(f"position.scaling.{name}") for name, key in NAMES.items()}
@@ -193,9 +186,6 @@ def rotary(base: float = 10000.0, fraction: float | None = None, keys: tuple[str
     return Special(read, write)
 
 
-# ---- layers with a window and layers without, each with a base of their own
-
-
 def two_bases(
     full: tuple[str, float],
     local: tuple[str, float],
@@ -219,10 +209,8 @@ def two_bases(
                 raise settings.refusal(key, f"expected a table of settings under {side}")
             ropes[side] = Settings(table, f"{settings.place}: {key}")
             ropes[side].only(partial_rotary_factor=1.0)
-        base, own = (
-            ropes[side].positive("rope_theta", settings.number(*keys))
-            for side, keys in ((FULL, full), (WINDOWED, local))
-        )
+        base = ropes[FULL].positive("rope_theta", settings.number(*full))
+        own = ropes[WINDOWED].positive("rope_theta", settings.number(*local))
         scaling = read_scaling(ropes[FULL], model, None)
         position = {"kind": "rotary", "base": own, "scaling": read_scaling(ropes[WINDOWED], model, None)}
         windowed, size = read_kinds(settings, model)

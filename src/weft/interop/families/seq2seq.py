@@ -19,8 +19,6 @@ from weft.models.config import EncoderDecoder
 from weft.nn.position import sinusoids
 from weft.tensors import LazyWeights
 
-# ---- Marian and BART
-
 
 def _stack(side: str) -> Rules:
     layer = f"model.{side}.layers.{{layer}}"
@@ -43,10 +41,6 @@ TWO_TABLES = (
     tensor("source_embedding.weight", "model.encoder.embed_tokens.weight"),
 )
 WORDS = (tensor("output.weight", "lm_head.weight"), tensor("output.bias", "final_logits_bias", layout=ONE_ROW))
-
-
-def _names(model: EncoderDecoder) -> Rules:
-    return (*(ONE_TABLE if model.source_vocab_size is None else TWO_TABLES), *STACKS)
 
 
 def _no_bias(model: EncoderDecoder) -> LazyWeights:
@@ -90,8 +84,7 @@ def _write_tables(model: Flat) -> Tree:
     source = model["source_vocab_size"]
     if source is None:
         return {"share_encoder_decoder_embeddings": True}
-    sizes = {"vocab_size": source, "decoder_vocab_size": model["vocab_size"]}
-    return {"share_encoder_decoder_embeddings": False, **sizes}
+    return {"share_encoder_decoder_embeddings": False, "vocab_size": source, "decoder_vocab_size": model["vocab_size"]}
 
 
 def _family(called: Called, *rows: Row, before: bool, position: Tree, **more: Any) -> Family:
@@ -111,7 +104,7 @@ def _family(called: Called, *rows: Row, before: bool, position: Tree, **more: An
         fixed={**POST_NORM, "placement": "pre" if before else "post", **placed, "embedding_norm": learned},
         called=called,
         model=EncoderDecoder,
-        body=_names,
+        body=lambda model: (*(ONE_TABLE if model.source_vocab_size is None else TWO_TABLES), *STACKS),
         heads={"lm": WORDS},
         copied=dict.fromkeys((f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")), TABLE),
         unused=() if learned else WAVES,
@@ -153,9 +146,6 @@ M2M100 = _family(
     by_weights={},
     fillers=lambda model: {},
 )
-
-
-# ---- T5
 
 
 def _t5_stack(side: str, feedforward: int) -> Rules:

@@ -15,20 +15,17 @@ WINDOW, STEP = "attention.sliding_window", "attention.sliding_window_pattern"
 SCALINGS = "position.scaling."
 
 
-# ---- rows
-
-
 def _read_scaling(settings: Settings, model: Flat) -> Flat:
     """How positions were scaled for longer texts; LLaMA 3.1's way is a tensor, not a key."""
     kind = settings.get("rope.scaling.type", "none")
     settings.whole("rope.scaling.original_context_length", 8192)
     if f"{SCALINGS}kind" in model:
         return {}
-    if kind not in ("none", "linear"):
+    if kind == "linear":
+        return {f"{SCALINGS}kind": "linear", f"{SCALINGS}factor": settings.number("rope.scaling.factor")}
+    if kind != "none":
         raise settings.refusal("rope.scaling.type", f"weft has none, linear, and LLaMA 3.1's '{FREQUENCIES}'")
-    if kind == "none":
-        return {}
-    return {f"{SCALINGS}kind": "linear", f"{SCALINGS}factor": settings.number("rope.scaling.factor")}
+    return {}
 
 
 def _write_scaling(model: Flat) -> Tree:
@@ -37,10 +34,8 @@ def _write_scaling(model: Flat) -> Tree:
         return {"rope.scaling.type": "linear", "rope.scaling.factor": model[f"{SCALINGS}factor"]}
     if kind not in ("llama3", "longrope"):
         return {}
-    tree = {"rope.scaling.original_context_length": model[f"{SCALINGS}original_context"]}
-    if kind == "longrope":
-        tree["rope.scaling.attn_factor"] = model[f"{SCALINGS}attention_factor"]
-    return tree
+    factor = {"rope.scaling.attn_factor": model[f"{SCALINGS}attention_factor"]} if kind == "longrope" else {}
+    return {"rope.scaling.original_context_length": model[f"{SCALINGS}original_context"], **factor}
 
 
 def _read_window(settings: Settings, model: Flat) -> Flat:
@@ -71,9 +66,8 @@ def _even(theirs: str) -> Special:
     return Special(same(theirs, "attention.d_head").read, lambda model: {theirs: even_heads(model)})
 
 
-ROTATED = _rotated(
-    *keys(d_head=("attention.key_length", even_heads)), same("attention.value_length", "attention.d_head")
-)
+WIDTH = keys(d_head=("attention.key_length", even_heads))
+ROTATED = _rotated(*WIDTH, same("attention.value_length", "attention.d_head"))
 EVEN = _rotated(
     Special(read=lambda settings, model: {"attention.d_head": even_heads(model)}),
     _even("attention.key_length"),
@@ -82,6 +76,7 @@ EVEN = _rotated(
 EVEN_HEADS = _even("rope.dimension_count")
 WHOLE_HEADS = same("rope.dimension_count", "attention.d_head")
 RMS, LAYER_NORM = (keys(eps=f"attention.layer_norm_{kind}epsilon")[0] for kind in ("rms_", ""))
+UNROTATED = (*SIZES, same("attention.head_count_kv", "attention.heads"), LAYER_NORM)
 QK_EPS = follows("attention.qk_norm.eps", "norm.eps")
 # a part of each head is rotated
 FRACTION = rotated_part("rope.dimension_count", lambda model: model["attention.d_head"])
@@ -91,11 +86,6 @@ PARALLEL = switch("use_parallel_residual", True, {"sublayers": "parallel-two-nor
 def _read_every_other(settings: Settings, model: Flat) -> Flat:
     """Gemma 2's window is that of every other layer, from the lowest on."""
     return with_windows([layer % 2 == 0 for layer in range(depth(model))], settings.whole(WINDOW, 4096))
-
-
-def _write_every_other(model: Flat) -> Tree:
-    size = kinds_of(model)[0]["window"]
-    return {WINDOW: size} if size else {}
 
 
 def _read_kinds(settings: Settings, model: Flat) -> Flat:
@@ -148,9 +138,6 @@ def _above_zero(ours: str, theirs: str) -> Special:
     return Special(read, lambda model: {theirs: model[ours]} if model.get(ours) is not None else {})
 
 
-# ---- what an architecture has
-
-
 def _llama_like(fixed: Mapping[str, Any], *more: Row) -> Table:
     """RMSNorm, rotary positions, a gated feed-forward."""
     usual = {"norm.kind": "rms", "position.kind": "rotary", "feedforward.kind": "gated"}
@@ -158,12 +145,8 @@ def _llama_like(fixed: Mapping[str, Any], *more: Row) -> Table:
     return Table(rows, {**usual, **fixed}, only={"expert_count": 0})
 
 
-BIASED = {
-    "norm.kind": "layer",
-    "feedforward.kind": "plain",
-    "feedforward.activation": "gelu-tanh",
-    "attention.bias": "all",
-}
+GELU = {"feedforward.kind": "plain", "feedforward.activation": "gelu-tanh"}
+BIASED = {**GELU, "norm.kind": "layer", "attention.bias": "all"}
 
 
 def _plain(fixed: Mapping[str, Any], *more: Row) -> Table:
@@ -183,13 +166,11 @@ def shown_by_tensors(architecture: str, names: Container[str]) -> Flat:
         return {"sublayers": "parallel-two-norms" if "blk.0.attn_norm_2.weight" in names else "parallel"}
     if architecture != "stablelm":
         return {}
-    found: Flat = {
-        "sublayers": "sequential" if "blk.0.ffn_norm.weight" in names else "parallel",
-        "attention.bias": "qkv" if "blk.0.attn_q.bias" in names else "none",
-    }
+    found: Flat = {"sublayers": "sequential" if "blk.0.ffn_norm.weight" in names else "parallel"}
+    found["attention.bias"] = "qkv" if "blk.0.attn_q.bias" in names else "none"
     if "blk.0.attn_q_norm.weight" in names:
-        found |= {"attention.qk_norm.kind": "layer", "attention.qk_norm.bias": False}
-        found["attention.qk_norm_over"] = "each-head"
+        norm = {"attention.qk_norm.kind": "layer", "attention.qk_norm.bias": False}
+        found |= {**norm, "attention.qk_norm_over": "each-head"}
     return found
 
 
@@ -227,7 +208,7 @@ ARCHITECTURES = {
     "gemma": _llama_like({**GEMMA, "head.tied": True}),
     "gemma2": _llama_like(
         {**GEMMA, "head.tied": True, "placement": "sandwich"},
-        Special(_read_every_other, _write_every_other),
+        Special(_read_every_other, lambda model: {WINDOW: size} if (size := kinds_of(model)[0]["window"]) else {}),
         Key("attention.softcap", "attn_logit_softcapping", 50.0, kind="positive"),
         Key("head.softcap", "final_logit_softcapping", 30.0, kind="positive"),
         _scale(46),
@@ -252,11 +233,6 @@ ARCHITECTURES = {
         {"norm.kind": "layer", "norm.gain": False, "norm.bias": False, "feedforward.kind": "gated"},
         *(LAYER_NORM, EVEN_HEADS, _above_zero("attention.clip", "attention.clamp_kqv")),
     ),
-    "gpt2": Table(
-        (*SIZES, same("attention.head_count_kv", "attention.heads"), LAYER_NORM), {**BIASED, "position.kind": "learned"}
-    ),
-    "bloom": Table(
-        (*SIZES, same("attention.head_count_kv", "attention.heads"), LAYER_NORM),
-        {**BIASED, "position.kind": "alibi", "embedding_norm": True},
-    ),
+    "gpt2": Table(UNROTATED, {**BIASED, "position.kind": "learned"}),
+    "bloom": Table(UNROTATED, {**BIASED, "position.kind": "alibi", "embedding_norm": True}),
 }

@@ -283,8 +283,7 @@ def _as_it_came(lazy: LazyTensor, tensor: Tensor) -> memoryview | None:
 
 
 def _raw(tensor: Tensor) -> memoryview:
-    data: memoryview = bits(tensor).numpy().data
-    return data
+    return bits(tensor).numpy().data
 
 
 def _bytes(name: str, tensor: Tensor, encoding: Encoding) -> Iterator[bytes | memoryview]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from weft.config import Tree, validate
 from weft.errors import InteropError
+from weft.interop import weight_map
 from weft.interop.bundle import ModelBundle, as_dtype, lazily, named_tokenizer
 from weft.interop.gguf import architectures as llama_cpp
 from weft.interop.gguf import file as gguf_file
@@ -27,25 +28,11 @@ from weft.interop.gguf.file import ARRAY, BY_NAME, DTYPES, FLOAT32, Contents, En
 from weft.interop.gguf.tokenizer import read_tokenizer, tokenizer_keys
 from weft.interop.license import in_keys, to_keys
 from weft.interop.settings import Flat, Settings, Transformer, first_that_holds, flat, nested, shown
-from weft.interop.weight_map import (
-    SAME,
-    Layout,
-    Names,
-    Rules,
-    adjacent_pairs,
-    block,
-    conversions,
-    module,
-    tensor,
-    their_shapes,
-    to_ours,
-    to_theirs,
-)
+from weft.interop.weight_map import SAME, Layout, Names, Rules, adjacent_pairs, block, module, tensor
 from weft.models.config import Decoder, LMHead, Model
 from weft.nn.config import Norm, RMSNorm
 from weft.nn.position import Rotary as RotaryModule
-from weft.nn.position_config import Rotary, Sizes
-from weft.nn.scaling import Llama3Scaling, LongRoPE
+from weft.nn.position_config import Llama3Scaling, LongRoPE, Rotary, Sizes
 from weft.progress import bar
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_k", "q4_0")
@@ -101,7 +88,8 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     ):
         if size != rows:
             raise InteropError(f"{path}: {key} has {shown(size)} entries, but 'token_embd.weight' has {rows} rows")
-    weights = to_ours(conversions(rules(architecture, model), model), found, contents.tensor, str(path))
+    table = weight_map.conversions(rules(architecture, model), model)
+    weights = weight_map.to_ours(table, found, contents.tensor, str(path))
     encodings = {name: entry.encoding.name for name, entry in contents.tensors.items()}
     sizes: Counter[str] = Counter()
     for name, entry in contents.tensors.items():
@@ -153,8 +141,7 @@ def write(bundle: ModelBundle, path: Path, dtype: str | None = None) -> None:
     assert isinstance(bundle.model, Decoder)
     if dtype is not None and dtype.startswith("q"):
         gguf_file.quantization()
-    keys = _keys(bundle, architecture, path.stem)
-    tensors = _tensors(bundle, architecture, dtype)
+    keys, tensors = _keys(bundle, architecture, path.stem), _tensors(bundle, architecture, dtype)
     with bar("writing", len(tensors)) as advance:
         gguf_file.write_file(path, keys, tensors, advance)
 
@@ -184,11 +171,11 @@ def _keys(bundle: ModelBundle, architecture: str, name: str) -> dict[str, Value]
 def _tensors(bundle: ModelBundle, architecture: str, dtype: str | None) -> list[LazyTensor]:
     model = bundle.model
     assert isinstance(model, Decoder)
-    parts = conversions(rules(architecture, model), model)
-    weights = to_theirs(parts, bundle.weights)
+    parts = weight_map.conversions(rules(architecture, model), model)
+    weights = weight_map.to_theirs(parts, bundle.weights)
     tensors = [
         LazyTensor(name, shape, _encoding(name, shape, dtype), weights[name], *_former(bundle, name))
-        for name, shape in their_shapes(parts).items()
+        for name, shape in weight_map.their_shapes(parts).items()
     ]
     if architecture in REPEATED and isinstance(model.head, LMHead) and model.head.tied:
         table = next(each for each in tensors if each.name == "token_embd.weight")
@@ -240,9 +227,8 @@ def _read_settings(settings: Settings, contents: Contents, tied: bool) -> Decode
         raise InteropError(f"{contents.path}: it has no matrix 'token_embd.weight' (vocab_size, d_model)")
     if settings.whole("block_count") > len(tensors):  # before that many layers are built
         raise settings.refusal("block_count", f"the file holds {len(tensors)} tensors in all")
-    read_in, written = (
-        any(f"blk.0.attn_{part}.bias" in tensors for part in parts) for parts in (("q", "qkv"), ("output",))
-    )
+    biased = {part for part in ("q", "qkv", "output") if f"blk.0.attn_{part}.bias" in tensors}
+    read_in, written = bool(biased & {"q", "qkv"}), "output" in biased
     bias = {(True, True): "all", (True, False): "qkv", (False, True): "out"}.get((read_in, written), "none")
     known = {"vocab_size": table.shape[0], "head.kind": "lm", "head.tied": tied, "attention.bias": bias}
     known["head.bias"] = "output.bias" in tensors
@@ -272,7 +258,6 @@ def _llama3_scaling(settings: Settings, contents: Contents, model: Flat) -> Tree
 
 
 def _long_scaling(settings: Settings, contents: Contents, model: Flat) -> Tree:
-    """LongRoPE's two lists of factors, and what goes with them."""
     if SHORT not in contents.tensors:
         raise InteropError(f"{contents.path}: it has a tensor '{LONG}', but no '{SHORT}'")
     lists = {
@@ -285,7 +270,6 @@ def _long_scaling(settings: Settings, contents: Contents, model: Flat) -> Tree:
 
 
 def _factors(model: Decoder) -> dict[str, Tensor]:
-    """The tensors that scale positions, by name."""
     match model.position:
         case Rotary(scaling=LongRoPE() as scaling):
             return {LONG: torch.tensor(scaling.long), SHORT: torch.tensor(scaling.short)}

@@ -25,8 +25,11 @@ def quantize(rows: Tensor) -> Tensor:
     halves = torch.cat([d, dmin], dim=1).half().view(torch.uint8)  # (blocks, 4)
     pairs = q.reshape(-1, GROUPS // 2, 2, SIZE)  # two groups share their bytes
     nibbles = (pairs[:, :, 0] | pairs[:, :, 1] << 4).flatten(1)  # (blocks, 128)
-    blocks = torch.cat([halves, _packed(scales.to(torch.uint8), leasts.to(torch.uint8)), nibbles], dim=1)
-    return blocks.reshape(rows.shape[0], -1)
+    # eight scales and eight leasts of 6 bits (blocks, 8) → 12 bytes, as ggml lays them out
+    scales, leasts = scales.to(torch.uint8), leasts.to(torch.uint8)
+    high = [each[:, :4] | each[:, 4:] >> 4 << 6 for each in (scales, leasts)]
+    low_bits = scales[:, 4:] & 15 | (leasts[:, 4:] & 15) << 4
+    return torch.cat([halves, *high, low_bits, nibbles], dim=1).reshape(rows.shape[0], -1)
 
 
 def _fitted(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,10 +64,3 @@ def _six_bits(values: Tensor) -> tuple[Tensor, Tensor]:
     """Values ≥ 0 (blocks, groups) as one factor that fp16 holds (blocks, 1) and whole numbers up to 63."""
     factor = (values.amax(dim=1, keepdim=True) / LEVELS).half().float()
     return factor, (values / factor.clamp(min=1e-30)).round().clamp(0, LEVELS)
-
-
-def _packed(scales: Tensor, leasts: Tensor) -> Tensor:
-    """Eight scales and eight leasts of 6 bits (blocks, 8) → 12 bytes, as ggml lays them out."""
-    first = scales[:, :4] | scales[:, 4:] >> 4 << 6
-    second = leasts[:, :4] | leasts[:, 4:] >> 4 << 6
-    return torch.cat([first, second, scales[:, 4:] & 15 | (leasts[:, 4:] & 15) << 4], dim=1)

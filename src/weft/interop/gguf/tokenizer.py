@@ -28,9 +28,6 @@ IDS: dict[Role, str] = {  # the sixth is spelled so there
 }  # fmt: skip
 
 
-# ---- pre-tokenizers, by llama.cpp's names
-
-
 def _byte_level(use_regex: bool) -> Tree:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
 
@@ -44,15 +41,12 @@ GPT2 = _byte_level(True)
 LLAMA3, QWEN2 = _split(PATTERNS["cl100k"]), _split(PATTERNS["qwen2"])
 DIGITS = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, GPT2]}
 
-PRE_TOKENIZERS: dict[str, Tree] = {  # the first name of each is the one that is written
+PRE_TOKENIZERS: dict[str, Tree] = {  # by llama.cpp's names; the first of each is the one that is written
     **dict.fromkeys(("gpt-2", "default", "phi-2", "mpt", "olmo", "roberta-bpe"), GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), DIGITS),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
 }
-
-
-# ---- from a file's keys
 
 
 def read_tokenizer(keys: Mapping[str, Any], place: str) -> Tokenizer | None:
@@ -142,9 +136,6 @@ def _roles(ggml: Mapping[str, Any], tokens: Sequence[str]) -> dict[Role, str]:
 
 def _numbers(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(value, int | float) for value in values)
-
-
-# ---- to a file's keys
 
 
 def tokenizer_keys(tokenizer: Tokenizer, vocab_size: int, pre: str | None = None) -> dict[str, Any]:

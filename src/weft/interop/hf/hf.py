@@ -8,6 +8,7 @@ and nothing else, and an export writes safetensors.
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +33,7 @@ MODULES, POOLED, SENTENCES = "modules.json", "1_Pooling/config.json", "sentence_
 # small files that belong to a model and are written again as they were
 KEPT = (CONFIG, GENERATION, weights.INDEX, MODULES, POOLED, SENTENCES, "config_sentence_transformers.json")
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
+GENERATION_IDS = ("decoder_start_token_id", "forced_bos_token_id")
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MULTI_LABEL = "multi_label_classification"
 POOLING = {"cls_token": "first", "mean_tokens": "mean", "lasttoken": "last"}  # sentence-transformers' word → ours
@@ -54,7 +56,10 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     if depth > len(found):  # before that many layers are built
         raise InteropError(f"{settings.place}: {depth} layers, but the files hold {len(found)} tensors in all")
     model, ours, unused, notes = weights.read(family, model, found, str(folder))
-    used = {**tree, **_generation(folder)}  # transformers reads ids for generation in that file first
+    used = dict(tree)
+    with suppress(InteropError):  # what is wrong with generation_config.json is said when it is used
+        own_ids = optional_object(folder / GENERATION)  # transformers reads ids for generation there first
+        used |= {key: own_ids[key] for key in GENERATION_IDS if own_ids.get(key) is not None}
     if tokenizer is None:
         own, source = read_tokenizer(folder, used, model)
         for each, size in ((own, model.vocab_size), (source, getattr(model, "source_vocab_size", None))):
@@ -80,15 +85,6 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     )
 
 
-def _generation(folder: Path) -> Tree:
-    """The ids in generation_config.json. What is wrong with that file is said when it is used."""
-    try:
-        tree = optional_object(folder / GENERATION)
-    except InteropError:
-        return {}
-    return {key: tree[key] for key in ("decoder_start_token_id", "forced_bos_token_id") if tree.get(key) is not None}
-
-
 def _pooling(folder: Path) -> Flat:
     """How a sentence encoder makes one vector of many, by the files of sentence-transformers where they are."""
     if not (folder / POOLED).is_file():
@@ -111,9 +107,6 @@ def _labels(tree: Tree, model: Transformer) -> tuple[str, ...] | None:
         return usual
     names = tuple(str(named.get(str(number), name)) for number, name in enumerate(usual))
     return names if len(set(names)) == count else usual
-
-
-# ---- writing
 
 
 def write(bundle: ModelBundle, folder: Path, dtype: str | None = None) -> Family:
@@ -184,8 +177,7 @@ def _settings_out(bundle: ModelBundle) -> tuple[Family, Tree, Tree]:
     config["dtype"] = str(next(iter(bundle.weights.values()))().dtype).removeprefix("torch.")
     if bundle.labels is not None:
         config |= named_labels(bundle.labels)
-    tokenizer = bundle.tokenizer
-    ids = {role: None if tokenizer is None else getattr(tokenizer, f"{role}_id") for role in ("bos", "eos", "pad")}
+    ids = {role: getattr(bundle.tokenizer, f"{role}_id", None) for role in ("bos", "eos", "pad")}
     for role, id in ids.items():
         config.setdefault(f"{role}_token_id", id)
     if isinstance(bundle.model, EncoderDecoder):  # what it generates begins with bos in weft

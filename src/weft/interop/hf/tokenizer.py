@@ -84,10 +84,8 @@ def read_tokenizer(folder: Path, config: Tree, model: Model) -> tuple[Tokenizer 
     named = optional_object(folder / SPECIALS)  # which older folders have beside tokenizer_config.json
     given = {role: _text(named.get(f"{role}_token")) for role in ROLES}
     roles = {role: text for role, text in given.items() if text is not None} | found.roles
-    for role in ROLES:
-        token = _token(found, config.get(f"{role}_token_id"))
-        if token is not None:
-            roles.setdefault(role, token)
+    by_id = {role: _token(found, config.get(f"{role}_token_id")) for role in ROLES}
+    roles |= {role: token for role, token in by_id.items() if token is not None and role not in roles}
     settings = optional_object(folder / SETTINGS)
     found, source = (
         None if each is None else _framed_as_its_class(_with_roles(each, roles), settings, config.get("model_type"))
@@ -102,13 +100,11 @@ def read_tokenizer(folder: Path, config: Tree, model: Model) -> tuple[Tokenizer 
 
 def _with_roles(tokenizer: Tokenizer, roles: dict[Role, str]) -> Tokenizer:
     """The tokenizer with those of the roles whose tokens it has."""
-    if roles == tokenizer.roles:
-        return tokenizer
-    return tokenizer.from_json(tokenizer.to_json(), roles, tokenizer.chat_template)
+    same = roles == tokenizer.roles
+    return tokenizer if same else tokenizer.from_json(tokenizer.to_json(), roles, tokenizer.chat_template)
 
 
 def _find(folder: Path, config: Tree) -> tuple[Tokenizer | None, Tokenizer | None]:
-    """The tokenizer, and the source's where it is another."""
     renumbered = None if (folder / FILE).is_file() else _numbered(folder, str(config.get("model_type")))
     if renumbered is not None:
         return renumbered, None
@@ -166,7 +162,6 @@ def _numbered(folder: Path, family: str) -> Tokenizer | None:
 
 
 def _tokens_by_id(path: Path) -> list[str]:
-    """The tokens of a vocab.json, whose ids run from 0 on."""
     tree = read_object(path)
     if not all(isinstance(id, int) and 0 <= id < len(tree) for id in tree.values()):
         raise TokenizerError(f"{path}: expected tokens with their ids, 0 … {len(tree) - 1}")
@@ -196,7 +191,6 @@ def _texts(path: Path) -> list[str]:
 
 
 def _listed(folder: Path) -> list[str]:
-    """The further special tokens that the folder lists, such as languages."""
     for name in (SPECIALS, SETTINGS):
         tree = optional_object(folder / name)
         for key in LISTED:
@@ -267,8 +261,7 @@ def tokenizer_files(bundle: ModelBundle) -> dict[str, bytes]:
     if not files or bundle.notes.get("tokenizer") != bundle.tokenizer.fingerprint:
         files = _new_files(bundle.tokenizer, bundle)
     if bundle.source_tokenizer is not None and not any(name.startswith(SOURCE) for name in files):
-        source = _new_files(bundle.source_tokenizer, bundle)
-        files |= {f"{SOURCE}/{name}": data for name, data in source.items()}
+        files |= {f"{SOURCE}/{name}": data for name, data in _new_files(bundle.source_tokenizer, bundle).items()}
     return files
 
 

@@ -19,16 +19,13 @@ from weft.interop import torch_file
 from weft.interop.bundle import ModelBundle, as_dtype
 from weft.interop.families.base import Family
 from weft.interop.settings import Transformer
-from weft.interop.weight_map import Conversions, conversions, their_shapes, to_ours, to_theirs
+from weft.interop.weight_map import conversions, their_shapes, to_ours, to_theirs
 from weft.safetensors_header import read_header
 from weft.tensors import DTYPES, FLOATS, LazyWeights, Stored
 from weft.untrusted import read_object
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
-
-
-# ---- files
 
 
 def listing(folder: Path, single: str = SINGLE, pickled: str = PICKLED) -> dict[str, Stored]:
@@ -75,9 +72,6 @@ def headers(tensors: Mapping[str, Stored]) -> dict[str, str]:
     """The header of each safetensors file that tensors are in, by the file's name; with it the file is reproduced."""
     files = {tensor.file for tensor in tensors.values() if tensor.pages is None}
     return {file.name: read_header(file).text for file in sorted(files)}
-
-
-# ---- reading
 
 
 def _by_present_names(
@@ -130,17 +124,20 @@ def read(
             table = conversions(family.rules(model), model)
             wanted = their_shapes(table)
             if copy not in wanted:
-                names = tensors[copy].name, tensors[original].name
-                raise InteropError(f"'{names[0]}' differs from '{names[1]}', which it should repeat")
+                differs = f"'{tensors[copy].name}' differs from '{tensors[original].name}'"
+                raise InteropError(f"{differs}, which it should repeat")
             break
     used = {name: check_floats(stored) for name, stored in tensors.items() if name in wanted}
     others = [name for name in tensors if name not in wanted and name not in copies]
     unused = [name for name in others if _is_unused(family, name)]
     shapes = {name: tensors[name].shape for name in (*used, *others) if name not in unused}
     weights = to_ours(table, shapes, lambda name: tensors[name].read(), place)
-    types = {name: stored.dtype for name, stored in used.items()}
+    narrow: dict[str, str] = {}  # the own dtypes of tensors that become wider when they are joined with others
+    for parts in table.values():
+        joined = reduce(torch.promote_types, (DTYPES[used[part.name].dtype] for part in parts))
+        narrow |= {part.name: used[part.name].dtype for part in parts if DTYPES[used[part.name].dtype] != joined}
     notes: Tree = {
-        "dtypes": _widened(table, types),
+        "dtypes": narrow,
         "names": {name: stored.name for name, stored in tensors.items() if name != stored.name},
         "copies": {name: original for name, original in copies.items() if name in tensors and name not in wanted},
         "headers": headers(tensors),
@@ -153,18 +150,6 @@ def check_floats(stored: Stored) -> Stored:
     if stored.dtype not in FLOATS:
         raise InteropError(f"{stored.file}: '{stored.name}' holds {stored.dtype}; weights are {', '.join(FLOATS)}")
     return stored
-
-
-def _widened(table: Conversions, types: Mapping[str, str]) -> dict[str, str]:
-    """The own dtypes of tensors that become wider when they are joined with others."""
-    narrow: dict[str, str] = {}
-    for parts in table.values():
-        joined = reduce(torch.promote_types, (DTYPES[types[part.name]] for part in parts))
-        narrow |= {part.name: types[part.name] for part in parts if DTYPES[types[part.name]] != joined}
-    return narrow
-
-
-# ---- writing
 
 
 def theirs(bundle: ModelBundle, family: Family, kept: Tree) -> dict[str, Callable[[], Tensor]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.nn.config import LossTerms
 
-WIDEST = 8192  # columns that a program holds at a time
+MAX_COLUMNS = 8192  # columns that a program holds at a time
 PER_WARP = 512  # of them for each warp: 16 a thread, which is two of the widest loads
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -85,7 +85,7 @@ def fused_chunk_loss(
     rows, width = logits.shape
     assert logits.stride(1) == 1 and targets.is_contiguous() and weights.is_contiguous()
     losses, plain = logits.new_empty(2, rows, dtype=torch.float32)
-    block = min(WIDEST, triton.next_power_of_2(width))
+    block = min(MAX_COLUMNS, triton.next_power_of_2(width))
     with torch.cuda.device_of(logits):
         _row[(rows,)](
             logits,

@@ -54,9 +54,6 @@ def reverse(rng: Rng, mine: Mine) -> Row | None:
     return row and {**row, "target": row["target"][::-1]}
 
 
-# ---- whole numbers below a million
-
-
 def cardinal(number: int, link: str = " and ", hyphen: str = "-") -> str:
     """342 → three hundred and forty-two. `link` stands after hundreds and thousands, `hyphen` inside a ten."""
     assert 0 <= number < 1_000_000
@@ -90,9 +87,6 @@ def number_to_words(rng: Rng, mine: Mine) -> Row | None:
 def _number(rng: Rng) -> int:
     """Long numbers come less often than their share of all numbers, so that short ones come too."""
     return rng.below(10 ** rng.pick((2, 3, 3, 4, 4, 5, 5, 5, 6, 6, 6)))
-
-
-# ---- days from 1900 to 2099, as people write and say them and as ISO 8601 does
 
 
 def words_to_date(rng: Rng, mine: Mine) -> Row | None:

@@ -22,14 +22,13 @@ def an(word: str) -> str:
     return f"an {word}" if word[0] in "aeiou" else f"a {word}"
 
 
-# ---- opinions whose words alone don't tell what is meant: negation turns them round, and the main clause outweighs
-#
-# Every pattern is drawn for both labels, with the same words around it, so that what a sentence means lies in the order
-# of its words: `not bad at all` praises, and `though the plot was dull, I loved it` does too.
-
-
 def opinion(rng: Rng, mine: Mine) -> Row | None:
-    """{text, label}; half are positive."""
+    """{text, label}; half are positive. Words alone don't tell what is meant: negation turns them round, and the main
+    clause outweighs.
+
+    Every pattern is drawn for both labels, with the same words around it, so that what a sentence means lies in the
+    order of its words: `not bad at all` praises, and `though the plot was dull, I loved it` does too.
+    """
     label = rng.below(2)
     thing = rng.pick(tuple(SENTIMENT["things"]))
     text = rng.pick(SENTIMENT["openers"]) + _sentence(rng, thing, label)
@@ -65,20 +64,16 @@ def _adjective(rng: Rng, label: int) -> str:
     return rng.pick(SENTIMENT[LABELS[label]]["adjectives"])
 
 
-# ---- short stories of made-up facts, and a question that one of them answers
-#
-#    Omar lives in Lima. Anna lives in Rome. Where does Anna live?  →  Anna lives in Rome.
-#
-# Every story tells the same of two or three people, so the kind of word that is asked for doesn't give the answer away:
-# one has to find out whose it is. Two habits of this small language make that easier to learn. The first names and
-# things of a list come more often than the last, as words do in any text (Zipf 1949): what it means to look something
-# up is found out on the frequent ones, and the rare ones follow. And all sentences are of one length, so a batch of
-# rows of like length holds every kind of question.
-
-
 def question(rng: Rng, mine: Mine) -> Row | None:
     """{context, question, answer}; also as one text to read and one to write, {source, target}.
 
+    A short story of made-up facts, and a question that one of them answers: `Omar lives in Lima. Anna lives in Rome.
+    Where does Anna live?` → `Anna lives in Rome.`
+    Every story tells the same of two or three people, so the kind of word that is asked for doesn't give the answer
+    away: one has to find out whose it is. Two habits of this small language make that easier to learn. The first names
+    and things of a list come more often than the last, as words do in any text (Zipf 1949): what it means to look
+    something up is found out on the frequent ones, and the rare ones follow. And all sentences are of one length, so a
+    batch of rows of like length holds every kind of question.
     Who has what decides whether a story is held out, in whatever order it is told and whatever is asked.
     """
     fact, clothes, people = rng.pick(QUESTIONS["facts"]), rng.pick(QUESTIONS["clothes"]), 2 if rng.chance(65) else 3
@@ -109,12 +104,10 @@ def _often(rng: Rng, options: Sequence[str], count: int) -> list[str]:
     return rng.some(drawn, count)
 
 
-# ---- conversations with an assistant that answers in one plain sentence: sums, measures, words and their meanings
-
-
 def conversation(rng: Rng, mine: Mine) -> Row | None:
     """{messages}: one to three exchanges, perhaps with a greeting before and thanks after.
 
+    The assistant answers in one plain sentence: sums, measures, words and their meanings.
     What is held out, a sum with its numbers or a word in its wording, is in no conversation of the training side.
     """
     turns: list[tuple[str, str]] = []
@@ -128,10 +121,8 @@ def conversation(rng: Rng, mine: Mine) -> Row | None:
         turns.append((asked, answer))
     if rng.chance(15):
         turns.append((rng.pick(CHATTER["thanks"]), "You are welcome."))
-    messages = []
-    for asked, answer in turns:
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-    return {"messages": messages}
+    said = [(role, text) for turn in turns for role, text in zip(("user", "assistant"), turn, strict=True)]
+    return {"messages": [{"role": role, "content": text} for role, text in said]}
 
 
 def _sum(rng: Rng) -> Exchange:
