@@ -225,13 +225,58 @@ def quickly(*flags: str) -> tuple[str, ...]:
 def test_what_others_may_write_to_is_compiled_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "FLAGS", quickly(*native.FLAGS))
     path = native._compiled()
-    assert path.parent == fresh and [each.name for each in fresh.iterdir()] == [path.name]
+    assert path.parent == fresh / "compiled" and [each.name for each in path.parent.iterdir()] == [path.name]
     first = path.stat()
     assert native._compiled().stat().st_mtime_ns == first.st_mtime_ns
     path.write_bytes(b"somebody else's")
     path.chmod(0o777)
     assert native._compiled().stat().st_size == first.st_size
     assert not path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def damaged(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    path.unlink()
+    match how:
+        case "cut":
+            path.write_bytes(content[: len(content) // 2])
+        case "empty":
+            path.touch()
+        case "another program":
+            path.write_bytes(Path("/bin/sh").read_bytes())
+        case "a link":
+            kept = path.with_name("elsewhere.so")
+            kept.write_bytes(content)
+            path.symlink_to(kept)
+        case "a pipe":
+            os.mkfifo(path, 0o700)
+        case "no end":
+            path.symlink_to("/dev/zero")
+    if path.is_file() and not path.is_symlink():
+        path.chmod(0o700)
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "another program", "a link", "a pipe", "no end"])
+def test_what_is_damaged_is_compiled_again(how: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "FLAGS", quickly(*native.FLAGS))
+    path = native._compiled()
+    content = path.read_bytes()
+    monkeypatch.setattr(native, "_compile", lambda compiler, made: content[:-32])
+    damaged(path, how)
+    assert native._compiled() == path
+    assert path.read_bytes() == content and not path.is_symlink()
+
+
+@pytest.mark.parametrize("how", ["a link", "open to all"])
+def test_a_folder_that_others_may_write_to_is_not_trusted(how: str, tmp_path: Path, fresh: Path) -> None:
+    folder = tmp_path / "compiled"
+    (tmp_path / "other").mkdir()
+    if how == "a link":
+        folder.symlink_to(tmp_path / "other")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    assert native.library() is None and not list((tmp_path / "other").iterdir())
 
 
 def older() -> tuple[str, ...]:
@@ -259,7 +304,7 @@ def test_without_it_everything_goes_on(obstacle: str, fresh: Path, monkeypatch: 
         monkeypatch.setattr(native.shutil, "which", lambda name: "/bin/false")
     else:
         monkeypatch.setenv("WEFT_NATIVE", "0")
-    assert native.library() is None and not list(fresh.glob("*.so")) and os.listdir(fresh) == []
+    assert native.library() is None and not list(fresh.rglob("*.so"))
     model = built(LLAMA)
     assert not stepper.native_path_fits(model, model.start(1, 8))
     quantize(model, "int8")
