@@ -152,3 +152,20 @@ def test_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert files.checksums(tmp_path / "file") == [hashlib.sha256(piece).hexdigest() for piece in pieces]
     (tmp_path / "file").write_bytes(b"")
     assert files.checksums(tmp_path / "file") == [hashlib.sha256(b"").hexdigest()]
+
+
+@pytest.mark.parametrize("how", ["a pipe", "a device", "a folder", "too large"])
+def test_what_is_no_small_file_is_not_read(how: str, tmp_path: Path) -> None:
+    place = tmp_path / "note.json"
+    match how:
+        case "a pipe":
+            os.mkfifo(place)
+        case "a device":
+            place.symlink_to("/dev/zero")
+        case "a folder":
+            place.mkdir()
+        case "too large":
+            place.write_bytes(b"0" * 11)
+    with pytest.raises(OSError, match=r"regular file|directory|11 bytes, where 10 are the most"):
+        files.read_bytes(place, limit=10)
+    assert files.is_locked(place) is False

@@ -32,6 +32,7 @@ ALLOWED = {("data", "text"), ("compare", "api")}
 ALLOWED |= {(room, "errors") for room in ("config", "files", "layout", "untrusted")} | {
     ("progress", "untrusted"),
     ("layout", "config"),
+    *((room, "files") for room in ("config", "safetensors_header", "untrusted")),
     *(("tensors", below) for below in ("errors", "files", "safetensors_header", "untrusted")),
 }
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, Validat
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
+from weft import files
 from weft.errors import ConfigError, did_you_mean, suggestion
 
 Tree = dict[str, Any]
@@ -63,7 +64,7 @@ class AnyKind:
 def read_toml(path: Path) -> Tree:
     """The tables of a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(files.read_text(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such recipe") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

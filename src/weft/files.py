@@ -11,9 +11,11 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,6 +26,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+MAX_NOTE_BYTES = 1 << 28  # of what weft notes for itself beside weights and tokens
 CHECKSUM_BYTES = 1 << 25  # bytes that have a checksum of their own
 THREADS = min(16, os.cpu_count() or 1)
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -38,6 +41,31 @@ def is_text(text: str) -> bool:
 def utf8_size(text: str) -> int:
     """The bytes that a text takes in a file."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """A file to read, which is one: a pipe would be waited for, and a device never ends; OSError says so."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    kind = os.fstat(handle).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(handle)
+        number, why = (errno.EISDIR, "Is a directory") if stat.S_ISDIR(kind) else (errno.EINVAL, "Not a regular file")
+        raise OSError(number, why, str(path))
+    return open(handle, "rb")
+
+
+def read_bytes(path: Path, limit: int = MAX_NOTE_BYTES) -> bytes:
+    """The bytes of a regular file of at most `limit` of them."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise OSError(errno.EFBIG, f"{size:,} bytes, where {limit:,} are the most", str(path))
+        return file.read(limit)
+
+
+def read_text(path: Path, limit: int = MAX_NOTE_BYTES) -> str:
+    """The text of a regular file, in UTF-8."""
+    return read_bytes(path, limit).decode("utf-8")
 
 
 def check_place(path: Path) -> None:
@@ -180,7 +208,7 @@ def _lock(handle: int) -> None:
 def is_locked(path: Path) -> bool:
     """Whether a process holds the lock on a file; it is not kept from it."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
@@ -194,7 +222,7 @@ def checksums(path: Path) -> list[str]:
 
     def one(start: int) -> str:
         digest, buffer, left = hashlib.sha256(), memoryview(bytearray(1 << 20)), min(CHECKSUM_BYTES, size - start)
-        with open(path, "rb", buffering=0) as file:
+        with open_regular(path) as file:
             file.seek(start)
             while left and (count := file.readinto(buffer[:left])):
                 digest.update(buffer[:count])

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft import files
+
 MAX_HEADER_BYTES = 100_000_000  # as the format has it
 MAX_DIMENSIONS = 64  # as many as torch and numpy allow
 BITS = {
@@ -43,7 +45,7 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """The header of a file. Raises OSError, or ValueError with the reason where it is not a whole safetensors file."""
-    with open(path, "rb") as file:
+    with files.open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):

@@ -152,6 +152,7 @@ def save(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def each(path: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a file, one by one; they are the file's own pages until they are written to."""
     try:
+        files.open_regular(path).close()
         with safe_open(path, "pt") as file:  # refuses a file that is not what it says
             for name in file.keys():  # noqa: SIM118
                 yield name, file.get_tensor(name)

@@ -14,6 +14,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from weft import files
 from weft.errors import ConfigError, InteropError, WeftError
 
 LIMITS = "WEFT_LIMITS"
@@ -76,7 +77,7 @@ def _check_file(path: Path, kind: type[WeftError] = InteropError) -> None:
 def refuse_pointer(path: Path, kind: type[WeftError] = InteropError) -> None:
     """Refuse what Git LFS leaves in the place of a large file that was not fetched: a few lines with its hash."""
     try:
-        with open(path, "rb") as file:
+        with files.open_regular(path) as file:
             pointer = file.read(len(POINTER)) == POINTER
     except OSError:
         return  # which whoever reads the file will say
@@ -90,7 +91,7 @@ def read_bytes(path: Path, kind: type[WeftError] = InteropError) -> bytes:
     try:
         size = path.stat().st_size
         refuse_beyond(size, MAX_WHOLE_BYTES, f"{path}: {size:,} bytes are too many for a file that is read whole", kind)
-        with open(path, "rb") as file:
+        with files.open_regular(path) as file:
             return file.read(size)
     except FileNotFoundError:
         raise kind(f"{path}: no such file") from None
@@ -128,7 +129,7 @@ def mapped(path: Path) -> memoryview:
     """A file's bytes, which stay on the disk until they are used."""
     _check_file(path)
     try:
-        with open(path, "rb") as file:
+        with files.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else memoryview(b"")
     except FileNotFoundError:

@@ -1,6 +1,7 @@
 """`weft runs`: the runs of a folder, and what two recipes differ in."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,15 @@ def test_runs_are_listed_with_how_they_stand(runs: Path, capsys: Capture) -> Non
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["run", "objective", "model", "steps", "best", "size", "age", "state"]
     assert next(line for line in lines if line.startswith("base")).split()[-1] == "finished"
+
+
+@pytest.mark.parametrize("how", ["a pipe", "no end"])
+def test_files_that_are_none_hide_no_other_run(how: str, runs: Path, capsys: Capture) -> None:
+    others = listed(runs, capsys).keys() - {"gpt"}
+    for file in [path for path in (runs / "gpt").rglob("*") if path.is_file() and not path.is_symlink()]:
+        file.unlink()
+        os.mkfifo(file) if how == "a pipe" else file.symlink_to("/dev/zero")
+        assert others <= listed(runs, capsys).keys(), file
 
 
 def test_damaged_and_running_runs_are_listed_too(runs: Path, capsys: Capture) -> None:

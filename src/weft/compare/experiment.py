@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from weft import __version__
+from weft import __version__, files
 from weft.compare.config import SEARCH_SHARES, Budget, Experiment
 from weft.compare.contenders import ReadyContender, make_ready
 from weft.compare.jobs import Comparison, Job, Outcome, Result, Sweep, share_text
@@ -144,7 +144,7 @@ def _noted(out: Path) -> dict[str, Any] | None:
     if not (out / PLAN).is_file():
         return None
     try:
-        found = json.loads((out / PLAN).read_text("utf-8"))
+        found = json.loads(files.read_text(out / PLAN))
         if all(key in found for key in ("asked", "machine", "command", "began")):
             return dict(found)
     except (ValueError, OSError, TypeError):

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from weft import files
 from weft.compare.contenders import ReadyContender
 from weft.compare.jobs import Job, Outcome, Sweep
 from weft.compare.pools import HERE, Processes, RayTasks, Where, ray_tasks, slurm_tasks, srun
@@ -158,7 +159,7 @@ class Runner:
         return True
 
     def _note(self, job: Job) -> None:
-        outcome = validate(Outcome, json.loads((self._folder(job) / OUTCOME).read_text("utf-8")))
+        outcome = validate(Outcome, json.loads(files.read_text(self._folder(job) / OUTCOME)))
         append(self.results, outcome.model_dump(mode="json"))
         self.outcomes[job] = outcome
         self._tidy(job)
@@ -176,7 +177,7 @@ class Runner:
     def _step(self, job: Job) -> tuple[int, int, float | None]:
         """How far a job is, by the last line of its metrics."""
         path, last = self._folder(job) / RUN / "metrics.jsonl", dict[str, Any]()
-        with suppress(OSError, ValueError, StopIteration), path.open("rb") as file:
+        with suppress(OSError, ValueError, StopIteration), files.open_regular(path) as file:
             file.seek(max(0, path.stat().st_size - 1000))
             lines = reversed(file.read().splitlines())
             last = next(json.loads(line) for line in lines if line.endswith(b"}") and b'"loss"' in line)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from weft import files
 from weft.api.train import finish
 from weft.compare.jobs import Outcome
 from weft.compare.sizes import multiplied
@@ -40,7 +41,7 @@ JOB, OUTCOME, RUN = "job.json", "outcome.json", "run"
 
 def run_job(folder: Path) -> Outcome:
     """Train what job.json asks for, or go on with it, and measure it. The outcome is in the folder as well."""
-    job = json.loads((folder / JOB).read_text("utf-8"))
+    job = json.loads(files.read_text(folder / JOB))
     recipe = validate(SettledRecipe, job["recipe"])
     try:
         measured = _measured(recipe, folder / RUN, job)

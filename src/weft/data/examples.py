@@ -21,6 +21,7 @@ from typing import IO, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from weft import files
 from weft.config import Config, validate
 from weft.data.shards import BLOCK, Array, HashedStream, Side, mapped, verify
 from weft.data.table import Row
@@ -312,7 +313,7 @@ def verify_files(paths: Sequence[Path]) -> None:
 
 def _hashed(path: Path) -> Iterator[bytes]:
     """What a file's checksum is of: its bytes, with zeros in the place of the checksum."""
-    with open(path, "rb", buffering=0) as file:
+    with files.open_regular(path) as file:
         begin = file.read(8)
         header = file.read(int.from_bytes(begin, "little"))
         yield begin + re.sub(rb'"sha256":"[0-9a-f]{64}"', f'"sha256":"{UNKNOWN}"'.encode(), header, count=1)

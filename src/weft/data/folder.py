@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from weft import files
 from weft.data.shards import INDEX, PART, PLAN, SIDES, Array, HashedStream, Index, Shard, Shards, Side, dtype_for
 from weft.errors import DataError, TokenizerError, WeftError
 from weft.files import locked, put, sync, write_bytes, write_text
@@ -69,7 +70,7 @@ def written(out: Path, plan: Plan, tokenizer: Tokenizer, write: Callable[[list[S
 def read_plan(folder: Path) -> Plan:
     """What a folder was, or is to be, made from; empty where `weft prepare` wrote none."""
     try:
-        found = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        found = json.loads(files.read_text(folder / PLAN))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
     except OSError as error:
@@ -219,7 +220,7 @@ def _begin(out: Path, plan: Plan, index: str) -> list[Shard] | None:
         return None
     shards: list[Shard] = []
     with suppress(FileNotFoundError, ValidationError, DataError):  # a line that a kill cut short ends the journal
-        for line in (out / JOURNAL).read_text(encoding="utf-8").splitlines():
+        for line in files.read_text(out / JOURNAL).splitlines():
             shard = Shard.model_validate_json(line)
             shard.verify(out)
             shards.append(shard)

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, NonNegativeInt
 
+from weft import files
 from weft.config import Config, validate
 from weft.errors import ConfigError, DataError
 from weft.files import THREADS, write_text
@@ -250,7 +251,7 @@ def _read_index(path: Path, name: str) -> Index:
 def noted_tokenizer(folder: Path) -> dict[str, str]:
     """The fingerprint of the tokenizer that made a folder's tokens, where there are some and their index names it."""
     try:
-        noted = json.loads((folder / INDEX).read_text(encoding="utf-8"))["tokenizer"]
+        noted = json.loads(files.read_text(folder / INDEX))["tokenizer"]
     except (OSError, ValueError, LookupError, TypeError):  # no text of its own, or damage, which others report
         return {}
     return {"tokenizer": noted} if isinstance(noted, str) else {}
@@ -299,7 +300,7 @@ def verify(folder: Path, expected: Mapping[str, str], blocks: Callable[[Path], I
             raise DataError(f"{folder / name}: damaged: not a file")
         stamps[name] = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
     try:
-        noted = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+        noted = json.loads(files.read_text(folder / NOTE))
     except (OSError, ValueError):
         noted = {}
     noted = noted if isinstance(noted, dict) else {}
@@ -324,7 +325,7 @@ def verify(folder: Path, expected: Mapping[str, str], blocks: Callable[[Path], I
 
 def file_blocks(path: Path) -> Iterable[bytes]:
     """The bytes of a file."""
-    with open(path, "rb", buffering=0) as file:
+    with files.open_regular(path) as file:
         yield from iter(lambda: file.read(BLOCK), b"")
 
 

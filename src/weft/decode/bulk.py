@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from weft import files
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar
@@ -22,6 +23,7 @@ from weft.progress import bar
 from weft.text.tokenizer import Tokenizer
 from weft.untrusted import parse_json
 
+MAX_WRITTEN_BYTES = 1 << 34  # of a file of texts that is gone on with
 STRETCH = 64  # batches of prompts that are looked at together
 
 
@@ -125,7 +127,7 @@ def bulk(
 def _written(path: Path, prompts: Sequence[str], settings: dict[str, Any]) -> bytes:
     """The whole lines of a file; refuses one that holds anything else than the first texts of this work."""
     with _refusing(path):
-        content = path.read_bytes() if path.exists() else b""
+        content = files.read_bytes(path, MAX_WRITTEN_BYTES) if path.exists() else b""
     whole = content[: content.rfind(b"\n") + 1]  # what a killed run left of a last line is cut off
     lines = whole.splitlines()
     if len(lines) > len(prompts):

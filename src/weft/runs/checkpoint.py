@@ -205,7 +205,7 @@ def _state_of(path: Path) -> dict[str, Any]:
 def read_note(path: Path) -> dict[str, Any]:
     """What a small file of JSON says; nothing where it is missing or damaged."""
     try:
-        note = json.loads(path.read_text(encoding="utf-8"))
+        note = json.loads(files.read_text(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return note if isinstance(note, dict) else {}
@@ -217,7 +217,7 @@ def read_note(path: Path) -> dict[str, Any]:
 def manifest_of(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint whose files are all there and as long as it says."""
     try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads(files.read_text(path / "manifest.json"))
         version, listed = manifest["format"], manifest["files"]
         if version != FORMAT:
             raise DamageError(f"{path}: checkpoint format {version}; this version of weft reads {FORMAT}")
@@ -303,7 +303,7 @@ def intact(folder: Path, before: int | None = None) -> Iterator[Path]:
 
 def load_weights(path: Path, model: nn.Module) -> None:
     """Put a checkpoint's weights into `model`, wherever it is. The checkpoint was verified before."""
-    tied = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["tied"]
+    tied = json.loads(files.read_text(path / "manifest.json"))["tied"]
     found = load_tensors(path / WEIGHTS)
     found |= {current_name(alias): found[current_name(name)] for alias, name in tied.items()}
     _fill(path, model, found, assign=False)
@@ -353,7 +353,7 @@ def load(path: Path, model: nn.Module, optimizer: optim.Optimizer) -> dict[str, 
 
 def load_notes(path: Path, optimizer: optim.Optimizer) -> dict[str, Any]:
     """Put the random generators back; the notes. Moments that the optimizer can't use are refused."""
-    state = json.loads((path / "state/state.json").read_text(encoding="utf-8"))
+    state = json.loads(files.read_text(path / "state/state.json"))
     kind, own = state.get("optimizer"), type(optimizer).__name__
     if kind not in (None, own):
         raise RunError(f"{path}: saved by {kind}, whose state {own} can't use; change optimizer.kind back")

@@ -28,6 +28,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from weft import files
 from weft.config import read_toml, to_toml, validate
 from weft.errors import ConfigError, RunError
 from weft.files import locked, sweep, write_text
@@ -252,5 +253,5 @@ def _files(run: RunFolder) -> Iterator[Path]:
 
 
 def _hash(path: Path) -> str:
-    with open(path, "rb") as file:
+    with files.open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from weft import tensors
+from weft import files, tensors
 from weft.config import Tree
 from weft.costs.count import count
 from weft.errors import InteropError, RunError, WeftError
@@ -65,16 +65,16 @@ def write_run(run: RunFolder, bundle: ModelBundle, recipe: Recipe) -> None:
 def read_run(run: RunFolder, weights: LazyWeights) -> ModelBundle:
     """A run as a bundle with these weights: its settings, its tokenizers, and what came with it if it was imported."""
     recipe, origin = run.recipe(), run.origin
-    notes, files, unused = {}, {}, {}
+    notes, came_with, unused = {}, {}, {}
     if (origin / "notes.json").is_file():
         saved = read_object(origin / "notes.json")
         notes = {**saved.get("notes", {}), "tokenizer": saved.get("tokenizer")}
         kept = sorted(path for path in (origin / "files").rglob("*") if path.is_file())
-        files = {path.relative_to(origin / "files").as_posix(): path.read_bytes() for path in kept}
+        came_with = {path.relative_to(origin / "files").as_posix(): files.read_bytes(path) for path in kept}
         if (origin / "unused.safetensors").is_file():
             unused = _stored(origin / "unused.safetensors")
     labels = getattr(recipe.objective, "labels", None)
-    rest = notes, unused, files, None if labels is None else tuple(labels)
+    rest = notes, unused, came_with, None if labels is None else tuple(labels)
     source = Tokenizer.load(run.source_tokenizer) if (run.source_tokenizer / FILE).is_file() else None
     return ModelBundle(recipe.model, weights, Tokenizer.load(run.path), str(run.path), *rest, source)
 
@@ -129,7 +129,7 @@ def generation(run: RunFolder, vocab_size: int) -> Generation:
 def checkpoint_weights(path: Path, model: Model) -> LazyWeights:
     """A checkpoint's weights, each read when it is asked for."""
     stored = _stored(path / "model.safetensors")
-    tied = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["tied"]
+    tied = json.loads(files.read_text(path / "manifest.json"))["tied"]
     weights = {**stored, **{name: stored[original] for name, original in tied.items()}}
     weights = {current_name(name): read for name, read in weights.items()}
     missing = [name for name in shapes(model) if name not in weights]

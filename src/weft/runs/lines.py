@@ -16,9 +16,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Strict, ValidationError, create_model
 
+from weft import files
 from weft.errors import counted
 from weft.progress import warn
 
+MAX_JOURNAL_BYTES = 1 << 32
 _CHECK = re.compile(rb', "check": "(\d+)-([0-9a-f]{8})"\}$')
 _appending = threading.Lock()  # checkpoints are written, and noted, by a thread of their own
 
@@ -120,7 +122,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def read(path: Path) -> tuple[list[dict[str, Any]], str | None]:
     """The whole lines of a .jsonl file, none where there is no file, and a message about damage."""
     try:
-        text = path.read_bytes()
+        text = files.read_bytes(path, MAX_JOURNAL_BYTES)
     except FileNotFoundError:
         begun = path.name == "events.jsonl" and (path.parent / "config.toml").exists()  # every run notes its start
         return [], f"{path}: missing; what it said of the run is left out" if begun or path.is_symlink() else None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from weft import files
 from weft.config import Tree, flat
 from weft.costs.count import count
 from weft.errors import RunError, WeftError
@@ -99,7 +100,7 @@ def _steps(run: RunFolder) -> list[int]:
 def _steps_done(run: RunFolder, state: str) -> int | None:
     """The last step: that of the newest checkpoint, or the last one logged while it runs."""
     if state == "running":
-        with suppress(OSError), open(run.metrics, "rb") as file:
+        with suppress(OSError), files.open_regular(run.metrics) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
             if found := re.findall(rb'^\{"step": (\d+)', file.read(), re.MULTILINE):
                 return int(found[-1])

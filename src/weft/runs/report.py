@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from weft import files
 from weft.costs.count import count
 from weft.costs.devices import MFU, device_called
 from weft.costs.memory import Workload, training_memory
@@ -82,7 +83,7 @@ def report(run: RunFolder) -> str:
         "Cost": _filled(Table(("", "predicted", "measured"), _cost(record))),
         "What was chosen, and why": _pairs(start.get("choices") or ()),
         "How to repeat it": _pairs([(key, str(value)) for key, value in noted.items() if value]),
-        "Recipe": part("texts", [run.config.read_text(encoding="utf-8")]),
+        "Recipe": part("texts", [files.read_text(run.config)]),
     }
     sections = [Section(title, "", html) for title, html in parts.items() if html]
     began, resumed = str(start.get("time", "?"))[:16].replace("T", " "), len(record.all("resume"))

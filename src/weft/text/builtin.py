@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from weft import files
 from weft.errors import DataError, suggestion
 from weft.files import write_text
 from weft.progress import bar
@@ -58,7 +59,7 @@ def corpus(name: str) -> Corpus:
     place = hashlib.sha256(str(sources).encode()).hexdigest()[:8]
     cache = cache_folder() / f"builtin-python-{platform.python_version()}-{place}-{FORMAT}.json"
     try:
-        found = json.loads(cache.read_text(encoding="utf-8"))
+        found = json.loads(files.read_text(cache))
     except (OSError, ValueError):
         found = None
     if not (isinstance(found, list) and found and all(isinstance(text, str) for text in found)):

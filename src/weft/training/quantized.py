@@ -65,7 +65,7 @@ class QuantizedRun:
         sums, base = checkpoint.manifest_of(path)["files"]["model.safetensors"]["sha256"], None
         if self.recipe.adapter is not None:
             check_base(self.run, self.recipe, checkpoint.present)
-            base = self.run.base.read_text(encoding="utf-8")
+            base = files.read_text(self.run.base)
         settings = self.recipe.model_dump(mode="json", include={"model", "adapter", "precision"})
         found = FORMAT, sums, base, settings, str(self.dtype)
         return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()

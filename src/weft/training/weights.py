@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
+from weft import files
 from weft.config import flat
 from weft.errors import ConfigError, ModelError, RunError
 from weft.models.base import LanguageModel
@@ -129,7 +130,7 @@ def check_base(run: RunFolder, recipe: Recipe, looked_at: Callable[[Path], Path]
     """
     assert recipe.init is not None
     try:
-        noted = json.loads(run.base.read_text(encoding="utf-8"))["sha256"] if run.base.exists() else None
+        noted = json.loads(files.read_text(run.base))["sha256"] if run.base.exists() else None
     except (ValueError, LookupError, TypeError):
         raise RunError(f"{run.base}: damaged: not the note of the weights that this run's adapter needs") from None
     if noted != _base_hash(recipe.init, looked_at):
@@ -141,8 +142,8 @@ def check_base(run: RunFolder, recipe: Recipe, looked_at: Callable[[Path], Path]
 
 def _base_hash(origin: str, looked_at: Callable[[Path], Path] = checkpoint.whole) -> str:
     path, _ = checkpoint.find(open_run(origin).checkpoints, "best", looked_at)
-    files = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["files"]
-    return " ".join(files["model.safetensors"]["sha256"])
+    listed = json.loads(files.read_text(path / "manifest.json"))["files"]
+    return " ".join(listed["model.safetensors"]["sha256"])
 
 
 # what may differ from the run that weights come from: nothing that changes what the weights mean
