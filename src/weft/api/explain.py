@@ -64,8 +64,6 @@ class Explain:
     trained: LanguageModel | None = None
     objective: Objective[Any] | None = None
 
-    # ---- of the settings
-
     def anatomy(self) -> "views.anatomy.Anatomy":
         """The model on one page, block by block: shapes, counts, and the source lines that compute each part."""
         return views.anatomy.anatomy(self.recipe.model)
@@ -129,8 +127,6 @@ class Explain:
                 checkpoint.load_weights(path, model)
                 yield f"step {checkpoint.step_of(path)}", model.to(device_of(trained))
 
-    # ---- of the model
-
     @cached_property
     def model(self) -> LanguageModel:
         """The trained model; else one with fresh weights."""
@@ -167,8 +163,6 @@ class Explain:
         both = isinstance(self.recipe.model, EncoderDecoder | BahdanauConfig)
         given: dict[str, Any] = {"source": views.reading.SourceTokens(tokens.clone())} if both else {}
         return views.graph.graph_picture(model.eval(), tokens, **shown, **given)
-
-    # ---- of a text
 
     def attention(self, text: str | None = None, *, target: str | None = None) -> "views.attention.AttentionMaps":
         """Who looks at whom: the probabilities of every head. `.head`, `.follow` and `.rollout` show parts of it."""
@@ -261,8 +255,6 @@ class Explain:
             untrained = f"'{self.recipe.name}' has no weights yet"
             raise ConfigError(f"{what}: {untrained}; train it, and name its run: weft explain RUN")
         return self.trained, self.objective
-
-    # ---- all of it
 
     def all(self, text: str | None = None, *, target: str | None = None) -> "views.picture.Album":
         """One page with every view that a model of this kind has."""

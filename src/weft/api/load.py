@@ -117,9 +117,6 @@ def check_width(asked: str) -> None:
         raise ConfigError(f"{error}; or 'auto', the fastest of them that costs at most 1 % of the loss") from None
 
 
-# ---- measuring
-
-
 @dataclass(frozen=True)
 class Measured:
     """Losses and tokens a second by width, the one as trained first, and what the losses were measured on."""

@@ -190,9 +190,6 @@ def _resolved(experiment: Experiment, name: str) -> Recipe:
     return recipe
 
 
-# ---- text
-
-
 def _corpora(
     experiment: Experiment, recipes: dict[str, Recipe], folder: Path, device: str, log: Log
 ) -> dict[str, Corpus]:
@@ -226,9 +223,6 @@ def _corpora(
                 f"expected {MIN_HELD_OUT_BYTES:,} or more: give more text, or hold out more with data.validation"
             )
     return found
-
-
-# ---- the budget
 
 
 def _steps(budget: Budget, contender: ReadyContender) -> int:

@@ -104,9 +104,6 @@ def result_section(result: str, facts: Mapping[str, str], command: str) -> Secti
     return Section("The result", "", html, ("command.js",))
 
 
-# ---- tables
-
-
 COLUMNS: dict[str, Callable[[Ranked], str]] = {  # what there is to tell of a contender that finished
     "parameters": lambda ranked: short(ranked.mean("parameters")),
     "tokens": lambda ranked: short(ranked.mean("tokens")),
@@ -164,9 +161,6 @@ def grid_table(found: Sequence[Ranked], varied: Mapping[str, tuple[str, ...]]) -
         if each.result.levels is not None
     ]
     return Table((*varied, "bits per byte", "multiplier"), rows, "The grid, best first", text=range(len(varied)))
-
-
-# ---- charts
 
 
 def looks(found: Sequence[Ranked]) -> dict[str, Look]:

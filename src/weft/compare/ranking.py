@@ -121,9 +121,6 @@ def flops_text(flops: float) -> str:
     return f"{flops:.3g}".replace("e+", "e") if flops else "0"
 
 
-# ---- main effects
-
-
 @dataclass(frozen=True)
 class Effect:
     """By how many bits per byte a `value` of a setting is worse than its `base` (negative: better), with its interval.
@@ -186,9 +183,6 @@ def main_effects(
             low, high = ends((drawn[:, after] - drawn[:, before]).mean(axis=1))
             found.append(Effect(setting, value, base, difference, low, high, len(pairs), len(all_pairs)))
     return found
-
-
-# ---- in sentences
 
 
 def result(found: Sequence[Ranked]) -> str:

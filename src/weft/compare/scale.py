@@ -239,9 +239,6 @@ def _shade(part: float) -> str:
     return f"{50 + 50 * part:.0f}%"
 
 
-# ---- the ladder
-
-
 def ladder(experiment: Experiment, sizes: int) -> Experiment:
     """The comparison of `sizes` sizes of the one contender, the largest of which has the whole budget."""
     if len(experiment.contenders) != 1 or experiment.vary:

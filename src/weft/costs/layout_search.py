@@ -173,9 +173,6 @@ def _beside(seconds: float, compute: float) -> float:
     return max(0.0, seconds - compute) + BESIDE * min(seconds, compute)
 
 
-# ---- searching
-
-
 @dataclass(frozen=True)
 class Search:
     """What was found: those that fit, fastest first, and of each kind of layout that has none, the least that it needs.

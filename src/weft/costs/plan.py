@@ -107,9 +107,6 @@ def training_table(training: TrainingPlan, machine: Machine, why: str, batch: st
     return Table(("training", machine.precision), rows, title, [remark], text=(0, 1))
 
 
-# ---- layouts
-
-
 def layouts_table(found: Search) -> Table:
     """The best layouts, and the best of each other kind with what speaks against it."""
     job, best = found.job, found.best

@@ -113,9 +113,6 @@ class Batch(_Tensors):
         return [whole._each(lambda tensor, a=start, b=stop: tensor[a:b]) for start, stop in pairwise(borders)]
 
 
-# ---- from a long text
-
-
 def windows_batch(
     texts: Sequence[Tokens], mixture: Mixture, samples: npt.ArrayLike, *, document_mask: bool = False
 ) -> Batch:
@@ -170,9 +167,6 @@ def restarting_positions(documents: Array) -> Array:
     return here - np.maximum.accumulate(np.where(begins, here, 0), axis=1)
 
 
-# ---- from separate sequences
-
-
 def pad(sequences: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
     """Sequences as one (B, T) tensor, filled up with the tokenizer's `pad_id`, and a bool mask of the real tokens."""
     if pad_id is None:
@@ -223,9 +217,6 @@ def _fit(sizes: Sequence[int], length: int) -> list[tuple[int, int]]:
         places[item] = (row, length - free)
         insort(spaces, (free - sizes[item], row))
     return places
-
-
-# ---- sentences in the frame that encoders read: [CLS] a [SEP], or [CLS] a [SEP] b [SEP]
 
 
 class Framed(NamedTuple):

@@ -122,9 +122,6 @@ def _remaining(sections: Iterable[Section], held: Mapping[Side, int], advance: A
         yield section
 
 
-# ---- a text in parts
-
-
 def parse_part(words: str) -> NumberedPart:
     """`3/16`."""
     number, slash, of = words.partition("/")
@@ -174,9 +171,6 @@ def shares(sizes: Sequence[int], parts: int) -> list[range]:
         found.append(range(first, last + 1))
         start += size
     return found
-
-
-# ---- put together
 
 
 def merge(folders: Sequence[str | Path], out: str | Path) -> Shards:

@@ -83,9 +83,6 @@ def text_of(row: Any, column: str, where: str) -> str:
     return row or ""
 
 
-# ---- JSON
-
-
 def _json_lines(name: str, encoding: str) -> Iterator[tuple[int, Any]]:
     """(line, value) for each line of JSON; empty lines are skipped."""
     for number, line in enumerate(lines(name, encoding), 1):
@@ -200,9 +197,6 @@ def _check_header(header: Sequence[str], name: str, columns: Sequence[str]) -> N
             raise MissingColumnError.among(column, header, name)
         if header.count(column) > 1:
             raise DataError(f"{name}: two columns are called '{column}'")
-
-
-# ---- Parquet
 
 
 def _parquet_rows(name: str, columns: Sequence[str], every: bool) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -182,9 +182,6 @@ def stamp(name: str) -> list[Any]:
     return [os.path.abspath(name), status.st_size, status.st_mtime_ns]
 
 
-# ---- the hub
-
-
 def hub_files(name: str) -> Iterator[str]:
     """The data files of `hub:NAME`, downloaded one after another; the training files alone if some are named so."""
     repository = name.removeprefix("hub:")
@@ -222,9 +219,6 @@ def _data_files(names: Iterable[str]) -> list[str]:
     readable = [name for name in sorted(names) if format_of(name) in HUB]
     data = [name for name in readable if os.path.basename(name) != "dataset_infos.json"]
     return [name for name in data if "train" in name] or data
-
-
-# ---- documents
 
 
 class Document(NamedTuple):

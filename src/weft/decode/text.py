@@ -249,9 +249,6 @@ def reports(logits: Tensor, chosen: Sequence[int], settings: Sequence[Sampling])
     return [SILENT if want is None else (own[row], tuple(tops[row][:want])) for row, want in enumerate(wanted)]
 
 
-# ---- whole texts
-
-
 @dataclass(frozen=True)
 class TokenLogprob:
     """A token with its log-probability and the likeliest tokens in its place, as (text, log-probability)."""

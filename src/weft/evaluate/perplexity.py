@@ -266,9 +266,6 @@ def token_losses(model: LanguageModel, features: Tensor, targets: Tensor) -> Ten
     return torch.cat(parts)
 
 
-# ---- the surprisal of each token: −log p, as psycholinguistics calls it (Hale 2001; Levy 2008)
-
-
 class Surprisal(NamedTuple):
     """A token as it stands in the text, and its surprisal in nats; None for a first token that nothing predicts."""
 

@@ -231,9 +231,6 @@ def _row(name: str, cost: Count, whole: Count) -> tuple[str, ...]:
     )
 
 
-# ---- bars
-
-
 class Piece(NamedTuple):
     """A piece of a bar: its `share` of the whole, and how much of the dark colour is in it, in percent."""
 

@@ -72,9 +72,6 @@ def _config(folder: Path) -> Settings:
     return settings
 
 
-# ---- reading
-
-
 def read(folder: Path, base: ModelBundle) -> Adapter:
     """The adapter in a folder, for the model `base`."""
     settings = _config(folder)
@@ -192,9 +189,6 @@ def _table(base: ModelBundle) -> Conversions:
 def _linears(base: ModelBundle) -> dict[str, Linear]:
     with empty_weights():
         return block_linears(build(base.model))
-
-
-# ---- writing
 
 
 def write(folder: Path, base: ModelBundle, adapter: Adapter, base_name: str) -> int:

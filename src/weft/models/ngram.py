@@ -53,8 +53,6 @@ class NGram(LanguageModel):
             for table, dtype in zip(self.TABLES, kinds, strict=True):
                 self.register_buffer(f"{table}_{n}", torch.empty(0, dtype=dtype))
 
-    # ---- learning
-
     def fit(self, tokens: Ints, boundaries: Ints | None = None, progress: bool = False) -> None:
         """Count tokens (time,), a memory-mapped array too, and smooth the counts; earlier counts are forgotten.
 
@@ -83,8 +81,6 @@ class NGram(LanguageModel):
         self._check_fitted()
         distinct = int(torch.count_nonzero(self._table("counts", 1)))
         return [distinct] + [len(self._table("words", n)) for n in range(2, self.config.order + 1)]
-
-    # ---- scoring a long text
 
     def log_prob(self, tokens: Ints, boundaries: Ints | None = None) -> NDArray[np.float32]:
         """log p(token | its context) for each of tokens (time,), in nats; `boundaries` as for `fit`.
@@ -124,8 +120,6 @@ class NGram(LanguageModel):
             seen = np.flatnonzero(places >= 0)
             score[seen] = weights[n - 1].log_prob.take(places.take(seen))
         return score
-
-    # ---- the contract of a language model
 
     def forward_features(
         self,
@@ -218,8 +212,6 @@ class NGram(LanguageModel):
         state.advance(T, lengths)
         window = ends[:, :, None] + torch.arange(1, width + 1, device=ends.device)
         return state.tokens.gather(1, window.flatten(1)).view(*tokens.shape, width)
-
-    # ---- tables
 
     def _table(self, table: str, n: int) -> Tensor:
         return self.get_buffer(f"{table}_{n}")

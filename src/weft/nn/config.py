@@ -16,9 +16,6 @@ Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "sigmoid", "tanh"]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-# ---- norms
-
-
 class LayerNorm(Config):
     """Zero mean, unit deviation, then gain and bias (Ba et al. 2016); without a gain there is no bias either."""
 
@@ -46,9 +43,6 @@ class RMSNorm(Config):
 
 
 Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
-
-
-# ---- attention and feed-forward
 
 
 class Attention(Config):
@@ -168,9 +162,6 @@ class Block(Config):
         return self.attention.d_head or self.d_model // self.attention.heads
 
 
-# ---- initial weights
-
-
 class NormalInit(Config):
     """Normal weights; those that write into the residual stream times 1/√(2·layers) if `depth_scaled` (GPT-2)."""
 
@@ -212,9 +203,6 @@ class OrthogonalInit(Config):
 RecurrentInit = Annotated[FanInInit | UniformInit | OrthogonalInit, Field(discriminator="kind")]
 
 
-# ---- losses
-
-
 @dataclass(frozen=True)
 class LossTerms:
     """What is added to −log p: label smoothing ε (Szegedy et al. 2016) and z-loss ζ (Chowdhery et al. 2022, §5)."""
@@ -224,9 +212,6 @@ class LossTerms:
 
     def __bool__(self) -> bool:
         return bool(self.smoothing or self.z_loss)
-
-
-# ---- adapters
 
 
 class LoRA(Config):

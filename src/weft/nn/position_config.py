@@ -148,9 +148,6 @@ class Disentangled(PositionConfig):
         return sizes.heads * (2 * length + 4 * self.buckets)
 
 
-# ---- how rotary positions are stretched for texts that are longer than those a model was trained on
-
-
 class LinearScaling(Config):
     """Positions divided by `factor` (Chen et al. 2023)."""
 

@@ -83,8 +83,6 @@ class RowObjective(ExampleObjective[S]):
         """All labels, in the order of the head's outputs."""
         return getattr(self.settings, "labels", None) or ()
 
-    # ---- what each objective knows of its rows
-
     @abstractmethod
     def columns(self) -> Mapping[str, Kind]:
         """The columns that are read, and what each holds."""
@@ -117,8 +115,6 @@ class RowObjective(ExampleObjective[S]):
     @abstractmethod
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         """How good a model is; numbers are logged during training, the rest is shown at the end."""
-
-    # ---- before the run
 
     def amount(self) -> int:
         columns = [name for name, kind in self.columns().items() if kind in TEXTUAL]
@@ -177,8 +173,6 @@ class RowObjective(ExampleObjective[S]):
         except RowError as error:
             raise DataError(f"{error}; data.on_error=skip leaves such rows out") from None
 
-    # ---- batches
-
     @cached_property
     def loader(self) -> Loader:
         """Rows of similar length, in batches of `batch.size` rows or `batch.tokens` tokens."""
@@ -193,8 +187,6 @@ class RowObjective(ExampleObjective[S]):
             row=f"row of up to {self.length} tokens",
             micro=micro_rows(batch, batch.size or len(train)),
         )
-
-    # ---- evaluation
 
     def evaluate(self, model: LanguageModel) -> dict[str, float]:
         found = self.metrics(model, self.batches("validation", self.recipe.evaluate.tokens))
@@ -225,9 +217,6 @@ def named(row: Row) -> Iterator[None]:
         yield
     except WeftError as error:
         raise DataError(f"{row.where}: {error}") from None
-
-
-# ---- what a head outputs
 
 
 def head_output(model: LanguageModel, features: Tensor, batch: Batch) -> Tensor:

@@ -117,8 +117,6 @@ class Heartbeat:
             self.progress += progress
             self.inside += inside
 
-    # ---- who is gone
-
     def missing(self) -> list[int]:
         """The processes that have ended, or don't run any more, found within a few beats; none where nobody knows."""
         others = [rank for rank in range(self.ranks) if rank != self.rank]
@@ -159,8 +157,6 @@ class Heartbeat:
             os.kill(int(number), 0)
             return False
         return True
-
-    # ---- beats
 
     def _read(self, what: str) -> list[str]:
         return [text.decode() for text in self.store.multi_get([f"{what}/{rank}" for rank in range(self.ranks)])]
@@ -203,8 +199,6 @@ class Heartbeat:
     @property
     def _time(self) -> str:
         return f"{self.patience / 60:g} minutes" if self.patience >= 60 else f"{self.patience:g} seconds"
-
-    # ---- judging them
 
     def _judge(self, rank: int, told: str, seen: dict[int, Seen]) -> None:
         """Give a process up that has ended, or whose counts have stood still too long."""

@@ -55,8 +55,6 @@ class Pipeline(nn.Module):
         self._step: _Step | None = None
         model.wrap(lambda features: self._evaluated)  # training goes through `backward`
 
-    # ---- training
-
     def backward(self, parts: Sequence[Batch], work: Work) -> tuple[Tensor, Tensor]:
         """Add up the gradients of all parts of a batch.
 
@@ -164,8 +162,6 @@ class Pipeline(nn.Module):
         x = model.forward_features(tokens, hidden=hidden, encoded=encoded, **given)
         return (x,) if stage.is_last else (encoded, x)
 
-    # ---- evaluation
-
     @torch.no_grad()
     def _evaluated(self, tokens: Tensor, **given: Any) -> Tensor:
         """Features (batch, time, d_model) on every process, stage after stage."""
@@ -212,8 +208,6 @@ class Pipeline(nn.Module):
         finally:
             for module, kind in lent:
                 module.register_parameter(kind, None)
-
-    # ---- what travels
 
     @property
     def _wide(self) -> torch.dtype:

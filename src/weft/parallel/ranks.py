@@ -46,8 +46,6 @@ class Ranks:
     def alone(self) -> bool:
         return self.ranks == 1
 
-    # ---- sums
-
     @torch.no_grad()
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Put the sum over all processes in each tensor's place; all processes give the same shapes in the same order.
@@ -73,8 +71,6 @@ class Ranks:
         there = torch.full((), number, dtype=torch.int64, device=device)
         self.sum_([there])
         return there
-
-    # ---- what all have to agree on
 
     def least(self, number: int) -> int:
         """The smallest of all processes' numbers."""
@@ -134,9 +130,6 @@ class Ranks:
         _heart[0].count(common=1)
         with reaching():
             yield
-
-
-# ---- when one of them is gone
 
 
 @contextmanager
@@ -288,9 +281,6 @@ def _meet(store: distributed.Store, rank: int, size: int, starting: timedelta) -
 def _leave() -> None:
     _heart[0].leave()
     distributed.destroy_process_group()  # what was sent to the others arrives first
-
-
-# ---- what torchrun tells of the job, which may have failed and been started again
 
 
 def restarts() -> int:

@@ -180,9 +180,6 @@ def _split_stack(stack: Stack, layout: Layout, mesh: DeviceMesh) -> None:
         stack.position.heads_here = slice(rank * heads, (rank + 1) * heads)
 
 
-# ---- words
-
-
 @dataclass(frozen=True)
 class Across:
     """The processes that divide the words (`nn.loss.Across`): each has `own` of them, the last one perhaps fewer."""

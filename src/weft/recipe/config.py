@@ -24,9 +24,6 @@ SOURCE_TOKENIZER = "source"  # the folder inside a run's folder that holds it
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 
 
-# ---- batches, evaluations, checkpoints, logs
-
-
 def _rows_at_once(given: object) -> object:
     """One error for both kinds of value, instead of one for each."""
     if given is None or given == "auto" or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
@@ -112,9 +109,6 @@ class GuardConfig(Config):
     patience: PositiveInt = 8
     rollbacks: NonNegativeInt = 4
     slower: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-
-
-# ---- the whole
 
 
 class Recipe(Config):
@@ -223,9 +217,6 @@ def _layout_problems(recipe: Recipe) -> Iterator[str]:
         yield "adapter: the matrices it adds to can't be split over parallel.tensor or parallel.pipeline; use shard"
     if recipe.precision == "fp8" and tensor > 1:
         yield "precision = 'fp8': products in eight bits aren't split over parallel.tensor; use shard, or bf16"
-
-
-# ---- with nothing left open
 
 
 class SettledBatch(BatchConfig):

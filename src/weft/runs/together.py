@@ -47,9 +47,6 @@ class Part:
     state: str  # JSON
 
 
-# ---- what a process has
-
-
 def part(step: int, parallel: Split, optimizer: optim.Optimizer, notes: Mapping[str, Any]) -> Part:
     """Copy this process's weights and moments, random generators and `notes`."""
     held = {
@@ -87,9 +84,6 @@ def size(parallel: Split, optimizer: optim.Optimizer) -> int:
     """About how many bytes a checkpoint takes on the disk, over all processes."""
     every = [*_weights(parallel).values(), *_moments(parallel, optimizer).values()]
     return sum(held.tensor.element_size() * held.geometry.shape.numel() for held in every)
-
-
-# ---- writing
 
 
 def write(folder: Path, copy: Part, keep: int, interrupted: bool, ranks: Ranks) -> Path:
@@ -225,9 +219,6 @@ def _put(handle: int, place: Place, piece: Piece, value: Tensor) -> None:
         while data:
             done = os.pwrite(handle, data, begin)
             data, begin = data[done:], begin + done
-
-
-# ---- reading
 
 
 def load(path: Path, parallel: Split, optimizer: optim.Optimizer) -> dict[str, Any]:

@@ -131,9 +131,6 @@ def last_joint(joints: Joints, text: str) -> int | None:
     return None
 
 
-# ---- which joints a tokenizer has
-
-
 def _found(tree: Json) -> list[Json]:
     return [token for token in tree["added_tokens"] if not token["special"]]
 

@@ -76,9 +76,6 @@ def refuse_surrogates(text: str) -> None:
         raise TokenizerError(f"the text contains a lone surrogate, {found}, which is not a character") from None
 
 
-# ---- what the kinds share
-
-
 def look_alikes(tokens: Iterable[str]) -> str:
     """A pattern for the first character of anything in a text that looks like one of these tokens.
 
@@ -114,9 +111,6 @@ def _fit(asked: int | None, supported: int) -> int:
 
 def _numbered(tokens: Iterable[str]) -> dict[str, int]:
     return {token: id for id, token in enumerate(tokens)}
-
-
-# ---- the kinds
 
 
 def _word(config: Word, texts: Iterable[str]) -> Tokenizer:

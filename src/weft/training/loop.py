@@ -94,8 +94,6 @@ class Loop:
         self.run.event("finish", step=state.step, seconds=round(seconds, 3))
         return RunResult(self.run, self.model, state.step, state.loss, state.validation, state.best_step, seconds)
 
-    # ---- before the first step
-
     def _preflight(self, display: Display, state: TrainingState) -> None:
         """Say what to expect, and try everything once. With `batch.micro` = auto it finds how many rows fit at a time;
         nothing else changes."""
@@ -142,8 +140,6 @@ class Loop:
     def _enough(self, state: TrainingState) -> bool:
         patience = self.recipe.evaluate.patience
         return patience is not None and state.worse >= patience
-
-    # ---- steps
 
     def _optimisation_step(self) -> OptimisationStep:
         learner, recipe = self.learner, self.recipe
@@ -214,8 +210,6 @@ class Loop:
                 state.tokens += tokens
             self.pending.clear()
 
-    # ---- when training goes wrong
-
     def _set_limits(self, guard: Guard) -> None:
         self.limits = torch.tensor(guard.limits(self.recipe.guard), device=self.worker.device)
 
@@ -254,8 +248,6 @@ class Loop:
         )
         return earlier
 
-    # ---- what is seen and kept
-
     def _log(self, state: TrainingState, journal: Journal, display: Display, clock: Clock) -> None:
         metrics, step, guard = state.take_waiting(), state.step, state.guard
         line = {**metrics, "lr": guard.rate * self.rate(step), "tokens": state.tokens}
@@ -266,8 +258,6 @@ class Loop:
         journal.timings(step, speed)
         shown = ("loss", "gradient_norm", "tokens_per_second", "mfu")
         display.metrics(step, {key: value for key, value in (metrics | speed).items() if key in shown})
-
-    # ---- before the last step
 
     def _stop_early(self, state: TrainingState, display: Display) -> None:
         metric = self.recipe.evaluate.metric

@@ -210,9 +210,6 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-# ---- what is needed at the least
-
-
 def check_model(recipe: SettledRecipe, device: torch.device, layout: Layout = WHOLE) -> None:
     """Refuse a model whose weights, gradients and moments alone can't fit, and a batch whose tokens can't."""
     batch, there = recipe.batch, total_memory(device)
@@ -267,9 +264,6 @@ def _planned(recipe: SettledRecipe, rows: int, length: int, layout: Layout) -> M
     shards = layout.shard * layout.context * layout.tensor * layout.pipeline
     work = Workload(rows, length, recipe.precision, recipe.optimizer.kind, shards)
     return training_memory(recipe.model, work, recipe.adapter)
-
-
-# ---- what there is
 
 
 def total_memory(device: torch.device) -> int:

@@ -257,9 +257,6 @@ def _norm(norm: Any) -> Product | None:
     return normed
 
 
-# ---- packed weights
-
-
 class _Packed(NamedTuple):
     """A weight as oneDNN wants it, and what it was made of."""
 

@@ -235,9 +235,6 @@ def _checked(tokens: list[int], logits: Tensor, vocab_size: int) -> list[int]:
     return tokens
 
 
-# ---- over the blocks of a pool
-
-
 class PagedGraphs:
     """Steps of one model over the blocks of one pool, for texts in `slots` slots."""
 

@@ -206,9 +206,6 @@ def _likeliest_kernel(  # type: ignore[no-untyped-def]
     tl.store(tokens_ptr + row, tl.where(fine, best, 0).to(tl.int64))
 
 
-# ---- what the kernels are called by
-
-
 def matvec_tile(N: int, K: int, bits: int) -> Tile:
     """Rows and columns of a tile, and warps, for a matrix (N, K): enough bytes on their way to keep the memory busy."""
     rows, block, warps = TILES.get((N, K, bits), (2, 64, 2) if bits == 4 else (4, 1024, 4))

@@ -21,8 +21,6 @@ from weft.machine import best_of, has_triton
 SAMPLE = (1024, 768)  # the shape of the matrix that kernels are timed with
 FIRST_CREDIT = 0.5  # of its time counts for the first kernel: another has to be clearly faster, on a busy machine too
 
-# ---- products of rows (M, K) with a matrix (N, K) of small numbers
-
 
 class Product(nn.Module):
     """x (M, K) → x Wᵀ (M, N), by a kernel that reads these tensors, or some of them.
@@ -170,9 +168,6 @@ class Native(Product):
     def matrix(self, bias: Tensor | None = None) -> native.Matrix:
         """What the kernels read, which points into this module's tensors and the bias."""
         return native.matrix(self.numbers, (self.N, self.K), self.scales, self.centres, bias)
-
-
-# ---- which of them fits, works, and is the fastest
 
 
 @cache

@@ -152,9 +152,6 @@ def paged_graphs(model: Transformer, store: BlockStore, slots: int) -> PagedGrap
     return PagedGraphs(model, store, slots, kernels=_kernels_fit(model))
 
 
-# ---- what each way is written for
-
-
 def _names(*names: str, **below: str) -> frozenset[str]:
     """Names of settings, and dotted names of what stands below some."""
     return frozenset(names) | {f"{name}.{each}" for name, several in below.items() for each in several.split()}

@@ -154,9 +154,6 @@ def measure(sizes: Sizes, ranks: int) -> list[Splits]:
     return found
 
 
-# ---- one way
-
-
 class _Example(NamedTuple):
     """What goes into a block, the gradient that comes back to it, and what the unsplit block makes of them."""
 
@@ -250,9 +247,6 @@ def _unsummed(block: Block, x: Tensor, ranks: int) -> float:
         right = block.function(torch.stack(parts).sum(0))
         off = sum(map(block.function, parts)) - right
         return float(off.abs().max() / right.abs().max())
-
-
-# ---- the two blocks
 
 
 def _mlp(sizes: Sizes) -> Block:

@@ -136,9 +136,6 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.3g}%"
 
 
-# ---- drawn
-
-
 def _draw(*blocks: Splits) -> Figure:
     """A row for each way of splitting a block, the best first; several blocks one below another."""
     above = 0.9 if len(blocks) == 1 else 1.5

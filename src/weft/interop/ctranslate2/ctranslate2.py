@@ -116,9 +116,6 @@ def _open(path: Path) -> _Stored:
     return _Stored(file, source, shared, tied, bool(file.number("decoder/start_from_zero_embedding")))
 
 
-# ---- settings
-
-
 def _older_config(file: ModelFile) -> Tree:
     """What stands in config.json since version 6, from the variables of an older file."""
     if file.version >= 6:
@@ -228,9 +225,6 @@ def _position(file: ModelFile, d_model: int) -> tuple[Tree, int]:
         if all(torch.allclose(file.tensor(table).double(), waves, atol=2e-3) for table in POSITIONS):
             return {"kind": "sinusoidal", "layout": layout}, context
     return {"kind": "learned"}, context
-
-
-# ---- weights
 
 
 def _rules(model: EncoderDecoder, stored: _Stored) -> list[Rule]:

@@ -196,9 +196,6 @@ OLMO2 = family(
 )
 
 
-# ---- Gemma
-
-
 def _read_activation(settings: Settings, model: Flat) -> Flat:
     """The first releases said gelu and meant its approximation by tanh."""
     given = settings.get("hidden_activation") or settings.get("hidden_act")

@@ -135,9 +135,6 @@ def _token(tokenizer: Tokenizer, id: Any) -> str | None:
         return None
 
 
-# ---- SentencePiece models with other ids
-
-
 def _numbered(folder: Path, family: str) -> Tokenizer | None:
     """The tokenizer of a folder with such a file, by the model_type of its config.json; None where it has none."""
     pieces = folder / PIECES
@@ -200,9 +197,6 @@ def _listed(folder: Path) -> list[str]:
     return []
 
 
-# ---- what transformers' classes add
-
-
 def _framed_as_its_class(tokenizer: Tokenizer, settings: Mapping[str, Any], model_type: object) -> Tokenizer:
     """The tokenizer framed as transformers' class has it that tokenizer_config.json names, or the model's usual one.
 
@@ -249,9 +243,6 @@ def read_languages(folder: Path, config: Tree, tokenizer: Tokenizer) -> Tree | N
 def _class(settings: Mapping[str, Any], model_type: object) -> str:
     named = settings.get("tokenizer_class")
     return str(named).removesuffix("Fast").removesuffix("Tokenizer") if named else BY_MODEL.get(str(model_type), "")
-
-
-# ---- writing
 
 
 def tokenizer_files(bundle: ModelBundle) -> dict[str, bytes]:
