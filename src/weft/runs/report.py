@@ -171,7 +171,7 @@ def _plots(record: Record, result: dict[str, Any]) -> list[Plot]:
         Plot("Loss, both axes on a log scale", losses, log_step, Axis(log=True, clips=True), marks),
         Plot("Bits per byte, held out", bits, step, Axis(clips=True)),
         *(Plot(f"{title[0].upper()}{title[1:]}, held out", [each], step) for title, each in others.items()),
-        Plot("Learning rate", [_curve("learning rate", metrics, "lr")], step, from_zero),
+        Plot("Learning rate", [_curve("learning rate", metrics, "lr")], step, Axis(holds=(0.0,))),
         Plot("Gradient norm before clipping", [_curve("norm", metrics, "gradient_norm")], step, from_zero, marks),
         Plot("Tokens per second", [_curve("speed", record.timings, "tokens_per_second")], step, from_zero),
     ]
