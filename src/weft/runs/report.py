@@ -43,6 +43,14 @@ class Record:
         """Every event of a kind."""
         return [event for event in self.events if event.get("event") == name]
 
+    @property
+    def commands(self) -> str:
+        """What repeats the run, a line each: how it began, and how its recipe was changed later; empty if unknown."""
+        if not (begun := self.last("start").get("command")):
+            return ""
+        changed = [event for event in self.all("recipe") if event.get("command")]
+        return "\n".join([begun, *(f"{event['command']}  # after step {event['step']}" for event in changed)])
+
     @cached_property
     def seconds(self) -> float:
         """Time spent in training steps."""
@@ -67,8 +75,8 @@ def report(run: RunFolder) -> str:
     start, result = record.last("start"), record.last("result")
     header, *examples = result.get("table") or [[]]
     earlier = {event["step"]: " … ".join(event["texts"]) for event in record.all("samples")}  # the later of two
-    noted = {key: start.get(key) for key in ("command", "corpus", "weft", "torch", "python")}
-    noted["corpus"] = ", ".join(noted["corpus"] or [])
+    noted = {"command": record.commands, "corpus": ", ".join(start.get("corpus") or [])}
+    noted |= {key: str(start.get(key) or "") for key in ("weft", "torch", "python")}
     parts = {
         "": part("cards", _cards(record, result)),
         "Curves": html_plots(_plots(record, result)),
@@ -81,7 +89,7 @@ def report(run: RunFolder) -> str:
         "What it wrote during training": _pairs([(f"step {step}", text) for step, text in sorted(earlier.items())]),
         "Cost": _filled(Table(("", "predicted", "measured"), _cost(record))),
         "What was chosen, and why": _pairs(start.get("choices") or ()),
-        "How to repeat it": _pairs([(key, str(value)) for key, value in noted.items() if value]),
+        "How to repeat it": _pairs([row for row in noted.items() if row[1]]),
         "Recipe": part("texts", [run.config.read_text(encoding="utf-8")]),
     }
     sections = [Section(title, "", html) for title, html in parts.items() if html]
