@@ -94,9 +94,14 @@ def report(run: RunFolder) -> str:
     }
     sections = [Section(title, "", html) for title, html in parts.items() if html]
     began, resumed = str(start.get("time", "?"))[:16].replace("T", " "), len(record.all("resume"))
-    told = [f"started {began}", f"on {start.get('device', 'an unknown device')}"]
+    name, recipe = run.path.resolve().name, record.recipe.name
+    told = [
+        *([f"recipe {recipe}"] if recipe != name else []),
+        f"started {began}",
+        f"on {start.get('device', 'an unknown device')}",
+    ]
     summary = ", ".join([*told, *([f"resumed {counted(resumed, 'time')}"] if resumed else []), _state(record)])
-    return page(record.recipe.name, sections, summary=summary, styles=("page.css",))
+    return page(name, sections, summary=summary, styles=("page.css",))
 
 
 def _filled(table: Table, **options: Any) -> str:
