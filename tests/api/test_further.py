@@ -1,5 +1,6 @@
 """Training further: a run's weights on other text, and a run for longer than it was meant to take."""
 
+import html
 import json
 import random
 import shutil
@@ -129,6 +130,27 @@ def test_a_finished_run_is_extended(run: Path, tmp_path: Path) -> None:
     assert metrics(run) == whole
     assert all(torch.equal(weights[name], value) for name, value in again.model.state_dict().items())
     assert not any("has changed" in line for line in lines)
+
+
+def test_what_repeats_an_extended_run_is_all_its_commands(base: Path, tmp_path: Path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "a b.txt").write_text((base / "a.txt").read_text())
+    place = str(tmp_path / "run")
+    for words in (
+        ["train", "gpt-tiny", "--data", str(tmp_path / "a b.txt"), "--run", place, *TINY, *SMALL, "steps=2"],
+        ["train", "--resume", place, "steps=4"],
+        ["train", "--resume", place],  # as if it had never stopped: no part of it
+        ["train", "--resume", place, "steps=6", "evaluate.every=3"],
+        ["export", place, str(tmp_path / "out"), "--to", "hf"],
+    ):
+        monkeypatch.setattr("sys.argv", ["/usr/bin/weft", *words])
+        assert command(words) == 0
+    told = [
+        f"weft train gpt-tiny --data '{tmp_path}/a b.txt' --run {place} {' '.join([*TINY, *SMALL])} steps=2",
+        f"weft train --resume {place} steps=4  # after step 2",
+        f"weft train --resume {place} steps=6 evaluate.every=3  # after step 4",
+    ]
+    assert "\n".join(told) in (tmp_path / "out" / "README.md").read_text()
+    assert "\n".join(told) in html.unescape((tmp_path / "run" / "report.html").read_text())
 
 
 def test_evaluations_and_logs_at_other_steps(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

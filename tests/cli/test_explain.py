@@ -1,5 +1,6 @@
 """`weft explain`, as a person calls it: the views of every kind of model, the lectures' facts, and mistakes."""
 
+import html
 import shutil
 from pathlib import Path
 
@@ -145,6 +146,37 @@ def test_from_python() -> None:
     assert weft.architecture("gpt2", {"model.layers": 3}).costs().text()
     with pytest.raises(ConfigError, match="has no weights yet"):
         weft.architecture("gpt2").surprise("A text.")
+
+
+@pytest.mark.parametrize("name", ["gpt", "masked-next", "pairs", "classify"])
+def test_a_view_without_a_text_reads_what_the_run_held_out_and_says_so(name: str, capsys: Capture) -> None:
+    objective = weft.load(RUNS / name).objective
+    held_out = " ".join(objective.excerpt("validation", 40).split())
+    assert held_out and held_out != " ".join(objective.excerpt("train", 40).split())
+    assert run(["explain", str(RUNS / name), "--only", "weights"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "The text (from what the run held out): “" in told
+    assert held_out.startswith(told.rpartition("“")[2].removesuffix("”.").removesuffix("…"))
+    for text, notes in ((None, 1), ("the cat", 0)):
+        page = weft.load(RUNS / name).explain.attention(text)._repr_html_()
+        assert html.unescape(page).count("The text (from what the run held out)") == notes
+
+
+def test_where_a_text_is_from_if_nothing_was_held_out_or_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(RUNS / "gpt", tmp_path / "run", symlinks=True)
+    explain = weft.load(tmp_path / "run").explain
+    kind = type(explain.objective)
+    with pytest.MonkeyPatch.context() as patch:
+        of = kind.tokens
+        patch.setattr(kind, "tokens", lambda self, side: of(self, side) if side == "train" else [])
+        text, origin = explain.own_text()
+        assert text == explain.objective.excerpt("train", 40)[: len(text)] and "it held nothing out" in origin  # type: ignore[union-attr]
+    shutil.rmtree(tmp_path / "run" / "data")
+    again = weft.load(tmp_path / "run").explain
+    assert again.own_text()[1] == "an example, for the run's own text is not there"
+    monkeypatch.setattr("weft.api.explain.VIEWS", ("costs",))
+    assert "; the text (an example, for" in again.all().about
+    assert again.all("the cat").title == "run" and "; the text: “the cat”" in again.all("the cat").about
 
 
 def test_a_long_text_is_continued_from_its_end() -> None:

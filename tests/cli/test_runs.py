@@ -11,6 +11,7 @@ import pytest
 
 from weft.cli.main import run
 from weft.files import locked
+from weft.runs.folder import RunFolder
 
 EARLIER = Path(__file__).parents[1] / "api" / "runs-0.1"
 Capture = pytest.CaptureFixture[str]
@@ -34,13 +35,13 @@ def test_runs_are_listed_with_how_they_stand(runs: Path, capsys: Capture) -> Non
     assert (rows["base"]["state"], rows["base"]["steps_done"], rows["base"]["steps"]) == ("finished", 12, 12)
     assert (rows["gpt"]["state"], rows["gpt"]["steps_done"], rows["gpt"]["steps"]) == ("interrupted", 6, 12)
     assert (rows["lstm"]["model"], rows["lstm"]["objective"]) == ("lstm", "next-token")
-    assert rows["base"]["metric"] == "loss"
-    assert rows["base"]["best"] == pytest.approx(3.99667, abs=1e-4)
+    assert rows["base"]["metric"] == "bits_per_byte"
+    assert rows["base"]["best"] == pytest.approx(5.76598, abs=1e-4)
     size = sum(file.stat().st_size for file in (runs / "gpt").rglob("*") if file.is_file() and not file.is_symlink())
     assert size * 0.5 < rows["gpt"]["bytes"] <= size  # type: ignore[operator]
     assert run(["runs", str(runs)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["run", "objective", "model", "steps", "best", "size", "age", "state"]
+    assert lines[0].split() == ["run", "objective", "text", "model", "steps", "best", "size", "age", "state"]
     assert next(line for line in lines if line.startswith("base")).split()[-1] == "finished"
 
 
@@ -51,6 +52,32 @@ def test_files_that_are_none_hide_no_other_run(how: str, runs: Path, capsys: Cap
         file.unlink()
         os.mkfifo(file) if how == "a pipe" else file.symlink_to("/dev/zero")
         assert others <= listed(runs, capsys).keys(), file
+
+
+def test_a_run_is_told_by_the_metric_of_its_objective_and_its_text(tmp_path: Path, capsys: Capture) -> None:
+    """Before its end by the best evaluation that has that metric, and without one by the loss."""
+    evaluations = [{"loss": 0.9, "accuracy": 0.8}, {"loss": 0.7, "accuracy": 0.7}]
+    told = {
+        "classify": ("accuracy", 0.8, {"loss": 0.6, "accuracy": 0.75}),
+        "pairs": ("loss", 0.7, {"loss": 0.6, "bleu": 31.0}),
+        "score": ("loss", 0.7, {"loss": 0.6, "spearman": 0.5}),
+    }
+    for name, (metric, best, final) in told.items():
+        folder = RunFolder(shutil.copytree(EARLIER / name, tmp_path / name, symlinks=True))
+        folder.events.write_text("")
+        for values in evaluations:
+            folder.event("evaluation", step=1, **values)
+        row = listed(tmp_path, capsys)[name]
+        assert (row["state"], row["metric"], row["best"]) == ("interrupted", metric, best)
+        folder.event("result", **final)
+        folder.event("finish", step=2, seconds=1.0)
+        row = listed(tmp_path, capsys)[name]
+        assert (row["state"], row["metric"], row["best"]) == ("finished", *list(final.items())[1])
+    config = RunFolder(tmp_path / "pairs").config
+    config.write_text(config.read_text().replace("targets = []", 'targets = ["/b/c.de"]'))
+    assert listed(tmp_path, capsys)["pairs"]["data"] == ["pairs.tsv", "/b/c.de"]
+    assert run(["runs", str(tmp_path / "pairs")]) == 0
+    assert " pairs.tsv, c.de " in (out := capsys.readouterr().out) and "BLEU 31.0" in out
 
 
 def test_damaged_and_running_runs_are_listed_too(runs: Path, capsys: Capture) -> None:

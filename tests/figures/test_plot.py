@@ -75,6 +75,16 @@ def test_neighbouring_spikes_are_one_arrow_with_the_highest_value_also_where_poi
     assert [arrow.text for arrow in arrows] == ["2001: 75", "4000: 40"]
 
 
+def test_of_spikes_that_have_no_space_for_a_number_each_the_highest_is_told() -> None:
+    """Whichever came first, and of whichever series; what a baseline leaves space for is no spike."""
+    calm = [(float(i), 1.0 + i % 2) for i in range(200)]
+    one, other = [(0.0, 40.0), *calm[1:3], (3.0, 80.0), *calm[4:]], [*calm[:6], (6.0, 120.0), *calm[7:]]
+    plot = Plot("x", [Series("a", one), Series("b", other)], y=Axis(clips=True))
+    assert [arrow.text for arrow in shapes(plot, "dot")] == ["6: 120"]
+    assert [each.text for each in shapes(plot, "tick") if each.look.colour == "c1"] == ["120"]
+    assert not shapes(Plot("x", [Series("a", one), Series("base", level=90.0)], y=Axis(clips=True)), "dot")
+
+
 def test_a_baseline_stands_where_it_is() -> None:
     """Far above all else too: the axis reaches it, and it isn't taken for a spike."""
     points = [(float(i), 3.0 + 0.01 * (i % 5)) for i in range(50)]

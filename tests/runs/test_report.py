@@ -31,6 +31,7 @@ def test_a_finished_run_has_a_page_with_its_curves(tmp_path, recipe, corpus, eva
     result.run.event("result", bits_per_byte=1.25, baseline_bits_per_byte=4.5, samples=["<b>not bold</b> & so on"])
     html = write_report(result.run).read_text()
     HTMLParser().feed(html)
+    assert "<h1>run</h1>" in html and f"recipe {result.run.recipe().name}, started" in html
     assert "1.250" in html
     assert "characters alone: 4.500" in html
     assert "&lt;b&gt;not bold&lt;/b&gt; &amp; so on" in html

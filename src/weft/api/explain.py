@@ -9,8 +9,8 @@ Each view is a picture that shows itself in a notebook and saves itself:
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, TypedDict, Unpack
+from functools import cached_property, wraps
+from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 import torch
 
@@ -40,6 +40,7 @@ from weft.training.objective import Objective
 SENTENCE = "The animal didn't cross the street because it was too tired."
 SHOWN_TOKENS = 40  # of a text that nobody chose
 MAX_FRAME_TOKENS = 4  # special tokens around it
+QUOTED = 160  # characters of a text that are told
 GRAPH_TOKENS = 4  # that pass through a graph which no text was given for
 MAX_PARAMETERS = 30_000_000  # of a preset that is built, and a step of it taken, just to look at it
 MAX_ABLATED_FLOPS = 2e12  # of passes with a head taken out: some seconds on two cores
@@ -53,11 +54,36 @@ class GraphOptions(TypedDict, total=False):
     open: str | Sequence[str]
 
 
+View = TypeVar("View", bound=Callable[..., Any])
+
+
+def of_a_text(tokens: int = SHOWN_TOKENS) -> Callable[[View], View]:
+    """A view of a text: where it is given none, it takes so many tokens of the run's own, and says so."""
+
+    def wrapped(view: View) -> View:
+        @wraps(view)
+        def shown(self: "Explain", text: str | None = None, **options: Any) -> Any:
+            if text is not None or self.trained is None:
+                return view(self, text, **options)
+            own, origin = self.own_text(tokens)
+            return views.picture.noted(view(self, own, **options), f"{_quoted('The text', own, origin)}.")
+
+        return cast(View, shown)
+
+    return wrapped
+
+
+def _quoted(name: str, text: str, origin: str) -> str:
+    """A text as it is named in a line."""
+    words = " ".join(text.split())
+    return f"{name}{f' ({origin})' if origin else ''}: “{words[:QUOTED]}{'…' if len(words) > QUOTED else ''}”"
+
+
 @dataclass(frozen=True)
 class Explain:
     """The views of a model, one method each; those of a text need one that is `trained`, and what it has learned.
 
-    Where a view of a text is given none, it takes one of the run's own.
+    Where a view of a text is given none, it takes one that the run held out, and its `note` says so.
     """
 
     recipe: Recipe
@@ -101,6 +127,7 @@ class Explain:
         own = self.trained if isinstance(self.trained, Transformer) else model
         return views.positions.positions(own, min(128, model.longest or 128))
 
+    @of_a_text()
     def gradients(self, text: str | None = None, *, target: str | None = None) -> "views.picture.Picture":
         """The gradient's norm by layer: of a run on a text, from its first weights on; else of untrained stacks,
         pre-norm, post-norm, with skips and without (Xiong et al. 2020)."""
@@ -142,10 +169,12 @@ class Explain:
         """The time of a real training step beside what its operations and bytes predict."""
         return views.timing.step_time(self.model, length or min(128, getattr(self.recipe.model, "context", 128)), batch)
 
+    @of_a_text()
     def weights(self, text: str | None = None, *, target: str | None = None) -> "views.weights.Histograms":
         """Histograms of the weights, and with a run of the activations on a text."""
         return views.weights.histograms(self.model, None if self.trained is None else self.reading(text, target))
 
+    @of_a_text(GRAPH_TOKENS)
     def graph(
         self, text: str | None = None, *, target: str | None = None, **shown: Unpack[GraphOptions]
     ) -> "views.graph.GraphPicture":
@@ -155,7 +184,7 @@ class Explain:
         what is shown unfolded, such as "decoder.0".
         """
         if self.trained is not None:
-            reading = self.reading(self._text(text, GRAPH_TOKENS), target)
+            reading = self.reading(text, target)
             return views.graph.graph_picture(self.trained, reading.tokens, **shown, **reading.given)
         tokens = torch.zeros(1, GRAPH_TOKENS, dtype=torch.long)
         with torch.device("meta"):
@@ -164,26 +193,31 @@ class Explain:
         given: dict[str, Any] = {"source": views.reading.SourceTokens(tokens.clone())} if both else {}
         return views.graph.graph_picture(model.eval(), tokens, **shown, **given)
 
+    @of_a_text()
     def attention(self, text: str | None = None, *, target: str | None = None) -> "views.attention.AttentionMaps":
         """Who looks at whom: the probabilities of every head. `.head`, `.follow` and `.rollout` show parts of it."""
         return views.attention.attention_maps(self.reading(text, target))
 
+    @of_a_text()
     def heads(
         self, text: str | None = None, *, target: str | None = None, ablate: bool = True
     ) -> "views.heads.HeadTable":
         """What each head does, and with `ablate` what the text costs without it, in nats per token."""
         return views.heads.head_statistics(self.reading(text, target), ablate)
 
+    @of_a_text()
     def surprise(
         self, text: str | None = None, *, target: str | None = None, top: int = 5
     ) -> "views.surprise.Surprise":
         """The surprisal of each token, and the `top` tokens that were expected."""
         return views.surprise.surprise(self.reading(text, target), top)
 
+    @of_a_text()
     def lens(self, text: str | None = None, *, target: str | None = None) -> "views.lens.Lens":
         """What each layer would predict (the logit lens)."""
         return views.lens.lens(self.reading(text, target))
 
+    @of_a_text()
     def saliency(
         self, text: str | None = None, *, target: str | None = None, place: int | None = None
     ) -> "views.saliency.Saliency":
@@ -193,9 +227,10 @@ class Explain:
         last = -1 if reading.source is None or len(reading.ids) < 2 else -2
         return views.saliency.saliency(reading, last if place is None else place)
 
+    @of_a_text()
     def search(self, text: str | None = None, *, settings: Branching | None = None) -> "views.search.SearchTrees":
         """Greedy search, beam search and samples for a few tokens after a text, as trees."""
-        (model, objective), text = self._learned("search"), self._text(text)
+        (model, objective), text = self._learned("search"), self.own_text()[0] if text is None else text
         prompt, source = Prompt.of(objective.tokenizer, text), None
         if isinstance(objective, TranslationObjective):
             reading = self.reading(text, "")
@@ -207,7 +242,7 @@ class Explain:
 
         An encoder–decoder reads it and writes `target`, or what it writes of its own.
         """
-        (model, objective), text = self._learned("a text"), self._text(text)
+        (model, objective), text = self._learned("a text"), self.own_text()[0] if text is None else text
         tokenizer = objective.tokenizer
         if isinstance(objective, TranslationObjective):
             return self._pair(objective, text, target)
@@ -236,19 +271,18 @@ class Explain:
         settings = translation_beam(objective.length, defaults)
         return objective.translator(self.model).translate([text], settings)[0]
 
-    def _text(self, text: str | None, most: int = SHOWN_TOKENS) -> str:
-        """The text to look at: where none is given, the first tokens of one that the run held out or has written."""
+    def own_text(self, tokens: int = SHOWN_TOKENS) -> tuple[str, str]:
+        """A text that the run held out, or else one that it was trained on, and where it is from."""
         model, objective = self._learned("a text")
-        if text is not None:
-            return text
-        results = objective.folder.results()
-        rows, samples = (results.get(name) or [] for name in ("table", "samples"))
-        own: str = rows[1][0] if len(rows) > 1 else next((each for each in samples if each.strip()), SENTENCE)
-        if isinstance(objective, TranslationObjective):
-            return own
-        context, spans = context_of(model), objective.tokenizer.token_spans(own)
-        few = spans[: most if context is None else min(most, context - MAX_FRAME_TOKENS)]
-        return own[: few[-1].end] if few else own
+        own, origin = SENTENCE, "an example, for the run's own text is not there"
+        with suppress(WeftError):  # data may be gone, and an imported model never had any
+            if held_out := objective.excerpt("validation", tokens):
+                own, origin = held_out, "from what the run held out"
+            elif learned := objective.excerpt("train", tokens):
+                own, origin = learned, "from what the run was trained on, for it held nothing out"
+        context, spans = context_of(model), objective.tokenizers.source.token_spans(own)
+        few = spans[: tokens if context is None else min(tokens, context - MAX_FRAME_TOKENS)]
+        return (own[: few[-1].end] if few else own), origin
 
     def _learned(self, what: str) -> tuple[LanguageModel, Objective[Any]]:
         if self.trained is None or self.objective is None:
@@ -258,20 +292,22 @@ class Explain:
 
     def all(self, text: str | None = None, *, target: str | None = None) -> "views.picture.Album":
         """One page with every view that a model of this kind has."""
-        of_a_text: dict[str, Any] = {}
-        if self.trained is not None:
-            text = self._text(text)
+        given: dict[str, Any] = {}
+        name, origin = self.recipe.name, ""
+        if self.trained is not None and self.objective is not None:
+            name = self.objective.folder.path.resolve().name
+            text, origin = self.own_text() if text is None else (text, "")
             if isinstance(self.objective, TranslationObjective) and target is None:
                 target = self._translation(self.objective, text)  # once for all views
             self.reading(text, target)  # a text that can't be read has no page
-            of_a_text = {"text": text, "target": target}
+            given = {"text": text, "target": target}
         pictures = []
-        for name in VIEWS:
+        for view in VIEWS:
             with suppress(WeftError):  # it says why this model, or this text, has no such view
-                pictures.append(self._view(name, of_a_text if name in OF_A_TEXT else {}))
+                pictures.append(self._view(view, given if view in OF_A_TEXT else {}))
         kind = f"{self.recipe.model.kind}, {count(self.recipe.model).parameters:,} parameters"
-        shown = "; ".join(f"the {name}: {words[:80]}" for name, words in of_a_text.items() if words)
-        return views.picture.Album(self.recipe.name, "; ".join(filter(None, (kind, shown))), tuple(pictures))
+        shown = [_quoted(f"the {key}", words, origin if key == "text" else "") for key, words in given.items() if words]
+        return views.picture.Album(name, "; ".join((kind, *shown)), tuple(pictures))
 
     def _view(self, name: str, given: dict[str, Any]) -> "views.picture.Picture":
         """One view of the page; what would keep its reader waiting for minutes is left out."""

@@ -4,6 +4,8 @@ Text, training, evaluation and the report are put together here; the commands pa
 """
 
 import itertools
+import json
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,7 +15,7 @@ import torch
 
 from weft.api.load import load
 from weft.api.run import Run
-from weft.config import validate
+from weft.config import flat, validate
 from weft.data.config import HashSplit, Split, TextSource
 from weft.data.messages import with_template
 from weft.data.prepare import prepare as prepare_shards
@@ -116,7 +118,11 @@ def train(
     with claimed(free_folder(Path("runs") / wanted.name) if run is None else run) as folder:
         settled, objective, choices = _prepare(wanted, folder, log)
         ranks.share(lambda: _invitation(settled, folder))
-        command = " ".join(["weft", *sys.argv[1:]]) if Path(sys.argv[0]).name == "weft" else None
+        as_command = Path(sys.argv[0]).parts[-1:] == ("weft",) or Path(sys.argv[0]).parts[-2:] == (
+            "weft",
+            "__main__.py",
+        )
+        command = shlex.join(["weft", *sys.argv[1:]]) if as_command else None
         worker = Worker(ranks=ranks, log=log)
         chosen = [[choice.key, str(choice.value), choice.why] for choice in choices]
         notes = {"command": command, "choices": chosen} | ({"job": name} if (name := job()) is not None else {})
@@ -192,7 +198,10 @@ def _extend(folder: RunFolder, recipe: SettledRecipe, changes: Changes, ranks: R
             news["steps"] += f": the learning rate {rates}"
     report_changes(folder, log)
     folder.write_config(longer)
-    folder.event("recipe", step=step, changes=list(news.values()))
+    given = flat(longer.model_dump(mode="json"))
+    words = [f"{key}={given[key] if isinstance(given[key], str) else json.dumps(given[key])}" for key in news]
+    command = shlex.join(["weft", "train", "--resume", str(folder.path), *words])
+    folder.event("recipe", step=step, changes=list(news.values()), command=command)
     note_files(folder)
     for line in news.values():
         log(line)

@@ -11,6 +11,7 @@ from weft.cli.console.options import flag, option, recipe_argument
 from weft.cli.console.terminal import echo, loading
 from weft.errors import ConfigError
 from weft.explain.views import OF_A_TEXT, VIEWS
+from weft.figures.tables import wrapped
 
 if TYPE_CHECKING:
     from weft.api.explain import Explain
@@ -33,7 +34,7 @@ def explain(
         ),
     ],
     changes: options.Changes = None,
-    text: str | None = option(None, "The text to look at.", value="TEXT", show_default="one of the run's own"),
+    text: str | None = option(None, "The text to look at.", value="TEXT", show_default="one that the run held out"),
     target: str | None = option(None, "For a translator, the text it writes.", value="TEXT", show_default="its own"),
     only: Annotated[
         What | None, option(..., "One view: " + ", ".join(VIEWS) + ".", value="WHAT", show_default="all")
@@ -96,7 +97,7 @@ def explain(
         picture = _picture(explained, only, given, chosen)
     told = picture.text() if only is not None or lecture else None
     if out is None and told is not None:
-        echo(told)
+        echo("\n\n".join(filter(None, (told, "\n".join(wrapped(picture.note))))))
         return
     place = out or (RunFolder(source).path if is_run else Path()) / "explain.html"
     echo(f"{picture.title}: {picture.save(place)}")
@@ -126,10 +127,12 @@ def _picture(explained: "Explain", only: str | None, given: dict[str, Any], chos
         return explained.search(given["text"])
     if only != "attention" or not chosen:
         return getattr(explained, only or "all")(**given, **chosen)
+    from weft.figures.picture import noted
+
     maps = explained.attention(**given)
     if "word" in chosen:
-        return maps.follow(chosen["word"], chosen.get("layer", 0), chosen.get("head"))
+        return noted(maps.follow(chosen["word"], chosen.get("layer", 0), chosen.get("head")), maps.note)
     if len(chosen) < 2:
         one, other = ("layer", "head") if "layer" in chosen else ("head", "layer")
         raise ConfigError(f"--{one} {chosen[one]}: give --{other} as well, or --word to follow through all heads")
-    return maps.head(chosen["layer"], chosen["head"])
+    return noted(maps.head(chosen["layer"], chosen["head"]), maps.note)

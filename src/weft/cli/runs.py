@@ -14,6 +14,8 @@ from weft.cli.console.terminal import print_json, print_tables
 from weft.errors import ConfigError
 from weft.figures.tables import Table
 
+MAX_NAMED = 2  # texts of a run
+
 if TYPE_CHECKING:
     from weft.runs.listing import RunRow
 
@@ -47,9 +49,9 @@ def runs(
     if as_json:
         print_json([asdict(row) for row in found])
     elif found:
-        header = ("run", "objective", "model", "steps", "best", "size", "age", "state")
+        header = ("run", "objective", "text", "model", "steps", "best", "size", "age", "state")
         problems = [f"{row.name}: {row.problem}" for row in found if row.problem]
-        print_tables(Table(header, list(map(_cells, found)), "", problems, (0, 1, 2, 4, 7), spare=(5, 6, 1, 2)))
+        print_tables(Table(header, list(map(_cells, found)), "", problems, (0, 1, 2, 3, 5, 8), spare=(6, 7, 1, 3)))
     else:
         typer.echo(f"no runs in {words[0]}")
 
@@ -58,6 +60,7 @@ def _cells(row: "RunRow") -> tuple[str, ...]:
     from weft.costs.units import byte_size, short
     from weft.recipe.metrics import metric
 
+    names = list(dict.fromkeys("/".join(Path(name).parts[-2 if "*" in name else -1 :]) for name in row.data))
     of = f"/{row.steps:,}" if row.steps is not None else ""
     parameters = f" {short(row.parameters)}" if row.parameters else ""
     best = "" if row.best is None or row.metric is None else f"{row.best:{metric(row.metric).format}}"
@@ -66,6 +69,7 @@ def _cells(row: "RunRow") -> tuple[str, ...]:
     return (
         row.name,
         row.objective or "",
+        ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""),
         f"{row.model}{parameters}" if row.model else "",
         "" if row.steps_done is None else f"{row.steps_done:,}{of}",
         f"{metric(row.metric or '').title} {best}" if best else "",

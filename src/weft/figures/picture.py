@@ -4,9 +4,10 @@ import io
 import re
 import warnings
 from abc import ABC, abstractmethod
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import matplotlib
 from markupsafe import Markup
@@ -36,6 +37,9 @@ THEME = {
 }
 
 
+P = TypeVar("P", bound="Picture")
+
+
 class Picture(ABC):
     """Something that can be looked at.
 
@@ -44,6 +48,7 @@ class Picture(ABC):
 
     title: str
     about: str  # what it shows and how to read it, in a sentence or two
+    note: str = ""  # what else must be said of this one, such as where its text is from
     scripts: ClassVar[tuple[str, ...]] = ()  # files of web/ that its part of a page needs
     suffixes: ClassVar[tuple[str, ...]] = (PAGE, *FIGURES)
 
@@ -61,7 +66,7 @@ class Picture(ABC):
 
     def sections(self) -> list[Section]:
         """The picture as parts of a page."""
-        return [Section(self.title, self.about, self.html(), self.scripts)]
+        return [Section(self.title, " ".join(filter(None, (self.about, self.note))), self.html(), self.scripts)]
 
     def save(self, path: Path | str) -> Path:
         """Write it as a page (.html) or a figure (.svg, .png, .pdf), whole or not at all."""
@@ -96,6 +101,13 @@ class Album(Picture):
 
     def sections(self) -> list[Section]:
         return [section for picture in self.pictures for section in picture.sections()]
+
+
+def noted(picture: P, note: str) -> P:
+    """The same picture with a note."""
+    same = copy(picture)
+    vars(same)["note"] = note  # pictures are frozen; the copy is nobody else's yet
+    return same
 
 
 def new_figure(width: float, height: float) -> Figure:

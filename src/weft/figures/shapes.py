@@ -18,6 +18,7 @@ from weft.figures.plot import Look, Plot, Point, Series
 MAX_POINTS = 500  # of a line; more are thinned
 EDGE, GAP = 14.0, 17.0  # around everything; from one line of text to the next
 LETTER, BOLD = 7.0, 9.2  # width of one, about; in a title
+ARROW = 44.0  # width of one with the number beside it
 BARE = Look("", width=1.0)  # of what is no part of a series
 AREAS, TEXTS = ("band", "bar"), ("title", "name", "tick")  # kinds of shapes
 CIRCLES = {"o": 2.6, ".": 1.8, "ring": 5.5}  # radii
@@ -78,10 +79,11 @@ def laid_out(plot: Plot) -> Layout | None:
     held += [each.level for each in front if each.level is not None]
     frame = _Frame(plot, plot.x.limits(xs), plot.y.limits([*(y for y in ys if y <= top), *held]))
     drawn = [shape for each in sorted(series, key=lambda each: not each.background) for shape in frame.drawn(each)]
-    outliers = [shape for each in front for shape in frame.outliers(each, top)]
     # lines are cut together; marks and then texts stand on top
     order = {"dot": 2} | dict.fromkeys(TEXTS, 3)
-    every = [shape for shape in (*frame.around(), *drawn, *outliers) if shape.text or shape.kind not in TEXTS]
+    every = [
+        shape for shape in (*frame.around(), *drawn, *frame.outliers(front)) if shape.text or shape.kind not in TEXTS
+    ]
     ordered = sorted(every, key=lambda shape: order.get(shape.kind, int(shape.cut)))
     return Layout((frame.left, frame.top, frame.right - frame.left, frame.foot - frame.top), ordered)
 
@@ -176,19 +178,19 @@ class _Frame:
             late = x + LETTER * len(label) / 2 > self.right
             yield Shape("tick", [(self.right if late else x, y - 8)], look, label, "end" if late else "middle")
 
-    def outliers(self, series: Series, limit: float) -> Iterator[Shape]:
+    def outliers(self, every: Sequence[Series]) -> Iterator[Shape]:
         """What lies above the chart as arrows at its edge, each with its value; of neighbours the highest."""
-        said, arrow = -math.inf, Look("c1", "^")
-        for above, group in groupby(series.points, key=lambda point: point[1] > limit):
-            if not above:
+        taken, arrow = list[float](), Look("c1", "^")
+        above = [point for series in every for point in series.points if point[1] > self.y_limits[1]]
+        for x, value in sorted(above, key=lambda point: -point[1]):
+            at = self.x_of(x)
+            late = at > self.right - ARROW
+            if any(abs(at - other) < (2 if max(at, other) > self.right - ARROW else 1) * ARROW for other in taken):
                 continue
-            x, value = max(group, key=lambda point: point[1])
-            at, late = self.x_of(x), self.x_of(x) > self.right - 44
+            taken.append(at)
             yield Shape("dot", [(at, self.top - 5)], arrow, f"{self.plot.x.named(x)}: {value:.4g}")
-            if at - said > 44:
-                beside = [(at - 7 if late else at + 7, self.top - 1)]
-                yield Shape("tick", beside, arrow, f"{value:.3g}", "end" if late else "start")
-                said = at
+            beside = [(at - 7 if late else at + 7, self.top - 1)]
+            yield Shape("tick", beside, arrow, f"{value:.3g}", "end" if late else "start")
 
 
 def _share(value: float, limits: Point, log: bool) -> float:

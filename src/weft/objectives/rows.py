@@ -34,6 +34,7 @@ from weft.training.objective import EVALUATED_TOKENS, Loss, Objective, Results
 
 S = TypeVar("S", bound=ObjectiveConfig)
 Numbers = npt.NDArray[np.int64]
+SEARCHED_EXAMPLES = 20  # for one to be shown
 TEXTUAL = ("text", "words", "messages")  # kinds of columns that hold text
 
 
@@ -64,6 +65,17 @@ class ExampleObjective(Objective[S]):
     @property
     def fingerprints(self) -> tuple[str, ...]:
         return (self.examples["train"].fingerprint,)
+
+    def excerpt(self, side: Side, tokens: int) -> str:
+        """What is read of the longest of the first examples that is no longer, or else of the shortest."""
+        examples = self.examples.get(side)
+        if examples is None or not len(examples):
+            return ""
+        field = next((name for name in ("source", "tokens") if name in examples.fields), examples.fields[0])
+        lengths = examples.lengths(field)[:SEARCHED_EXAMPLES]
+        best = int(np.argmax(np.where(lengths <= tokens, lengths, -lengths)))
+        tokenizer = self.tokenizers.source if field == "source" else self.tokenizer
+        return tokenizer.decode(examples.ids(field, best).tolist())
 
 
 class RowObjective(ExampleObjective[S]):

@@ -5,6 +5,8 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +23,7 @@ from weft.recipe.settle import Facts
 from weft.training.loader import Loader, steps_of
 from weft.training.objective import EVALUATED_TOKENS, Objective, Results
 
+SEARCHED_TOKENS = 4096  # at the beginning of a text, for a document that is long enough to be shown
 S = TypeVar("S", bound=ObjectiveConfig)
 
 
@@ -76,6 +79,16 @@ class TextObjective(Objective[S]):
             texts = [shards.train for shards in self.corpora]
             return texts if most is None else [text.first(most) for text in texts]
         return [shards.validation for shards in self.corpora if shards.validation is not None]
+
+    def excerpt(self, side: Side, tokens: int) -> str:
+        """The beginning of the first document that is so long, or else of the longest of the first ones."""
+        for text in self.tokens(side)[:1]:
+            size = min(len(text), SEARCHED_TOKENS)
+            numbered = zip(text.documents(0, size).tolist(), text.read(0, size).tolist(), strict=True)
+            documents = [[id for _, id in group] for _, group in groupby(numbered, key=itemgetter(0))]
+            best = max(documents, key=lambda ids: min(len(ids), tokens), default=[])
+            return "".join(map(self.tokenizer.stream().push, best[:tokens]))  # without a character that is cut
+        return ""
 
     @property
     def fingerprints(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ class ObjectiveConfig(Config):
     heads: ClassVar[tuple[str, ...]] = ("lm",)  # that such a Transformer needs; the first one is its default
     makes: ClassVar[str] = "a model of its own kind"  # what a model that has learned it is called
     metrics: ClassVar[tuple[str, ...]] = ("loss",)  # during training; `evaluate.metric` names one of them
+    headline: ClassVar[str] = "loss"  # the metric that tells in one number how good a run is
     by_tokens: ClassVar[bool] = False  # whether a batch of rows is measured in tokens unless the recipe says otherwise
     divisible: ClassVar[bool] = True  # whether a batch may be divided: its rows are not compared with each other
     continues: ClassVar[bool] = False  # whether such a model continues a text
@@ -74,6 +75,7 @@ class NextToken(TokenObjective):
     reads = "text"
     kinds = ("decoder", "recurrent", "ngram")
     metrics = ("loss", "perplexity", "bits_per_byte")
+    headline = "bits_per_byte"
     continues = True
 
     kind: Literal["next-token"] = "next-token"
@@ -119,6 +121,7 @@ class Pairs(TokenObjective):
     makes = "a model that writes one text from another"
     kinds = ("encoder-decoder", "bahdanau")
     metrics = ("loss", "perplexity")
+    headline = "bleu"
     by_tokens = True
     has_source = True
 
@@ -134,6 +137,7 @@ class Chat(TokenObjective):
     makes = "a chat model"
     kinds = ("decoder",)
     metrics = ("loss", "perplexity")
+    headline = "perplexity"
     by_tokens = True
     continues = True
 
@@ -194,6 +198,7 @@ class LabelObjective(ObjectiveConfig):
     """What objectives share that choose one of several `labels`: those of the training rows unless they are given."""
 
     metrics = ("loss", "accuracy", "macro_f1", "matthews")
+    headline = "accuracy"
 
     labels: tuple[str, ...] | None = None
 
@@ -225,6 +230,7 @@ class Regress(SequenceObjective):
 
     makes = "a regression model"
     metrics = ("loss", "pearson", "spearman")
+    headline = "spearman"
 
     kind: Literal["regress"] = "regress"
     score: Column = "score"
@@ -256,6 +262,7 @@ class Answer(ObjectiveConfig):
     makes = "a model that finds answers"
     heads = ("span",)
     metrics = ("loss", "exact")
+    headline = "exact"
 
     kind: Literal["answer"] = "answer"
     question: Column = "question"

@@ -56,7 +56,7 @@ def model_card(
         _table("Measured on held-out text", ("", ""), measured),
         *(["## What it writes", *samples] if samples else []),
         _table("Held-out examples", table[0], table[1:4]) if table and "reference" in table[0] else "",
-        *(["## How to repeat it", _fenced(start["command"])] if start.get("command") else []),
+        *(["## How to repeat it", _fenced(record.commands)] if record.commands else []),
         f"Made with {versions}." if versions else "",
         f"## License\n\n{_license(license) if license else UNKNOWN}",
     ]

@@ -86,6 +86,7 @@ _EVENT = _line(_Line, time=str, event=str)
 _Point = Annotated[tuple[int, float | None], Strict(False)]  # JSON has no tuples
 _EVENTS = {
     "start": _line(_EVENT, command=(str | None, None), corpus=(list[str], []), device=(str, "")),
+    "recipe": _line(_EVENT, step=int, command=(str, "")),
     "checkpoint": _line(_EVENT, step=int),
     "evaluation": _line(_EVENT, step=int),
     "samples": _line(_EVENT, step=int, texts=list[str]),

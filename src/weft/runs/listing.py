@@ -24,8 +24,9 @@ TAIL = 1 << 16  # bytes of metrics.jsonl in which its last step stands
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run at a glance. `best` is that of the metric by which the run chose its best checkpoint.
+    """A run at a glance. `best` is that of the objective's metric, unless the recipe names another in evaluate.metric.
 
+    `data` is what it was trained on, as the recipe names it.
     `state` is finished, interrupted, running, imported or damaged; `problem` says what is wrong with a damaged one.
     """
 
@@ -33,6 +34,7 @@ class RunRow:
     path: str
     state: str
     objective: str | None = None
+    data: tuple[str, ...] = ()
     model: str | None = None
     parameters: int | None = None
     steps_done: int | None = None
@@ -69,11 +71,13 @@ def _row(run: RunFolder) -> RunRow:
             return replace(row, problem="there is no config.toml in it: it never reached its first step")
         recipe, events = run.recipe(), list(read_lines(run.events))
         state, problem = _state(run, recipe, events)
-        full = replace(row, state=state, problem=problem, objective=recipe.objective.kind)
+        read = (name for part in recipe.data.parts for name in (*part.sources, part.prepared) if name)
+        data = (*read, *recipe.data.targets)
+        full = replace(row, state=state, problem=problem, objective=recipe.objective.kind, data=data)
         if state != "imported":
             full = replace(full, steps_done=_steps_done(run, state), steps=recipe.steps)
-        if (best := _best(recipe, events)) is not None:
-            full = replace(full, metric=recipe.evaluate.metric, best=best)
+        if (best := _best(recipe, events, state == "finished")) is not None:
+            full = replace(full, metric=best[0], best=best[1])
         model = recipe.model.cell if isinstance(recipe.model, Recurrent) else recipe.model.kind
         return replace(full, model=model, parameters=count(recipe.model).parameters or None)
     except (WeftError, OSError) as error:
@@ -107,14 +111,19 @@ def _steps_done(run: RunFolder, state: str) -> int | None:
     return max(_steps(run), default=None)
 
 
-def _best(recipe: Recipe, events: list[Tree]) -> float | None:
-    """The best value of the metric that chooses the best checkpoint, or the final one where there is no other."""
-    name = recipe.evaluate.metric
-    for kinds in (("evaluation", "averaged"), ("result",)):
-        values = [event.get(name) for event in events if event.get("event") in kinds]
-        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-        if numbers:
-            return float(min(numbers) if metric(name).lower_is_better else max(numbers))
+def _best(recipe: Recipe, events: list[Tree], finished: bool) -> tuple[str, float] | None:
+    """How good it is, and by which metric: of a finished run the final value, else the best of its evaluations."""
+    asked, own = recipe.evaluate.metric, recipe.objective.headline
+    for name in (own, asked) if asked == "loss" else (asked,):
+        found: dict[bool, list[float]] = {True: [], False: []}
+        for event in events:
+            value, kind = event.get(name), event.get("event")
+            if kind in ("evaluation", "averaged", "result") and isinstance(value, int | float):
+                found[kind == "result"].append(float(value))
+        if found[True] and (finished or not found[False]):
+            return name, found[True][-1]
+        if found[False]:
+            return name, (min if metric(name).lower_is_better else max)(found[False])
     return None
 
 

@@ -44,6 +44,14 @@ class Record:
         """Every event of a kind."""
         return [event for event in self.events if event.get("event") == name]
 
+    @property
+    def commands(self) -> str:
+        """What repeats the run, a line each: how it began, and how its recipe was changed later; empty if unknown."""
+        if not (begun := self.last("start").get("command")):
+            return ""
+        changed = [event for event in self.all("recipe") if event.get("command")]
+        return "\n".join([begun, *(f"{event['command']}  # after step {event['step']}" for event in changed)])
+
     @cached_property
     def seconds(self) -> float:
         """Time spent in training steps."""
@@ -68,8 +76,8 @@ def report(run: RunFolder) -> str:
     start, result = record.last("start"), record.last("result")
     header, *examples = result.get("table") or [[]]
     earlier = {event["step"]: " … ".join(event["texts"]) for event in record.all("samples")}  # the later of two
-    noted = {key: start.get(key) for key in ("command", "corpus", "weft", "torch", "python")}
-    noted["corpus"] = ", ".join(noted["corpus"] or [])
+    noted = {"command": record.commands, "corpus": ", ".join(start.get("corpus") or [])}
+    noted |= {key: str(start.get(key) or "") for key in ("weft", "torch", "python")}
     parts = {
         "": part("cards", _cards(record, result)),
         "Curves": html_plots(_plots(record, result)),
@@ -82,14 +90,19 @@ def report(run: RunFolder) -> str:
         "What it wrote during training": _pairs([(f"step {step}", text) for step, text in sorted(earlier.items())]),
         "Cost": _filled(Table(("", "predicted", "measured"), _cost(record))),
         "What was chosen, and why": _pairs(start.get("choices") or ()),
-        "How to repeat it": _pairs([(key, str(value)) for key, value in noted.items() if value]),
+        "How to repeat it": _pairs([row for row in noted.items() if row[1]]),
         "Recipe": part("texts", [files.read_text(run.config)]),
     }
     sections = [Section(title, "", html) for title, html in parts.items() if html]
     began, resumed = str(start.get("time", "?"))[:16].replace("T", " "), len(record.all("resume"))
-    told = [f"started {began}", f"on {start.get('device', 'an unknown device')}"]
+    name, recipe = run.path.resolve().name, record.recipe.name
+    told = [
+        *([f"recipe {recipe}"] if recipe != name else []),
+        f"started {began}",
+        f"on {start.get('device', 'an unknown device')}",
+    ]
     summary = ", ".join([*told, *([f"resumed {counted(resumed, 'time')}"] if resumed else []), _state(record)])
-    return page(record.recipe.name, sections, summary=summary, styles=("page.css",))
+    return page(name, sections, summary=summary, styles=("page.css",))
 
 
 def _filled(table: Table, **options: Any) -> str:
@@ -172,7 +185,7 @@ def _plots(record: Record, result: dict[str, Any]) -> list[Plot]:
         Plot("Loss, both axes on a log scale", losses, log_step, Axis(log=True, clips=True), marks),
         Plot("Bits per byte, held out", bits, step, Axis(clips=True)),
         *(Plot(f"{title[0].upper()}{title[1:]}, held out", [each], step) for title, each in others.items()),
-        Plot("Learning rate", [_curve("learning rate", metrics, "lr")], step, from_zero),
+        Plot("Learning rate", [_curve("learning rate", metrics, "lr")], step, Axis(holds=(0.0,))),
         Plot("Gradient norm before clipping", [_curve("norm", metrics, "gradient_norm")], step, from_zero, marks),
         Plot("Tokens per second", [_curve("speed", record.timings, "tokens_per_second")], step, from_zero),
     ]

@@ -145,6 +145,10 @@ class Objective(ABC, Generic[S]):
         """The text that an n-gram model counts."""
         raise AssertionError("n-grams are counted in running text alone")
 
+    @abstractmethod
+    def excerpt(self, side: Side, tokens: int) -> str:
+        """Some text of a side, of about so many tokens, to look at; empty where there is none."""
+
     @property
     def holds_out(self) -> bool:
         """Whether there is held-out data to evaluate on."""
