@@ -181,6 +181,27 @@ def test_lengths_without_a_length_are_shares_of_the_budget(folder: Path) -> None
         timed.lasting(500)
 
 
+def test_shares_of_less_than_a_step_are_not_run(folder: Path) -> None:
+    def left(steps: int) -> tuple[tuple[float, ...], tuple[float, ...], int, list[str]]:
+        (gpt,) = ready(folder, GPT, settings={"batch": {"size": 4, "length": 32}}, budget={"tokens": 128 * steps})
+        wanted = experiment({"contenders": {"gpt": {"recipe": "gpt-tiny"}}, "data": {}, "budget": {"tokens": 1}})
+        sweep = gpt.sweep(wanted)
+        assert gpt.whole.steps == steps
+        lengths = [gpt.steps(Job("gpt", share, None, 0)) for share in sweep.shares]
+        assert lengths == sorted(set(lengths))
+        return sweep.shares, sweep.rounds, len(sweep.rates), gpt.left_out(wanted)
+
+    assert left(27) == ((1 / 27, 1 / 9, 1 / 3, 1.0), (1 / 27, 1 / 9, 1 / 3), 5, [])
+    assert left(14)[0] == (1 / 27, 1 / 9, 1 / 3, 1.0)
+    assert left(9)[3] == ["gpt: 1/27 of the budget is less than a step, and isn't run"]
+    shares, rounds, _, lines = left(4)
+    assert (shares, rounds) == ((1 / 3, 1.0), (1 / 3,))
+    assert lines == [f"gpt: {part} of the budget is less than a step, and isn't run" for part in ("1/27", "1/9")]
+    shares, rounds, rates, lines = left(1)
+    assert (shares, rounds, rates) == ((1.0,), (), 1)
+    assert "the whole budget is 1 step, too few to search for a learning rate" in lines[-1]
+
+
 def test_what_a_step_costs_is_counted_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (gpt,) = ready(folder, GPT)
     assert gpt.flops_per_step > 0

@@ -95,3 +95,12 @@ def test_no_two_jobs_share_a_folder() -> None:
     order += [Job(name, 1.0, rate, 0) for name in ("a,b", "a-b", "a=b", "a-1.0000") for rate in (None, 0.01)]
     assert len({job.folder for job in order}) == len(order)
     assert all(Path(job.folder).name == job.folder for job in order)
+
+
+def test_the_number_of_runs_is_known_from_the_start() -> None:
+    outcomes, order = finish(SWEEP, SWEEP.rates[len(SWEEP.rates) // 2])
+    assert len(SWEEP.planned({})) == len(order)
+    for number in range(len(order)):  # and stays what it was while they end
+        assert len(SWEEP.planned({job: outcomes[job] for job in order[:number]})) == len(order)
+    alone = Sweep("a", (0.01,), SHARES[:3], SHARES, (0, 1))
+    assert alone.planned({}) == alone.wanted({})

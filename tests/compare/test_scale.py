@@ -9,7 +9,8 @@ from weft.cli.main import run
 from weft.compare.config import Experiment, experiment
 from weft.compare.fit import fit
 from weft.compare.jobs import Comparison, Outcome, Result
-from weft.compare.scale import ScalingPage, check_of, cost_per_token, ladder, points_of
+from weft.compare.scale import ScalingPage, check_budget, check_of, cost_per_token, ladder, points_of
+from weft.errors import ConfigError
 
 Capture = pytest.CaptureFixture[str]
 
@@ -85,7 +86,11 @@ def test_the_law_is_found_and_foretells_the_next_rung() -> None:
         (["llama-tiny", "schedule.warmup=9000", "--data", "book.txt", "--budget", "1e12"], "that the budget pays for"),
         (["llama-tiny", "--budget", "1e12"], "there is no text to compare on"),
         (["ngram-3", "--data", "book.txt", "--budget", "1e12"], "a 'ngram' model has no width to choose"),
-        (["llama-tiny", "--data", "book.txt", "--budget", "1e8"], "no model of this family has about"),
+        (
+            ["llama-tiny", "--data", "book.txt", "--budget", "1e8"],
+            "--budget 1e+08: too small for 5 sizes of",
+        ),
+        (["llama-tiny", "--data", "book.txt", "--budget", "1e12", "--rungs", "2"], "three lengths of training or more"),
         (["llama-tinny", "--data", "book.txt", "--budget", "1e12"], "'llama-tinny': no such recipe or preset"),
     ],
 )
@@ -98,3 +103,15 @@ def test_mistakes(
     errors = capsys.readouterr().err
     assert line in errors.splitlines()[-1] and "Traceback" not in errors
     assert [path.name for path in tmp_path.iterdir()] == ["book.txt"]
+
+
+def test_the_budget_that_is_named_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b").write_text("".join(f"frog {n} sat by the river {n * n % 97}\n" for n in range(3000)))
+    small = {"budget": {"flops": 1e7}, "settings": {"tokenizer": {"kind": "byte"}}}
+    with pytest.raises(ConfigError, match=r"give --budget \S+ or more") as error:
+        check_budget(asked(**small), 3, tmp_path / "data")
+    needed = float(str(error.value).split("give --budget ")[1].split()[0])
+    check_budget(asked(**small | {"budget": {"flops": needed}}), 3, tmp_path / "data")
+    with pytest.raises(ConfigError, match="too small"):
+        check_budget(asked(**small | {"budget": {"flops": needed / 2}}), 3, tmp_path / "data")

@@ -16,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.data import sources, streams
+from weft.data.config import FilesSplit, TextSource
 from weft.data.sources import Document, files, read
+from weft.data.split import split_sections
 from weft.errors import DataError
 
 many = settings(max_examples=60, deadline=None)
@@ -448,3 +450,52 @@ def test_tables_without_the_column_are_left_out_of_a_folder(tmp_path: Path, caps
         (tmp_path / name).unlink()
     with pytest.raises(DataError, match=r"prices\.csv: no column 'text'; its columns: item, price"):
         texts(tmp_path)
+
+
+# ---- the same file by several names
+
+
+def test_a_pattern_reads_each_file_once_though_links_lead_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "d/sub/deep").mkdir(parents=True)
+    for name in ("a", "sub/b", "sub/deep/c", "sub/deep/.hidden"):
+        (tmp_path / f"d/{name}.txt").write_text(name)
+    for name in ("loop", "sub/loop", "sub/deep/again", "0"):  # followed as they stand there are more ways than atoms
+        (tmp_path / f"d/{name}").symlink_to(tmp_path / "d")
+    monkeypatch.chdir(tmp_path)
+    names = ["d/a.txt", "d/sub/b.txt", "d/sub/deep/c.txt"]
+    for pattern in ("d/**/*.txt", "**/*.txt", "**", "d/**/**", f"{tmp_path}/**/?.txt"):
+        assert [os.path.relpath(name) for name in files([pattern])] == names
+    assert files(["d/**/loop/*.txt"]) == ["d/loop/a.txt"]  # a link that is named is followed
+    assert files(["d/*/*.txt"]) == ["d/0/a.txt", "d/sub/b.txt"]
+    assert "d/loop/a.txt (the same file as another that is read)" in left_out(["d/*/*.txt"])[0]
+    already = "(a link to a folder that is read already)"
+    assert left_out(["d/**/*.txt"]) == [f"d/**/*.txt: left out d/0, d/loop, d/sub/deep/again, d/sub/loop {already}"]
+    assert texts("d/**/*.txt", "d", "d/loop") == ["a", "sub/b", "sub/deep/c"]
+
+
+def test_a_file_with_several_names_is_read_once_and_the_others_are_named(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a")
+    (tmp_path / "link.txt").symlink_to("text.txt")
+    os.link(tmp_path / "text.txt", tmp_path / "z.txt")
+    (tmp_path / "copy.txt").write_text("a")  # as a file it is another
+    assert files([str(tmp_path)]) == [str(tmp_path / "copy.txt"), str(tmp_path / "text.txt")]
+    assert left_out([str(tmp_path)]) == [
+        f"{tmp_path}: left out z.txt, link.txt (the same file as another that is read)"
+    ]
+    assert texts(tmp_path / "z.txt", tmp_path / "link.txt") == ["a"]
+    assert files(["builtin:python", "-"], held_out=["builtin:python", "-"]) == ["builtin:python", "-"]
+
+
+def test_what_is_held_out_is_not_trained_on(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a" * 1000)
+    (tmp_path / "b.txt").write_text("b" * 1000)
+    (tmp_path / "link.txt").symlink_to("b.txt")
+    lines: list[str] = []
+    held_out = [str(tmp_path / "link.txt")]
+    assert files([str(tmp_path)], tell=lines.append, held_out=held_out) == [str(tmp_path / "a.txt")]
+    assert lines == [f"{tmp_path}: left out b.txt, link.txt (held out for validation)"]
+    with pytest.raises(DataError, match="held out for validation, all of it; name other text to train on"):
+        files([str(tmp_path / "b.txt")], held_out=held_out)
+    text = TextSource([str(tmp_path)], FilesSplit(sources=tuple(held_out)))
+    sides = {(section.side, section.text[0]) for section in split_sections(text)}
+    assert sides == {("train", "a"), ("validation", "b")}

@@ -249,6 +249,22 @@ def test_validation_from_files_of_its_own(tmp_path: Path) -> None:
     assert [(row.side, row.values["target"]) for row in rows] == [("train", "eins"), ("validation", "zwei")]
 
 
+def test_parallel_files_are_read_once_and_not_where_they_are_held_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, lines in {"a.en": "one\n", "a.de": "eins\n", "b.en": "two\n", "b.de": "zwei\n"}.items():
+        put(tmp_path / name, lines)
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "back").symlink_to(tmp_path)
+    split = FilesSplit(sources=(str(tmp_path / "b.en"),), targets=(str(tmp_path / "b.de"),))
+    pairs = [[f"{tmp_path}/{way}/*.{side}" for way in ("**", "*")] for side in ("en", "de")]
+    rows = list(split_rows(RowSource(pairs[0], PAIRS, pairs[1]), split))
+    assert [(row.side, row.values["target"]) for row in rows] == [("train", "eins"), ("validation", "zwei")]
+    told = capsys.readouterr().err
+    assert "loop/a.en" in told and "(the same files as others that are read)" in told
+    assert f"{tmp_path}/b.en, {tmp_path}/b.de: left out (held out for validation)" in told
+
+
 def test_too_few_rows_to_split(tmp_path: Path) -> None:
     name = put(tmp_path / "a.jsonl", '{"text": "a"}\n')
     with pytest.raises(DataError, match=r"1 row, of which none is left for \w+ \(data\.validation\.kind = 'hash'\)"):

@@ -16,7 +16,7 @@ import torch
 from weft.api.load import load
 from weft.api.run import Run
 from weft.config import flat, validate
-from weft.data.config import HashSplit, Split, TextSource
+from weft.data.config import HashSplit, Split, TextSource, held_out_files
 from weft.data.messages import with_template
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.shards import Shards
@@ -225,7 +225,9 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
     config, choices, tokenizers = _tokenizers(recipe, folder, device)
     recipe = recipe.replace(tokenizer=config.model_dump(mode="json", exclude_none=True))
     column = recipe.data.column if recipe.objective.reads != "rows" else None
-    files(recipe.data.all_sources, column, recipe.data.encoding, lambda line: folder.event("left out", line=line))
+    data, held_out = recipe.data, held_out_files(recipe.data.validation)
+    for sources, apart in () if data.targets else [*((part.sources, held_out) for part in data.parts), (held_out, ())]:
+        files(sources, column, data.encoding, lambda line: folder.event("left out", line=line), apart)
     facts = objectives.build(recipe, folder, tokenizers).prepare(log)
     settled, more = settle(recipe, facts, device, products)
     choices = [*choices, *more]

@@ -8,8 +8,8 @@ from typing import Any
 
 from weft.api.train import trained_tokenizer
 from weft.compare.config import SEARCH_SHARES, Budget, Contender, Experiment
-from weft.compare.jobs import Job, Sweep, rates_around
-from weft.compare.sizes import sized, sized_for
+from weft.compare.jobs import Job, Sweep, fraction, rates_around
+from weft.compare.sizes import TooSmallError, sized, sized_for
 from weft.config import Tree, flat, merge, validate
 from weft.costs.count import count
 from weft.costs.memory import Workload, training_memory
@@ -17,7 +17,7 @@ from weft.data.amount import amount
 from weft.data.prepare import prepare
 from weft.data.shards import INDEX, Shards
 from weft.data.split import some_texts, train_texts
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError, DataError, counted
 from weft.models.config import NGram
 from weft.progress import Log
 from weft.recipe.config import Recipe, SettledRecipe
@@ -110,11 +110,25 @@ class ReadyContender:
 
     def sweep(self, experiment: Experiment) -> Sweep:
         """The jobs that it is put through."""
-        shares = tuple(experiment.shares)
         if self.counts:
-            return Sweep(self.name, (), SEARCH_SHARES, shares, (0,))
-        rates = rates_around(self.rate, experiment.rates)
-        return Sweep(self.name, rates, SEARCH_SHARES, shares, tuple(range(experiment.seeds)))
+            return Sweep(self.name, (), SEARCH_SHARES, tuple(experiment.shares), (0,))
+        # what rounds to a step or more; no two of them are as many steps, for each share is thrice the one before it
+        rounds, shares = (
+            tuple(share for share in given if round(self.whole.steps * share))
+            for given in (SEARCH_SHARES, experiment.shares)
+        )
+        rates = rates_around(self.rate, experiment.rates if rounds else 1)
+        return Sweep(self.name, rates, rounds, shares, tuple(range(experiment.seeds)))
+
+    def left_out(self, experiment: Experiment) -> list[str]:
+        """What of the experiment isn't run, for the budget is too small for it."""
+        sweep = self.sweep(experiment)
+        short = [fraction(share) for share in experiment.shares if share not in sweep.shares]
+        lines = [f"{self.name}: {share} of the budget is less than a step, and isn't run" for share in short]
+        if not self.counts and experiment.rates > len(sweep.rates):
+            whole = f"the whole budget is {counted(self.whole.steps, 'step')}"
+            lines.append(f"{self.name}: {whole}, too few to search for a learning rate; it has the recipe's own")
+        return lines
 
     def steps(self, job: Job) -> int:
         """Those of a job; what is counted takes one."""
@@ -232,9 +246,10 @@ def _steps(budget: Budget, contender: ReadyContender) -> int:
     steps = int(budget.amount // cost)
     if steps < 1:
         what = f"{cost:.3g} FLOPs" if budget.axis == "flops" else f"{tokens:,} tokens"
-        raise ConfigError(
+        raise TooSmallError(
             f"{contender.name}: one step of {batch.size} × {batch.length} tokens takes {what}, more than the budget of "
-            f"{budget}; give a larger budget, or a smaller model or batch.size"
+            f"{budget}; give a larger budget, or a smaller model or batch.size",
+            tokens=tokens,
         )
     return steps
 

@@ -15,12 +15,14 @@ import torch
 from weft import __version__, files
 from weft.compare.config import SEARCH_SHARES, Budget, Experiment
 from weft.compare.contenders import ReadyContender, make_ready
-from weft.compare.jobs import Comparison, Job, Outcome, Result, Sweep, share_text
+from weft.compare.jobs import WIDENED, Comparison, Job, Outcome, Result, Sweep, share_text
 from weft.compare.pools import HERE, Where
 from weft.compare.runner import Machine, Runner, Watch, machine_for
 from weft.config import flat
+from weft.costs.units import duration
 from weft.errors import ConfigError, RunError, WeftError, counted
 from weft.files import locked, write_text
+from weft.machine import products
 from weft.progress import log_to_stderr
 from weft.training.precision import pick_device
 from weft.training.worker import device_name
@@ -55,6 +57,9 @@ def compare(experiment: Experiment, place: Workplace) -> Comparison:
             runner.contenders = _timed(runner, experiment.budget, place.watch)
             ready = list(runner.contenders.values())
         sweeps = [each.sweep(experiment) for each in ready]
+        left_out = [line for each in ready for line in each.left_out(experiment)]
+        for line in (*left_out, *_announced(experiment.budget, runner, sweeps)):
+            log_to_stderr(line)
         outcomes = runner.run(sweeps, place.watch)
     measured = tuple(_measured(*each, outcomes) for each in zip(ready, sweeps, strict=True))
     first = next((each.name for each in ready if not each.counts), measured[0].name)
@@ -64,7 +69,7 @@ def compare(experiment: Experiment, place: Workplace) -> Comparison:
         baseline=experiment.baseline or first,
         contenders=measured,
         facts={**_facts(experiment, ready, machine, held_out), "began": noted["began"]},
-        notes=_notes(experiment, ready, measured),
+        notes=[*(f"{line}." for line in left_out), *_notes(experiment, ready, measured)],
         varied=experiment.varied or None,
     )
 
@@ -84,6 +89,26 @@ def _timed(runner: Runner, budget: Budget, watch: Watch) -> dict[str, ReadyConte
             )
         timed[name] = each.lasting(steps)
     return timed
+
+
+def _announced(budget: Budget, runner: Runner, sweeps: Sequence[Sweep]) -> list[str]:
+    """How many runs there are to come, and how long they take: at least, by the products that the device can form."""
+    planned = {job: cost for job, cost in runner.planned(sweeps).items() if job not in runner.outcomes}
+    if not planned:
+        return []
+    words, machine = f"{counted(len(planned), 'run')} to come", runner.machine
+    trained = [each for each in runner.contenders.values() if not each.counts]
+    if budget.minutes is not None:
+        seconds = 60 * budget.minutes * sum(job.share for job in planned) / machine.jobs
+        words += f", about {duration(seconds)} in all"
+    elif trained and machine.where == HERE:
+        largest = max(trained, key=lambda each: each.flops_per_step)
+        width = getattr(largest.whole.model, "d_model", 256)
+        rates = products(largest.tokens_per_step, width, 4 * width, device=largest.device)
+        words += f", {duration(sum(planned.values()) / max(rates.values()))} in all at the very least"
+    rounds = sum(len(sweep.rounds) for sweep in sweeps if len(sweep.rates) > 1)
+    more = f"; the search for learning rates adds up to {WIDENED * rounds} where the best lies at its ends"
+    return [words + (more if rounds else "")]
 
 
 @contextmanager
@@ -205,10 +230,11 @@ def _notes(experiment: Experiment, ready: Sequence[ReadyContender], measured: Se
         )
     for contender in (each for each in ready if not each.counts):
         epochs = contender.whole.steps * contender.tokens_per_step / max(1, len(contender.corpus.shards.train))
-        fewest = round(contender.whole.steps * experiment.shares[0])
+        least = contender.sweep(experiment).shares[0]
+        fewest = round(contender.whole.steps * least)
         if fewest < MIN_TELLING_STEPS:
             notes.append(
-                f"{contender.name} takes but {counted(fewest, 'step')} with {share_text(experiment.shares[0])}, in "
+                f"{contender.name} takes but {counted(fewest, 'step')} with {share_text(least)}, in "
                 "which it learns little more than how often tokens occur; a larger budget or a smaller batch.size tells"
                 " more."
             )

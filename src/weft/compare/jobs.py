@@ -8,7 +8,7 @@ comparison that was interrupted goes on where it was, and a finished job is neve
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from weft.compare.config import RATIO, STEP
 from weft.config import Config
@@ -161,6 +161,21 @@ class Sweep:
             if known:
                 jobs += [Job(self.contender, share, rate, seed) for seed in self.seeds]
         return list(dict.fromkeys(jobs))
+
+    def planned(self, outcomes: Mapping[Job, Outcome]) -> list[Job]:
+        """All jobs, finished ones among them, if what isn't measured yet is best at the middle one of the rates."""
+        known, middle = dict(outcomes), self.rates[len(self.rates) // 2] if self.rates else 1.0
+        best = dict[float, float]()
+        for job, outcome in outcomes.items():
+            if job.contender == self.contender and outcome.nats:
+                best[job.share] = min(outcome.bits_per_byte, best.get(job.share, math.inf))
+        while waiting := [job for job in self.wanted(known) if job not in known]:
+            for job in waiting:
+                away = abs(math.log2((job.lr or middle) / middle))
+                nats = best.get(job.share, 1.0) * math.log(2) * (0.98 + 0.1 * away)
+                cost = {"steps": 0, "tokens": 0, "flops": 0.0, "seconds": 0.0, "parameters": 0}
+                known[job] = Outcome(**asdict(job), **cost, nats=(nats,), bytes=(1.0,))
+        return self.wanted(known)
 
     def rate(self, share: float, outcomes: Mapping[Job, Outcome]) -> tuple[float | None, bool]:
         """The learning rate for a share of the budget, and whether it is known."""

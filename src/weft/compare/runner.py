@@ -11,7 +11,7 @@ out/
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -72,7 +72,7 @@ class Progress:
 
     outcomes: dict[Job, Outcome]
     running: dict[Job, tuple[int, int, float | None]]  # step, steps, loss
-    wanted: dict[Job, float]  # every job that is known to be needed, and its operations
+    wanted: dict[Job, float]  # every job that will be needed, as far as that is known, and its operations
 
 
 Watch = Callable[[Progress], None]
@@ -110,7 +110,8 @@ class Runner:
                 for job in waiting:
                     if len(running) < self.machine.jobs and self._give(pool, job):
                         running[self._folder(job)] = job
-                watch(Progress(self.outcomes, {job: self._step(job) for job in running.values()}, wanted))
+                steps = {job: self._step(job) for job in running.values()}
+                watch(Progress(self.outcomes, steps, self.planned(sweeps)))
                 if not running:
                     return self.outcomes
                 if ended := pool.ended(0.5):
@@ -140,8 +141,14 @@ class Runner:
         finally:
             pool.close()
 
+    def planned(self, sweeps: Sequence[Sweep]) -> dict[Job, float]:
+        """Every job that will be needed, unless a search goes on beyond its ends, and its operations."""
+        return self._costs(job for sweep in sweeps for job in sweep.planned(self.outcomes))
+
     def _wanted(self, sweeps: Sequence[Sweep]) -> dict[Job, float]:
-        jobs = [job for sweep in sweeps for job in sweep.wanted(self.outcomes)]
+        return self._costs(job for sweep in sweeps for job in sweep.wanted(self.outcomes))
+
+    def _costs(self, jobs: Iterable[Job]) -> dict[Job, float]:
         return {job: self.contenders[job.contender].flops * job.share for job in jobs}
 
     def _give(self, pool: Pool, job: Job) -> bool:

@@ -9,17 +9,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.interpolate import make_interp_spline
 
 from weft.compare.config import RATIO, Experiment
+from weft.compare.contenders import make_ready
 from weft.compare.experiment import PLAN, Workplace, claimed_folder, compare
-from weft.compare.fit import Fit, Point, fit
+from weft.compare.fit import MIN_VALUES, Fit, Point, fit
 from weft.compare.jobs import Comparison
 from weft.compare.page import BITS, result_section
 from weft.compare.ranking import flops_text
+from weft.compare.sizes import TooSmallError
 from weft.costs.units import short
 from weft.errors import ConfigError
 from weft.figures.charts import Panels, PanelsPage
@@ -27,6 +30,8 @@ from weft.figures.page import Section, html_tables, part
 from weft.figures.plot import Axis, Look, Plot, Series, scientific
 from weft.figures.shapes import html_plots
 from weft.figures.tables import Table, text_tables, wrapped
+from weft.progress import log_to_stderr
+from weft.training.precision import pick_device
 
 SPREAD = 2.0  # of one size of the ladder and the next
 TOKENS_PER_PARAMETER = 10  # of the largest run: the smaller sizes have more
@@ -245,6 +250,8 @@ def ladder(experiment: Experiment, sizes: int) -> Experiment:
         raise ConfigError("a scaling law is of one family: give one preset or recipe")
     if experiment.budget.flops is None:
         raise ConfigError("a ladder's budget is in FLOPs, those of its largest run: give --flops, for instance 1e13")
+    if experiment.rungs < MIN_VALUES:
+        raise ConfigError(f"--rungs {experiment.rungs}: a law needs three lengths of training or more")
     if not 3 <= sizes <= MAX_SIZES:
         raise ConfigError(f"--sizes {sizes}: a law needs three sizes or more, {MAX_SIZES} at most, each twice the last")
     (base,) = experiment.contenders.values()
@@ -259,6 +266,7 @@ def scale(experiment: Experiment, place: Workplace, sizes: int = 5) -> ScalingPa
     asked = ladder(experiment, sizes)
     data = place.out / "data"
     with claimed_folder(place.out, f"{LADDER}/{PLAN}"):
+        check_budget(experiment, sizes, data)
         found = compare(asked, replace(place, out=place.out / LADDER, data=data))
         points = points_of(found)
         law = fit(points)
@@ -270,6 +278,30 @@ def scale(experiment: Experiment, place: Workplace, sizes: int = 5) -> ScalingPa
         checked = compare(following, replace(place, out=place.out / NEXT, data=data))
     check = check_of(law, points_of(checked))
     return ScalingPage(law, check, budget, (parameters, tokens), found.command, found.facts, found.notes)
+
+
+def check_budget(experiment: Experiment, sizes: int, data: Path) -> None:
+    """Refuse a budget in which a size of the ladder is too small, or a length too short, and name one that will do."""
+    given = needed = experiment.budget.amount
+    while True:
+        asked = ladder(experiment.replace(budget={"flops": needed}), sizes)
+        try:
+            ready = make_ready(asked, data, pick_device().type, log_to_stderr)
+            step, parameters = max(each.tokens_per_step for each in ready), 0.0
+            if asked.budget.amount >= step * RATIO ** (asked.rungs - 1):
+                break
+        except TooSmallError as error:
+            step, parameters = error.tokens, error.parameters
+        tokens = step * RATIO ** (asked.rungs - 1)
+        largest = max(parameters * SPREAD ** (sizes - 1), tokens / TOKENS_PER_PARAMETER)
+        digit = 10.0 ** (math.floor(math.log10(needed := 6 * TOKENS_PER_PARAMETER * largest**2)) - 1)
+        needed = math.ceil(1.01 * needed / digit) * digit
+    if needed > given:
+        family, smaller = next(iter(experiment.contenders)), "fewer --sizes or --rungs, or a smaller batch.size"
+        raise ConfigError(
+            f"--budget {given:.3g}: too small for {sizes} sizes of {family}, each trained for {asked.rungs} lengths of "
+            f"a step or more; give --budget {needed:.2g} or more, or {smaller}"
+        )
 
 
 def points_of(found: Comparison) -> list[Point]:

@@ -12,6 +12,14 @@ STEP = 8  # of widths
 NEAR = 1.6  # times as many parameters as wanted are about as many
 
 
+class TooSmallError(ConfigError):
+    """A budget pays for less than a step of so many `tokens`, or for no size: the smallest has `parameters`, about."""
+
+    def __init__(self, line: str, tokens: int = 0, parameters: float = 0.0):
+        super().__init__(line)
+        self.tokens, self.parameters = tokens, parameters
+
+
 def resized(model: Model, width: int) -> Model:
     """The model with about `width` numbers a token, everything else in proportion to its width.
 
@@ -64,10 +72,11 @@ def sized(model: Model, wanted: float) -> Model:
     if distance > math.log(NEAR):
         small = multiplied(best) > wanted
         advice = "a larger budget, or a smaller vocabulary such as tokenizer=char" if small else "a smaller budget"
-        raise ConfigError(
+        line = (
             f"no model of this family has about {wanted:,.0f} parameters with a vocabulary of {best.vocab_size:,}: the "
             f"nearest has {multiplied(best):,}; give {advice}"
         )
+        raise TooSmallError(line, parameters=multiplied(best) / NEAR) if small else ConfigError(line)
     return best
 
 

@@ -53,6 +53,11 @@ class NoSplit(Config):
 Split = Annotated[HashSplit | TailSplit | FilesSplit | NoSplit, Field(discriminator="kind")]
 
 
+def held_out_files(split: Split) -> tuple[str, ...]:
+    """The sources that are validated on and so never trained on, even where a training folder holds them too."""
+    return split.sources if isinstance(split, FilesSplit) else ()
+
+
 @dataclass(frozen=True)
 class NumberedPart:
     """One of several parts of a text, which as many machines prepare: the third `of` sixteen has `number` 3."""
@@ -146,12 +151,6 @@ class Data(Config):
         if self.sources or self.prepared is not None:
             return (Part(sources=self.sources, prepared=self.prepared),)
         return self.mixture
-
-    @property
-    def all_sources(self) -> tuple[str, ...]:
-        """Whatever is read: to train on, and to validate on."""
-        held_out = self.validation.sources if isinstance(self.validation, FilesSplit) else ()
-        return (*(source for part in self.parts for source in part.sources), *held_out)
 
     @property
     def training_share(self) -> float:

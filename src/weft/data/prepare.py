@@ -24,7 +24,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from weft.data.amount import amount
-from weft.data.config import FilesSplit, HashSplit, NumberedPart, Split, TailSplit, TextSource
+from weft.data.config import HashSplit, NumberedPart, Split, TailSplit, TextSource, held_out_files
 from weft.data.encode import apart, encoded, together
 from weft.data.folder import FORMAT, Plan, Writers, differing, read_plan, written
 from weft.data.shards import PART, SIDES, Array, Ids, Shard, Shards, Side, dtype_for
@@ -63,7 +63,7 @@ def prepare(
     plan = _plan(text, shard_tokens, tokenizer)
 
     def write(done: list[Shard]) -> list[Shard]:
-        held_out = text.validation.sources if isinstance(text.validation, FilesSplit) else ()
+        held_out = held_out_files(text.validation)
         size = sum(amount(given, [text.column], text.encoding).bytes for given in (text.sources, held_out))
         total = size // (1 if text.part is None else text.part.of) or None  # about as many bytes to encode
         dtype, frame = dtype_for(tokenizer.vocab_size), text.frame
@@ -93,9 +93,9 @@ def _plan(text: TextSource, shard_tokens: int, tokenizer: Tokenizer) -> Plan:
     plan = {
         "format": FORMAT,
         "version": 1 if text.apart else VERSION,
-        "sources": stamps(text.sources),
+        "sources": stamps(text.sources, held_out_files(split)),
         "validation": split.model_dump(),
-        "validation_sources": stamps(split.sources) if isinstance(split, FilesSplit) else [],
+        "validation_sources": stamps(held_out_files(split)),
         "column": text.column,
         "section": section_for(text.sources),
         "shard_tokens": shard_tokens,
@@ -140,10 +140,10 @@ def part_sections(text: TextSource, section: int) -> Iterator[Section]:
     if isinstance(split, TailSplit):
         why = "where the tail of a text begins is known at its end"
         raise DataError(f"part {part}: {why}; hold out by hash or by files")
-    held_out = split.sources if isinstance(split, FilesSplit) else ()
+    held_out = held_out_files(split)
     if "-" in (*text.sources, *held_out):
         raise DataError(f"part {part}: standard input can't be read by every machine; name a file")
-    train = files(text.sources, text.column, text.encoding, warn)
+    train = files(text.sources, text.column, text.encoding, warn, held_out)
     names = [*train, *files(held_out, text.column, text.encoding, warn)]
     owned = shares([stamp(name)[1] for name in names], part.of)
     for number, (name, owners) in enumerate(zip(names, owned, strict=True)):

@@ -7,7 +7,6 @@ CSV or Parquet is a document; one longer than 16 KiB is cut in the same way. Sec
 encoded is the document as a whole.
 """
 
-import glob
 import os
 import re
 import uuid
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from weft.data.patterns import identity, is_pattern, matching
 from weft.data.rows import TABLES, MissingColumnError, records, text_of
 from weft.data.streams import PACKED, blocks, decode, format_of, what_is_no_text
 from weft.errors import DataError, hub_failure, suggestion
@@ -41,19 +41,38 @@ def files(
     column: str | None = None,
     encoding: str = "utf-8",
     tell: Callable[[str], None] = lambda line: None,
+    held_out: Sequence[str] = (),
 ) -> list[str]:
     """The single files (or `-`, `builtin:…`, `hub:…` names) that the sources stand for, in reading order.
 
-    What a folder or a pattern names besides is left out; where the text of tables is in a `column`, so are tables
-    without it, such as the settings of a program among its code. `tell` gets a line about it: what, and why.
+    A file is read once, however many names and links lead to it, and not at all where it is among the `held_out`
+    sources. What a folder or a pattern names besides is left out; where the text of tables is in a `column`, so are
+    tables without it, such as the settings of a program among its code. `tell` gets a line about it: what, and why.
     """
     names: list[str] = []
+    apart = {identity(name) for name in files(held_out)} - {None} if held_out else set()
+    seen: set[tuple[int, int] | None] = set()
     for source in sources:
         found, others = _find(source, column, encoding)
+        new: list[str] = []
+        for name in sorted(found, key=os.path.islink):  # a file by its own name, where it has both
+            file = identity(name)
+            if file is None or (file not in apart and file not in seen):
+                new.append(name)
+            else:
+                why = "held out for validation" if file in apart else "the same file as another that is read"
+                others.setdefault(why, []).append(_shown(name, source))
+            seen.add(file)
         if others:
             tell(f"{source}: left out {_listed(others)}")
-        names += found
+        names += sorted(new)
+    if apart and sources and not names:
+        raise DataError(f"{', '.join(sources)}: held out for validation, all of it; name other text to train on")
     return names
+
+
+def _shown(path: str, source: str) -> str:
+    return os.path.relpath(path, source) if os.path.isdir(source) else path
 
 
 def _listed(others: Mapping[str, Sequence[str]]) -> str:
@@ -72,7 +91,7 @@ def _find(source: str, column: str | None, encoding: str) -> tuple[list[str], di
         if (what := _no_text(source)) is not None:
             raise DataError(f"{source}: {what}, not text")
         return [source], {}
-    if not folder and not glob.has_magic(source):
+    if not folder and not is_pattern(source):
         # `owner/name` is a dataset on the hub unless it looks like a path that was mistyped
         mistyped = format_of(source) in USUAL or source.endswith(PACKED) or os.path.isdir(source.partition("/")[0])
         if not mistyped and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", source):
@@ -80,14 +99,12 @@ def _find(source: str, column: str | None, encoding: str) -> tuple[list[str], di
         raise no_such_file(source)
     found: list[str] = []
     others: dict[str, list[str]] = {}
-    matches = [] if folder else sorted(glob.glob(source, recursive=True))
-    named = [(path, None) for path in matches if "**" not in source or not os.path.isdir(path)]
-    for path, reason in _in_folder(source) if folder else named:
+    for path, reason in _in_folder(source) if folder else matching(source):
         why = reason or ("not a file" if not os.path.isfile(path) else "not text" if _no_text(path) else None)
         if why is None:
             found.append(path)
         else:
-            others.setdefault(why, []).append(os.path.relpath(path, source) if folder else path)
+            others.setdefault(why, []).append(_shown(path, source))
     if not found and not folder:
         raise DataError(f"{source}: no file {'that matches is text' if 'not text' in others else 'matches'}")
     if not found and os.path.exists(os.path.join(source, "plan.json")):
@@ -98,7 +115,7 @@ def _find(source: str, column: str | None, encoding: str) -> tuple[list[str], di
     reasons = {path: why for path in tables if (why := _no_texts(path, column or "", encoding)) is not None}
     if len(reasons) < len(found):  # where none has the column, reading the first one says which there are
         for path, why in reasons.items():
-            others.setdefault(why, []).append(os.path.relpath(path, source) if folder else path)
+            others.setdefault(why, []).append(_shown(path, source))
         found = [path for path in found if path not in reasons]
     return sorted(found), others
 
@@ -161,9 +178,9 @@ def no_such_file(source: str) -> DataError:
     return DataError(f"{source}: no such file{near and f'; {near}'}")
 
 
-def stamps(sources: Sequence[str]) -> list[list[Any]]:
+def stamps(sources: Sequence[str], held_out: Sequence[str] = ()) -> list[list[Any]]:
     """[name, size in bytes, what changes when the content does] for each file; of '-' nothing is known."""
-    return [stamp(name) for name in files(sources)]
+    return [stamp(name) for name in files(sources, held_out=held_out)]
 
 
 def stamp(name: str) -> list[Any]:
@@ -229,11 +246,16 @@ class Document(NamedTuple):
 
 
 def read(
-    sources: Sequence[str], column: str = "text", *, section: int = SECTION, encoding: str = "utf-8"
+    sources: Sequence[str],
+    column: str = "text",
+    *,
+    section: int = SECTION,
+    encoding: str = "utf-8",
+    held_out: Sequence[str] = (),
 ) -> Iterator[Document]:
     """The documents of all sources, in order. What can't be read raises DataError when the iterator gets there."""
     found = False
-    for name in files(sources, column, encoding, warn):
+    for name in files(sources, column, encoding, warn, held_out):
         held = False
         for document in read_file(name, column, section, encoding):
             held = True

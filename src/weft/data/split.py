@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
 from weft.data.amount import amount
-from weft.data.config import FilesSplit, HashSplit, NoSplit, Split, TailSplit, TextSource
+from weft.data.config import FilesSplit, HashSplit, NoSplit, Split, TailSplit, TextSource, held_out_files
 from weft.data.shards import SIDES, Shard, Side
 from weft.data.sources import SECTION, Document, read, stamps
 from weft.data.table import Row, RowSource, Skipped, read_rows
@@ -83,7 +83,8 @@ def section_for(sources: Sequence[str]) -> int:
 
 
 def _sides(text: TextSource, section: int, log: Log) -> Iterator[tuple[Side, Document]]:
-    documents, split = read(text.sources, text.column, section=section, encoding=text.encoding), text.validation
+    split, column, encoding = text.validation, text.column, text.encoding
+    documents = read(text.sources, column, section=section, encoding=encoding, held_out=held_out_files(split))
     if isinstance(split, HashSplit):
         sided = ((side_by_hash(document.text, split), document) for document in documents)
         yield from _or_tail(sided, split, log)
@@ -99,7 +100,7 @@ def _sides(text: TextSource, section: int, log: Log) -> Iterator[tuple[Side, Doc
     else:
         yield from (("train", document) for document in documents)
         if isinstance(split, FilesSplit):
-            held_out = read(split.sources, text.column, section=section, encoding=text.encoding)
+            held_out = read(split.sources, column, section=section, encoding=encoding)
             yield from (("validation", document) for document in held_out)
 
 
@@ -195,7 +196,8 @@ def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) 
     skipped = Skipped() if skipped is None else skipped
     kinds, own = source.columns, source.targets or isinstance(split, NoSplit | FilesSplit)
     held = [] if own else [name for name in source.sources if name in builtin.TASK_SOURCES]
-    plain = replace(source, sources=[name for name in source.sources if name not in held])
+    others = [name for name in source.sources if name not in held]
+    plain = replace(source, sources=others, held_out=held_out_files(split))
     parts: list[Iterable[Row]] = []
     if plain.sources or not held:
         rows = read_rows(plain, "train", skipped)
@@ -209,7 +211,7 @@ def split_rows(source: RowSource, split: Split, skipped: Skipped | None = None) 
     if held:
         parts += [read_rows(replace(source, sources=held), side, skipped) for side in SIDES]
     if isinstance(split, FilesSplit):
-        there = replace(source, sources=split.sources, targets=split.targets)
+        there = replace(source, sources=split.sources, targets=split.targets, held_out=())
         parts.append(read_rows(there, "validation", skipped))
     seen: Counter[Side] = Counter()
     for row in chain.from_iterable(parts):

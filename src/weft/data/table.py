@@ -4,7 +4,6 @@ A row that cannot be used stops the reading with one line that names its file an
 A file that is damaged, or lacks a column altogether, stops it either way.
 """
 
-import glob
 import math
 import os
 import re
@@ -15,6 +14,7 @@ from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
 from weft.data.messages import conversation
+from weft.data.patterns import identity, matching
 from weft.data.rows import TABLES, Malformed, MissingColumnError, RowError, records
 from weft.data.shards import Side
 from weft.data.sources import files, no_such_file
@@ -35,8 +35,8 @@ class RowSource:
 
     Columns that are all whole numbers are places, from 0, in a table without a header. With `targets` the sources are
     text files, and line i of each belongs to line i of its target: the columns `source` and `target`. A text file alone
-    has a row a line, in the column `text`. `builtin:NAME` is a built-in task. A row that cannot be read stops the
-    reading, or is skipped and counted.
+    has a row a line, in the column `text`. `builtin:NAME` is a built-in task. Files that are `held_out` as well
+    aren't read. A row that cannot be read stops the reading, or is skipped and counted.
     """
 
     sources: Sequence[str]
@@ -44,6 +44,7 @@ class RowSource:
     targets: Sequence[str] = ()
     on_error: Literal["stop", "skip"] = "stop"
     encoding: str = "utf-8"
+    held_out: Sequence[str] = ()
 
 
 class Row(NamedTuple):
@@ -81,7 +82,7 @@ def read_rows(source: RowSource, side: Side = "train", skipped: Skipped | None =
     assert kinds, "no column is wanted"
     skipped = Skipped() if skipped is None else skipped
     before, found = skipped.total, False
-    named = files(source.sources, tell=warn) if not source.targets else ()
+    named = files(source.sources, tell=warn, held_out=source.held_out) if not source.targets else ()
     files_rows = ((f"{name}:{number}", row) for name in named for number, row in _file(name, source, side))
     for where, record in _parallel(source) if source.targets else files_rows:
         try:
@@ -151,7 +152,14 @@ def _parallel(given: RowSource) -> Iterator[tuple[str, Any]]:
     if len(left) != len(right):
         found = f"{len(left)} source files and {len(right)} target files ({', '.join([*left[:2], *right[:2]])} …)"
         raise DataError(f"{found}: each source needs its target")
+    apart, seen = set(map(identity, _text_files(given.held_out))), set[Any]()
     for name, other in zip(left, right, strict=True):
+        pair = identity(name), identity(other)
+        if pair in seen or pair[0] in apart:
+            why = "held out for validation" if pair[0] in apart else "the same files as others that are read"
+            warn(f"{name}, {other}: left out ({why})")
+            continue
+        seen.add(pair)
         first = second = 0
         for source, target in zip_longest(_lines(name, given.encoding), _lines(other, given.encoding)):
             first, second = first + (source is not None), second + (target is not None)
@@ -168,10 +176,10 @@ def _text_files(sources: Sequence[str]) -> list[str]:
     for source in sources:
         if format_of(source) in TABLES:
             raise DataError(f"{source}: a table has both sides in its columns; leave out the target files")
-        matches = [source] if os.path.isfile(source) else sorted(glob.glob(source, recursive=True))
-        if not any(map(os.path.isfile, matches)):
+        matches = [source] if os.path.isfile(source) else [path for path, _ in matching(source) if os.path.isfile(path)]
+        if not matches:
             raise no_such_file(source)
-        found += filter(os.path.isfile, matches)
+        found += matches
     return found
 
 

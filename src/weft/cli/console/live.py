@@ -57,9 +57,26 @@ def live() -> Iterator["Watch"]:
     from rich.console import Console
     from rich.live import Live
 
-    began = time.monotonic()
+    clock = _Clock()
     with Live(console=Console(stderr=True), refresh_per_second=2, transient=True) as shown:
-        yield lambda progress: shown.update(_table(progress, time.monotonic() - began))
+        yield lambda progress: shown.update(_table(progress, clock))
+
+
+class _Clock:
+    """How much of a comparison is done, and how long the rest takes at the speed since the first look."""
+
+    def __init__(self) -> None:
+        self.began, self._first = time.monotonic(), -1.0
+
+    def look(self, progress: "Progress") -> tuple[float, float, str]:
+        """The seconds that it has run, the share of all operations that is done, and what is left in words."""
+        cost = sum(progress.wanted.values())
+        spent = sum(cost_of for job, cost_of in progress.wanted.items() if job in progress.outcomes)
+        spent += sum(progress.wanted.get(job, 0.0) * step / steps for job, (step, steps, _) in progress.running.items())
+        share, seconds = spent / cost if cost else 0.0, time.monotonic() - self.began
+        self._first = share if self._first < 0 else self._first
+        done = share - self._first
+        return seconds, share, f", about {_time(seconds * (1 - share) / done)} left" if done > 0.02 else ""
 
 
 class _Lines:
@@ -67,8 +84,10 @@ class _Lines:
 
     def __init__(self) -> None:
         self._seen: set[object] | None = None
+        self._clock = _Clock()
 
     def __call__(self, progress: "Progress") -> None:
+        left = self._clock.look(progress)[2]
         if self._seen is None:
             self._seen = set(progress.outcomes)
             if self._seen:
@@ -80,10 +99,11 @@ class _Lines:
                 if not job.share:
                     reached = f"{outcome.seconds / outcome.steps:.3f} s a step"
                 done = sum(wanted in progress.outcomes for wanted in progress.wanted)
-                log_to_stderr(f"{job}: {reached}, {outcome.seconds:.0f} s ({done} of {len(progress.wanted)} runs)")
+                runs = f"{done} of {len(progress.wanted)} runs{left}"
+                log_to_stderr(f"{job}: {reached}, {outcome.seconds:.0f} s ({runs})")
 
 
-def _table(progress: "Progress", seconds: float) -> "Group":
+def _table(progress: "Progress", clock: _Clock) -> "Group":
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -102,11 +122,7 @@ def _table(progress: "Progress", seconds: float) -> "Group":
             if job.contender == name:
                 now.append(f"{part} · {step:,}/{steps:,}" + ("" if loss is None else f" · {loss:.2f}"))
         table.add_row(Text(name), f"{len(done)}/{len(mine)}", "" if best is None else f"{best:.3f}", "; ".join(now[:2]))
-    cost = sum(progress.wanted.values())
-    spent = sum(cost_of for job, cost_of in progress.wanted.items() if job in progress.outcomes)
-    spent += sum(progress.wanted.get(job, 0.0) * step / steps for job, (step, steps, _) in progress.running.items())
-    share = spent / cost if cost else 0.0
-    left = f", about {_time(seconds * (1 - share) / share)} left" if share > 0.02 else ""
+    seconds, share, left = clock.look(progress)
     line = f"{share:.0%} after {_time(seconds)}{left}. Ctrl-C saves, the same command continues."
     return Group(table, Text(line, style="dim"))
 
