@@ -35,7 +35,7 @@ from tokenizers.processors import TemplateProcessing
 import weft
 from weft.api import import_model as importing
 from weft.api import load as api
-from weft.api.export_model import export_model
+from weft.api.export_model import bundle_of, export_model
 from weft.api.import_model import import_model, recipe_for
 from weft.cli.main import run as command
 from weft.errors import InteropError, RunError, WeftError
@@ -44,6 +44,7 @@ from weft.interop.bundle import ModelBundle
 from weft.interop.gguf import gguf
 from weft.interop.hf import hf
 from weft.models.presets import llama, preset
+from weft.runs.folder import open_run
 from weft.runs.lines import all_checked, read_lines
 from weft.text.config import BPE
 from weft.text.tokenizer import Tokenizer, build_tokenizer
@@ -245,6 +246,63 @@ def test_every_kind_of_model_becomes_a_run(case: str, tmp_path: Path) -> None:
     assert same_files(tmp_path / "theirs", tmp_path / "out")
 
 
+@pytest.fixture
+def sentences(tmp_path: Path) -> tuple[Path, Any]:
+    """A sentence encoder as sentence-transformers has it on disk, which can read 32 tokens, and reads 9 of them."""
+    folder, letters = tmp_path / "theirs", "abcdefghijklmnopqrstuvwxyz"
+    other = theirs("BertModel", CASES["bert-headless"][1])
+    other.save_pretrained(folder)
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    (folder / "vocab.txt").write_text("\n".join(pieces))
+    (folder / "modules.json").write_text("[]")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length":  9, "do_lower_case": false}')
+    return folder, other
+
+
+def test_a_sentence_encoder_reads_as_much_as_its_makers_say(
+    sentences: tuple[Path, Any], tmp_path: Path, capsys: Capture
+) -> None:
+    folder, other = sentences
+    import_model(folder, tmp_path / "run")
+    run, texts = api.load(tmp_path / "run", "cpu"), ["ab", "abcdefg", "the quick brown fox jumps over it"]
+    assert run.config.batch.length == 9
+    vectors = run.embed(texts)
+    assert "1 of 3 texts are longer than the 9 tokens this model reads" in capsys.readouterr().err
+    tokenizer = transformers.BertTokenizerFast(vocab=str(folder / "vocab.txt"))
+    for text, vector in zip(texts, vectors, strict=True):
+        read = tokenizer(text, truncation=True, max_length=9, return_tensors="pt")
+        with torch.no_grad():
+            mean = other(**read).last_hidden_state.mean(1)
+        assert vector == pytest.approx(torch.nn.functional.normalize(mean)[0].numpy(), abs=1e-5)
+    export_model(tmp_path / "run", "hf", tmp_path / "out")
+    name = "sentence_bert_config.json"
+    assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
+    fresh = replace(bundle_of(open_run(tmp_path / "run")), notes={}, files={})  # as of a run that was trained further
+    exported(fresh, tmp_path / "fresh")
+    assert json.loads((tmp_path / "fresh" / name).read_text())["max_seq_length"] == 9
+    assert import_model(tmp_path / "fresh", tmp_path / "again")[0].recipe().batch.length == 9
+
+
+def test_how_much_a_sentence_encoder_reads_by_other_files(sentences: tuple[Path, Any], capsys: Capture) -> None:
+    folder, _ = sentences
+    given = folder / "sentence_bert_config.json"
+    given.rename(folder / "sentence_roberta_config.json")
+    assert hf.read(folder).length == 9
+    (folder / "sentence_roberta_config.json").write_text('{"do_lower_case": true}')
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 20}')
+    assert hf.read(folder).length == 20
+    assert not capsys.readouterr().err  # its tokenizer does that anyway
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 1000000000000000019884624838656}')
+    (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text().replace("##z", "A"))
+    assert hf.read(folder).length == 32
+    assert "do_lower_case = true: not used; put texts in small letters" in capsys.readouterr().err
+    given.write_text('{"max_seq_length": "9"}')
+    with pytest.raises(InteropError, match=r"sentence_bert_config.json: max_seq_length = '9': expected a whole number"):
+        hf.read(folder)
+
+
 def test_what_is_kept_beside_the_run(folder: Path, tmp_path: Path) -> None:
     edit(folder, mystery={"deep": [1, 2]})
     run, bundle = import_model(folder, tmp_path / "run")
@@ -292,7 +350,7 @@ import json, sys
 from pathlib import Path
 import torch
 from weft.api import load as api
-from weft.api.export_model import export_model
+from weft.api.export_model import bundle_of, export_model
 from weft.api.import_model import import_model, recipe_for
 from weft.interop.hf import hf
 from weft.interop.weight_map import shapes

@@ -227,6 +227,19 @@ def test_a_checkpoint_writes_as_its_makers_have_it(checkpoint: Path, tmp_path: P
     assert "writing with max_tokens 9, from" in capsys.readouterr().err
 
 
+def test_a_checkpoints_stop_strings_are_said(
+    checkpoint: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkpoint / "generation_config.json").write_text('{"stop_strings": ["e", "\\n"], "max_new_tokens": 3}')
+    import_model(checkpoint, tmp_path / "run")
+    said = "weft: writing with max_tokens 3, stop 'e', '\\n', from the checkpoint's generation_config.json\n"
+    for words in ["generate", "--prompt", "the"], ["generate", "--prompt", "the", "--beam", "2"], ["chat"]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the\n"), encoding="utf-8"))
+        capsys.readouterr()
+        assert command([words[0], str(tmp_path / "run"), *words[1:]]) == 0
+        assert capsys.readouterr().err == said
+
+
 def test_chat_is_gentle_where_nobody_says_how(
     checkpoint: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

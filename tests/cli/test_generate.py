@@ -430,6 +430,20 @@ def test_a_template_frames_the_turns_and_old_ones_make_room(templated: Path) -> 
         chat_prompt(tokenizer, [*messages[:-1], {"role": "user", "content": "long " * 40}], len(whole.ids))
 
 
+def test_what_looks_like_the_frame_in_a_message_is_text(
+    templated: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, read = weft.load(templated), []
+    eos = loaded.tokenizer.token(loaded.tokenizer.need("eos"))
+    monkeypatch.setattr("weft.api.run.generate", lambda model, prompts, settings: read.append(prompts[0].ids) or [])
+    loaded.chat(f"one{eos}")
+    loaded.reading_specials().chat(f"one{eos}")
+    talk(monkeypatch, capsys, templated, f"one{eos}\n")
+    talk(monkeypatch, capsys, templated, f"one{eos}\n", "--special-tokens")
+    assert [list(ids).count(loaded.tokenizer.need("eos")) for ids in read] == [1, 2, 1, 2]
+    assert loaded.tokenizer.decode(read[0], specials=True) == f"<user>one{eos}{eos}<assistant>"
+
+
 def test_chat_with_a_template(templated: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     out, _ = talk(monkeypatch, capsys, templated, "The cat\nA dog\n", "--max-tokens", "5", "--system", "Hello")
     assert len(out.splitlines()) >= 2

@@ -15,6 +15,7 @@ from tests.interop.test_ctranslate2 import SOURCE, TARGET, binary, logits, made,
 from weft.errors import InteropError
 from weft.interop.ctranslate2 import argos
 from weft.interop.formats import read_model
+from weft.interop.generation import search_settings
 
 sentencepiece = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
 LINES = ["the cat sat on the mat", "a dog and a cat", "the mat is red, the dog is not"]
@@ -66,6 +67,10 @@ def test_a_folder_and_its_archive_give_the_model(
         assert bundle.tokenizer is not None
         for line in LINES:
             assert bundle.tokenizer.encode(line) == cutter.encode(line)
+    assert [bundle.notes["generation"]["num_beams"] for bundle in found] == [5, 5, 4, 4]
+    beams = {"beams": 4, "length_penalty": {"kind": "power", "alpha": 0.2}}
+    usual = {"patience": 1.0, "settled": "likely", "renormalise": True}
+    assert search_settings(found[3].notes["generation"]) == ({**usual, **beams}, [])
     assert found[2].origin == f"{package}: CTranslate2, float32"
     assert found[3].origin == f"{archive}: CTranslate2, float32"
 

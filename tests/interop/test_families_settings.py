@@ -122,11 +122,21 @@ def test_a_strange_value_gives_a_model_or_one_line(kind: str) -> None:
         ("attention_dropout", math.inf, "attention_dropout = inf: expected a finite number"),
         ("rms_norm_eps", 10**400, "rms_norm_eps = 1000.*: expected a finite number"),
         ("rope_parameters", [1], r"rope_parameters = \[1\]: expected a table"),
+        *(
+            ("rope_parameters", {"rope_type": kind, "rope_theta": 1e4, "factor": 1e300}, "factor.*1000000")
+            for kind in ("dynamic", "linear", "yarn")
+        ),
     ],
 )
 def test_the_line_names_key_and_value(key: str, value: Any, message: str) -> None:
     tree = {**tree_of("llama"), key: value}
-    with pytest.raises(InteropError, match=message):
+    with pytest.raises(WeftError, match=message):
+        FAMILIES["llama"].read(Settings(tree, "config.json"), "LlamaForCausalLM", {})
+
+
+def test_a_base_that_grows_needs_two_pairs() -> None:
+    tree = {**tree_of("llama"), "head_dim": 2, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}
+    with pytest.raises(WeftError, match="dynamic-ntk scaling needs two pairs"):
         FAMILIES["llama"].read(Settings(tree, "config.json"), "LlamaForCausalLM", {})
 
 

@@ -25,11 +25,11 @@ from weft.interop.gguf.tokenizer import (
     read_tokenizer,
     tokenizer_keys,
 )
-from weft.text.config import BPE, Char, Specials, Unigram, Word
+from weft.text.config import BPE, Byte, Char, Specials, Unigram, Word
 from weft.text.token_bytes import byte_letters, byte_tokens
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
-pytest.importorskip("gguf", reason="transformers needs the package gguf to read such files")
+gguf = pytest.importorskip("gguf", reason="transformers needs the package gguf to read such files")
 
 TEXTS = (
     "the cat sat on the mat in 1984, and the cat's hat  was 3.14 big",
@@ -199,6 +199,15 @@ def test_byte_level_keys_come_back(pre: str) -> None:
     again = read_tokenizer(written, "")
     assert again is not None
     assert again.to_json() == tokenizer.to_json()  # what only fills the table up is left out again
+
+
+def test_single_bytes_have_a_place(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(Byte())
+    file_of(tmp_path / "t.gguf", tokenizer_keys(tokenizer, tokenizer.vocab_size))
+    again = read_tokenizer(keys_in(tmp_path / "t.gguf"), "")
+    assert again is not None
+    assert [again.encode(text) for text in TEXTS] == [tokenizer.encode(text) for text in TEXTS]
+    assert gguf.GGUFReader(tmp_path / "t.gguf").fields["tokenizer.ggml.merges"].types[0] == gguf.GGUFValueType.ARRAY
 
 
 @pytest.mark.parametrize("more", [{}, {"add_space_prefix": False}, {"add_bos_token": False}, {"add_eos_token": True}])

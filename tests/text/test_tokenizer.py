@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import random
 import resource
 import stat
 import sys
@@ -338,6 +339,26 @@ def test_a_chat_template_renders_and_is_kept(chatty: Tokenizer, tmp_path: Path) 
     assert again.chat([{"role": "user", "content": "Hi"}], reply=False) == "<bos>user: Hi<eos>"
     assert again.encode(text, specials=True).count(again.need("bos")) == 2
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["chat_template"] == TEMPLATE
+
+
+def test_special_tokens_in_messages_are_text(tokenizer: Tokenizer) -> None:
+    chatty, rng = Tokenizer.from_json(tokenizer.to_json(), tokenizer.roles, TEMPLATE), random.Random(0)
+    special = set(chatty.special_tokens.values()) - {chatty.unk_id}
+    words = [*chatty.special_tokens, "<", "s>", "the ", " ", "\n", "[SE", "P]"]
+
+    def read(content: str, tokenizer: Tokenizer = chatty) -> list[int]:
+        messages, encode = tokenizer.to_chat([{"role": "user", "content": content}])
+        return encode(tokenizer.chat(messages))
+
+    frame = [id for id in read("the") if id in special]
+    for _ in range(30):
+        content = "".join(rng.choices(words, k=rng.randrange(1, 9)))
+        ids = read(content)
+        assert [id for id in ids if id in special] == frame, content
+        if chatty.kind in ("byte", "bpe"):
+            assert chatty.decode(ids, specials=True) == chatty.chat([{"role": "user", "content": content}])
+    mark = next(token for token, id in chatty.special_tokens.items() if id in special)
+    assert len([id for id in read(mark, chatty.reading_specials()) if id in special]) == len(frame) + 1
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,12 @@ def test_bert(tmp_path: Path) -> None:
         assert tokenizer.decode([5, 6, 7]) == "the foxes"
 
 
+def test_a_vocabulary_of_whole_words(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(written(tmp_path, [piece for piece in BERT if piece != "##es"]))
+    assert tokenizer.kind == "wordpiece"
+    assert tokenizer.encode("The Foxes, Café") == [5, 1, 8, 7]
+
+
 def test_bert_with_capitals_keeps_them(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(written(tmp_path, [*BERT, "The", "Café"]))
     assert tokenizer.encode("The Café the cafe") == [11, 12, 5, 8]
@@ -89,7 +95,7 @@ def test_a_tokenizer_json_wins_under_any_name(tmp_path: Path, tokenizers: dict[s
     ("data", "expected"),
     [
         (b"", "not a vocab.txt"),
-        (b"just\nsome\ntext\n", "not a vocab.txt with"),
+        (b"just\nsome\ntext\n", r"not a vocab.txt, a piece a line and \[UNK\] among them"),
         ("\n".join([*BERT, "the"]).encode(), "'the' occurs twice in the vocabulary"),
         (b"\x00\xff\xfe\x81" * 9, "neither a SentencePiece model"),
         (b"\x80\x02}q\x00.", "neither a SentencePiece model"),

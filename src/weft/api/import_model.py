@@ -99,7 +99,7 @@ def recipe_for(bundle: ModelBundle, place: Path) -> Recipe:
         "tokenizer": tokenizer,
         "model": bundle.model.model_dump(mode="json", exclude_none=True),
         "objective": _objective(bundle),
-        "batch": {"length": min(getattr(bundle.model, "context", MAX_WINDOW), MAX_WINDOW)},
+        "batch": {"length": bundle.length or min(getattr(bundle.model, "context", MAX_WINDOW), MAX_WINDOW)},
     }
     if bundle.source_tokenizer is not None:
         tree["source_tokenizer"] = {**tokenizer, "path": str(place / SOURCE_TOKENIZER)}

@@ -31,7 +31,7 @@ from weft.models.base import LanguageModel
 from weft.objectives import table as objectives
 from weft.objectives.answer import Answer, Found
 from weft.objectives.classify import Classify
-from weft.objectives.contrastive import Embedding, Pooling, embed
+from weft.objectives.contrastive import Contrastive, Embedding, Pooling, embed
 from weft.objectives.frame import ANY, Asked
 from weft.objectives.pairs import Pairs
 from weft.objectives.regress import Regress
@@ -315,9 +315,11 @@ class Run:
         """A vector for each text: (texts, d_model), in their order, of length 1 with `normalise`.
 
         `pooling` is "mean", "first" or "last", by default as the model was trained to embed, else the mean.
+        A model that was reads as much of a text as it did then (`batch.length`).
         """
         check_several(texts, "texts")
-        settings = Embedding(pooling, normalise, batch)
+        length = self.objective.length if isinstance(self.objective, Contrastive) else None
+        settings = Embedding(pooling, normalise, batch, length)
         return embed(self.model, self.tokenizer, texts, settings, warn)
 
     def _learned(self, wanted: type[T], verb: str) -> T:

@@ -39,6 +39,7 @@ def chat(
     seed: int | None = option(None, "The same seed and the same words give the same replies (default: 0)."),
     stop: Annotated[list[str] | None, option(..., "End a reply before this text; may be repeated.")] = None,
     system: str | None = option(None, "The system prompt."),
+    special_tokens: options.SpecialTokens = False,
     quantize: str | None = option(None, "Use smaller weights: bf16, int8, int4 or auto.", value="BITS"),
 ) -> None:
     """Talk to a model, line by line; from a pipe, each line gets a reply.
@@ -54,6 +55,7 @@ def chat(
     refuse_together(join(), {"--quantize": quantize})
     sampling(**given)  # what can't be is refused before anything is loaded
     loaded = load_together(run, quantize=quantize)
+    loaded = loaded.reading_specials() if special_tokens else loaded
     check_writes(loaded)
     settings = sampling(**with_defaults(given, {"max_tokens": DEFAULT_MAX_TOKENS, **loaded.chat_defaults}))
     log_defaults(loaded, settings, given)

@@ -101,13 +101,10 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> 
     where the conversation that it closes does.
     """
     tokenizer = with_template(tokenizer)
-    for number, message in enumerate(messages, 1):  # rendered, they are read with their special tokens
-        for mark in tokenizer.special_tokens:
-            if mark in message["content"]:
-                raise DataError(f"content that contains a special token: message {number} holds '{mark}'")
+    messages, encode = tokenizer.to_chat(messages)
     special = set(tokenizer.special_tokens.values())
     text = tokenizer.chat(messages, reply=False)
-    ids = tokenizer.encode(text, specials=True)
+    ids = encode(text)
     mask = [0] * len(ids)
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
@@ -116,8 +113,8 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> 
         closed = text if closes else tokenizer.chat(messages[: number + 1], reply=False)
         if not text.startswith(closed):
             raise TokenizerError("the chat template rewrites earlier turns, so the replies cannot be located")
-        start = _common(ids, tokenizer.encode(tokenizer.chat(messages[:number], reply=True), specials=True))
-        stop = len(ids) if closes else _common(ids, tokenizer.encode(closed, specials=True))
+        start = _common(ids, encode(tokenizer.chat(messages[:number], reply=True)))
+        stop = len(ids) if closes else _common(ids, encode(closed))
         last = next((at for at in range(stop - 1, start - 1, -1) if ids[at] in special), None)
         if last is not None and not tokenizer.decode(ids[last + 1 : stop], specials=True).strip():
             stop = last + 1  # less the white space that a template writes after the token that ends a turn

@@ -24,8 +24,9 @@ class ModelBundle:
     needs to reproduce what was read: settings that weft does not have, the dtypes of the weights, file names.
     `unused` holds tensors that weft has no place for, and the blocks that quantized ones came in; `files` holds small
     files as they were, for the same purpose.
-    `labels` are a classifier's label names; `source_tokenizer` is for models that read with another tokenizer, and
-    `languages` how a model of several is told which ones to read and write (as settings, `recipe.objective.Languages`).
+    `labels` are a classifier's label names, and `length` is how many tokens of a text a sentence encoder reads.
+    `source_tokenizer` is for models that read with another tokenizer, and `languages` how a model of several is told
+    which ones to read and write (as settings, `recipe.objective.Languages`).
     `frame`, ids before and after a text, is what a run reads around one where its tokenizer doesn't say.
     """
 
@@ -37,6 +38,7 @@ class ModelBundle:
     unused: LazyWeights = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
     labels: tuple[str, ...] | None = None
+    length: int | None = None
     source_tokenizer: Tokenizer | None = None
     languages: Tree | None = None
     frame: tuple[Ids, Ids] | None = None

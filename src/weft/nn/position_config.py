@@ -148,25 +148,29 @@ class Disentangled(PositionConfig):
         return sizes.heads * (2 * length + 4 * self.buckets)
 
 
+MAX_STRETCH = 1e6  # a model that reads 2,048 tokens would read two billion; powers of much more are no floats
+Stretch = Annotated[float, Field(gt=0.0, le=MAX_STRETCH)]
+
+
 class LinearScaling(Config):
     """Positions divided by `factor` (Chen et al. 2023)."""
 
     kind: Literal["linear"] = "linear"
-    factor: PositiveFloat
+    factor: Stretch
 
 
 class DynamicNTK(Config):
     """The base grows with the sequence once it is longer than the trained context."""
 
     kind: Literal["dynamic-ntk"] = "dynamic-ntk"
-    factor: PositiveFloat
+    factor: Stretch
 
 
 class Llama3Scaling(Config):
     """Slow wavelengths divided by `factor`, fast ones kept, a ramp between (LLaMA 3.1)."""
 
     kind: Literal["llama3"] = "llama3"
-    factor: PositiveFloat = 8.0
+    factor: Stretch = 8.0
     low: PositiveFloat = 1.0
     high: PositiveFloat = 4.0
     original_context: PositiveInt = 8192
@@ -181,7 +185,7 @@ class YaRN(Config):
     """
 
     kind: Literal["yarn"] = "yarn"
-    factor: PositiveFloat
+    factor: Stretch
     original_context: PositiveInt
     fast: PositiveFloat = 32.0
     slow: PositiveFloat = 1.0
@@ -246,6 +250,8 @@ class Rotary(PositionConfig):
                 f"rotary positions rotate pairs of coordinates, but fraction = {self.fraction} of d_head = {d_head}"
                 f" is {rotated}"
             )
+        if isinstance(self.scaling, DynamicNTK) and rotated == 2:  # the base grows to the rotated / (rotated − 2)
+            raise ValueError("dynamic-ntk scaling needs two pairs of coordinates that are rotated, but there is one")
         if isinstance(self.scaling, LongRoPE) and {len(self.scaling.short), len(self.scaling.long)} != {rotated // 2}:
             raise ValueError(f"longrope scaling has a factor for each of the {rotated // 2} pairs in short and in long")
 

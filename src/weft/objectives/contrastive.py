@@ -76,12 +76,13 @@ class Embedding:
 
     `pooling` takes the mean over a text's tokens, or its first token (an encoder's [CLS]) or last one (a decoder's,
     which has read all others). Without it a model that was trained to embed pools as it was trained to, and any other
-    takes the mean.
+    takes the mean. Of a text the first `length` tokens are read; without it, all that the model can read.
     """
 
     pooling: Pooling | None = None
     normalise: bool = True
     batch: int = 32
+    length: int | None = None
 
 
 def embed(
@@ -92,7 +93,7 @@ def embed(
     check_readable(model)
     head = getattr(model.config, "head", None)
     pooling = settings.pooling or (head.pooling if isinstance(head, EmbeddingHead) else "mean")
-    most, frame = context_of(model), frame_for(model)
+    most, frame = settings.length or context_of(model), frame_for(model)
     ids = tokenizer.encode_batch(texts)
     framed_texts = [frame(tokenizer, each, most) for each in ids]
     cut = sum(text.length < len(each) for text, each in zip(framed_texts, ids, strict=True))

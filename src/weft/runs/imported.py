@@ -74,7 +74,7 @@ def read_run(run: RunFolder, weights: LazyWeights) -> ModelBundle:
         if (origin / "unused.safetensors").is_file():
             unused = _stored(origin / "unused.safetensors")
     labels = getattr(recipe.objective, "labels", None)
-    rest = notes, unused, came_with, None if labels is None else tuple(labels)
+    rest = notes, unused, came_with, None if labels is None else tuple(labels), recipe.batch.length
     source = Tokenizer.load(run.source_tokenizer) if (run.source_tokenizer / FILE).is_file() else None
     return ModelBundle(recipe.model, weights, Tokenizer.load(run.path), str(run.path), *rest, source)
 

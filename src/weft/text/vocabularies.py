@@ -87,8 +87,8 @@ def _bert(text: str) -> Tokenizer:
     while lines and not lines[-1]:
         lines.pop()
     vocab = {piece: id for id, piece in enumerate(lines)}
-    if "[UNK]" not in vocab or not any(piece.startswith("##") for piece in lines):
-        raise TokenizerError("not a tokenizer: not a vocab.txt with [UNK] and pieces that begin with ##")
+    if "[UNK]" not in vocab:
+        raise TokenizerError("not a tokenizer: not a vocab.txt, a piece a line and [UNK] among them")
     if len(vocab) < len(lines):
         again = next(piece for id, piece in enumerate(lines) if vocab[piece] != id)
         raise TokenizerError(f"not a tokenizer: the piece {again!r} occurs twice in the vocabulary")

@@ -22,6 +22,7 @@ def given_settings(context: typer.Context, greedy: bool) -> dict[str, Any]:
     from weft.decode.config import Sampling
 
     given = {name: value for name, value in context.params.items() if name in Sampling.model_fields}
+    given["stop"] = given["stop"] or None  # an option that may be repeated, and was not given, is an empty list
     given["slide"] = False if context.params["no_slide"] else None
     if greedy and context.params.get("beam") is None:
         for name in ("temperature", "seed"):
@@ -35,7 +36,8 @@ def log_defaults(run: "Run", settings: "Sampling | Beam", given: Mapping[str, An
     """Print on stderr which settings are the checkpoint's own."""
     tokens = ("stop_ids", "forced", "banned", "last")  # which mean nothing to a person
     shown = [key for key in run.defaults if key not in tokens and given.get(key) is None]
-    taken = [f"{key} {run.defaults[key]:g}" for key in shown if getattr(settings, key, None) == run.defaults[key]]
+    own = {key: run.defaults[key] for key in shown if getattr(settings, key, None) == run.defaults[key]}
+    taken = [f"{key} {', '.join(map(repr, value)) if key == 'stop' else f'{value:g}'}" for key, value in own.items()]
     if taken:
         echo(f"weft: writing with {', '.join(taken)}, from the checkpoint's generation_config.json", err=True)
 

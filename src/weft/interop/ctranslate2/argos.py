@@ -24,6 +24,7 @@ MODEL_FILES = {
     ctranslate2.CONFIG,
     *(f"{side}_vocabulary.{end}" for side in ("shared", "source", "target") for end in ("json", "txt")),
 }
+SEARCH = {"num_beams": 4, "length_penalty": 0.2}  # how Argos Translate has CTranslate2 search
 MAX_UNPACKED_BYTES = 1 << 33  # of all files
 MAX_GROWTH = 32  # times the archive's bytes that they may become: weights are hard to compress
 WRONG = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, zlib.error, lzma.LZMAError)
@@ -59,7 +60,8 @@ def _read_folder(folder: Path, path: Path, tokenizer: Path | None) -> ModelBundl
     if not (folder / PIECES).is_file() and tokenizer is None:
         raise InteropError(f"{path}: it has no {PIECES}, the one tokenizer that weft reads of Argos Translate's")
     bundle = ctranslate2.read(folder / FOLDER, tokenizer)
-    return replace(bundle, origin=bundle.origin.replace(str(folder / FOLDER), str(path)))
+    notes = {"generation": ctranslate2.SEARCH | SEARCH}
+    return replace(bundle, origin=bundle.origin.replace(str(folder / FOLDER), str(path)), notes=notes)
 
 
 def _unpack(path: Path, archive: zipfile.ZipFile, place: Path) -> None:

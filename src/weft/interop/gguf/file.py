@@ -69,7 +69,8 @@ def typed(value: Any) -> Value:
     types = {str: STRING, bool: BOOL, int: UINT32, float: FLOAT32}
     if not isinstance(value, list):
         return Value(types[type(value)], value)
-    return Value(ARRAY, value, INT32 if isinstance(value[0], int) else types[type(value[0])])
+    held = type(value[0]) if value else str  # an empty array is one of merges, of a tokenizer of single bytes
+    return Value(ARRAY, value, INT32 if held is int else types[held])
 
 
 class Entry(NamedTuple):

@@ -25,13 +25,18 @@ from weft.interop.hf.tokenizer import TOKENIZER_FILES, json_bytes, read_language
 from weft.interop.license import in_folder
 from weft.interop.settings import Flat, Settings, Transformer, differences, first_that_holds
 from weft.models.config import EmbeddingHead, Encoder, EncoderDecoder
-from weft.progress import bar
+from weft.progress import bar, warn
+from weft.text.tokenizer import Tokenizer
+from weft.text.vocabularies import SETTINGS as TOKENIZER_SETTINGS
 from weft.untrusted import optional_object, read_bytes, read_object, read_text
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-MODULES, POOLED, SENTENCES = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
+MODULES, POOLED = "modules.json", "1_Pooling/config.json"
+# how much of a text a sentence encoder reads, by any of the names that sentence-transformers has had for it
+NAMES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta")
+SENTENCES = tuple(f"sentence_{name}_config.json" for name in NAMES)
 # small files that belong to a model and are written again as they were
-KEPT = (CONFIG, GENERATION, weights.INDEX, MODULES, POOLED, SENTENCES, "config_sentence_transformers.json")
+KEPT = (CONFIG, GENERATION, weights.INDEX, MODULES, POOLED, *SENTENCES, "config_sentence_transformers.json")
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
 GENERATION_IDS = ("decoder_start_token_id", "forced_bos_token_id")
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -80,6 +85,7 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
         unused=unused,
         files={name: read_bytes(folder / name) for name in kept if (folder / name).is_file()},
         labels=_labels(tree, model),
+        length=_length(folder, model, own) if isinstance(model.head, EmbeddingHead) else None,
         source_tokenizer=source,
         languages=read_languages(folder, used, own) if isinstance(model, EncoderDecoder) and own is not None else None,
     )
@@ -96,6 +102,25 @@ def _pooling(folder: Path) -> Flat:
         raise InteropError(f"{folder / POOLED}: pooling by {given}; weft has mean, first (cls) and last")
     modules = read_text(folder / MODULES) if (folder / MODULES).is_file() else ""
     return {"head.pooling": POOLING[modes[0]], "head.normalise": "Normalize" in modules}
+
+
+def _length(folder: Path, model: Transformer, tokenizer: Tokenizer | None) -> int:
+    """How many tokens of a text a sentence encoder reads, by the files of sentence-transformers where they are."""
+    file = next((folder / name for name in SENTENCES if (folder / name).is_file()), folder / SENTENCES[0])
+    settings = Settings(optional_object(file), str(file))
+    if (
+        settings.get("do_lower_case") is True
+        and tokenizer is not None
+        and tokenizer.encode("A") != tokenizer.encode("a")
+    ):
+        warn(f"{file}: do_lower_case = true: not used; put texts in small letters before they are embedded")
+    length = settings.get("max_seq_length")
+    if length is None and (folder / MODULES).is_file():  # then the tokenizer says it
+        length = optional_object(folder / TOKENIZER_SETTINGS).get("model_max_length")
+        length = length if isinstance(length, int) and length > 0 else None
+    elif length is not None:
+        length = settings.whole("max_seq_length")
+    return model.context if length is None else min(length, model.context)
 
 
 def _labels(tree: Tree, model: Transformer) -> tuple[str, ...] | None:
@@ -148,11 +173,11 @@ def _small_files(bundle: ModelBundle, tree: Tree, same: bool, sharded: bool) -> 
         own = bundle.notes.get("generation") or {"_from_model_config": True}
         files[GENERATION] = json_bytes(own | {key: tree[key] for key in TOKENS if key in tree})
     if not same and isinstance(bundle.model, Encoder) and isinstance(bundle.model.head, EmbeddingHead):
-        files |= _sentence_transformers(bundle.model, bundle.model.head)
+        files |= _sentence_transformers(bundle.model, bundle.model.head, bundle.length)
     return files | (tokenizer_files(bundle) if bundle.tokenizer is not None else {})
 
 
-def _sentence_transformers(model: Encoder, head: EmbeddingHead) -> dict[str, bytes]:
+def _sentence_transformers(model: Encoder, head: EmbeddingHead, length: int | None) -> dict[str, bytes]:
     pooling = {f"pooling_mode_{theirs}": head.pooling == ours for theirs, ours in POOLING.items()}
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")] + [("2_Normalize", "Normalize")] * head.normalise
     listed = [
@@ -162,7 +187,7 @@ def _sentence_transformers(model: Encoder, head: EmbeddingHead) -> dict[str, byt
     return {
         MODULES: json_bytes(listed),
         POOLED: json_bytes({"word_embedding_dimension": model.d_model, **pooling}),
-        SENTENCES: json_bytes({"max_seq_length": model.context, "do_lower_case": False}),
+        SENTENCES[0]: json_bytes({"max_seq_length": length or model.context, "do_lower_case": False}),
     }
 
 
