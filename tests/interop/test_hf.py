@@ -363,9 +363,14 @@ def marked(cases: Iterable[str]) -> list[Any]:
 
 def theirs(name: str, settings: dict[str, Any]) -> nn.Module:
     """A tiny model of transformers, with weights that would show a swap or an omission."""
-    torch.manual_seed(0)
     kind = getattr(hf_models, name)
-    model = kind(kind.config_class(**settings)).eval()
+    return filled(kind(kind.config_class(**settings)))
+
+
+def filled(model: nn.Module) -> nn.Module:
+    """A model with such weights."""
+    name = type(model).__name__
+    torch.manual_seed(0)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if "embed_positions" in parameter_name and not parameter.requires_grad:
@@ -377,7 +382,7 @@ def theirs(name: str, settings: dict[str, Any]) -> nn.Module:
         for buffer_name, buffer in model.named_buffers():
             if buffer_name == "final_logits_bias":
                 buffer.normal_()
-    return model
+    return model.eval()
 
 
 def built(bundle: ModelBundle) -> nn.Module:
@@ -391,7 +396,7 @@ def built(bundle: ModelBundle) -> nn.Module:
 def difference(ours: nn.Module, other: nn.Module) -> float:
     """The largest difference between two models' answers, at real tokens."""
     torch.manual_seed(1)
-    tokens, target = torch.randint(3, 50, (3, 13)), torch.randint(3, 50, (3, 7))
+    tokens, target = (torch.randint(3, min(50, ours.config.vocab_size), (3, time)) for time in (13, 7))
     mask = torch.arange(13)[None] < torch.tensor([13, 7, 4])[:, None]
     real = mask[..., None]
     config = ours.config
@@ -982,7 +987,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "not JSON": (lambda folder: (folder / "config.json").write_text("{"), r"config\.json: not valid JSON"),  # type: ignore[dict-item,return-value]
     "no object": (lambda folder: (folder / "config.json").write_text("[]"), r"expected a JSON object$"),  # type: ignore[dict-item,return-value]
     "wrong kind of value": (with_config(n_layer="two"), r"n_layer = 'two': expected a whole number above 0$"),
-    "sizes that do not divide": (with_config(n_head=5), r"attention.heads = 5 does not divide d_model = 32"),
+    "sizes that do not divide": (with_config(n_head=5), r"n_head = 5 does not divide n_embd = 32$"),
     "too many layers": (with_config(n_layer=9000), r"9000 layers, but the files hold \d+ tensors in all$"),
     "a setting weft lacks": (
         with_config(scale_attn_by_inverse_layer_idx=True),
