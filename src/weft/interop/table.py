@@ -118,11 +118,14 @@ def all_biases(theirs: str, default: bool = True, *more: str) -> Special:
     return switch(theirs, default, {"attention.bias": "all", **on}, {"attention.bias": "none", **off})
 
 
-def same(theirs: str, ours: str, default: int) -> Special:
-    """A key that must repeat a setting read before; where it is absent, the other program takes the default."""
+def same(theirs: str, ours: str, default: int | None = None) -> Special:
+    """A key that must repeat a setting read before; where it is absent, the other program takes the default if there is
+    one."""
 
     def read(settings: Settings, model: Flat) -> Flat:
-        if settings.whole(theirs, default) != model[ours]:
+        if default is None:
+            settings.only(**{theirs: model[ours]})
+        elif settings.whole(theirs, default) != model[ours]:
             absent = f" (absent, it is {default})" if settings.get(theirs) is None else ""
             other = theirs.replace("decoder", "encoder")
             raise settings.refusal(theirs, f"weft has only that of both sides, and {other} = {model[ours]}{absent}")
