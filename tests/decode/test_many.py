@@ -15,7 +15,7 @@ from weft.errors import ModelError
 from weft.models.build import build
 from weft.models.config import Recurrent
 from weft.nn.config import LayerNorm
-from weft.nn.position_config import Learned
+from weft.nn.position_config import DynamicNTK, Learned, Rotary
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
 
@@ -84,6 +84,10 @@ def test_where_the_engine_is_taken() -> None:
     # a window bounds what a text can reach
     learned = decoder(vocab_size=BYTES.vocab_size, position=Learned(), norm=LayerNorm(), context=64)
     assert engine_is_faster(learned, prompts(), SETTINGS.replace(max_tokens=10**9), 4)
+    # a block of a text whose angles change as it grows would serve no other
+    stretched = decoder(vocab_size=BYTES.vocab_size, position=Rotary(scaling=DynamicNTK(factor=2.0)), context=64)
+    assert engine_is_faster(stretched, prompts(), SETTINGS, 4)
+    assert not engine_is_faster(stretched, prompts(), SETTINGS.replace(max_tokens=64), 4)
 
 
 @pytest.mark.slow

@@ -21,7 +21,10 @@ from torch import Tensor, nn
 
 from weft import tensors as tensor_files
 from weft.data.batch import Source
+from weft.decode.config import Sampling
 from weft.decode.fast.stepper import Stepper
+from weft.decode.prompt import Prompt
+from weft.decode.speculative import Draft, LookUp, speculate
 from weft.errors import InteropError, WeftError
 from weft.interop.bundle import ModelBundle
 from weft.interop.families.known import FAMILIES
@@ -360,9 +363,14 @@ def marked(cases: Iterable[str]) -> list[Any]:
 
 def theirs(name: str, settings: dict[str, Any]) -> nn.Module:
     """A tiny model of transformers, with weights that would show a swap or an omission."""
-    torch.manual_seed(0)
     kind = getattr(hf_models, name)
-    model = kind(kind.config_class(**settings)).eval()
+    return filled(kind(kind.config_class(**settings)))
+
+
+def filled(model: nn.Module) -> nn.Module:
+    """A model with such weights."""
+    name = type(model).__name__
+    torch.manual_seed(0)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if "embed_positions" in parameter_name and not parameter.requires_grad:
@@ -374,7 +382,7 @@ def theirs(name: str, settings: dict[str, Any]) -> nn.Module:
         for buffer_name, buffer in model.named_buffers():
             if buffer_name == "final_logits_bias":
                 buffer.normal_()
-    return model
+    return model.eval()
 
 
 def built(bundle: ModelBundle) -> nn.Module:
@@ -388,7 +396,7 @@ def built(bundle: ModelBundle) -> nn.Module:
 def difference(ours: nn.Module, other: nn.Module) -> float:
     """The largest difference between two models' answers, at real tokens."""
     torch.manual_seed(1)
-    tokens, target = torch.randint(3, 50, (3, 13)), torch.randint(3, 50, (3, 7))
+    tokens, target = (torch.randint(3, min(50, ours.config.vocab_size), (3, time)) for time in (13, 7))
     mask = torch.arange(13)[None] < torch.tensor([13, 7, 4])[:, None]
     real = mask[..., None]
     config = ours.config
@@ -547,6 +555,35 @@ def test_a_long_text_has_other_factors(tmp_path: Path) -> None:
     ours, tokens = built(hf.read(tmp_path / "theirs")), torch.randint(V, (1, 20))
     with torch.no_grad():
         assert gap(ours(tokens), other(tokens).logits) <= 1e-5
+        # step by step, the last logits are those of the whole text, whatever was read before
+        for length, logits in enumerate(stepped(ours, tokens).unbind(1), 1):
+            assert length < 3 or gap(logits, other(tokens[:, :length]).logits[:, -1]) <= 1e-5
+    given = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None, "pad_token_id": 0}
+    for length in (5, 14, 16, 17):
+        written = other.generate(tokens[:, :length], **given)[0, length:].tolist()
+        assert written == greedy(ours, tokens[:, :length], 12)
+        for guesser in (LookUp(2), Draft(ours, Prompt(tokens[0, :length].tolist()), Sampling(max_tokens=12))):
+            settings = Sampling(max_tokens=12, temperature=0.0)
+            chunks = speculate(ours, guesser, tokens[0, :length].tolist(), settings)
+            assert [chunk.id for chunk in chunks] == written
+
+
+def test_rows_pass_into_long_factors_one_by_one(tmp_path: Path) -> None:
+    """Each is what it would be alone, also one that is cut back to where the short factors hold."""
+    theirs(*CASES["phi3-longrope"]).save_pretrained(tmp_path / "theirs")
+    ours, tokens = built(hf.read(tmp_path / "theirs")), torch.randint(V, (3, 20))
+    lengths, state = torch.tensor([9, 15, 12]), ours.start(3, 20)
+    with torch.no_grad():
+        ours.step(tokens[:, :15], state, lengths)
+        for more in range(1, 6):
+            new = tokens.gather(1, state.lengths[:, None])
+            logits = ours.step(new, state)[:, 0]
+            for row, length in enumerate((lengths + more).tolist()):
+                assert gap(logits[row], ours(tokens[row : row + 1, :length])[0, -1]) <= 1e-5
+        state.reorder(torch.tensor([1, 0]))
+        state.truncate(13)
+        logits = ours.step(tokens[[1, 0], 13:15], state)
+        assert gap(logits, ours(tokens[[1, 0], :15])[:, 13:]) <= 1e-5
 
 
 def test_every_family_is_tested() -> None:
@@ -950,7 +987,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "not JSON": (lambda folder: (folder / "config.json").write_text("{"), r"config\.json: not valid JSON"),  # type: ignore[dict-item,return-value]
     "no object": (lambda folder: (folder / "config.json").write_text("[]"), r"expected a JSON object$"),  # type: ignore[dict-item,return-value]
     "wrong kind of value": (with_config(n_layer="two"), r"n_layer = 'two': expected a whole number above 0$"),
-    "sizes that do not divide": (with_config(n_head=5), r"attention.heads = 5 does not divide d_model = 32"),
+    "sizes that do not divide": (with_config(n_head=5), r"n_head = 5 does not divide n_embd = 32$"),
     "too many layers": (with_config(n_layer=9000), r"9000 layers, but the files hold \d+ tensors in all$"),
     "a setting weft lacks": (
         with_config(scale_attn_by_inverse_layer_idx=True),

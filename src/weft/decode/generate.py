@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.decode.config import Sampling
 from weft.decode.engine.engine import Engine, Limits
 from weft.decode.fast.cuda_graphs import DeviceSampler
-from weft.decode.fast.stepper import FIRST_CAPACITY, Stepper
+from weft.decode.fast.stepper import FIRST_CAPACITY, Stepper, stretches
 from weft.decode.prompt import Prompt, Prompts, check_prompts, choices, context_window
 from weft.decode.text import Chunk, Completion, Text, adjusted, gather, write
 from weft.models.base import LanguageModel, Source, device_of
@@ -179,10 +179,12 @@ def engine_is_faster(model: LanguageModel, prompts: Sequence[Prompt], settings: 
     Measured with `benchmarks/engine.py`: it is where prompts of unequal length are many. Lockstep pads them, can't take
     the CPU fast path for them, and has fewer and fewer rows while the last texts of a batch end; the engine lets the
     next ones in. Lockstep is faster where prompts are of one length, or few, and for recurrent and n-gram models, which
-    have nothing to page. A text that may grow very long is left to lockstep as well, whose capacity grows with it; so
-    are those of a model in parts, as the engine's blocks hold all heads.
+    have nothing to page. A text that may grow very long is left to lockstep as well, whose capacity grows with it, and
+    one whose positions change as it grows, since a block holds what was read by one angle; so are those of a model in
+    parts, as the engine's blocks hold all heads.
     """
     if not isinstance(model, Transformer) or model.encoder is not None or model.parts > 1:
         return False
     ids, many = [prompt.ids for prompt in prompts], len(prompts) > rows or len(prompts) >= MIN_ENGINE_TEXTS
-    return many and len(set(map(len, ids))) > 1 and max_length(ids, settings.max_tokens, model) <= MAX_ENGINE_LENGTH
+    longest = max_length(ids, settings.max_tokens, model)
+    return many and len(set(map(len, ids))) > 1 and longest <= MAX_ENGINE_LENGTH and not stretches(model, longest)

@@ -19,6 +19,7 @@ from weft.decode.sampling import check_logits, draw, filtered, greedy, picked
 from weft.decode.text import Chunk, Text, adjusted, reports
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, device_of
+from weft.models.transformer import Transformer
 
 AHEAD = 5  # tokens guessed at once
 
@@ -131,11 +132,14 @@ def _bursts(model: LanguageModel, guesser: LookUp | Draft, text: Text) -> Iterat
     stepper = Stepper(model, 1, len(text.ids), limit)
     whole = list(text.prompt.ids)
     known = 0  # of the text's ids, those that the model has read
+    # a guess beyond such a length would have the tokens before it read by other angles
+    switches = model.decoder.switches if isinstance(model, Transformer) and model.decoder is not None else []
     while True:
         if text.full:
             text.slide()
             stepper, known = Stepper(model, 1, len(text.ids), limit), 0
         most = min(AHEAD, text.settings.max_tokens - text.written - 1, limit - len(text.ids))
+        most = min([most, *(each - len(text.ids) for each in switches if each >= len(text.ids))])
         guess = guesser.guess(whole, most) if most > 0 else Guess([], None)
         logits = _read(stepper, [*text.ids[known:], *guess.tokens], len(guess.tokens) + 1)[:, :vocab_size]
         for place in range(len(guess.tokens) + 1):

@@ -118,11 +118,17 @@ def all_biases(theirs: str, default: bool = True, *more: str) -> Special:
     return switch(theirs, default, {"attention.bias": "all", **on}, {"attention.bias": "none", **off})
 
 
-def same(theirs: str, ours: str) -> Special:
-    """A key that must repeat a setting read before."""
+def same(theirs: str, ours: str, default: int | None = None) -> Special:
+    """A key that must repeat a setting read before; where it is absent, the other program takes the default if there is
+    one."""
 
     def read(settings: Settings, model: Flat) -> Flat:
-        settings.only(**{theirs: model[ours]})
+        if default is None:
+            settings.only(**{theirs: model[ours]})
+        elif settings.whole(theirs, default) != model[ours]:
+            absent = f" (absent, it is {default})" if settings.get(theirs) is None else ""
+            other = theirs.replace("decoder", "encoder")
+            raise settings.refusal(theirs, f"weft has only that of both sides, and {other} = {model[ours]}{absent}")
         return {}
 
     return Special(read, lambda model: {theirs: model[ours]})
@@ -168,7 +174,7 @@ class Table:
 
     def settings(self, given: Settings, known: Mapping[str, Any]) -> Flat:
         """The model's settings; `known` are those that do not come from the keys."""
-        absent = {key: value for key, value in self.defaults.items() if given.get(key) is None}
+        absent = {key: value for key, value in self.defaults.items() if given.prefix + key not in given.tree}
         asked = Settings({**given.tree, **absent}, given.place, given.prefix, given.asked)
         asked.only(**self.only)
         model = {**self.fixed, **known}

@@ -14,7 +14,7 @@ from weft.models.base import LanguageModel, Source, State, check_tokens
 from weft.models.config import Decoder, Encoder, EncoderDecoder, TransformerConfig
 from weft.nn import norm, position
 from weft.nn.block import Block
-from weft.nn.cache import KeyValueCache, Past
+from weft.nn.cache import KeyValueCache, Past, ReadTokens
 from weft.nn.dropout import Dropout, RowRng, number_dropouts
 from weft.nn.init import Initialiser, reset
 from weft.nn.linear import Embedding, Linear
@@ -86,18 +86,26 @@ class Stack(nn.Module):
         """The block of each layer, from the lowest up; layers in a row may share one."""
         return [block for block in self.blocks for _ in range(self.sharing)]
 
-    def masks(self, mask: Mask, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> list[AttentionMask]:
+    @property
+    def switches(self) -> list[int]:
+        """The lengths above which a text is read by other angles, in ascending order."""
+        return sorted({each.switch for each in (self.position, *self.positions.values()) if each.switch})  # type: ignore[misc]
+
+    def masks(
+        self, mask: Mask, queries: Tensor, keys: Tensor, dtype: torch.dtype, lengths: Tensor | None = None
+    ) -> list[AttentionMask]:
         """A mask for every kind of layer, with its window, and what positions do there.
 
         queries (batch or 1, time) and keys (batch or 1, source time) are those of the tokens and of all keys; angles
-        are of type `dtype`.
+        are of type `dtype`, and those of texts of these `lengths` (batch,) where they are given.
         """
         made = []
         for number, window in enumerate(self.windows):
             key = str(number)
             used = self.positions[key] if key in self.positions else self.position  # noqa: SIM401 — no dict
             assert isinstance(used, Position)
-            angles = used.angles(queries, keys.shape[1], dtype)
+            by_row = lengths is not None and used.switch is not None
+            angles = used.angles(queries, lengths if by_row else keys.shape[1], dtype)  # type: ignore[arg-type]
             made.append(AttentionMask(replace(mask, window=window), used, queries, keys, angles))
         return made
 
@@ -144,6 +152,7 @@ class TransformerState(State):
     ):
         super().__init__(batch, max_len, cache.store.device)
         self.cache, self.source_cache, self.source_mask = cache, source_cache, source_mask
+        self.read: ReadTokens | None = None  # where long texts are read by other angles
 
     @property
     def sharing(self) -> int:
@@ -166,6 +175,8 @@ class TransformerState(State):
 
     def _reorder(self, index: Tensor) -> None:
         self.cache.reorder(index, self.longest)
+        if self.read is not None:
+            self.read.reorder(index)
 
 
 class Transformer(LanguageModel):
@@ -285,7 +296,9 @@ class Transformer(LanguageModel):
         shape = len(self.decoder.blocks), 2, batch, first.attention.kv_heads, max_len, self.config.d_head
         cache = KeyValueCache(torch.zeros(shape, dtype=table.dtype, device=table.device))
         if self.encoder is None:
-            return TransformerState(cache, batch, max_len, None, None)
+            state = TransformerState(cache, batch, max_len, None, None)
+            state.read = ReadTokens(self.decoder.switches, state.lengths) if self.decoder.switches else None
+            return state
         source = self._given(source)
         return TransformerState(cache, batch, max_len, self.source_cache(self.encode(source)), source.mask)
 
@@ -295,12 +308,17 @@ class Transformer(LanguageModel):
         assert isinstance(state, TransformerState) and self.decoder is not None
         time, stack, ahead = tokens.shape[1], self.decoder, _places(tokens)
         state.reserve(time)
+        total = None
+        if state.read is not None:
+            total = state.lengths + (time if lengths is None else lengths.to(state.lengths))
+            if state.read.add(tokens, state.lengths, total):
+                return self._read_again(time, total, state, even=state.even and lengths is None)
         x = self.embed(tokens, self.embedding)
         places = ahead + state.longest if state.even else ahead + state.lengths[:, None]
         keys = torch.arange(state.longest + time, device=tokens.device)[None]
         # of even rows, one query comes after the whole cache
         mask = Mask(time > 1, offset=state.longest) if state.even else Mask(causal=True, places=places)
-        masks = stack.masks(mask, places, keys, x.dtype)
+        masks = stack.masks(mask, places, keys, x.dtype, total)
         written = None if state.even else places
         cache = [state.cache.layer(number, written, state.longest) for number in range(len(stack.blocks))]
         source = None
@@ -311,6 +329,15 @@ class Transformer(LanguageModel):
         return features
 
     # ---- inside
+
+    def _read_again(self, time: int, total: Tensor, state: TransformerState, even: bool) -> Tensor:
+        """The features of the last `time` tokens of rows that are read from their beginning on."""
+        assert state.read is not None
+        places = state.lengths[:, None, None] + torch.arange(time, device=total.device)[:, None]
+        whole = state.read.tokens[:, : state.longest + time]
+        state.lengths, state.longest, state.even = torch.zeros_like(total), 0, True
+        features = self.advance(whole, state, None if even else total)
+        return features.gather(1, places.expand(-1, -1, features.shape[-1]))
 
     def _given(self, source: Source | None) -> Source:
         if source is None:

@@ -1,9 +1,11 @@
 """Keys and values of the tokens that were read, so that they are computed once."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 class Past(Protocol):
@@ -63,3 +65,25 @@ class LayerCache:
             self.keys[row, :, self.places] = keys.transpose(1, 2).to(self.keys.dtype)
             self.values[row, :, self.places] = values.transpose(1, 2).to(self.values.dtype)
         return self.keys[:, :, :stop], self.values[:, :, :stop]
+
+
+class ReadTokens:
+    """The tokens that rows have read, (batch, time), of a model that reads texts above some lengths, `switches`, by
+    other angles: keys and values in every layer depend on these, so that a text that has passed one is read again."""
+
+    def __init__(self, switches: Sequence[int], lengths: Tensor):
+        self.switches, self.passed = torch.tensor(switches, device=lengths.device), lengths
+        self.tokens = lengths.new_zeros(len(lengths), 0)
+
+    def add(self, tokens: Tensor, lengths: Tensor, total: Tensor) -> bool:
+        """Rows of these lengths grow by tokens (batch, time), which count up to `total`, all (batch,). True if what a
+        row has read before was read by other angles than it is now."""
+        places = lengths[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        width = int(places.max()) + 1
+        self.tokens = pad(self.tokens, (0, max(0, width - self.tokens.shape[1]))).scatter(1, places, tokens)
+        before, self.passed = self.passed, torch.bucketize(total, self.switches)
+        return bool(((self.passed != before) & (lengths > 0)).any())
+
+    def reorder(self, index: Tensor) -> None:
+        """Row i becomes a copy of row index[i]."""
+        self.tokens, self.passed = self.tokens[index], self.passed[index]

@@ -31,6 +31,7 @@ class Position(nn.Module):
     }
     biases: ClassVar[bool] = False  # whether a kind has a `bias` of its own
     heads_here: slice | None = None  # where several processes divide the heads: which of them are here
+    switch: int | None = None  # a text that is longer than this is read by other angles from its first token on
     weight: nn.Parameter
 
     def __init_subclass__(cls, settings: type[config.PositionConfig]) -> None:
@@ -46,10 +47,11 @@ class Position(nn.Module):
         """x (batch, time, d_model) plus what positions (batch or 1, time) add to it."""
         return x
 
-    def angles(self, positions: Tensor, longest: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    def angles(self, positions: Tensor, longest: int | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         """cos and sin, each (batch or 1, 1, time, pairs), of how far tokens at `positions` are rotated.
 
-        `longest` is an upper bound of the sequence's length, known without waiting for the device.
+        `longest` is an upper bound of the sequence's length, known without waiting for the device; or, where there is a
+        `switch`, each row's length (batch,).
         """
         return None
 
@@ -136,11 +138,16 @@ class Rotary(Position, settings=config.Rotary):
         self.settings, self.context = settings, sizes.context
         self.rotated = settings.rotated(sizes.d_head)
         self.whole = self.rotated == sizes.d_head
+        if isinstance(settings.scaling, LongRoPE):
+            self.switch = settings.scaling.original_context
 
-    def frequencies(self, longest: int, device: torch.device) -> Tensor:
-        """Radians a position, one for each pair that is rotated, after scaling for up to `longest` tokens."""
+    def frequencies(self, longest: int | Tensor, device: torch.device) -> Tensor:
+        """Radians a position, one for each pair that is rotated, after scaling for up to `longest` tokens.
+
+        (pairs,), or (batch, 1, 1, pairs) by each row's length.
+        """
         base, width, scaling = self.settings.base, self.rotated, self.settings.scaling
-        if isinstance(scaling, DynamicNTK) and longest > self.context:
+        if isinstance(scaling, DynamicNTK) and not isinstance(longest, Tensor) and longest > self.context:
             growth = scaling.factor * longest / self.context - (scaling.factor - 1)
             base = base * growth ** (width / (width - 2))
         k = torch.arange(0, width, 2, device=device, dtype=torch.float32)
@@ -156,12 +163,14 @@ class Rotary(Position, settings=config.Rotary):
                 keep = 1 - yarn_ramp(scaling, base, width, device)
                 return (1 - keep) * theta / scaling.factor + keep * theta
             case LongRoPE():
-                own = scaling.long if longest > scaling.original_context else scaling.short
-                return theta / torch.tensor(own, device=device)
+                short, long = (torch.tensor(own, device=device) for own in (scaling.short, scaling.long))
+                if isinstance(longest, Tensor):
+                    return theta / torch.where(longest[:, None, None, None] > scaling.original_context, long, short)
+                return theta / (long if longest > scaling.original_context else short)
             case _:
                 return theta
 
-    def angles(self, positions: Tensor, longest: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    def angles(self, positions: Tensor, longest: int | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         """cos and sin (batch or 1, 1, time, pairs); computed in float32, for positions are large."""
         wide = torch.promote_types(dtype, torch.float32)
         angle = positions[:, None, :, None].to(wide) * self.frequencies(longest, positions.device).to(wide)

@@ -116,12 +116,12 @@ def test_damaged_weights_are_an_error() -> None:
 
 def test_which_models_have_steps_of_fixed_shape_and_which_are_llamas() -> None:
     model = MODELS["rotary"]
-    assert shape_is_fixed(model, model.start(1, 64))
+    assert shape_is_fixed(model, model.start(1, 64), 64)
     stretched = decoder(position=Rotary(scaling=DynamicNTK(factor=2.0)))
-    assert shape_is_fixed(stretched, stretched.start(1, 16))
-    assert not shape_is_fixed(stretched, stretched.start(1, 17))
+    assert shape_is_fixed(stretched, stretched.start(1, 16), 16)
+    assert not shape_is_fixed(stretched, stretched.start(1, 16), 17)
     recurrent = build(Recurrent(vocab_size=VOCAB, d_model=8)).eval()
-    assert not shape_is_fixed(recurrent, recurrent.start(1, 8))
+    assert not shape_is_fixed(recurrent, recurrent.start(1, 8), 8)
     config = llama(2, 64, 2, 96)
     assert llama_like(config)
     assert llama_like(config.replace(position=Rotary(base=5e5)))

@@ -74,7 +74,7 @@ class Stepper:
         if grow(self.state, 1, self.limit):
             self._moved()
         if self._step is None:
-            self._step = _fastest(self.model, self.state)
+            self._step = _fastest(self.model, self.state, self.limit)
         return self._step(tokens)
 
     def step_between(self, tokens: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class Stepper:
     def runs_ahead(self) -> bool:
         """Whether tokens can be chosen on the device, so that it needn't wait for the host between two steps."""
         state = self.state
-        return state.lengths.is_cuda and state.max_len == self.limit and shape_is_fixed(self.model, state)
+        return state.lengths.is_cuda and state.max_len == self.limit and shape_is_fixed(self.model, state, self.limit)
 
     def run_ahead(self, logits: Tensor, sampler: DeviceSampler, steps: int) -> Iterator[list[int]]:
         """The tokens of all rows, step by step, from the logits (batch, V) after the prompts on; `steps` at most."""
@@ -132,9 +132,9 @@ def grow(state: State, tokens: int, limit: int) -> bool:
     return True
 
 
-def _fastest(model: LanguageModel, state: State) -> Step:
+def _fastest(model: LanguageModel, state: State, limit: int) -> Step:
     if isinstance(model, Transformer) and isinstance(state, TransformerState):
-        if state.lengths.is_cuda and shape_is_fixed(model, state):
+        if state.lengths.is_cuda and shape_is_fixed(model, state, limit):
             return GraphStep(model, state, cuda_fast_path(model, state))
         if native_path_fits(model, state):
             return NativeStep(model, state)
@@ -147,7 +147,7 @@ def _fastest(model: LanguageModel, state: State) -> Step:
 def paged_graphs(model: Transformer, store: BlockStore, slots: int) -> PagedGraphs | None:
     """Steps over the blocks of a pool as CUDA graphs, where model and device allow them; None: read plainly."""
     longest = store.blocks * store.block_size
-    if not model.embedding.weight.is_cuda or model.encoder is not None or _stretches(model, longest):
+    if not model.embedding.weight.is_cuda or model.encoder is not None or stretches(model, longest):
         return None
     return PagedGraphs(model, store, slots, kernels=_kernels_fit(model))
 
@@ -260,14 +260,15 @@ def _readable(model: Transformer) -> bool:
     )
 
 
-def shape_is_fixed(model: LanguageModel, state: State) -> bool:
-    """Whether all steps after `state` are of one shape, as a CUDA graph must be, and need no other process."""
+def shape_is_fixed(model: LanguageModel, state: State, limit: int) -> bool:
+    """Whether all steps after `state`, up to `limit` tokens, are of one shape, as a CUDA graph must be, and need no
+    other process."""
     if not (isinstance(model, Transformer) and isinstance(state, TransformerState)) or model.parts > 1:
         return False
-    return isinstance(state.cache, KeyValueCache) and not _stretches(model, state.max_len)
+    return isinstance(state.cache, KeyValueCache) and not stretches(model, limit)
 
 
-def _stretches(model: Transformer, longest: int) -> bool:
+def stretches(model: Transformer, longest: int) -> bool:
     """Whether the positions of a text change as it grows to `longest` tokens: no two steps are the same then."""
     context = model.config.context
     lengths = [kind.position.changes_after(context) for kind in model.config.kinds() if kind.position is not None]

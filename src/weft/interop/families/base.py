@@ -5,15 +5,16 @@ On a decoder, transformers puts a matrix without bias on the last token to class
 token to tag it or to find an answer.
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from weft.config import Tree, validate
-from weft.errors import InteropError
+from weft.errors import InteropError, WeftError
 from weft.interop.settings import Flat, Settings, Transformer, flat, nested
-from weft.interop.table import Row, Special, Table, keys
+from weft.interop.table import Key, Row, Special, Table, keys
 from weft.interop.weight_map import Rules, module, tensor
 from weft.models.config import Decoder
 from weft.nn.config import Activation
@@ -75,7 +76,16 @@ class Family(Table):
     def read(self, settings: Settings, architecture: str, known: Mapping[str, Any]) -> Transformer:
         """The model of a config.json; `known` are settings that the weights or other files give."""
         model = self.settings(settings, {"head.kind": self.architectures[architecture], **known})
-        return validate(self.model, nested(model), settings.place)
+        try:
+            return validate(self.model, nested(model), settings.place)
+        except WeftError as error:
+            raise InteropError(self._in_their_words(str(error))) from None
+
+    def _in_their_words(self, line: str) -> str:
+        """A line about a model's settings with the keys that these were read from."""
+        keys = {row.ours: row.theirs for row in self.rows if isinstance(row, Key)}
+        line = re.sub(r"; set [a-z_.]+$", "", line)  # which config.json may have no key for
+        return re.sub(r"(?<![\w.'])[a-z_.]+(?= = )", lambda name: keys.get(name[0], name[0]), line)
 
     def write(self, model: Transformer) -> Tree:
         """The config.json of a model, as near as the family can come."""

@@ -266,6 +266,9 @@ def _read_distances(settings: Settings, model: Flat) -> Flat:
     farthest = settings.get("max_relative_positions", -1)
     if not isinstance(farthest, int) or isinstance(farthest, bool) or farthest < 1:
         farthest = model["context"]
+    if farthest - 1 <= buckets // 2:
+        near = f"with position_buckets = {buckets}, all distances up to {buckets // 2} have a bucket of their own"
+        raise settings.refusal("max_relative_positions", near)
     normed = settings.get("norm_rel_ebd", "none")
     if not isinstance(normed, str):
         raise settings.refusal("norm_rel_ebd", "expected 'layer_norm' or 'none'")

@@ -68,8 +68,10 @@ KINDS = ("global", "local")
 
 
 def _read_kinds(settings: Settings, model: Flat) -> Flat:
-    """attention_types is [[[kinds, …], how often], …]."""
-    given = settings.get("attention_types", [[["global", "local"], 12]])
+    """attention_types is [[[kinds, …], how often], …]; attention_layers, which newer files have beside it, counts."""
+    layers = settings.get("attention_layers")
+    key = "attention_types" if layers is None else "attention_layers"
+    given = settings.get(key, [[["global", "local"], 12]]) if layers is None else [[layers, 1]]
     named: list[str] = []
     try:
         for some, times in given:
@@ -77,9 +79,10 @@ def _read_kinds(settings: Settings, model: Flat) -> Flat:
                 raise ValueError
             named += list(some) * times
     except (TypeError, ValueError):
-        raise settings.refusal("attention_types", "expected [[['global', 'local'], how often], …]") from None
+        expected = "[[['global', 'local'], how often], …]" if layers is None else "'global' or 'local' for each layer"
+        raise settings.refusal(key, f"expected {expected}") from None
     if len(named) != model["layers"]:
-        raise settings.refusal("attention_types", f"{len(named)} kinds for {model['layers']} layers")
+        raise settings.refusal(key, f"{len(named)} kinds for {model['layers']} layers")
     return with_windows([kind == "local" for kind in named], settings.whole("window_size", 256))
 
 

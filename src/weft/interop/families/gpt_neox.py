@@ -201,5 +201,5 @@ STARCODER2 = _family(
     ),
     parts={"gate_up": None, "up": "mlp.c_fc", "down": "mlp.c_proj"},
     fixed=ROTATED,
-    defaults={"max_position_embeddings": 4096, "initializer_range": 0.018042},
+    defaults={"max_position_embeddings": 4096, "num_key_value_heads": 2, "initializer_range": 0.018042},
 )

@@ -15,7 +15,7 @@ from typing import Any
 from weft.config import Tree
 from weft.interop.families import positions
 from weft.interop.families.base import GATED, UNTIED, Called, Family, decoder_head, on_decoder
-from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings, repeated
+from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings, repeated, shown
 from weft.interop.table import Key, Row, Special, biases, even_heads, follows, keys, round_factor
 from weft.interop.weight_map import Rules, block, module, tensor
 from weft.models.config import Decoder
@@ -89,8 +89,8 @@ def _read_no_positions(settings: Settings, model: Flat) -> Flat:
     rotated = settings.get("no_rope_layers") or [int(each) for each in positions.all_but_every(step, model)]
     if not isinstance(rotated, list) or len(rotated) < layers or any(each not in (0, 1) for each in rotated):
         raise settings.refusal("no_rope_layers", f"expected 0 or 1 for each of {model['layers']} layers")
-    size = positions.window(settings, None) if settings.flag("use_sliding_window", False) else None
-    windowed = positions.layer_types(settings, model, [size is not None and not each for each in rotated])
+    size, used = positions.window(settings, None), settings.flag("use_sliding_window", False)
+    windowed = positions.layer_types(settings, model, [used and size is not None and not each for each in rotated])
     positioned = [None if rotates else {"kind": "none"} for rotates in rotated[:layers]]
     sizes = [size if narrow else None for narrow in windowed]
     return repeated([{"window": w, "position": p} for w, p in zip(sizes, positioned, strict=True)])
@@ -144,7 +144,7 @@ MISTRAL = family(
     ("mistral", "Mistral", "Mistral"),
     (*USUAL, positions.one_window(4096)),
     only={"layer_types": None},
-    defaults={"max_position_embeddings": 4096 * 32},
+    defaults={"max_position_embeddings": 4096 * 32, "num_key_value_heads": 8},
 )
 QWEN2 = family(
     ("qwen2", "Qwen2", "Qwen2"),
@@ -174,7 +174,15 @@ GRANITE = family(
 PHI3_DROPOUT = keys(dropout=("resid_pdrop", 0.0))
 PHI3 = family(
     ("phi3", "Phi-3", "Phi3"),
-    (*SIZES, EPS, positions.rotary(fraction=1.0), HEAD, ACTIVATION, positions.one_window(), *PHI3_DROPOUT),
+    (
+        *SIZES,
+        EPS,
+        positions.rotary(fraction=1.0, original=4096),
+        HEAD,
+        ACTIVATION,
+        positions.one_window(),
+        *PHI3_DROPOUT,
+    ),
     body=names(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
     without=("span",),
     defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
@@ -197,17 +205,17 @@ OLMO2 = family(
 
 
 def _read_activation(settings: Settings, model: Flat) -> Flat:
-    """The first releases said gelu and meant its approximation by tanh."""
-    given = settings.get("hidden_activation") or settings.get("hidden_act")
-    if given in (None, "gelu"):
-        return {"feedforward.activation": "gelu-tanh"}
-    return {"feedforward.activation": Settings({"hidden_act": given}, settings.place).activation("hidden_act")}
+    """The first releases said gelu and meant its approximation by tanh; some files say the same by two keys."""
+    words = {key: settings.activation(key, "gelu") for key in ("hidden_act", "hidden_activation")}
+    meant = {key: "gelu-tanh" if word == "gelu" else word for key, word in words.items()}
+    if settings.get("hidden_activation") is not None and meant["hidden_activation"] != meant["hidden_act"]:
+        raise settings.refusal("hidden_activation", f"hidden_act = {shown(settings.get('hidden_act'))} says otherwise")
+    return {"feedforward.activation": meant["hidden_act"]}
 
 
 def _write_activation(model: Flat) -> Tree:
-    ours = model["feedforward.activation"]
-    name = "gelu_pytorch_tanh" if ours == "gelu-tanh" else THEIR_ACTIVATIONS[ours]
-    return {"hidden_act": name, "hidden_activation": name}
+    name = THEIR_ACTIVATIONS[model["feedforward.activation"]]
+    return dict.fromkeys(("hidden_act", "hidden_activation"), "gelu_pytorch_tanh" if name == "gelu_new" else name)
 
 
 def _read_every_other(settings: Settings, model: Flat) -> Flat:
@@ -223,16 +231,15 @@ def _five_of_six(settings: Settings, model: Flat) -> tuple[list[bool], int | Non
 EVERY_OTHER = Special(_read_every_other, positions.write_windows)
 BASES = positions.two_bases(("rope_theta", 1e6), ("rope_local_base_freq", 1e4), _five_of_six, positions.write_windows)
 GEMMA_ACTIVATION = Special(_read_activation, _write_activation)
+GEMMA2_ACTIVATION = Special(keys(activation=("hidden_activation", "gelu_pytorch_tanh"))[0].read, _write_activation)
 SCALE = Key(
     *("attention.scale", "query_pre_attn_scalar", 256),
     kind="positive",
     to_ours=lambda scalar, model: scalar**-0.5,
     to_theirs=lambda scale, model: round_factor(scale**-2, 1e-6),
 )
-SCORES, LOGITS = (
-    partial(Key, ours, theirs, kind="positive", none=True)
-    for ours, theirs in (("attention.softcap", "attn_logit_softcapping"), ("head.softcap", "final_logit_softcapping"))
-)
+SCORES = Key("attention.softcap", "attn_logit_softcapping", 50.0, kind="positive", none=True)
+LOGITS = partial(Key, "head.softcap", "final_logit_softcapping", kind="positive", none=True)
 SANDWICH_NAMES = names(
     norm_out="post_attention_layernorm", ff_norm="pre_feedforward_layernorm", ff_norm_out="post_feedforward_layernorm"
 )
@@ -247,17 +254,19 @@ GEMMA = family(
 GEMMA2 = replace(
     GEMMA,
     called=("gemma2", "Gemma 2", "Gemma2"),
-    rows=(*SHARED, decoder_head(UNTIED, LOGITS(30.0)), *GEMMA.rows[-2:], SCALE, SCORES(50.0), EVERY_OTHER),
+    rows=(*SHARED, decoder_head(UNTIED, LOGITS(30.0)), GEMMA2_ACTIVATION, ATTENTION_BIAS, SCALE, SCORES, EVERY_OTHER),
     body=SANDWICH_NAMES,
     fixed={**GEMMA.fixed, "placement": "sandwich"},
+    defaults={**GEMMA.defaults, "num_key_value_heads": 4},
 )
 GEMMA3 = replace(
     GEMMA2,
     called=("gemma3_text", "Gemma 3", "Gemma3Text"),
-    rows=(*SHARED[:-1], decoder_head(UNTIED, LOGITS()), *GEMMA.rows[-2:], SCALE, SCORES(), BASES, QK_EPS),
+    # attn_logit_softcapping, which a file may have, does nothing
+    rows=(*SHARED[:-1], decoder_head(UNTIED, LOGITS()), GEMMA2_ACTIVATION, ATTENTION_BIAS, SCALE, BASES, QK_EPS),
     heads=on_decoder(tags="score", without=("token", "span")),
     classes={"lm": "Gemma3ForCausalLM"},
     fixed={**GEMMA2.fixed, "attention.qk_norm.kind": "rms", "attention.qk_norm.offset": 1.0},
-    defaults={**GEMMA.defaults, "max_position_embeddings": 131072},
+    defaults={**GEMMA2.defaults, "max_position_embeddings": 131072},
 )
 FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, SMOLLM3, GRANITE, PHI3, OLMO, OLMO2)

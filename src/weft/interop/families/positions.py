@@ -99,7 +99,7 @@ def rotated_part(theirs: str, default: Any) -> Key:
 
 def table_of(settings: Settings) -> tuple[dict[str, Any], str]:
     """The table of rotary settings, and its key."""
-    key = "rope_parameters" if settings.get("rope_parameters") else "rope_scaling"
+    key = "rope_scaling" if settings.get("rope_scaling") else "rope_parameters"  # the older one counts, if both do
     given = settings.get(key) or {}
     if not isinstance(given, dict):
         raise settings.refusal(key, "expected a table of settings")
@@ -107,17 +107,18 @@ def table_of(settings: Settings) -> tuple[dict[str, Any], str]:
 
 
 def read_scaling(rope: Settings, model: Flat, original: int | None) -> dict[str, Any] | None:
-    """How positions are stretched, by a table of rotary settings; `original` is a context that stands beside it."""
+    """How positions are stretched, by a table of rotary settings; `original` is a context that stands beside it, and
+    counts before that in the table."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
     if not isinstance(kind, str) or kind not in KINDS:
         raise rope.refusal("rope_type", f"weft scales rotary positions by {', '.join(KINDS)}")
-    context = rope.whole("original_max_position_embeddings", original or model["context"])
+    context = original or rope.whole("original_max_position_embeddings", model["context"])
     match KINDS[kind]:
         case "llama3":
             numbers = {name: rope.number(NAMES[name]) for name in ("factor", "low", "high")}
-            return {"kind": "llama3", **numbers, "original_context": rope.whole(NAMES["original_context"])}
+            return {"kind": "llama3", **numbers, "original_context": context}
         case "yarn":
             factor = rope.number("factor", model["context"] / context)
             ramp = {"fast": rope.number("beta_fast", 32.0), "slow": rope.number("beta_slow", 1.0)}
@@ -157,9 +158,15 @@ def write_scaling(model: Flat) -> Tree | None:
     return {"rope_type": theirs, **{key: value for key, value in given.items() if value is not None}}
 
 
-def rotary(base: float = 10000.0, fraction: float | None = None, keys: tuple[str, str] | None = None) -> Special:
+def rotary(
+    base: float = 10000.0,
+    fraction: float | None = None,
+    keys: tuple[str, str] | None = None,
+    original: int | None = None,
+) -> Special:
     """The rows of rotary positions. `base` is taken where none is given; `fraction` too, in families that may rotate a
-    part of each head; `keys` are what a family calls both, if not rope_theta and partial_rotary_factor."""
+    part of each head; `keys` are what a family calls both, if not rope_theta and partial_rotary_factor; `original` is
+    the original context of a family that has a key for it, where that is absent."""
     theta, part = keys or ("rope_theta", "partial_rotary_factor")
 
     def read(settings: Settings, model: Flat) -> Flat:
@@ -172,15 +179,21 @@ def rotary(base: float = 10000.0, fraction: float | None = None, keys: tuple[str
             settings.only(partial_rotary_factor=1.0)
             rope.only(partial_rotary_factor=1.0)
         else:
-            found["position.fraction"] = rope.number("partial_rotary_factor", settings.number(part, fraction))
-        original = settings.get("original_max_position_embeddings")
-        scaling = read_scaling(rope, model, original if isinstance(original, int) and original > 0 else None)
+            inside = rope.get("partial_rotary_factor") is not None
+            where, name = (rope, "partial_rotary_factor") if inside else (settings, part)
+            found["position.fraction"] = where.number(name, fraction)
+            if found["position.fraction"] > 1:
+                raise where.refusal(name, "expected 1 at most")
+        beside = original is not None or settings.get(NAMES["original_context"]) is not None
+        scaling = read_scaling(rope, model, settings.whole(NAMES["original_context"], original) if beside else None)
         return found | {f"position.scaling.{name}": value for name, value in (scaling or {}).items()}
 
     def write(model: Flat) -> Tree:
         if model["position.kind"] != "rotary":
             return {}
         tree: Tree = {theta: model["position.base"], "rope_scaling": write_scaling(model)}
+        if original is not None:
+            tree[NAMES["original_context"]] = model.get("position.scaling.original_context", original)
         return tree if fraction is None else {**tree, part: model["position.fraction"]}
 
     return Special(read, write)

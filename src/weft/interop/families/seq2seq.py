@@ -63,8 +63,8 @@ SIZES = keys(
 )  # fmt: skip
 SHARED: tuple[Row, ...] = (
     *SIZES,
-    same("decoder_attention_heads", "attention.heads"),
-    same("decoder_ffn_dim", "feedforward.d_ff"),
+    same("decoder_attention_heads", "attention.heads", 16),
+    same("decoder_ffn_dim", "feedforward.d_ff", 4096),
     constant("is_encoder_decoder", True),
 )
 NORM_AFTER = {"normalize_before": False, "add_final_layer_norm": False}
@@ -167,16 +167,18 @@ def _read_feedforward(settings: Settings, model: Flat) -> Flat:
     gate, _, name = (given if isinstance(given, str) else "").rpartition("-")
     if gate not in ("", "gated") or name not in ACTIVATIONS:
         raise settings.refusal("feed_forward_proj", f"weft has {', '.join(ACTIVATIONS)}, each also gated-…")
-    if not gate:
-        return {"feedforward.kind": "plain", "feedforward.activation": ACTIVATIONS[name], "feedforward.bias": False}
-    return {"feedforward.kind": "gated", "feedforward.activation": "gelu-tanh" if name == "gelu" else ACTIVATIONS[name]}
+    # what transformers makes of that word stands beside it in newer files, and counts
+    usual = "gelu_new" if given == "gated-gelu" else name
+    found: Flat = {"feedforward.activation": settings.activation("dense_act_fn", usual)}
+    if settings.flag("is_gated_act", bool(gate)):
+        return {"feedforward.kind": "gated", **found}
+    return {"feedforward.kind": "plain", **found, "feedforward.bias": False}
 
 
 def _write_feedforward(model: Flat) -> Tree:
-    name = THEIR_ACTIVATIONS[model["feedforward.activation"]]
-    if model["feedforward.kind"] == "gated":
-        name = "gated-gelu" if name == "gelu_new" else f"gated-{name}"
-    return {"feed_forward_proj": name}
+    name, gated = THEIR_ACTIVATIONS[model["feedforward.activation"]], model["feedforward.kind"] == "gated"
+    word = "gated-gelu" if gated and name == "gelu_new" else f"gated-{name}" if gated else name
+    return {"feed_forward_proj": word, "dense_act_fn": name, "is_gated_act": gated}
 
 
 def _read_scale(settings: Settings, model: Flat) -> Flat:

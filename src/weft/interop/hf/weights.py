@@ -125,7 +125,7 @@ def read(
             wanted = their_shapes(table)
             if copy not in wanted:
                 differs = f"'{tensors[copy].name}' differs from '{tensors[original].name}'"
-                raise InteropError(f"{differs}, which it should repeat")
+                raise InteropError(f"{differs}, which it should repeat, whatever tie_word_embeddings says")
             break
     used = {name: check_floats(stored) for name, stored in tensors.items() if name in wanted}
     others = [name for name in tensors if name not in wanted and name not in copies]
