@@ -97,8 +97,6 @@ class WeftLM(TemplateLM):
         self.max_length: int = options.get("max_length") or own
         self._prefix = options.get("prefix_token_id")
 
-    # ---- text to ids
-
     @property
     def eot_token_id(self) -> int:
         """What ends a text; for a tokenizer without such a token, what begins one."""
@@ -118,8 +116,6 @@ class WeftLM(TemplateLM):
         begun = has_bos_prefix(string, self.tokenizer.token(self.prefix_token_id))
         plain = begun if add_special_tokens is None else not add_special_tokens
         return [*(() if plain else self.tokenizer.leading), *self.tokenizer.encode(string, specials=True)]
-
-    # ---- scoring
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Pair], disable_tqdm: bool = False, **given: Any
@@ -206,8 +202,6 @@ class WeftLM(TemplateLM):
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), logprob)
         return found
 
-    # ---- writing
-
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """What the model writes after each context until one of the strings in `until`, which are left out."""
         asked = [request.args for request in requests]
@@ -237,8 +231,6 @@ class WeftLM(TemplateLM):
                     self.cache_hook.add_partial("generate_until", asked[index], completion.text)
                     shown.update()
         return found
-
-    # ---- chat
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """A conversation as the tokenizer's template writes it; without the prompt, it ends with the last message."""
@@ -277,9 +269,6 @@ def _settings(wanted: Mapping[str, Any], defaults: Mapping[str, Any]) -> Samplin
         given = {name: value for name, value in given.items() if name not in ("top_k", "top_p", "min_p", "typical_p")}
         given["temperature"] = 0.0
     return sampling(**with_defaults(given, defaults))
-
-
-# ---- tasks
 
 
 def evaluate_tasks(

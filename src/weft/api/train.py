@@ -71,9 +71,6 @@ def prepare(
     return prepare_shards(text, out, tokenizer)
 
 
-# ---- training
-
-
 @reaching()
 def train(
     recipe: str | Path | Recipe,
@@ -217,9 +214,6 @@ def _check(recipe: Recipe) -> None:
         raise DataError("'-': training may read its text twice, which standard input can't; name a file")
 
 
-# ---- from a recipe to tokens
-
-
 def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe, Objective[Any], list[Choice]]:
     device = pick_device().type
     config, choices, tokenizers = _tokenizers(recipe, folder, device)
@@ -320,9 +314,6 @@ def _check_data(objective: Objective[Any], log: Log) -> None:
     if began and began != list(objective.fingerprints):
         places = [part.prepared or str(folder.data) for part in objective.recipe.data.parts]
         raise RunError(f"{', '.join(places)}: not the data that this run began with; put that back, or start a new run")
-
-
-# ---- together
 
 
 def _invitation(recipe: SettledRecipe, folder: RunFolder) -> dict[str, Any]:

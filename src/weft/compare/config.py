@@ -165,9 +165,6 @@ def _name_signs(words: str) -> str:
     return re.sub(r"[^A-Za-z0-9._+,=-]+", "-", words)
 
 
-# ---- from a file
-
-
 def shipped() -> list[str]:
     """The comparisons that come with weft."""
     folder = resources.files("weft") / "recipes" / "compare"
@@ -206,9 +203,6 @@ def tables_of(source: str) -> Tree | None:
     if isinstance(tree.get("vary"), Mapping):  # dotted keys or tables of them, down to the list of values
         written["vary"] = flat(tree["vary"])
     return written
-
-
-# ---- from a command
 
 
 @dataclass(frozen=True)
@@ -319,9 +313,6 @@ def varied(words: str) -> tuple[str, list[Any]]:
     if not equals or not all(key.split(".")) or not all(values.split(",")):
         raise ConfigError(f"--vary {words}: expected KEY=VALUE,VALUE, for instance model.placement=pre,post")
     return key, [flat(assignments([f"value={value}"]))["value"] for value in values.split(",")]
-
-
-# ---- tokenizers
 
 
 def _with_tokenizers(contenders: Mapping[str, Any], specs: Sequence[str]) -> Tree:

@@ -122,9 +122,6 @@ def _norm(norm: Norm, width: int) -> int:
     return (norm.gain + norm.bias) * width if isinstance(norm, LayerNorm) else width
 
 
-# ---- Transformers
-
-
 def stacks(model: config.TransformerConfig) -> list[tuple[int, bool, bool]]:
     """(layers, causal, reads a source) of each stack."""
     if isinstance(model, config.EncoderDecoder):
@@ -275,9 +272,6 @@ def _dense(layers: Sequence[tuple[int, int, int]], more: int = 0) -> Component:
     return Component("head", parameters, sum(2 * inputs * outputs * places for inputs, outputs, places in layers))
 
 
-# ---- adapters
-
-
 def layers_linears(model: config.TransformerConfig) -> list[list[Linear]]:
     """The linear layers of each layer, from the source to the logits, by their names in the built model.
 
@@ -310,9 +304,6 @@ def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:
         parts.append(replace(part, trained=trained, backward=2 if trained or part.name == "attention" else 1))
     added = Component("adapter", parameters, runs * 2 * cost.length * parameters, in_layers=True)
     return replace(cost, components=(*parts, added))
-
-
-# ---- recurrent models
 
 
 def _cells(cell: str, inputs: list[int], D: int) -> tuple[int, int]:

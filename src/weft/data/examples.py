@@ -110,9 +110,6 @@ class Examples:
         return self._ids[field]
 
 
-# ---- numbers for labels, assigned while rows are read: examples are written in one pass, before all labels are known
-
-
 def label_names(labels: Iterable[str]) -> list[str]:
     """All labels once, in an order that doesn't depend on theirs: as numbers if all are, else as text."""
     names = set(labels)
@@ -160,9 +157,6 @@ class Labels:
         known = self._given if self._given is not None else label_names(set(self._numbers) - set(self._untaught))
         shown = ", ".join(known[:12])
         return DataError(f"{where}: '{self.column}' is {label!r}, which no training row has; known: {shown}")
-
-
-# ---- writing
 
 
 def encode_rows(
@@ -301,9 +295,6 @@ def _header_bytes(header: Mapping[str, Any]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-# ---- reading
 
 
 def verify_files(paths: Sequence[Path]) -> None:

@@ -103,9 +103,6 @@ def rows(step: int, batch: int, rank: int = 0, ranks: int = 1) -> Array:
     return np.arange(first + rank * batch // ranks, first + (rank + 1) * batch // ranks, dtype=np.int64)
 
 
-# ---- several texts with weights
-
-
 def shares(weights: Sequence[float]) -> list[int]:
     """Whole numbers in the proportion of the weights as they are written: 0.6, 0.22 → 30, 11."""
     if not weights or min(weights) <= 0:
@@ -177,9 +174,6 @@ def draw(streams: Words, places: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """
     bits = _hash(np.asarray(places).astype(np.uint64), streams) >> np.uint64(11)
     return bits.astype(np.float64) * 2.0**-53
-
-
-# ---- a keyed permutation
 
 
 def permute(index: Array, count: int, epoch: Array, seed: int) -> Array:

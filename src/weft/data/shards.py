@@ -257,9 +257,6 @@ def noted_tokenizer(folder: Path) -> dict[str, str]:
     return {"tokenizer": noted} if isinstance(noted, str) else {}
 
 
-# ---- arrays on disk: hashed as they are written, mapped into memory, and held against their checksums once
-
-
 class HashedStream:
     """A file that is written from its beginning to its end; `sha256` is that of all that was written."""
 

@@ -216,9 +216,6 @@ def characters(name: str, encoding: str = "utf-8") -> Iterator[str]:
         offset += len(block)
 
 
-# ---- which bytes are text
-
-
 STARTS = {
     b"%PDF-": "a PDF",
     b"PK\x03\x04": "a zip archive, as .docx, .xlsx and .epub are",

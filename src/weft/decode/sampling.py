@@ -194,9 +194,6 @@ def check_logits(logits: Tensor) -> None:
         raise refusal(NONE_LEFT if best[~best.isfinite()][0] == -torch.inf else NOT_FINITE)
 
 
-# ---- the likeliest tokens of many rows, without a copy of all their log-probabilities
-
-
 def likeliest(logits: Tensor, count: int, normalised: bool = False) -> tuple[Tensor, Tensor]:
     """Of each row of logits (rows, V) the `count` likeliest tokens: log p in float64, best first, and their ids.
 
@@ -232,9 +229,6 @@ def highest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     looked_at = torch.cat((places.flatten(1), rest), dim=1)
     best, where = x.gather(1, looked_at).topk(count, dim=-1)
     return best, looked_at.gather(1, where)
-
-
-# ---- what the text so far and the caller's rules do
 
 
 def repetition_penalty(logits: Tensor, seen: Tensor, penalty: Amount) -> Tensor:

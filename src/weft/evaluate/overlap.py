@@ -225,9 +225,6 @@ def passages_table(
     return Table(header, cells, title, text=(3,))
 
 
-# ---- hashes of n-grams, for a million bytes at a time: numpy alone, no loop over words
-
-
 def words_are_long(text: bytes) -> bool:
     """Whether a text isn't written in words with spaces between them."""
     raw, kind = _classified(text)

@@ -70,9 +70,6 @@ def size_of(bytes_: int) -> str:
     return f"{bytes_ / 1e6:,.1f} MB" if bytes_ >= 100_000 else f"{bytes_:,} bytes"
 
 
-# ---- before the text is read
-
-
 def choose_tokenizer(recipe: Recipe, bytes_: int, device: str = "cpu") -> tuple[TokenizerConfig, list[Choice]]:
     """The tokenizer for about `bytes_` of text, and what was chosen of it. `device` is "cpu" or "cuda"."""
     chosen = _Choices(recipe)
@@ -90,9 +87,6 @@ def choose_tokenizer(recipe: Recipe, bytes_: int, device: str = "cpu") -> tuple[
         chosen.choose("tokenizer.vocab_size", size, f"suits {size_of(bytes_)} of text")
     assert chosen.recipe.tokenizer is not None
     return chosen.recipe.tokenizer, chosen.made
-
-
-# ---- once it is tokens
 
 
 def settle(
@@ -153,9 +147,6 @@ class _Scale:
     gpu: bool
     flops: float
     time: str
-
-
-# ---- the choices, each filling what is open
 
 
 class _Choices:

@@ -62,9 +62,6 @@ def step_of(path: Path) -> int:
     return int(match[2])
 
 
-# ---- writing
-
-
 def write(folder: Path, copy: Snapshot, keep: int, interrupted: bool = False) -> Path:
     """Write a checkpoint, point the links at what they name now, and remove what is needed no longer (`tidy`)."""
     return put(folder, checkpoint_name(copy.step, interrupted), lambda beside: fill(beside, copy), keep)
@@ -118,9 +115,6 @@ def seal(folder: Path, step: int, tied: Mapping[str, str]) -> None:
     }
     manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "tied": dict(tied), "files": listed}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-
-
-# ---- what follows from the notes
 
 
 def tidy(folder: Path, keep: int) -> list[str]:
@@ -209,9 +203,6 @@ def read_note(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return note if isinstance(note, dict) else {}
-
-
-# ---- reading
 
 
 def manifest_of(path: Path) -> dict[str, Any]:

@@ -104,8 +104,6 @@ class Tokenizer:
         except Exception:  # a word tokenizer without unk knows no such word: nothing to protect
             return []
 
-    # ---- making one
-
     @classmethod
     def from_json(cls, text: str, roles: Mapping[Role, str] | None = None, chat_template: str | None = None) -> Self:
         """From the content of a tokenizer.json. Without `roles`, customary names such as `<eos>` take theirs."""
@@ -172,8 +170,6 @@ class Tokenizer:
         """A sha256 that two tokenizers share when they give the same ids and roles to texts without special tokens."""
         return hashlib.sha256(f"{self._json}\n{json.dumps(self.roles)}".encode()).hexdigest()
 
-    # ---- text to ids
-
     def encode(self, text: str, *, bos: bool = False, eos: bool = False, specials: bool = False) -> list[int]:
         """The ids of a text. `specials` reads special tokens in it: only for text from a trusted hand."""
         with bounds.quiet:
@@ -236,8 +232,6 @@ class Tokenizer:
         """The same tokenizer, but one that finds special tokens in a text."""
         return tokenizers.Tokenizer.from_str(self._json)
 
-    # ---- ids to text
-
     def decode(self, ids: Iterable[int], *, specials: bool = False) -> str:
         """The text of these ids, with their special tokens if `specials`, else with those for unknown words alone."""
         skip = frozenset() if specials else self._hidden
@@ -249,8 +243,6 @@ class Tokenizer:
         Ids that go on with a text that has `begun` give what they add to it.
         """
         return TextStream(self._token_bytes, frozenset() if specials else self._hidden, begun)
-
-    # ---- the vocabulary
 
     @cached_property
     def kind(self) -> str:

@@ -253,9 +253,6 @@ def _attend_chunks_kernel(  # type: ignore[no-untyped-def]
     tl.store(answers, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=(row < count)[:, None])
 
 
-# ---- what the kernels are called by
-
-
 class Attention:
     """Attention over a cache and its workspace, for one batch size: parts of rows too long for one program.
 

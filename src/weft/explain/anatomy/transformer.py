@@ -126,9 +126,6 @@ def _norm(settings: BlockConfig, name: str, module: Any, time: str) -> Part:
     return part(settings, f"{name}, {kind}", formula, shape, keys, *by, own=own, box=kind)
 
 
-# ---- attention
-
-
 def _attention(settings: BlockConfig, module: Any, stack: Stack, time: str) -> Part:
     """Self-attention: projections, what positions do to them, scores and their mean, and the mix of heads."""
     chosen, D, K = settings.attention, settings.d_model, settings.d_head
@@ -196,9 +193,6 @@ def _mixed(settings: BlockConfig, module: Any, causal: bool, queries: str, sourc
     shape, formula = f"(B, {queries}, {H * K}) → (B, {queries}, {D})", f"concat(heads) W_o{with_bias(module.out)}"
     mixed = part(settings, "heads mixed", formula, shape, "", attention.SelfAttention.attend, own=size(module.out))
     return [weighted, mixed]
-
-
-# ---- positions
 
 
 def _added_positions(settings: Any, stack: Stack, time: str) -> list[Part]:
@@ -277,9 +271,6 @@ def _feedforward(settings: BlockConfig, module: Any, time: str) -> Part:
     more = {"parts": (up, middle, down), "detail": f"{D} → {F:,} → {D}, {f}"}
     keys = "feedforward.kind feedforward.d_ff feedforward.activation"
     return describe("feed-forward", formula, f"{x} → the same", keys, by, **more)
-
-
-# ---- heads
 
 
 def _heads(model: Transformer) -> tuple[Part, ...]:

@@ -114,9 +114,6 @@ class Contents:
         return self.mapped[entry.start : entry.start + entry.bytes]
 
 
-# ---- quantized blocks
-
-
 def _dequantize(raw: memoryview, entry: Entry) -> Tensor:
     """Quantized blocks as fp32, some rows at a time: this takes a few times the memory of its result."""
     row = entry.shape[-1] // entry.encoding.block * entry.encoding.bytes
@@ -137,9 +134,6 @@ def quantization() -> Any:
     except ImportError:
         raise InteropError("quantized weights need the package 'gguf'; pip install 'weft[gguf]'") from None
     return quants
-
-
-# ---- reading
 
 
 def open_file(path: Path) -> Contents:
@@ -220,9 +214,6 @@ def _read_table(cursor: Cursor, count: int, alignment: int) -> dict[str, Entry]:
         if (end := entry.start + entry.bytes) > size:
             raise cursor.refusal(f"truncated: '{name}' ends at byte {end:,}, the file at {size:,}")
     return placed
-
-
-# ---- writing
 
 
 class LazyTensor(NamedTuple):

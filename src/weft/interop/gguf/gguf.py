@@ -53,9 +53,6 @@ KEPT = ("general.type", "general.name")  # keys that take their former values ag
 GENERAL = {"general.architecture", "general.alignment", "general.file_type", "general.quantization_version"}
 
 
-# ---- reading
-
-
 def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     """The model in a GGUF file, with the tokenizer at another path if one is given.
 
@@ -125,9 +122,6 @@ def _dtype(contents: Contents, model: Decoder) -> torch.dtype:
 def _always_fp32(name: str, shape: tuple[int, ...]) -> bool:
     """Whether llama.cpp wants a tensor in fp32, whatever the others are in."""
     return len(shape) == 1 or name == POSITIONS or name.endswith("_norm.weight")
-
-
-# ---- writing
 
 
 def write(bundle: ModelBundle, path: Path, dtype: str | None = None) -> None:
@@ -201,9 +195,6 @@ def _encoding(name: str, shape: tuple[int, ...], dtype: str | None) -> Encoding 
     if dtype in FOUR_BITS and name in TABLES:
         wanted = ("Q8_0", "F16")
     return next(BY_NAME[each] for each in wanted if shape[-1] % BY_NAME[each].block == 0)
-
-
-# ---- settings and names, as the architecture has them
 
 
 def _settings_of(contents: Contents, architecture: str) -> Settings:
