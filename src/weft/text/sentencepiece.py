@@ -17,7 +17,6 @@ from weft.errors import TokenizerError
 from weft.text.bounds import check_letters, check_pieces
 from weft.text.config import Role
 from weft.text.token_bytes import BYTE_TOKEN, byte_tokens
-from weft.text.training import look_alikes
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 FOREIGN = 7  # here alone: a piece that a vocabulary has and the model lacks
@@ -29,7 +28,9 @@ MAX_MERGED_CHARACTERS = 256  # of a piece whose merges are looked for: each plac
 TRIM = rf"\A +|[ {SPACE}]+\z"  # what goes at a text's ends
 SEVERAL = " {2,}"  # which become one
 PREFIX = r"\A(?"  # so begin the expressions that put a space before a text
-ABSENT = -1e3  # the score of a foreign piece: better than unk, worse than all else
+ABSENT = -1e3  # the score of a foreign character: better than unk, worse than all else
+NEVER = -1e6  # of a foreign piece of several: worse than pieces that spell it
+UNKNOWN_RUN = "\x1a"  # ASCII's substitute: stands for characters that make one unknown piece
 
 V = TypeVar("V", int, bytes)
 
@@ -65,7 +66,7 @@ def to_tokenizer(data: bytes, vocabulary: Mapping[str, int] | None = None) -> tu
     """The tokenizer of a model file's content, and its special tokens by role.
 
     `vocabulary` gives pieces other ids, as Marian's models have it, where one vocabulary serves two model files: what
-    it lacks is never cut, and what only it has is cut where there is nothing else.
+    it lacks is never cut, and what only it has is cut where it is the one character that the model doesn't know.
     """
     model = parse(data)
     (check_pieces if model.kind == UNIGRAM else check_letters)(piece.text for piece in model.pieces)
@@ -79,10 +80,12 @@ def to_tokenizer(data: bytes, vocabulary: Mapping[str, int] | None = None) -> tu
         unk = pieces[unknown].text
         backend = Tokenizer(models.BPE(ids, merges, unk_token=unk, fuse_unk=True, byte_fallback=model.byte_fallback))
     symbols = [piece.text for piece in pieces if piece.kind == USER_DEFINED]
-    backend.normalizer = normalizers.Sequence(_preparation(model, symbols))
-    if model.kind == UNIGRAM:  # entries of the vocabulary that are not text are never found in one
-        hidden = look_alikes(piece.text for piece in pieces if piece.kind in (CONTROL, UNKNOWN, BYTE))
-        backend.pre_tokenizer = pre_tokenizers.Split(Regex(hidden), "isolated")
+    steps = _preparation(model, symbols)
+    if vocabulary is not None and not model.byte_fallback:
+        steps.append(normalizers.Replace(Regex(_unknown(model, pieces)), UNKNOWN_RUN))
+    backend.normalizer = normalizers.Sequence(steps)
+    if model.kind == UNIGRAM and (cuts := _cuts(pieces)):  # entries of the vocabulary that are no text are never found
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex(cuts), "merged_with_previous")
     ending = [decoders.Strip(" ", 1, 0)] if model.dummy_prefix or model.squeeze else []
     joining = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*joining, *ending])
@@ -92,12 +95,39 @@ def to_tokenizer(data: bytes, vocabulary: Mapping[str, int] | None = None) -> tu
     return backend, model.roles
 
 
+def _cuts(pieces: list[Piece]) -> str:
+    """A pattern for the character after which what looks like an entry that is no text is cut: where the model cuts it
+    if it has no such entry. So what stands around it is read as ever, and a run of unknown characters stays one."""
+    hidden = {piece.text: piece.kind for piece in pieces if piece.kind in (CONTROL, UNKNOWN, BYTE)}
+    texts = [(UNKNOWN_RUN, 0.0), *((piece.text, piece.score) for piece in pieces if piece.text not in hidden)]
+    model, cuts = models.Unigram(texts, unk_id=0, byte_fallback=False), []
+    for text, kind in hidden.items():
+        first = len(model.tokenize(text)[0].value)
+        if first == len(text) and kind == UNKNOWN:
+            continue  # of unknown characters alone: unknown either way
+        end = min(first, len(text) - 1) or 1
+        before, last, after = (re.escape(part) for part in (text[: end - 1], text[end - 1], text[end:]))
+        cuts.append(f"(?<={before}){last}(?={after})" if before else f"{last}(?={after})")
+    return "|".join(cuts)
+
+
+def _unknown(model: SentencePiece, pieces: list[Piece]) -> str:
+    """A pattern for what is one unknown piece to the model, unless it is a character that the vocabulary has."""
+    known = {
+        SPACE,
+        *(letter for piece in model.pieces if piece.kind in (NORMAL, USER_DEFINED) for letter in piece.text),
+    }
+    foreign = {piece.text for piece in pieces if piece.kind == FOREIGN and len(piece.text) == 1} - known
+    either, neither = ("".join(map(re.escape, sorted(some))) for some in (known, known | foreign))
+    return f"[^{either}]{{2,}}|[^{neither}]"
+
+
 def _renumbered(model: SentencePiece, vocabulary: Mapping[str, int]) -> list[Piece]:
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise TokenizerError(f"the vocabulary's ids do not run from 0 to {len(vocabulary) - 1}")
     known = {piece.text: piece for piece in model.pieces}
     order = sorted(vocabulary, key=vocabulary.__getitem__)
-    pieces = [known.get(text, Piece(text, ABSENT, FOREIGN)) for text in order]
+    pieces = [known.get(text, Piece(text, ABSENT if len(text) == 1 else NEVER, FOREIGN)) for text in order]
     if not any(piece.kind == UNKNOWN for piece in pieces):
         raise TokenizerError(f"the vocabulary has no {model.roles.get('unk', '<unk>')}, which SentencePiece needs")
     return pieces
