@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from weft.errors import DataError
 from weft.evaluate import agreement as c
+from weft.recipe.metrics import against_baseline
 
 NAMES = ("cat", "dog", "frog")
 
@@ -25,6 +26,33 @@ def test_metrics_of_three_labels_by_hand() -> None:
     assert found["macro_f1"] == pytest.approx((2 / 3 + 1 / 2 + 4 / 5) / 3)
     # (7·10 − (3·3 + 2·2 + 5·5)) / √((100 − 38)(100 − 38))
     assert found["matthews"] == pytest.approx((70 - 38) / 62)
+
+
+def test_intervals_are_those_of_the_binomial_and_rows_are_drawn_whole() -> None:
+    truth, predicted = [0] * 300 + [1] * 100, [0] * 280 + [1] * 120
+    found = c.label_intervals(truth, predicted, [0.5] * 400, range(400))
+    assert found["baseline_accuracy"] == 0.75 and found["rows"] == 400
+    low, high = found["intervals"]["accuracy"]
+    exact = scipy.stats.binom(400, 380 / 400).ppf([0.025, 0.975]) / 400
+    assert (low, high) == pytest.approx(tuple(exact), abs=0.006)
+    assert found["intervals"]["loss"] == pytest.approx([0.5, 0.5])
+    assert found["intervals"]["matthews"][0] < c.matthews(c.confusion(truth, predicted, 2))
+    # ten words a sentence, all right or all wrong: as sure as forty answers, not as four hundred
+    sentences = c.label_intervals(truth, predicted, [0.5] * 400, [n // 10 for n in range(400)])
+    wide = sentences["intervals"]["accuracy"]
+    assert sentences["rows"] == 40 and wide[1] - wide[0] > 2 * (high - low)
+    assert c.label_intervals([0, 1], [0, 1], [0.1, 0.2], [0, 0])["intervals"] == {}
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "low", "told"),
+    [(0.5, 0.4, "worse than"), (0.6, 0.5, "no better than"), (0.7, 0.55, "hardly better than"), (0.7, 0.65, "")],
+)
+def test_what_one_label_for_everything_would_reach_is_said(accuracy: float, low: float, told: str) -> None:
+    found = {"accuracy": accuracy, "baseline_accuracy": 0.6, "intervals": {"accuracy": [low, 0.9]}}
+    line = against_baseline(found)
+    assert (told in line and "(60.0%)" in line) if told else line == ""
+    assert against_baseline({"loss": 1.0}) == ""
 
 
 def test_two_labels_are_the_textbook_formula() -> None:

@@ -19,6 +19,18 @@ def test_bleu_and_chrf_are_sacrebleus() -> None:
     assert found["exact"] == 0.0
 
 
+def test_intervals_are_a_bootstrap_over_rows() -> None:
+    texts, references = TEXTS * 20, [*REFERENCES[:2], TEXTS[2]] * 20
+    found = t.translation_metrics(texts, references)
+    for key in ("bleu", "chrf", "rouge_l", "exact"):
+        low, high = found["intervals"][key]
+        assert low < found[key] < high
+    score = sacrebleu.metrics.BLEU().corpus_score(texts, [references], n_bootstrap=1000)
+    low, high = found["intervals"]["bleu"]
+    assert (low, high) == pytest.approx((score._mean - score._ci, score._mean + score._ci), abs=1.5)
+    assert t.translation_metrics(TEXTS[:1], REFERENCES[:1])["intervals"] == {}
+
+
 def test_the_same_text_is_perfect() -> None:
     found = t.translation_metrics(REFERENCES, REFERENCES)
     assert (found["bleu"], found["chrf"]) == pytest.approx((100.0, 100.0))

@@ -13,12 +13,14 @@ import torch
 
 from weft import tensors
 from weft.api import train as api
+from weft.api.evaluation_report import Wanted, evaluation_report
 from weft.api.load import load
 from weft.api.run import Run
 from weft.errors import ConfigError, DataError, ModelError, RunError
 from weft.objectives.tag import _parts, tagged_example
 from weft.runs.folder import RunFolder
 from weft.runs.lines import read_lines
+from weft.runs.report import report
 
 WORDS = (
     "the small dog saw a big cat near old trees while two birds sang about warm rain on green hills".split()  # noqa: SIM905
@@ -136,7 +138,14 @@ def test_labels_are_found_and_saved(tmp_path: Path) -> None:
     assert run.config.model.head.labels == 3  # type: ignore[union-attr]
     metrics = last(run)
     assert sum(map(sum, metrics["matrix"])) > 0
-    assert {"accuracy", "macro_f1", "matthews"} <= metrics.keys()
+    assert {"accuracy", "macro_f1", "matthews"} <= metrics["intervals"].keys() <= metrics.keys()
+    found = evaluation_report(run, Wanted()).metrics_table()
+    assert found.header[2] == "95 % interval" and f"{metrics['rows']} rows" in found.remarks[0]
+    assert ["accuracy of the commonest label alone", f"{metrics['baseline_accuracy']:.4%}"] in [
+        list(row[:2]) for row in found.rows
+    ]
+    span = "–".join(f"{end:.1%}" for end in metrics["intervals"]["accuracy"])
+    assert f"accuracy, held out ({span})" in report(RunFolder(run.path))
     titles, *mistakes = metrics["table"]
     assert titles == ["text", "actual", "predicted", "probability"]
     truth = {row["text"].lower(): row["label"] for row in made}  # as the tokenizer reads it

@@ -1,5 +1,7 @@
 """What is chosen for small and large texts, and that a choice never overrides the recipe."""
 
+from dataclasses import replace
+
 import pytest
 
 from weft.errors import ConfigError
@@ -208,3 +210,19 @@ def test_nothing_is_measured_where_it_would_change_nothing(preset: str, words: l
 
     recipe, _ = settle(resolve(preset, ["tokenizer=byte", *words]), Facts(10**6, 257), device, measure)
     assert recipe.precision == ("fp32" if device == "cpu" else "bf16")
+
+
+def test_the_rate_follows_how_far_the_weights_were_trained() -> None:
+    """What has read little learns a task as fresh weights do; a published model, whose tokens nobody knows, gently."""
+    fresh = resolve("bert-tiny", ["tokenizer=byte", "objective=classify"])
+    rows = Facts(10_000, 256, rows=600, labels=("a", "b"))
+
+    def chosen(recipe: Recipe, trained: int | None = None) -> SettledRecipe:
+        return settle(recipe, replace(rows, trained=trained))[0]
+
+    new, known = chosen(fresh), chosen(fresh.replace(init="x"))
+    little, more, much = (chosen(fresh.replace(init="x"), tokens) for tokens in (10_000, 3_000_000, 10**10))
+    assert 0.9 * new.optimizer.lr < little.optimizer.lr <= new.optimizer.lr  # type: ignore[operator]
+    assert little.optimizer.lr > more.optimizer.lr > much.optimizer.lr == known.optimizer.lr  # type: ignore[operator]
+    assert new.steps >= little.steps > more.steps > much.steps == known.steps
+    assert (little.schedule.warmup, known.schedule.warmup) == (little.steps // 5, known.steps // 10)

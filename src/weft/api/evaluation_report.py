@@ -12,7 +12,7 @@ from weft.errors import ConfigError, DataError, RunError, counted
 from weft.evaluate.details import Details
 from weft.evaluate.overlap import QUICK_BYTES, Overlap, overlap_tables
 from weft.figures.tables import Table
-from weft.recipe.metrics import metric
+from weft.recipe.metrics import against_baseline, metric
 
 BASELINE = "baseline_bits_per_byte"
 UNITS = {
@@ -101,6 +101,10 @@ class EvaluationReport:
         return Table(names, filled, "", self._remarks(), (0, len(names) - 1))
 
     def _remarks(self) -> list[str]:
+        if "rows" in self.metrics:
+            several = self.metrics["intervals"] and len(self.measured) == 1
+            about = [f"Intervals: a bootstrap over {self.metrics['rows']:,} rows."] if several else []
+            return [*about, *filter(None, [against_baseline(self.metrics)])]
         if "sections" not in self.metrics:
             return []
         sections = self.metrics["sections"]

@@ -8,6 +8,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -223,10 +224,24 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
     for sources, apart in () if data.targets else [*((part.sources, held_out) for part in data.parts), (held_out, ())]:
         files(sources, column, data.encoding, lambda line: folder.event("left out", line=line), apart)
     facts = objectives.build(recipe, folder, tokenizers).prepare(log)
+    facts = replace(facts, trained=_tokens_learned(recipe.init))
     settled, more = settle(recipe, facts, device, products)
     choices = [*choices, *more]
     _announce(settled, facts, choices, log)
     return settled, objectives.build(settled, folder, tokenizers), choices
+
+
+def _tokens_learned(init: str | None) -> int | None:
+    """The tokens that a run's weights learned from, with those of the runs that it began with; None if not known."""
+    total, seen = 0, set[str]()
+    while init is not None and init not in seen:
+        seen.add(init)
+        run = RunFolder(init)
+        read = [line["tokens"] for line in read_lines(run.metrics) if "tokens" in line] if run.metrics.is_file() else []
+        if run.origin.is_dir() or not read:
+            return None
+        total, init = total + read[-1], run.recipe().init
+    return total if seen else None
 
 
 def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[TokenizerConfig, list[Choice], Tokenizers]:

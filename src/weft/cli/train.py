@@ -82,7 +82,7 @@ def train(
 
 def summarise(run: "Run") -> None:
     """What came out, and what can be done with it."""
-    from weft.recipe.metrics import METRICS, metric
+    from weft.recipe.metrics import METRICS, against_baseline, metric
 
     results = run.results()
     order = [*METRICS, *(key for key in results if key not in METRICS)]
@@ -92,7 +92,8 @@ def summarise(run: "Run") -> None:
         if isinstance(results.get(key), float) and (key != "unknown_share" or results[key])
     ]
     if shown:
-        print_tables(Table(("on data it never saw", ""), shown))
+        remark = against_baseline(results)
+        print_tables(Table(("on data it never saw", ""), shown, "", [remark] if remark else []))
     echo(f"\nreport    {run.path / 'report.html'}")
     echo(f"use       {run.objective.usage.format(run=run.path)}")
     echo(f"evaluate  weft evaluate {run.path}")

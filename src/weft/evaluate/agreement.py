@@ -12,20 +12,43 @@ from numpy.typing import ArrayLike, NDArray
 
 from weft.data.streams import lines
 from weft.errors import DataError
+from weft.evaluate.bootstrap import DRAWS, row_intervals
 
 Matrix = NDArray[np.int64]
+MIN_DRAWS = 200  # of a bootstrap, however many answers there are
+MAX_DRAWN_ANSWERS = 100_000_000  # in all draws together: some seconds
 
 
 def label_metrics(actual: Sequence[int], predicted: Sequence[int], labels: Sequence[str]) -> dict[str, Any]:
     """Metrics of labels, given as their places in `labels`, and the confusion matrix: a row for each actual label."""
     matrix = confusion(actual, predicted, len(labels))
-    return {
-        "accuracy": float(np.trace(matrix) / matrix.sum()),
-        "macro_f1": macro_f1(matrix),
-        "matthews": matthews(matrix),
-        "labels": list(labels),
-        "matrix": matrix.tolist(),
-    }
+    return {**_agreement(matrix), "labels": list(labels), "matrix": matrix.tolist()}
+
+
+def label_intervals(
+    actual: Sequence[int], predicted: Sequence[int], losses: ArrayLike, rows: Sequence[int]
+) -> dict[str, Any]:
+    """What stands beside the metrics: the share of the commonest label, and intervals by a bootstrap over rows.
+
+    Each answer (N,) has its loss and the number of the row it belongs to: all words of a sentence are drawn together.
+    """
+    labels = 1 + max(max(actual), max(predicted))
+    cells, costs = np.asarray(actual) * labels + np.asarray(predicted), np.asarray(losses, dtype=np.float64)
+    baseline = confusion(actual, predicted, labels).sum(axis=1).max() / len(cells)
+    owners, count = np.asarray(rows), 1 + max(rows)
+
+    def measure(drawn: NDArray[np.float64]) -> dict[str, float]:
+        often = drawn[owners]
+        matrix = np.bincount(cells, often, labels * labels).reshape(labels, labels)
+        return {"loss": float(often @ costs / often.sum()), **_agreement(matrix)}
+
+    draws = min(DRAWS, max(MIN_DRAWS, MAX_DRAWN_ANSWERS // len(cells)))
+    return {"baseline_accuracy": float(baseline), "rows": count, "intervals": row_intervals(measure, count, draws)}
+
+
+def _agreement(matrix: NDArray[Any]) -> dict[str, float]:
+    accuracy = float(np.trace(matrix) / matrix.sum())
+    return {"accuracy": accuracy, "macro_f1": macro_f1(matrix), "matthews": matthews(matrix)}
 
 
 def confusion(actual: Sequence[int], predicted: Sequence[int], labels: int) -> Matrix:
@@ -36,13 +59,13 @@ def confusion(actual: Sequence[int], predicted: Sequence[int], labels: int) -> M
     return np.bincount(pairs, minlength=labels * labels).reshape(labels, labels)
 
 
-def macro_f1(matrix: Matrix) -> float:
+def macro_f1(matrix: NDArray[Any]) -> float:
     """The mean of F1 = 2 · right ÷ (predicted + actual) over the labels that occur: each counts alike, however rare."""
     occurs = matrix.sum(axis=0) + matrix.sum(axis=1)
     return float((2 * np.diag(matrix)[occurs > 0] / occurs[occurs > 0]).mean())
 
 
-def matthews(matrix: Matrix) -> float:
+def matthews(matrix: NDArray[Any]) -> float:
     """Matthews' correlation for any number of labels (Gorodkin 2004); 0 where either side has one label alone."""
     counts = matrix.astype(np.float64)
     actual, predicted, total = counts.sum(axis=1), counts.sum(axis=0), counts.sum()

@@ -12,7 +12,7 @@ larger (one seed went astray): 97 of 100, and 92 where the scatter differs fivef
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +36,15 @@ def weights(sections: int, draws: int = DRAWS, rng: np.random.Generator | None =
     drawn = (rng or np.random.default_rng(0)).integers(0, sections, (draws, sections))
     drawn += sections * np.arange(draws)[:, None]
     return np.bincount(drawn.ravel(), minlength=draws * sections).reshape(draws, sections).astype(np.float64)
+
+
+def row_intervals(
+    measure: Callable[[Array], Mapping[str, float]], rows: int, draws: int = DRAWS
+) -> dict[str, list[float]]:
+    """The intervals of what `measure` gives for how often each row is drawn (rows,); none of a single row."""
+    rng = np.random.default_rng(0)
+    found = [measure(weights(rows, 1, rng)[0]) for _ in range(draws if rows > 1 else 0)]
+    return {key: list(ends(np.array([each[key] for each in found]))) for key in (found[0] if found else ())}
 
 
 def ratio_interval(costs: npt.ArrayLike, sizes: npt.ArrayLike, drawn: Array) -> Interval:

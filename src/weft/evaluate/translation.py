@@ -8,20 +8,32 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
+
+from weft.evaluate.bootstrap import Array, row_intervals
 
 
 def translation_metrics(texts: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
     """Compare each text with its reference: BLEU (Papineni et al. 2002), chrF (Popović 2015), ROUGE-L, exact match."""
     bleu, chrf = BLEU(force=True), CHRF()
     pairs = list(zip(texts, references, strict=True))
+    # what sacreBLEU itself resamples: a row of counts for each text, whose sums the score is made of
+    counts = [np.array(each._extract_corpus_statistics(list(texts), [list(references)])) for each in (bleu, chrf)]
+    exact = np.array([(rouge_l(text, reference), text == reference) for text, reference in pairs], dtype=np.float64)
+
+    def measure(drawn: Array) -> dict[str, float]:
+        sums = ((drawn @ each).astype(np.int64).tolist() for each in counts)
+        scores = [each._compute_score_from_stats(some).score for each, some in zip((bleu, chrf), sums, strict=True)]
+        rouge, same = (drawn @ exact / drawn.sum()).tolist()
+        return {"bleu": float(scores[0]), "chrf": float(scores[1]), "rouge_l": rouge, "exact": same}
+
     return {
-        "bleu": float(bleu.corpus_score(list(texts), [list(references)]).score),
-        "chrf": float(chrf.corpus_score(list(texts), [list(references)]).score),
-        "rouge_l": sum(rouge_l(text, reference) for text, reference in pairs) / len(pairs),
-        "exact": sum(text == reference for text, reference in pairs) / len(pairs),
+        **measure(np.ones(len(pairs))),
         "bleu_signature": str(bleu.get_signature()),
+        "rows": len(pairs),
+        "intervals": row_intervals(measure, len(pairs)),
     }
 
 

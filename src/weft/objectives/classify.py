@@ -16,7 +16,7 @@ from weft.data.examples import Examples
 from weft.data.shards import Side
 from weft.data.table import Kind, Row, read_texts
 from weft.errors import ConfigError
-from weft.evaluate.agreement import label_metrics
+from weft.evaluate.agreement import label_intervals, label_metrics
 from weft.models.base import LanguageModel
 from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outputs, read_framed, read_pairs
 from weft.progress import bar
@@ -131,7 +131,7 @@ class Classify(SequenceObjective[config.Classify]):
                 worst[:] = nlargest(MISTAKES, [*worst, *found], key=lambda mistake: mistake[0])
                 yield logits, batch.targets
 
-        metrics = classification_metrics(outputs(), self.labels)
+        metrics = classification_metrics(outputs(), self.labels, whole=True)
         rows = [
             [self._read(batch, n), self.labels[actual], self.labels[predicted], f"{share:.1%}"]
             for share, actual, predicted, batch, n in worst
@@ -156,11 +156,21 @@ class Classify(SequenceObjective[config.Classify]):
         return Prediction(f"{label}\t{share:.4f}\t{text}", {"text": text, "label": label, "labels": prediction})
 
 
-def classification_metrics(outputs: Iterable[tuple[Tensor, Tensor]], labels: Sequence[str]) -> dict[str, Any]:
-    """Mean −log p of the right label and the metrics of labels, from logits (N, labels) and targets (N,), in parts."""
-    loss, actual, predicted = 0.0, list[int](), list[int]()
+def classification_metrics(
+    outputs: Iterable[tuple[Tensor, Tensor]], labels: Sequence[str], *, whole: bool = False
+) -> dict[str, Any]:
+    """Mean −log p of the right label and the metrics of labels, from logits (N, labels) and targets (N,), in parts.
+
+    The baseline and intervals come with the `whole` of what is held out; targets may be (N, words), -1 where no word is
+    asked for, and logits (N, words, labels): then a row has several answers.
+    """
+    losses, actual, predicted, rows, count = list[float](), list[int](), list[int](), list[int](), 0
     for logits, targets in outputs:
-        loss += float(F.cross_entropy(logits, targets, reduction="sum"))
-        actual += targets.tolist()
-        predicted += logits.argmax(-1).tolist()
-    return {"loss": loss / max(1, len(actual)), **label_metrics(actual, predicted, labels)}
+        asked = targets >= 0
+        losses += F.cross_entropy(logits[asked], targets[asked], reduction="none").tolist()
+        actual += targets[asked].tolist()
+        predicted += logits[asked].argmax(-1).tolist()
+        rows += (count + asked.nonzero()[:, 0]).tolist()
+        count += len(targets)
+    found = {"loss": sum(losses) / max(1, len(losses)), **label_metrics(actual, predicted, labels)}
+    return found | (label_intervals(actual, predicted, losses, rows) if whole else {})

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from weft.data.batch import Batch, framed, framed_lengths
 from weft.data.examples import Examples
+from weft.data.shards import Side
 from weft.data.table import Kind, Row, RowSource, has_lines, read_rows, read_texts
 from weft.errors import ConfigError, DataError
 from weft.models.base import LanguageModel
@@ -19,7 +20,7 @@ from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outpu
 from weft.progress import bar
 from weft.recipe import objective as config
 from weft.text.tokenizer import Tokenizer
-from weft.training.objective import Prediction
+from weft.training.objective import Prediction, Results
 
 
 class Tag(RowObjective[config.Tag]):
@@ -65,9 +66,17 @@ class Tag(RowObjective[config.Tag]):
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         """Mean −log p of the right tag of a word, accuracy, macro F1, Matthews' correlation, the confusion matrix."""
-        masks = ((logits, batch, batch.loss_mask) for logits, batch in head_outputs(model, batches))
-        outputs = ((logits[mask], batch.targets[mask]) for logits, batch, mask in masks)
-        return classification_metrics(outputs, self.labels)
+        return self._metrics(model, batches)
+
+    def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
+        return Results(self._metrics(model, self.batches(side), whole=True))
+
+    def _metrics(self, model: LanguageModel, batches: Iterable[Batch], *, whole: bool = False) -> dict[str, Any]:
+        outputs = (
+            (logits, batch.targets if batch.loss_mask is None else batch.targets.masked_fill(~batch.loss_mask, -1))
+            for logits, batch in head_outputs(model, batches)
+        )
+        return classification_metrics(outputs, self.labels, whole=whole)
 
     def predict(self, model: LanguageModel, sentences: Sequence[Sequence[str]]) -> list[list[tuple[str, float]]]:
         """The likeliest tag of each word of each sentence, with its probability."""

@@ -1,6 +1,8 @@
 """What is measured: each metric in words, how it is printed, and whether lower is better."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ METRICS = {
     "unknown_share": Metric("unknown tokens", ".2%", lower_is_better=True),
     "next_accuracy": Metric("next-sentence accuracy", ".1%"),
     "accuracy": Metric("accuracy", ".1%"),
+    "baseline_accuracy": Metric("accuracy of the commonest label alone", ".1%"),
     "macro_f1": Metric("macro F1"),
     "matthews": Metric("Matthews correlation"),
     "pearson": Metric("Pearson correlation"),
@@ -31,6 +34,21 @@ METRICS = {
     "rouge_l": Metric("ROUGE-L"),
     "exact": Metric("exact match", ".1%"),
 }
+
+
+def against_baseline(found: Mapping[str, Any]) -> str:
+    """A sentence about a classifier that is not clearly better than answering with one label always; "" for others."""
+    accuracy, baseline = found.get("accuracy"), found.get("baseline_accuracy")
+    if accuracy is None or baseline is None:
+        return ""
+    low = found.get("intervals", {}).get("accuracy", [accuracy])[0]
+    if accuracy > baseline and low >= baseline:
+        return ""
+    than = "worse than" if accuracy < baseline else "no better than" if accuracy == baseline else "hardly better than"
+    return (
+        f"With {accuracy:.1%} of the answers right, the model is {than} giving the commonest label to everything "
+        f"({baseline:.1%}): train it for longer, on more rows, or with another optimizer.lr."
+    )
 
 
 def metric(name: str) -> Metric:

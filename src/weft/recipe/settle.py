@@ -50,16 +50,21 @@ class Choice:
         return f"{self.key} = {self.value}: {self.why}"
 
 
+RIPE = 20  # tokens a parameter after which weights are taken as trained (Hoffmann et al. 2022, table 3)
+
+
 @dataclass(frozen=True)
 class Facts:
     """What is known of the data once it is prepared: the training text in bytes, the size of the tokenizer's vocabulary
-    and of the source's own where there is one, rows and labels where it has them."""
+    and of the source's own where there is one, rows and labels where it has them. `trained` are the tokens that the
+    weights of `init` have learned from; None where that isn't known, as of a published model."""
 
     bytes: int
     vocab_size: int
     source_vocab_size: int | None = None
     rows: int | None = None
     labels: tuple[str, ...] | None = None
+    trained: int | None = None
 
     def __str__(self) -> str:
         return f"{size_of(self.bytes)} of text" if self.rows is None else f"{self.rows:,} rows"
@@ -107,7 +112,9 @@ def settle(
     if isinstance(recipe.tokenizer, BPE | WordPiece | Unigram):  # roughly, of English
         bytes_per_token = max(1.0, 0.35 * math.log2(max(2, recipe.tokenizer.vocab_size or 8192)) - 1.2)
     tokens = round(0.9 * facts.bytes / bytes_per_token)
-    scale = _Scale(tokens, weights, gpu, *(GPU_BUDGET if gpu else CPU_BUDGET))
+    known = recipe.adapter is None and facts.trained is not None
+    ripe = 0.0 if recipe.init is None else min(1.0, (facts.trained or 0) / (RIPE * max(1, weights))) if known else 1.0
+    scale = _Scale(tokens, weights, gpu, *(GPU_BUDGET if gpu else CPU_BUDGET), ripe)
     if recipe.objective.reads == "rows":
         _row_batch(chosen, facts, gpu)
         _row_steps(chosen, facts, scale)
@@ -140,13 +147,17 @@ def open_keys(recipe: Recipe) -> list[str]:
 
 @dataclass(frozen=True)
 class _Scale:
-    """How large the run is: tokens of training text, weights that multiply each of them, and what may be spent."""
+    """How large the run is: tokens of training text, weights that multiply each of them, and what may be spent.
+
+    `ripe` is how far the weights were trained before, from 0, not at all, to 1.
+    """
 
     tokens: int
     parameters: int
     gpu: bool
     flops: float
     time: str
+    ripe: float = 0.0
 
 
 class _Choices:
@@ -233,7 +244,7 @@ def _row_steps(chosen: _Choices, facts: Facts, scale: _Scale) -> None:
         per_epoch, per_step = rows / batch["size"], batch["size"] * max(1, scale.tokens / rows)
     else:
         per_epoch, per_step = max(1.0, scale.tokens / batch["tokens"]), float(batch["tokens"])
-    epochs = 3 if chosen.recipe.init is not None else 20
+    epochs = 20 ** (1 - scale.ripe) * 3**scale.ripe
     affordable = scale.flops / (6 * max(1, scale.parameters)) / per_step
     steps = max(50, round(min(epochs * per_epoch, affordable) / 10) * 10)
     if affordable < epochs * per_epoch:
@@ -247,21 +258,22 @@ def _rates(chosen: _Choices, scale: _Scale) -> None:
     recipe, steps, batch = chosen.recipe, chosen.tree["steps"], chosen.tree["batch"]
     if isinstance(recipe.schedule, Noam):
         return
+    # GPT-3's table of rates (Brown et al. 2020, table 2.1) follows this power of the size closely
+    rate = min(3e-3, 3e-3 * (max(1, scale.parameters) / 1e6) ** -0.33)
+    rate *= min(1.0, (batch.get("tokens") or batch["size"] * batch["length"]) / 2048) ** 0.25
+    rate *= 100 if recipe.optimizer.kind == "sgd" else 1
+    why = "smaller models and larger batches tolerate higher learning rates"
+    warmup, share = min(2000, max(1, steps // 20)), "a twentieth of the steps"
+    if getattr(recipe.model, "placement", "pre") == "post" and scale.ripe < 1:
+        warmup = min(4000, max(1, steps // 5))
+        share = "a fifth of the steps: with norms after each layer the first ones must be small (Xiong et al. 2020)"
+    elif recipe.init is not None:
+        warmup, share = max(1, steps // 10), "a tenth of the steps"
     if recipe.init is not None:
         # BERT's 5e-5 at 110 M parameters (Devlin et al. 2019, §A.3); small additions tolerate ten times that
         gentle = 5e-5 * (max(1, scale.parameters) / 1.1e8) ** -0.33 * (1 if recipe.adapter is None else 10)
-        rate, why = min(2e-3, gentle), "gentle with weights that were trained before"
-        warmup, share = max(1, steps // 10), "a tenth of the steps"
-    else:
-        # GPT-3's table of rates (Brown et al. 2020, table 2.1) follows this power of the size closely
-        rate = min(3e-3, 3e-3 * (max(1, scale.parameters) / 1e6) ** -0.33)
-        rate *= min(1.0, (batch.get("tokens") or batch["size"] * batch["length"]) / 2048) ** 0.25
-        rate *= 100 if recipe.optimizer.kind == "sgd" else 1
-        why = "smaller models and larger batches tolerate higher learning rates"
-        warmup, share = min(2000, max(1, steps // 20)), "a twentieth of the steps"
-        if getattr(recipe.model, "placement", "pre") == "post":
-            warmup = min(4000, max(1, steps // 5))
-            share = "a fifth of the steps: with norms after each layer the first ones must be small (Xiong et al. 2020)"
+        rate = rate ** (1 - scale.ripe) * min(2e-3, gentle) ** scale.ripe
+        why = "gentle with weights that were trained before" + ("" if scale.ripe == 1 else ", though not for long")
     chosen.choose("optimizer.lr", float(f"{rate:.2g}"), why)
     chosen.choose("schedule.warmup", warmup, share)
 

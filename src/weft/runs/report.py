@@ -19,7 +19,7 @@ from weft.figures.shapes import html_plots
 from weft.figures.tables import Table
 from weft.files import write_text
 from weft.recipe.config import Recipe
-from weft.recipe.metrics import METRICS
+from weft.recipe.metrics import METRICS, against_baseline
 from weft.runs.folder import RunFolder, writing
 from weft.runs.lines import read_lines
 
@@ -93,7 +93,8 @@ def report(run: RunFolder) -> str:
         "How to repeat it": _pairs([row for row in noted.items() if row[1]]),
         "Recipe": part("texts", [files.read_text(run.config)]),
     }
-    sections = [Section(title, "", html) for title, html in parts.items() if html]
+    lead = {"": against_baseline(result)}
+    sections = [Section(title, lead.get(title, ""), html) for title, html in parts.items() if html]
     began, resumed = str(start.get("time", "?"))[:16].replace("T", " "), len(record.all("resume"))
     name, recipe = run.path.resolve().name, record.recipe.name
     told = [
@@ -134,9 +135,10 @@ def _state(record: Record) -> str:
 
 
 def _metric_cards(values: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
-    hidden = ("nats_per_character", "baseline_bits_per_byte")
+    hidden, intervals = ("nats_per_character", "baseline_bits_per_byte"), values.get("intervals") or {}
+    spans = {key: "–".join(format(end, METRICS[key].format) for end in intervals[key]) for key in intervals}
     return [
-        (format(values[key], metric.format), f"{metric.title}, {where}")
+        (format(values[key], metric.format), f"{metric.title}, {where}" + (f" ({spans[key]})" if key in spans else ""))
         for key, metric in METRICS.items()
         if isinstance(values.get(key), float | int) and key not in hidden and (values[key] or key != "unknown_share")
     ]

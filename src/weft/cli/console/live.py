@@ -76,7 +76,8 @@ class _Clock:
         share, seconds = spent / cost if cost else 0.0, time.monotonic() - self.began
         self._first = share if self._first < 0 else self._first
         done = share - self._first
-        return seconds, share, f", about {_time(seconds * (1 - share) / done)} left" if done > 0.02 else ""
+        left = f", about {_time(seconds * (1 - share) / done)} left" if done > 0.02 and share < 1 else ""
+        return seconds, share, left
 
 
 class _Lines:
