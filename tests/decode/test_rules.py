@@ -26,6 +26,7 @@ from weft.errors import ConfigError, ModelError
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Recurrent
+from weft.nn.config import FanInInit
 
 V, B = 50, 6
 
@@ -154,7 +155,7 @@ def test_nothing_is_changed_in_place(logits: Tensor, read: Tensor) -> None:
 @pytest.fixture(scope="module")
 def model() -> LanguageModel:
     torch.manual_seed(0)
-    return build(Recurrent(vocab_size=V, d_model=16, cell="gru")).eval()
+    return build(Recurrent(vocab_size=V, d_model=16, cell="gru", init=FanInInit(embedding_std=1.0))).eval()
 
 
 def written(

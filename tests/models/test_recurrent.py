@@ -13,7 +13,7 @@ from weft.models import config
 from weft.models.build import build as build_model
 from weft.models.config import Recurrent
 from weft.models.recurrent import Recurrent as Model
-from weft.nn.recurrent import SigmoidElman
+from weft.nn.recurrent import SigmoidElman, read
 
 V = 13
 KINDS = [("elman", "tanh"), ("elman", "relu"), ("elman", "sigmoid"), ("lstm", "tanh"), ("gru", "tanh")]
@@ -192,13 +192,14 @@ def test_weights_are_drawn_as_the_settings_say(kind: str, tied: bool) -> None:
 
 
 def test_layers_with_dropout_between_them_read_as_a_whole_stack() -> None:
-    """Evaluation reads layer by layer, as training does, where dropouts lie between them: with the same numbers."""
+    """On a GPU evaluation reads layer by layer, as training does, where dropouts lie between: with the same numbers."""
     model, x = build("lstm", "tanh", dropout=0.5).eval(), tokens(3, 9)
     with torch.no_grad():
-        layer_by_layer = model(x)
-        for dropout in model.between:
-            dropout.p = 0.0
-        assert torch.equal(layer_by_layer, model(x))
+        layer_by_layer = model.between.drop(None, on_gpu=True)
+        assert layer_by_layer is not None and model.between.drop(None, on_gpu=False) is None
+        inputs = model.embedding(x)
+        found, expected = read(model.recurrence, inputs, None, layer_by_layer), read(model.recurrence, inputs)
+        assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
 
 
 @pytest.mark.gpu

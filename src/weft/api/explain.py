@@ -74,7 +74,6 @@ def of_a_text(tokens: int = SHOWN_TOKENS) -> Callable[[View], View]:
 
 
 def _quoted(name: str, text: str, origin: str) -> str:
-    """A text as it is named in a line."""
     words = " ".join(text.split())
     return f"{name}{f' ({origin})' if origin else ''}: “{words[:QUOTED]}{'…' if len(words) > QUOTED else ''}”"
 
@@ -160,7 +159,6 @@ class Explain:
         return self._fresh() if self.trained is None else self.trained
 
     def _fresh(self) -> LanguageModel:
-        """The model as training would begin with it."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.recipe.seed)
             return build(self.recipe.model)

@@ -87,7 +87,6 @@ def _best(run: RunFolder) -> Path:
 
 
 def _write(run: RunFolder, to: str, target: Path, dtype: str | None) -> str:
-    """What was written, for a message."""
     if to == "peft":
         return _write_adapter(run, target)
     bundle = bundle_of(run)

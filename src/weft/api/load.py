@@ -277,7 +277,6 @@ def _documentation(own: Objective[Any], max_tokens: int) -> Text:
 
 @torch.no_grad()
 def _speed(model: LanguageModel) -> float:
-    """Tokens a second, by the way that a text is written."""
     assert isinstance(model, Transformer)
     device, steps = model.embedding.weight.device, max(1, min(STEPS, model.config.context - 1))
     token = torch.zeros(1, dtype=torch.long, device=device)

@@ -90,7 +90,6 @@ def chat(
 
 
 def _lines(terminal: bool) -> Iterator[str]:
-    """What the person says, until they leave. Empty lines say nothing."""
     from weft.parallel.ranks import join
 
     if terminal:
@@ -119,7 +118,6 @@ def _lines(terminal: bool) -> Iterator[str]:
 
 
 def _command(line: str, messages: list[dict[str, str]]) -> bool:
-    """Do what a line with a slash says; False to leave."""
     word, _, rest = line.partition(" ")
     match word:
         case "/quit":

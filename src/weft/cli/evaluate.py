@@ -150,7 +150,6 @@ def _names(given: Mapping[str, Any]) -> list[str]:
 
 
 def _rows(found: dict[str, Any], task: str, metrics: dict[str, Any]) -> list[list[str]]:
-    """A task's metrics, the arrow up where more is better."""
     rows: list[list[str]] = []
     better = found.get("higher_is_better", {}).get(task, {})
     for key, value in metrics.items():

@@ -93,5 +93,4 @@ def _diff(one: str, other: str, as_json: bool) -> None:
 
 
 def _written(value: Any) -> str:
-    """A value as a recipe would have it; a dash where there is none."""
     return "–" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

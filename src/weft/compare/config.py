@@ -161,7 +161,6 @@ def _label(value: Any) -> str:
 
 
 def _name_signs(words: str) -> str:
-    """Words with signs that no contender's name has replaced."""
     return re.sub(r"[^A-Za-z0-9._+,=-]+", "-", words)
 
 

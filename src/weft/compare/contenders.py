@@ -240,7 +240,6 @@ def _corpora(
 
 
 def _steps(budget: Budget, contender: ReadyContender) -> int:
-    """How many steps a whole budget in FLOPs or tokens pays for."""
     batch, tokens = contender.whole.batch, contender.tokens_per_step
     cost = contender.flops_per_step if budget.axis == "flops" else float(tokens)
     steps = int(budget.amount // cost)

@@ -213,7 +213,6 @@ class Sweep:
         return jobs, found
 
     def _round(self, share: float, rates: Sequence[float], outcomes: Mapping[Job, Outcome]) -> tuple[list[Job], bool]:
-        """The jobs of a round, and whether it is over."""
         rates = sorted(rates)
         for _ in range(WIDENED + 1):
             jobs = [Job(self.contender, share, rate, self.seeds[0]) for rate in rates]
@@ -239,11 +238,9 @@ def rounded(rate: float) -> float:
 
 
 def _careful(jobs: Sequence[Job], outcomes: Mapping[Job, Outcome]) -> float:
-    """The smallest rate that is hardly worse than the best."""
     best = min(outcomes[job].bits_per_byte for job in jobs)
     return min(job.lr or 0.0 for job in jobs if outcomes[job].bits_per_byte <= TIE * best)
 
 
 def _best(jobs: Sequence[Job], outcomes: Mapping[Job, Outcome]) -> list[Job]:
-    """Best first; of equals the slower one."""
     return sorted(jobs, key=lambda job: (outcomes[job].bits_per_byte, job.lr or 0.0))

@@ -182,7 +182,6 @@ class Runner:
         return self.out / "jobs" / job.folder
 
     def _step(self, job: Job) -> tuple[int, int, float | None]:
-        """How far a job is, by the last line of its metrics."""
         path, last = self._folder(job) / RUN / "metrics.jsonl", dict[str, Any]()
         with suppress(OSError, ValueError, StopIteration), files.open_regular(path) as file:
             file.seek(max(0, path.stat().st_size - 1000))

@@ -159,7 +159,6 @@ class ScalingPage(PanelsPage):
         ]
 
     def _by_size(self) -> dict[float, list[Point]]:
-        """The runs of each size, ascending, in the order of their tokens."""
         ordered = sorted(self.fit.points, key=lambda point: (point.parameters, point.tokens))
         sizes = dict.fromkeys(point.parameters for point in ordered)
         return {size: [point for point in ordered if point.parameters == size] for size in sizes}

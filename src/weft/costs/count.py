@@ -70,7 +70,6 @@ class Count:
         return self._runs(part, recompute) * part.flops / self.length / total if total else 0.0
 
     def _runs(self, part: Component, recompute: bool) -> int:
-        """What training costs in forward passes of this part."""
         return 1 + part.backward + (1 if recompute and part.in_layers else 0)
 
 

@@ -132,7 +132,6 @@ class Predictor:
         return self._passes[part]
 
     def _hidden(self, choice: Choice) -> float:
-        """Bytes of a micro-batch between two layers."""
         return choice.part(self.job.length).tokens * narrow(self.job.precision) * self.job.model.d_model
 
     def _tensor(self, choice: Choice) -> float:

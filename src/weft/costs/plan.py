@@ -229,7 +229,6 @@ def _sharing(job: Job) -> int | None:
 
 
 def _fitting(job: Job, choice: Choice) -> int:
-    """The most sequences that one device can read at a time."""
     batches = choice.batches(job.rows)
 
     def too_many(sequences: int) -> bool:

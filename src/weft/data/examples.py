@@ -285,7 +285,6 @@ class _Spill:
 
 
 def _reordered(numbers: Array, order: Array | None) -> Array:
-    """The provisional numbers of labels, replaced by the final ones."""
     if order is None:
         return numbers
     return np.where(numbers < 0, numbers, order[np.maximum(numbers, 0)]).astype(numbers.dtype)

@@ -228,7 +228,6 @@ def _begin(out: Path, plan: Plan, index: str) -> list[Shard] | None:
 
 
 def _intact(out: Path, index: str, tokenizer: Tokenizer) -> Shards | None:
-    """A finished folder, where it is still what was written."""
     try:
         found = Shards.open(out, index)
         found.verify()

@@ -125,6 +125,5 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> 
 
 
 def _common(ids: list[int], other: list[int]) -> int:
-    """How many ids both begin with."""
     differing = (at for at, (one, two) in enumerate(zip(ids, other, strict=False)) if one != two)
     return next(differing, min(len(ids), len(other)))

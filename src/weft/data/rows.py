@@ -84,7 +84,6 @@ def text_of(row: Any, column: str, where: str) -> str:
 
 
 def _json_lines(name: str, encoding: str) -> Iterator[tuple[int, Any]]:
-    """(line, value) for each line of JSON; empty lines are skipped."""
     for number, line in enumerate(lines(name, encoding), 1):
         if line.isspace():
             continue
@@ -141,7 +140,6 @@ class JsonText:
         return len(pieces) > 1
 
     def _peek(self) -> str:
-        """The next character that isn't white space, "" at the end."""
         while True:
             stop = _SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]  # matches nothing, too
             self.line += self.text.count("\n", self.at, stop)
@@ -226,7 +224,6 @@ def parquet_count(name: str) -> int:
 
 
 def _size(array: Any) -> int:
-    """The bytes of an Arrow array, or of a batch, as Python's values."""
     import pyarrow
     from pyarrow import compute
 

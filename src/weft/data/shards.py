@@ -153,7 +153,6 @@ class Tokens:
         return Tokens(shards, sections, scattered)
 
     def _spans(self, start: int, length: int) -> Iterator[tuple[int, slice]]:
-        """Each shard that the range touches, and where in the shard."""
         stop = start + length
         assert 0 <= start <= stop <= len(self), f"{start} + {length} of {len(self)} tokens"
         shard = int(np.searchsorted(self._starts, start, side="right")) - 1

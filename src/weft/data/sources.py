@@ -144,7 +144,6 @@ def _in_folder(folder: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _no_text(path: str) -> str | None:
-    """What a file looks like where it isn't text, by its beginning."""
     if format_of(path) in TABLES or not os.path.isfile(path):
         return None
     try:

@@ -214,7 +214,6 @@ def _value(record: Any, column: str, kind: Kind) -> Any:
 
 
 def _text(value: Any, column: str, *, empty: bool = False) -> str:
-    """Text without the white space around it, which no task is about."""
     if value is not None and not isinstance(value, str):
         raise DataError(f"'{column}' holds {type(value).__name__}, not text")
     value = (value or "").strip()

@@ -193,7 +193,6 @@ class _Batch:
         return [search.ended[: self.settings.n] for search in self.every]
 
     def _step(self) -> bool:
-        """One token more in every search; False when all are over."""
         # each beam ends in at most one way, so among twice as many candidates there are K to go on with
         few = 2 * self.settings.beams
         log_p, ids = self._likeliest(few)

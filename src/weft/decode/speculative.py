@@ -111,7 +111,6 @@ class Draft:
 
 
 def _read(stepper: Stepper, tokens: Sequence[int], last: int) -> Tensor:
-    """Logits (last, V) after each of the last few of these tokens."""
     features = stepper.read(torch.tensor([list(tokens)], device=device_of(stepper.model)))
     return stepper.model.head(features[:, -last:])[0]
 

@@ -76,7 +76,6 @@ class Translator:
 
     @torch.no_grad()
     def _answers(self, source: Source, settings: Beam | Sampling) -> list[str]:
-        """The best answer to each row of a source."""
         prompts = [Prompt.of(self.target, [self.direction.starts])] * len(source.tokens)
         if self.ratio is not None:
             assert source.mask is not None

@@ -153,7 +153,6 @@ def section_metrics(found: SectionScores) -> dict[str, Any]:
 
 
 def _borders(stored: Ids, most_bytes: int | None) -> Ids:
-    """The bytes at which sections begin, and the end: (sections + 1,)."""
     _, sizes, numbers = stored
     begins = np.flatnonzero(np.diff(numbers, prepend=-1))
     documents = np.add.reduceat(sizes, begins) if len(begins) else sizes

@@ -273,7 +273,6 @@ def _norm(gradient: Tensor | None) -> float:
 
 
 def _all(tensors: Sequence[Tensor | None]) -> float:
-    """The norm of several tensors as one vector."""
     return sum(_norm(tensor) ** 2 for tensor in tensors) ** 0.5
 
 

@@ -169,7 +169,6 @@ def _rotated(name: str, module: Position, sizes: Sizes, length: int) -> Encoding
 
 
 def _shifted(module: Position, d: int, length: int) -> float:
-    """How much q·k changes if both positions are moved, at most."""
     rng = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 1, 1, 1, d, generator=rng, dtype=torch.float64)
     places = torch.arange(length)

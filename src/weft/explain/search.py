@@ -167,7 +167,6 @@ def signs(text: str) -> str:
 
 
 def _edge(p: float) -> str:
-    """A probability as short as an edge's label should be."""
     return "<0.01%" if p < 0.00005 else f"{100 * p:.{0 if p >= 0.1 else 1 if p >= 0.001 else 2}f}%"
 
 
@@ -176,7 +175,6 @@ def _number(value: float) -> str:
 
 
 def _written(tree: Tree) -> list[tuple[str, str]]:
-    """What came back, with log p: the same once, and how often."""
     counts = Counter((signs(each.text), _number(each.logprob)) for each in tree.written)
     return [(text, value + (f" ×{count}" if count > 1 else "")) for (text, value), count in counts.items()]
 

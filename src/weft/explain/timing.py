@@ -176,7 +176,6 @@ def _speed(device: torch.device, kind: torch.dtype) -> float:
 
 @torch.no_grad()
 def _bandwidth(device: torch.device) -> float:
-    """Bytes a second, read and written, of a copy."""
     here = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device)
     there = torch.empty_like(here)
     there.copy_(here)

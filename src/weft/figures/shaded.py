@@ -107,7 +107,6 @@ def _sign(token: Token) -> str:
 
 @cache
 def _fonts() -> tuple[Any, ...]:
-    """Those of FONTS that are there; the first always is."""
     there = {entry.name for entry in font_manager.fontManager.ttflist}
     paths = [font_manager.findfont(name) for name in FONTS if name in there or name == FONTS[0]]
     return tuple(map(font_manager.get_font, paths))
@@ -121,7 +120,6 @@ def families() -> list[str]:
 
 @cache
 def _advance(sign: str) -> float | None:
-    """How wide a character is, in ems; None where no font has it."""
     for font in _fonts():
         if font.get_char_index(ord(sign)):
             font.set_size(100, 72)

@@ -123,7 +123,6 @@ class _Frame:
             x, self.top = x + 25 + LETTER * len(name) + 14, y
 
     def _fitting(self, name: str) -> str:
-        """As much of a name as has space beside its sign."""
         most = int((self.plot.size[0] - 2 * EDGE - 25) / LETTER)
         return name if len(name) <= most else f"{name[: most - 1]}…"
 
@@ -200,12 +199,10 @@ def _share(value: float, limits: Point, log: bool) -> float:
 
 
 def _width_of(names: Collection[str]) -> float:
-    """Of names at equal distances."""
     return len(names) * ((LETTER + 1) * max(map(len, names), default=0) + 6)
 
 
 def _thinned(places: list[Point]) -> list[Point]:
-    """At most MAX_POINTS, each the mean of its neighbours."""
     size = -(-len(places) // MAX_POINTS)
     if size <= 1:
         return places

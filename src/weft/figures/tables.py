@@ -75,7 +75,6 @@ def _widths(table: Table) -> list[int]:
 
 
 def _line_width(widths: Sequence[int]) -> int:
-    """How long a line of cells is, with two spaces between them."""
     return sum(width + 2 for width in widths if width) - 2
 
 

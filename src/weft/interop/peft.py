@@ -273,7 +273,6 @@ def _same(kept: Tree, tensors: Mapping[str, Tensor], ranks: Mapping[str, int], s
 
 
 def _modules(head: Iterable[str]) -> list[str]:
-    """The modules that a head's tensors are in: PEFT saves whole ones."""
     found = list(dict.fromkeys(name.rpartition(".")[0] for name in head))
     for name in found:
         if not name or any(other.startswith(f"{name}.") for other in found):

@@ -187,7 +187,6 @@ def differences(ours: Transformer, theirs: Transformer) -> list[tuple[str, Any, 
 
 
 def _computes(model: Transformer) -> Flat:
-    """A model's settings, less those that matter in training only."""
     settings = flat(model)
     unused = {"head.activation"} if not settings.get("head.pooler", True) else set()
     return {

@@ -175,7 +175,6 @@ def conversions(rules: Iterable[Rule], model: Model) -> Conversions:
 
 
 def _sections(name: str, model: Model, parts: int, shape: Shape) -> list[int]:
-    """How many rows of our tensor each of their `parts` holds."""
     if parts == 1:
         return [shape[0]]
     layer = name.split(".")[-2]

@@ -122,7 +122,7 @@ class Bahdanau(LanguageModel):
         if empty:
             raise ModelError(f"the source of row {empty[0]} is empty; a source has at least one token")
         table = self.source_embedding if self.source_embedding is not None else self.embedding
-        inputs, drop = self.source_dropout(table(tokens), rng), self.between_encoder.drop(rng)
+        inputs, drop = self.source_dropout(table(tokens), rng), self.between_encoder.drop(rng, tokens.is_cuda)
         if source.mask is None:
             annotations, _ = read(self.encoder, inputs, None, drop)
         else:
@@ -187,7 +187,7 @@ class Bahdanau(LanguageModel):
         for t in range(tokens.shape[1]):
             context, a = self.attention(state[0, -1], source)
             seen = torch.cat([inputs[:, t], context], dim=-1)[:, None]
-            s, state = read(self.decoder, seen, state, self.between_decoder.drop(rng, begin=t))
+            s, state = read(self.decoder, seen, state, self.between_decoder.drop(rng, tokens.is_cuda, begin=t))
             if kept is not None:
                 kept.keep(state, t + 1)
             states.append(s.squeeze(1))

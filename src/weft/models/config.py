@@ -10,8 +10,6 @@ from weft.models.smoothing import ModifiedKneserNey, Smoothing
 from weft.nn.config import Activation, Block, FanInInit, Init, NormalInit, Probability, RecurrentInit
 from weft.nn.position_config import NoPosition, Position, Sizes
 
-# ---- what a Transformer's last layer is for
-
 
 class LMHead(Config):
     """The next token: features times a (vocab_size, d_model) table, the embeddings' own if `tied`.
@@ -134,7 +132,6 @@ Layers = Annotated[int, Field(gt=0, le=10_000)]
 
 
 def _factor(value: Any) -> Any:
-    """A bool, or a number that multiplies."""
     if isinstance(value, bool):
         return value
     if not isinstance(value, int | float) or not 0 < value < math.inf:
@@ -305,9 +302,6 @@ class EncoderDecoder(TransformerConfig):
         return self
 
 
-# ---- recurrent models
-
-
 class Recurrent(Config):
     """A recurrent language model: Elman (1990), LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014)."""
 
@@ -347,9 +341,6 @@ class Bahdanau(Config):
     d_attention: PositiveInt | None = None
     dropout: Probability = 0.0
     init: RecurrentInit = FanInInit(embedding_std=1.0)  # PyTorch's: translators learn faster from it
-
-
-# ---- n-grams
 
 
 class NGram(Config):

@@ -210,7 +210,6 @@ def _keys(above: Level, level: Level, places: Ints, bits: int) -> NDArray[np.int
 
 
 def _ends(keys: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """True at the last of each run of equal numbers."""
     ends = np.ones(len(keys), dtype=bool)
     np.not_equal(keys[1:], keys[:-1], out=ends[:-1])
     return ends

@@ -183,7 +183,6 @@ def _varieties(trie: Trie, n: int, longer: Ints, openings: list[Ints]) -> Ints:
 
 
 def _taken(adjusted: Ints, discounts: Discounts) -> NDArray[np.float64]:
-    """The discount of each n-gram, by its adjusted count."""
     return np.array([0.0, *discounts]).take(np.minimum(adjusted, 3))
 
 

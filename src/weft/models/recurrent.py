@@ -96,10 +96,10 @@ class Recurrent(LanguageModel):
         check_tokens(tokens, self.config.vocab_size)
         inputs = self.dropout(self.embedding(tokens), rng)
         if documents is not None:
-            hidden = read_documents(self.recurrence, inputs, documents, self.between.drop(rng))
+            hidden = read_documents(self.recurrence, inputs, documents, self.between.drop(rng, tokens.is_cuda))
         else:
             state = None if carried is None else carried.state
-            hidden, last = read(self.recurrence, inputs, state, self.between.drop(rng))
+            hidden, last = read(self.recurrence, inputs, state, self.between.drop(rng, tokens.is_cuda))
             if carried is not None:
                 carried.state = last.detach()
         return self.output_dropout(hidden, rng)
@@ -128,7 +128,7 @@ class Recurrent(LanguageModel):
         now = state.current()
         hidden = []
         for t in range(T):
-            h, now = read(self.recurrence, inputs[:, t : t + 1], now, self.between.drop(None))
+            h, now = read(self.recurrence, inputs[:, t : t + 1], now, self.between.drop(None, tokens.is_cuda))
             state.keep(now, t + 1)
             hidden.append(h)
         state.advance(T, lengths)

@@ -211,8 +211,6 @@ class Transformer(LanguageModel):
         """Give every dropout a number of its own, and blocks that several layers share one for each layer."""
         number_dropouts(self, lambda part: self.config.sharing if isinstance(part, Block) else 0)
 
-    # ---- whole sequences
-
     def forward_features(
         self,
         tokens: Tensor,
@@ -277,8 +275,6 @@ class Transformer(LanguageModel):
         last = self.decoder.blocks[-1] if self.decoder is not None and self.encoder is not None else None
         return None if last is None else last.cross.probabilities  # type: ignore[union-attr,return-value]
 
-    # ---- step by step
-
     @torch.no_grad()
     def start(self, batch: int, max_len: int, source: Source | None = None) -> TransformerState:
         """An empty cache for `batch` sequences of up to `max_len` tokens; the source is read here, once."""
@@ -327,8 +323,6 @@ class Transformer(LanguageModel):
         features = stack(x, places, LayerInputs(masks, cache, source))
         state.advance(time, lengths)
         return features
-
-    # ---- inside
 
     def _read_again(self, time: int, total: Tensor, state: TransformerState, even: bool) -> Tensor:
         """The features of the last `time` tokens of rows that are read from their beginning on."""

@@ -246,7 +246,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _filling(vocab_size: int, features: Tensor) -> int:
-    """How many rows of zeros to put below the table."""
     return -vocab_size % ALIGNED if features.is_cuda else 0
 
 

@@ -96,13 +96,13 @@ class Between(nn.ModuleList):
     def __init__(self, layers: int, p: float, variational: bool = False):
         super().__init__(Dropout(p, variational) for _ in range(layers - 1))
 
-    def drop(self, rng: RowRng | None, begin: int = 0) -> Drop | None:
-        """What is done in a pass whose places count from `begin`; None where nothing is ever dropped.
+    def drop(self, rng: RowRng | None, on_gpu: bool, begin: int = 0) -> Drop | None:
+        """What is done in a pass whose places count from `begin`; None where nothing is dropped.
 
-        Evaluation takes the same way as training, though it drops nothing: on a GPU the weights of each layer, or of
-        all together, lie in one piece of memory, and would have to be moved between the two.
+        On a GPU evaluation reads layer by layer as training does, though it drops nothing: the weights of each layer,
+        or of all together, lie in one piece of memory there, and would have to be moved between the two.
         """
-        if not any(dropout.p for dropout in self):
+        if not any(dropout.p and (dropout.training or on_gpu) for dropout in self):
             return None
         return lambda layer, x: self[layer - 1](x, rng, begin)
 

@@ -236,7 +236,6 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
 
 
 def _first(most: int, texts: Iterable[str]) -> Iterator[str]:
-    """Texts up to about so many bytes."""
     for text in texts:
         yield text
         most -= len(text.encode())

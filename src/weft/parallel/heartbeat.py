@@ -281,7 +281,6 @@ def _machine() -> str:
 
 
 def _place() -> str:
-    """Where the main thread is: a file's name and a line."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return "?"

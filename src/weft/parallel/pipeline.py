@@ -127,7 +127,6 @@ class Pipeline(nn.Module):
             ranks.sum_([part.grad for part in trained if part.grad is not None])
 
     def _groups(self) -> list[tuple[Ranks, list[str]]]:
-        """What this stage holds together with others, and with which."""
         assert self.mesh.devices is not None
         several = {held for held in self.stage.holders.values() if len(held) > 1}
         found = []

@@ -188,7 +188,6 @@ def ending() -> bool:
 
 
 def _noticed(where: str) -> BaseException:
-    """What ends this process where another one is gone."""
     heart = _heart[0]
     gone, said = heart.missing(), heart.left
     heart.leave(STOPPED)

@@ -218,7 +218,6 @@ class Across:
 
 
 def _split_words(model: LanguageModel, mesh: DeviceMesh) -> None:
-    """The tables that logits are made with, and what is made of them."""
     for name, parameter in list(model.named_parameters()):
         if name in OUTPUT and not isinstance(parameter, DTensor):
             owner, _, last = name.rpartition(".")

@@ -64,7 +64,6 @@ def model_card(
 
 
 def _front_matter(recipe: Recipe, license: Mapping[str, str]) -> str:
-    """YAML between two rules, as the hub reads it."""
     head = getattr(recipe.model, "head", None)
     task = TASKS.get((recipe.model.kind, head.kind if head is not None else "lm"))
     tag = f'pipeline_tag: "{task}"\n' if task else ""
@@ -124,7 +123,6 @@ def _counts(record: Record, adapter: int) -> dict[str, str]:
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A titled table; nothing where there are no rows."""
     cells = [[_line(value).replace("|", "\\|") for value in row] for row in rows]
     lines = [columns, ["---"] * len(columns), *cells]
     return "\n".join([f"## {title}", "", *(f"| {' | '.join(line)} |" for line in lines)]) if cells else ""
@@ -135,7 +133,6 @@ def _line(value: object) -> str:
 
 
 def _fenced(text: str) -> str:
-    """A text as it is, between fences that it does not contain."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text}\n{fence}"

@@ -102,7 +102,6 @@ def _check_growth(steps: list[Json], part: str) -> None:
 
 
 def _growth(step: Json) -> float:
-    """How many bytes one byte of a text may become in a step."""
     if "pattern" in step and "content" in step:  # a replacement, also in old files, which don't name the type
         return max(1.0, _size(step["content"]) / _shortest(step) + (_get(step["pattern"], "Regex") is not None))
     # SentencePiece's compiled table: the tree's size, the tree, then the replacements, each with a zero behind

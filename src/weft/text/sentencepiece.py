@@ -149,7 +149,6 @@ def _merges(model: SentencePiece, pieces: list[Piece]) -> list[tuple[str, str]]:
 
 
 def _preparation(model: SentencePiece, symbols: list[str]) -> list[normalizers.Normalizer]:
-    """What is done to a text first, in SentencePiece's order."""
     steps: list[normalizers.Normalizer] = []
     if compiled := model.charsmap:
         size = struct.unpack_from("<I", compiled)[0] if len(compiled) >= 4 else len(compiled)

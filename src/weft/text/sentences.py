@@ -49,7 +49,6 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _ends(text: str, stop: re.Match[str], cased: bool) -> bool:
-    """Does this stop, with white space behind it, end a sentence?"""
     following = NEXT.match(text, stop.end())
     assert following is not None
     word = following[1]

@@ -102,7 +102,6 @@ def _need(asked: int | None, needed: int, why: str) -> None:
 
 
 def _fit(asked: int | None, supported: int) -> int:
-    """The size to take: what was asked for, where the text supports it."""
     if asked is not None and asked > supported:
         why = f"the text supports {supported} at most"
         raise TokenizerError(f"tokenizer.vocab_size = {asked}: {why}; lower it, or add text")

@@ -200,7 +200,6 @@ class Loop:
         return None
 
     def _read(self, state: TrainingState) -> None:
-        """Fetch what is still on the device: one wait for many steps."""
         if self.pending:
             found = [torch.stack([r.loss, r.nll, r.gradient_norm, r.discarded]) for r in self.pending]  # type: ignore[list-item]
             counts = torch.tensor([[r.targets, r.tokens] for r in self.pending])

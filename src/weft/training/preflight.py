@@ -251,7 +251,6 @@ class Need:
 
     @cached_property
     def _shape(self) -> tuple[int, int]:
-        """Rows and tokens of a row, at the least."""
         batch = self.recipe.batch
         if self.recipe.objective.reads == "text" and not self.recipe.objective.has_source and batch.size is not None:
             return batch.size, batch.length

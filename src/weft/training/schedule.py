@@ -42,5 +42,4 @@ def _fall(settings: Falling, step: int, steps: int) -> float:
 
 
 def _done(step: int, begin: float, end: float) -> float:
-    """How much of begin … end has passed, within 0 … 1."""
     return min(1.0, max(0.0, (step - begin) / (end - begin))) if end > begin else float(step > begin)

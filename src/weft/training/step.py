@@ -149,5 +149,4 @@ def _above(loss: Tensor, norm: Tensor, limits: Tensor) -> Tensor:
 
 
 def _excess(norm: Tensor, clip: float) -> Tensor:
-    """How many times too long the gradient is; 1 where it isn't."""
     return ((norm + 1e-6) / clip).clamp(min=1.0)

@@ -161,7 +161,6 @@ class BlockManager:
             self._changes.update(((row, first + at), block) for at, block in enumerate(new))
 
     def _replayed(self, work: Work) -> Tensor:
-        """By the graphs: single tokens, then chunks."""
         assert self.graphs is not None
         some = [request for request, count in work if count == 1]
         # where the host doesn't know the next token yet, it is the newest one on the device

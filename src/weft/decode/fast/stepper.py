@@ -153,7 +153,6 @@ def paged_graphs(model: Transformer, store: BlockStore, slots: int) -> PagedGrap
 
 
 def _names(*names: str, **below: str) -> frozenset[str]:
-    """Names of settings, and dotted names of what stands below some."""
     return frozenset(names) | {f"{name}.{each}" for name, several in below.items() for each in several.split()}
 
 
@@ -191,7 +190,6 @@ def _others_at_default(settings: Decoder | EncoderDecoder, read: Collection[str]
 
 
 def _changed(settings: Config) -> set[str]:
-    """The dotted names of settings that are not at their defaults."""
     names: set[str] = set()
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)

@@ -77,7 +77,6 @@ def _reads(part: Part) -> bool:
 
 
 def _height(part: Part) -> float:
-    """How high a part is, with the arrow below it."""
     if part.skips or part.box:
         return GAP + (2 * SUM if part.skips else HIGH)
     return sum(map(_height, part.parts)) + (2 * GAP if part.parts and part.repeats > 1 else 0.0)

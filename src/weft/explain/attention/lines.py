@@ -113,5 +113,4 @@ def head_colours(heads: int) -> list[tuple[float, float, float]]:
 
 
 def _numbered(labels: Sequence[str], place: int) -> str:
-    """A token's label; with its place where not all are shown."""
     return shortened(labels[place]) if len(labels) <= MAX_LABELS else f"{place}: {shortened(labels[place])}"

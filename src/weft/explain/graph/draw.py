@@ -92,7 +92,6 @@ def laid_out(written: Written, root: Group) -> dict[int, Inside]:
 
 
 def _closed(key: int, labels: Labels) -> tuple[Box, float]:
-    """A box for what has these labels, and how wide its rectangle is."""
     wide = max(BOX * 1.6, width_of(labels.inside, TEXT) + 20.0)
     beside = max([width_of(labels.name, TEXT), *(width_of(line, SMALL) for line in labels.lines)])
     rows = ROW + SMALL_ROW * len(labels.lines)

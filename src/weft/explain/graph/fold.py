@@ -177,7 +177,6 @@ def _fold_alike(graph: Graph, group: Group, apart: set[str]) -> None:
 
 
 def _regroup(graph: Graph, group: Group, children: list[Group | int]) -> None:
-    """Give a group other children, unless that makes a circle."""
     before, group.children = group.children, children
     if not _acyclic(graph, group):
         group.children = before

@@ -232,7 +232,6 @@ def _stops(laid: Level, children: Sequence[Box]) -> list[float]:
 def _heights(
     laid: Level, children: Sequence[Box], joins: Sequence[Iterable[tuple[float, float]]], y: float
 ) -> tuple[list[float], list[float]]:
-    """The tops and bottoms of all layers, from y on."""
     ranks = max((place.rank for place in laid.places), default=0) + 1
     highs, far = [0.0] * ranks, [0.0] * ranks
     for place in laid.places:

@@ -250,7 +250,6 @@ def _unsummed(block: Block, x: Tensor, ranks: int) -> float:
 
 
 def _mlp(sizes: Sizes) -> Block:
-    """GPT's feed-forward layer."""
     own = Plain(config.Plain(d_ff=sizes.d_ff, activation="gelu-tanh"), sizes.d_model).double()
     names, norm = ("A", "GeLU", "B"), LayerNorm(sizes.d_model).double()
     return Block("MLP", names, norm, own, own.up, own.down, own.activation, torch.arange(sizes.d_ff))

@@ -119,20 +119,17 @@ def _tables(splits: Splits) -> list[Table]:
 
 
 def _title(way: Way, names: Sequence[str]) -> str:
-    """'A by columns, B by rows'."""
     if way.first is None:
         return f"{names[0]} and {names[2]} whole on every process"
     return f"{names[0]} by {way.first}, {names[2]} by {way.second}" + ", sequence parallel" * way.sequence
 
 
 def _listed(places: Iterable[Iterable[Collective]]) -> str:
-    """'all-gather, reduce-scatter', '2 all-reduces', or 'none'."""
     counts = Counter(each.kind for place in places for each in place)
     return ", ".join(kind if times == 1 else f"{times} {kind}s" for kind, times in counts.items()) or "none"
 
 
 def _share(part: int, whole: int) -> str:
-    """'50%', '12.5%'."""
     return f"{100 * part / whole:.3g}%"
 
 

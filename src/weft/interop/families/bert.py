@@ -17,7 +17,7 @@ import torch
 
 from weft.config import Tree
 from weft.interop.families.base import POST_NORM, Called, Family, Heads, encoder_head, pooled, words_head
-from weft.interop.settings import Flat, Settings
+from weft.interop.settings import Flat, Settings, shown
 from weft.interop.table import Key, Row, Special, constant, embedding_width, even_heads, keys, without
 from weft.interop.weight_map import Rules, block, module, tensor
 from weft.models.config import Encoder
@@ -267,7 +267,7 @@ def _read_distances(settings: Settings, model: Flat) -> Flat:
     if not isinstance(farthest, int) or isinstance(farthest, bool) or farthest < 1:
         farthest = model["context"]
     if farthest - 1 <= buckets // 2:
-        near = f"with position_buckets = {buckets}, all distances up to {buckets // 2} have a bucket of their own"
+        near = f"with position_buckets = {shown(buckets)}, all distances have a bucket of their own"
         raise settings.refusal("max_relative_positions", near)
     normed = settings.get("norm_rel_ebd", "none")
     if not isinstance(normed, str):

@@ -140,7 +140,6 @@ def read_scaling(rope: Settings, model: Flat, original: int | None) -> dict[str,
 
 
 def _yarn_factor(rope: Settings, factor: float) -> float | None:
-    """What sharpens the scores, where it is not the usual number."""
     if rope.get("attention_factor") is not None:
         return rope.number("attention_factor")
     sharper, all_sharper = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)

@@ -107,7 +107,6 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
 
 
 def _dtype(contents: Contents, model: Decoder) -> torch.dtype:
-    """One dtype that holds every number of the file as it is."""
     offset = model.norm.offset if isinstance(model.norm, RMSNorm) else 0.0
     matrices = {entry.encoding.name for name, entry in contents.tensors.items() if not _always_fp32(name, entry.shape)}
     dtype = DTYPES.get(matrices.pop(), torch.float32) if len(matrices) == 1 else torch.float32

@@ -99,7 +99,6 @@ def read_tokenizer(folder: Path, config: Tree, model: Model) -> tuple[Tokenizer 
 
 
 def _with_roles(tokenizer: Tokenizer, roles: dict[Role, str]) -> Tokenizer:
-    """The tokenizer with those of the roles whose tokens it has."""
     same = roles == tokenizer.roles
     return tokenizer if same else tokenizer.from_json(tokenizer.to_json(), roles, tokenizer.chat_template)
 

@@ -39,7 +39,6 @@ def listing(folder: Path, single: str = SINGLE, pickled: str = PICKLED) -> dict[
 
 
 def _sharded(index: Path, read: Callable[[Path], dict[str, Stored]]) -> dict[str, Stored]:
-    """Every tensor of the shards, each exactly where the index says."""
     folder, ending = index.parent, Path(index.name.removesuffix(".index.json")).suffix
     placed = read_object(index).get("weight_map")
     if not isinstance(placed, dict) or not placed:

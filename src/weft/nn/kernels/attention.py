@@ -236,9 +236,6 @@ def _backward_queries(  # type: ignore[no-untyped-def]
     tl.store(dq + batch * gb + head * gh + rows[:, None] * gt + width[None, :], by_queries * slope, mask=inside)
 
 
-# ---- as operations of torch
-
-
 def _constants(shape: Shape) -> tuple[Any, ...]:
     wide = max(16, triton.next_power_of_2(shape.d_head))
     return shape.heads, shape.group, shape.d_head, wide, shape.causal, shape.window, shape.real, shape.documents

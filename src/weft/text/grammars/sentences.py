@@ -52,7 +52,6 @@ def _sentence(rng: Rng, thing: str, label: int) -> str:
 
 
 def _clause(rng: Rng, thing: str, aspect: str, label: int) -> str:
-    """What `label` says, in its own words or by denying the opposite."""
     turned = rng.chance(45)
     side = 1 - label if turned else label
     word, (did, to) = _adjective(rng, side), rng.pick(SENTIMENT[LABELS[side]]["verbs"])
