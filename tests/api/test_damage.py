@@ -130,7 +130,7 @@ def harness() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 100))])
 def test_a_damage_is_detected_or_harmless(
     run: Path, finished: Path, harness: ModuleType, seed: int, capsys: Capture
 ) -> None:

@@ -349,7 +349,10 @@ SLOW = {
     *("roberta-answers", "electra-answers", "electra-headless", "albert-labels", "mpnet-labels", "opt-no-bias"),
     *("modernbert-tags", "modernbert-answers", "modernbert-headless"),
     *("deberta-v2-tags", "deberta-v2-answers", "deberta-v2-headless"),
-    *("roberta-tags", "roberta-headless", "distilbert-tags", "distilbert-answers"),
+    *("roberta-tags", "roberta-labels", "roberta-headless", "distilbert-tags", "distilbert-answers"),
+    *("gpt2-tags", "gpt2-answers", "llama-labels", "llama-tags", "llama-answers", "xlm-roberta", "camembert"),
+    *("electra-labels", "albert-headless", "mpnet-headless", "modernbert-labels", "deberta-v2-labels"),
+    *("distilbert-labels", "distilbert-headless", "albert-pretraining", "olmo-clipped", "falcon-one-norm"),
 }
 STEPS_OF_OTHERS = {"marian-two-tables", "mt5"}  # which are stepped as marian and t5-v1.1 are
 

@@ -159,7 +159,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return contents(train(small("checkpoint.average=2"), folder, **given).run)
 
 
-@pytest.mark.parametrize("stop", [3, 7, 11])
+@pytest.mark.parametrize("stop", [7, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (3, 11))])
 def test_an_interruption_leaves_no_trace(  # type: ignore[no-untyped-def]
     tmp_path, recipe, corpus, evaluate, monkeypatch, straight: dict[str, str], stop: int
 ) -> None:

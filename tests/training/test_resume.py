@@ -52,7 +52,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     return train(small(), folder, corpus=text, evaluate=held_out_loss(text), quiet=True)
 
 
-@pytest.mark.parametrize("stop", [1, 4, 7, 11])
+@pytest.mark.parametrize("stop", [4, 11, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 7))])
 def test_stopped_and_resumed_equals_straight(  # type: ignore[no-untyped-def]
     tmp_path, recipe, corpus, evaluate, monkeypatch, straight: RunResult, stop
 ) -> None:

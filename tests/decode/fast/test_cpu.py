@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.pairwise import each_once
 
 from weft.data.batch import Source
 from weft.decode.config import Sampling
@@ -90,9 +91,7 @@ def built(config: Decoder | EncoderDecoder) -> Transformer:
     return model
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("bits", [None, "int8", "int4"])
+@pytest.mark.parametrize(("name", "batch", "bits"), each_once(CONFIGS, [1, 3], [None, "int8", "int4"]))
 def test_it_equals_the_plain_step(name: str, batch: int, bits: str | None) -> None:
     model = built(CONFIGS[name])
     if bits is not None:
@@ -139,8 +138,7 @@ def test_generate_takes_it_and_writes_the_same(monkeypatch: pytest.MonkeyPatch) 
     assert len(taken) == 1
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("bits", [None, "int8", "packed"])
+@pytest.mark.parametrize(("name", "bits"), each_once(FAMILIES, [None, "int8", "packed"]))
 def test_every_family_steps_as_whole_texts_are_read_while_rows_move(
     name: str, bits: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

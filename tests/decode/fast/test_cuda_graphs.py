@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.decode.small import VOCAB, decoder
+from tests.pairwise import each_once
 
 from weft.decode.config import Sampling
 from weft.decode.fast import cuda_graphs as graphs
@@ -48,8 +49,7 @@ def ahead(
         return [(chunk.row, chunk.id, chunk.finish) for chunk in generate(model, prompts or PROMPTS, settings)]
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("how", SETTINGS)
+@pytest.mark.parametrize(("name", "how"), each_once(MODELS, SETTINGS))
 def test_choosing_on_the_device_writes_the_same(name: str, how: str) -> None:
     model, settings = MODELS[name], SETTINGS[how]
     plain = [(token.row, token.id, token.finish) for token in generate(model, PROMPTS, settings)]

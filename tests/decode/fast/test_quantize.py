@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.pairwise import each_once
 from torch.nn import functional as F
 
 from weft.api import train as api
@@ -172,8 +173,7 @@ def built(name: str) -> Transformer:
     return build(MODELS[name]).eval()
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("bits", ["int8", "int4"])
+@pytest.mark.parametrize(("name", "bits"), each_once(MODELS, ["int8", "int4"]))
 def test_a_quantized_model_keeps_the_contract(name: str, bits: str) -> None:
     model = built(name)
     tokens = torch.randint(80, (2, 9), generator=torch.Generator().manual_seed(1))
