@@ -1,30 +1,6 @@
 """Fixed tables beside weft's own numbers: two of the lectures, and measured steps beside what the planner predicts.
 
-Sources of published.csv, each row as it stands there:
-
-- Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", tables 1
-  and 2 (PTD-P): A100 80 GB, 8 × 200 Gb/s InfiniBand a machine, sequences of 2,048, layers run again, plain attention,
-  a vocabulary of 51,200. The model-parallel sizes of table 2, 96 and 280, are taken as tensor 8 × pipeline 12 and 35.
-  Table 1 does not give the rows at a time; the planner chooses among 1, 2, 4 and 8. Their FLOP/s count what is run
-  again: 96 B s l h² (1 + s/6h + V/16lh) a step.
-- torchtitan, benchmarks of December 2024 (llama3_h100_202412): LLaMA 3.1 on H100 limited to 500 W, with 96 GB at
-  2.4 TB/s, 400 Gb/s a GPU. "Selective" is taken to run every second product again. 405B is taken to read its 32 rows
-  as 8 micro-batches, one for each stage: not stated, but what interleaving gained there agrees with it.
-- MosaicML llm-foundry, training benchmarks: MPT on A100, sharded, 1,600 Gb/s a machine, sequences of 2,048.
-- weft: benchmarks/RESULTS.md, "Training on one GPU".
-
-Which rows say something about the model, and which do not:
-
-- fitted: H200's share of the peak, SPILL, TRAFFIC, PAIR and OTHER to the kernel times of weft's two rows in bf16; that
-  of H100 at 500 W to torchtitan's 8B, compiled, 8 GPUs; EAGER to the same without a compiler, SCALING to the same in
-  eight bits. A100's share was set to 0.85, and left there when Megatron's 145.6 B came out right.
-- seen: a constant was changed after the row had been looked at. DROPOUT_SLOWDOWN comes from kernels of attention alone,
-  but was added because of BERT; FP8_SPEEDUP was 1.7, and became the data sheets' 2, when all rows in eight bits were
-  known.
-- all others are held out, but for BESIDE (0.1, by hand, when they were known; it moves none of them by more than 4 %).
-
-REACHED, HIDDEN and the latencies were chosen by hand beforehand. Far off are context parallelism over 4 and 8 GPUs, and
-ZeRO-3 by DeepSpeed.
+published.md says where the rows of published.csv come from, and which of them any constant was fitted to.
 """
 
 import csv
