@@ -20,7 +20,6 @@ from weft.config import Config
 from weft.errors import ModelError
 from weft.models import config
 from weft.nn.config import Gated, LayerNorm, LoRA, Norm
-from weft.nn.lora_targets import targets
 
 GATES = {"elman": 1, "lstm": 4, "gru": 3}
 STATE_VECTORS = {"elman": 1, "lstm": 2, "gru": 1}
@@ -285,11 +284,10 @@ def layers_linears(model: config.TransformerConfig) -> list[list[Linear]]:
 
 
 def adapted_linears(model: Config, adapter: LoRA) -> list[Linear]:
-    """The layers that an adapter stands beside."""
     if not isinstance(model, config.TransformerConfig):
         raise ModelError(f"adapter: it needs a model made of Transformer blocks, not a {type(model).__name__}")
     linears = {linear.name: linear for block in layers_linears(model) for linear in block}
-    return [linears[name] for name in targets(adapter, linears)]
+    return [linears[name] for name in adapter.chosen(linears)]
 
 
 def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:

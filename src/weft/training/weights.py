@@ -21,7 +21,6 @@ from weft.nn.block import block_linears
 from weft.nn.config import LoRA
 from weft.nn.init import empty_weights
 from weft.nn.linear import LowRank
-from weft.nn.lora_targets import targets
 from weft.progress import warn
 from weft.recipe.config import Recipe
 from weft.runs import checkpoint
@@ -94,7 +93,7 @@ def add_adapters(model: nn.Module, settings: LoRA, fresh: Collection[str] = ()) 
         raise ModelError("adapter: it needs a model made of Transformer blocks")
     if _adapters(model):
         raise ModelError("adapter: this model has adapters already; merge them first")
-    names = targets(settings, linears)
+    names = settings.chosen(linears)
     head = list(model.get_submodule("output").parameters()) if settings.head else []
     if settings.head and not head:
         raise ModelError("adapter.head: this head has no weights of its own, it shares the embeddings'")
