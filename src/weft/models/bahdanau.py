@@ -60,8 +60,8 @@ class AlignedStates(HiddenStates):
         self.source = source
         self.keep(source.state, 0)
 
-    def _reorder(self, index: Tensor) -> None:
-        super()._reorder(index)
+    def reorder(self, index: Tensor) -> None:
+        super().reorder(index)
         annotations, keys, mask, state = self.source
         self.source = Encoded(annotations[index], keys[index], mask[index], state[:, :, index])
 
@@ -102,12 +102,10 @@ class Bahdanau(LanguageModel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew."""
         reset_recurrent(self, self.config.init)
 
     @property
     def alignment(self) -> Probabilities:
-        """The attention's probabilities, (batch, time, source time)."""
         return self.attention.probabilities
 
     def encode(self, source: Source, rng: RowRng | None = None) -> Encoded:
@@ -150,20 +148,13 @@ class Bahdanau(LanguageModel):
         encoded = self._encode_for(len(tokens), source, rng)
         return self._decode(tokens, encoded, encoded.state, None, rng)
 
-    def head(self, features: Tensor) -> Tensor:
-        """Logits (batch, time, vocab_size) of features (batch, time, d_model)."""
-        return self.readout(features).logits()
-
     def readout(self, features: Tensor) -> Readout:
-        """What the logits are a product of, for losses that never hold all of them."""
         return Readout.of(features, self.output.weight, self.output.bias, self.across)
 
     def start(self, batch: int, max_len: int, source: Source | None = None) -> AlignedStates:
-        """Encode the source, once. `batch` sequences of up to `max_len` tokens can then be written from it."""
         return AlignedStates(batch, max_len, self.decoder, self._encode_for(batch, source))
 
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
-        """Read target tokens (batch, time) after what `state` has read; readouts (batch, time, d_model)."""
         assert isinstance(state, AlignedStates)
         state.reserve(tokens.shape[1])
         features = self._decode(tokens, state.source, state.current(), state)

@@ -32,7 +32,8 @@ class Recent(State):
         super().__init__(batch, max_len, device)
         self.tokens = torch.full((batch, order - 1 + max_len), missing, dtype=torch.long, device=device)
 
-    def _reorder(self, index: Tensor) -> None:
+    def reorder(self, index: Tensor) -> None:
+        super().reorder(index)
         self.tokens = self.tokens[index]
 
 

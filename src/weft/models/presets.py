@@ -93,7 +93,6 @@ PRESETS = {name: _maker(**sizes) for name, sizes in _TABLE.items()}
 
 
 def preset(name: str) -> Any:
-    """The config of a named model."""
     if name not in PRESETS:
         raise ConfigError(f"'{name}': no such preset; {suggestion(name, PRESETS)}")
     return PRESETS[name][0]()
