@@ -43,12 +43,10 @@ class Budget(Config):
 
     @property
     def axis(self) -> str:
-        """Which of them it is."""
         return next(iter(self.model_dump(exclude_none=True)))
 
     @property
     def amount(self) -> float:
-        """How much of it."""
         return float(self.flops or self.tokens or self.minutes or 0.0)
 
     def __str__(self) -> str:

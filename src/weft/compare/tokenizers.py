@@ -71,7 +71,6 @@ class TokenizerMeasure:
 
     @property
     def bytes_per_token(self) -> float:
-        """How much text a token stands for."""
         return self.bytes / max(1, self.tokens)
 
     @property

@@ -63,7 +63,6 @@ DEVICES = {name: _device(**data_sheet) for name, data_sheet in _TABLE.items()}
 
 
 def device_named(name: str) -> Device:
-    """A device of the table."""
     if name.lower() not in DEVICES:
         raise ConfigError(f"--device '{name}': no such device; {suggestion(name.lower(), DEVICES)}")
     return DEVICES[name.lower()]

@@ -295,7 +295,6 @@ REASONS = {
 
 
 def why_not(other: Prediction, best: Prediction) -> str:
-    """What speaks against a layout, in a few words."""
     choice, device, time = other.choice, other.job.device, other.time
     if not other.fits:
         return f"does not fit: {byte_size(other.memory.peak)} of {byte_size(device.memory)}"

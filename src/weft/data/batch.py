@@ -85,7 +85,6 @@ class Batch(_Tensors):
 
     @property
     def count(self) -> int:
-        """How many targets count in the loss."""
         if self.counted is not None:
             return self.counted
         return self.targets.numel() if self.loss_mask is None else int(self.loss_mask.sum())

@@ -83,7 +83,6 @@ class Examples:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of all fields, ids first."""
         return (*self._ids, *self._values)
 
     def ids(self, field: str, number: int) -> Array:

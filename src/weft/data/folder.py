@@ -79,7 +79,6 @@ def read_plan(folder: Path) -> Plan:
 
 
 def differing(one: Plan, other: Plan) -> list[str]:
-    """The keys in which two plans differ."""
     return [key for key in {**one, **other} if one.get(key) != other.get(key)]
 
 

@@ -44,7 +44,6 @@ class Windows:
 
     @property
     def count(self) -> int:
-        """Windows in an epoch."""
         return max(1, (self.tokens - self.length) // self.length)
 
     def starts(self, samples: npt.ArrayLike) -> Array:
@@ -81,7 +80,6 @@ class Lanes:
 
     @property
     def steps(self) -> int:
-        """Steps in an epoch."""
         return self.span // self.length
 
     def starts(self, step: int) -> Array:
@@ -92,7 +90,6 @@ class Lanes:
         return np.arange(self.lanes, dtype=np.int64) * self.span + shift + window * self.length
 
     def begins(self, step: int) -> bool:
-        """Whether the lanes begin at `step`."""
         return step % self.steps == 0
 
 

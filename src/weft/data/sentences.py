@@ -91,7 +91,6 @@ class Sentences:
 
     @property
     def documents(self) -> int:
-        """How many documents there are."""
         return len(self.borders) - 1
 
     @cached_property

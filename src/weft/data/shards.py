@@ -62,7 +62,6 @@ class Shard(Config):
 
     @property
     def checksums(self) -> dict[str, str]:
-        """The checksum of each file."""
         return {f"{self.name}.tokens": self.tokens_sha256, f"{self.name}.sections": self.sections_sha256}
 
     def verify(self, folder: Path) -> None:
@@ -208,11 +207,9 @@ class Shards:
         verify(self.path, {name: sha for shard in self.index.shards for name, sha in shard.checksums.items()})
 
     def of(self, split: Side) -> list[Shard]:
-        """The shards of one split, in order."""
         return [shard for shard in self.index.shards if shard.split == split]
 
     def tokens(self, split: Side) -> Tokens:
-        """The tokens of one split, which may be none."""
         ids, sections, scattered = [], [], []
         for shard in self.of(split):
             tokens = self.path / f"{shard.name}.tokens", np.dtype(self.index.dtype).newbyteorder("<"), (shard.tokens,)
@@ -320,7 +317,6 @@ def verify(folder: Path, expected: Mapping[str, str], blocks: Callable[[Path], I
 
 
 def file_blocks(path: Path) -> Iterable[bytes]:
-    """The bytes of a file."""
     with files.open_regular(path) as file:
         yield from iter(lambda: file.read(BLOCK), b"")
 

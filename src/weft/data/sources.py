@@ -183,7 +183,6 @@ def stamps(sources: Sequence[str], held_out: Sequence[str] = ()) -> list[list[An
 
 
 def stamp(name: str) -> list[Any]:
-    """The same for a single file."""
     if name == "-":
         return [name, UNKNOWN_BYTES, uuid.uuid4().hex]
     if name.startswith("builtin:"):

@@ -127,7 +127,6 @@ def read_texts(name: str, column: str | None = None, usual: str = "text") -> lis
 
 
 def has_lines(name: str) -> bool:
-    """Whether a file holds plain lines of text."""
     return format_of(name) not in TABLES
 
 

@@ -67,7 +67,6 @@ class Score:
 
     @property
     def unknown_share(self) -> float:
-        """The share of unknown tokens."""
         return self.unknown / self.tokens
 
     @classmethod
@@ -84,7 +83,6 @@ class Score:
 
     @classmethod
     def total(cls, scores: "Iterable[Score]") -> "Score":
-        """One score over several texts."""
         found = [(s.nats, s.tokens, s.bytes, s.unknown, s.unspelled) for s in scores]
         return cls(*map(sum, zip(*found, strict=True)))
 

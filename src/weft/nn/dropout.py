@@ -159,7 +159,6 @@ class Dropout(nn.Module):
 
     @property
     def drops(self) -> bool:
-        """Whether anything is dropped now."""
         return self.training and self.p > 0.0
 
     def forward(self, x: Tensor, rng: RowRng | None = None, begin: int = 0) -> Tensor:

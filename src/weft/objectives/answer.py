@@ -88,7 +88,6 @@ class Answer(RowObjective[config.Answer]):
         return F.cross_entropy(_by_place(outputs, batch.mask), batch.targets.flatten(), reduction="sum")
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Mean −log p of a right place, and the share of questions whose answer is found exactly."""
         loss, right, rows = 0.0, 0, 0
         for logits, batch in head_outputs(model, batches):
             places = _by_place(logits, batch.mask)

@@ -65,7 +65,6 @@ class Tag(RowObjective[config.Tag]):
         return torch.where(batch.loss_mask.flatten(), losses, 0.0).sum()
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Mean −log p of the right tag of a word, accuracy, macro F1, Matthews' correlation, the confusion matrix."""
         return self._metrics(model, batches)
 
     def measure(self, model: LanguageModel, side: Side = "validation") -> Results:

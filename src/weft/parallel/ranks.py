@@ -73,11 +73,9 @@ class Ranks:
         return there
 
     def least(self, number: int) -> int:
-        """The smallest of all processes' numbers."""
         return self._agree(number, "MIN")
 
     def most(self, number: int) -> int:
-        """The largest of all processes' numbers."""
         return self._agree(number, "MAX")
 
     def _agree(self, number: int, how: str) -> int:

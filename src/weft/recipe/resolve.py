@@ -63,7 +63,6 @@ def continues(source: str, above: Mapping[str, Any], data: Sequence[str]) -> boo
 
 
 def is_run(source: str) -> bool:
-    """Whether a name is that of a run's folder."""
     return (Path(source) / "config.toml").is_file()
 
 

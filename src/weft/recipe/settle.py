@@ -71,7 +71,6 @@ class Facts:
 
 
 def size_of(bytes_: int) -> str:
-    """An amount of text in words."""
     return f"{bytes_ / 1e6:,.1f} MB" if bytes_ >= 100_000 else f"{bytes_:,} bytes"
 
 

@@ -37,7 +37,6 @@ def pick_device() -> torch.device:
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """The context that forward passes run in."""
     return torch.autocast(device.type, dtype=NARROW[precision]) if precision in NARROW else nullcontext()
 
 
@@ -162,7 +161,6 @@ class EightBitLinear(Linear):
     """A linear layer with eight-bit products under autocast, a plain one elsewhere; its weights stay as they are."""
 
     def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
-        """(…, in_features) → (…, out_features)."""
         device = x.device.type
         if not torch.is_autocast_enabled(device) or (x.numel() // self.in_features) % SIXTEEN:
             return super().forward(x)

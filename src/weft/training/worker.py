@@ -40,7 +40,6 @@ def device_use(flops_per_token: float, tokens_per_second: float, device: torch.d
 
 
 def device_name(device: torch.device) -> str:
-    """As a person would call it."""
     gpu = device.type == "cuda"
     return torch.cuda.get_device_name(device) if gpu else counted(torch.get_num_threads(), "CPU thread")
 
