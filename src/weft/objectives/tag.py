@@ -64,13 +64,10 @@ class Tag(RowObjective[config.Tag]):
         losses = F.cross_entropy(outputs.flatten(0, 1), batch.targets.flatten(), reduction="none")
         return torch.where(batch.loss_mask.flatten(), losses, 0.0).sum()
 
-    def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        return self._metrics(model, batches)
-
     def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
-        return Results(self._metrics(model, self.batches(side), whole=True))
+        return Results(self.metrics(model, self.batches(side), whole=True))
 
-    def _metrics(self, model: LanguageModel, batches: Iterable[Batch], *, whole: bool = False) -> dict[str, Any]:
+    def metrics(self, model: LanguageModel, batches: Iterable[Batch], *, whole: bool = False) -> dict[str, Any]:
         outputs = (
             (logits, batch.targets if batch.loss_mask is None else batch.targets.masked_fill(~batch.loss_mask, -1))
             for logits, batch in head_outputs(model, batches)
