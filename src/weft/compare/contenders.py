@@ -147,10 +147,8 @@ class ReadyContender:
 
 
 def make_ready(experiment: Experiment, folder: Path, device: str, log: Log) -> list[ReadyContender]:
-    """Every contender with its text as tokens in `folder`, those with the same tokenizer sharing them.
-
-    `device` is "cpu" or "cuda". Steps are those of a budget in FLOPs or tokens; for minutes they are found later.
-    """
+    """Every contender with its text as tokens in `folder`, those with the same tokenizer sharing them. `device` is
+    "cpu" or "cuda". Steps are those of a budget in FLOPs or tokens; for minutes they are found later."""
     recipes = {name: _resolved(experiment, name) for name in experiment.contenders}
     corpora = _corpora(experiment, recipes, folder, device, log)
     if experiment.budget.axis == "tokens" and len({corpus.path for corpus in corpora.values()}) > 1:
@@ -254,11 +252,8 @@ def _least(recipe: Recipe) -> Tree:
 
 
 def _settled(recipe: Recipe, changes: dict[str, Any], corpus: Corpus, device: str) -> SettledRecipe:
-    """A recipe with nothing left open, on the prepared text.
-
-    With another number of steps, its lengths in steps are the same shares of the run as they were. Evaluations,
-    checkpoints and log lines are chosen anew.
-    """
+    """A recipe with nothing left open, on the prepared text. With another number of steps, its lengths in steps are the
+    same shares of the run as they were. Evaluations, checkpoints and log lines are chosen anew."""
     tree = recipe.model_dump(mode="json", exclude_none=True)
     if "steps" in changes:
         own = tree.pop("steps", None)

@@ -290,10 +290,8 @@ def _best(work: Callable[[], object]) -> float:
 
 
 def _pieces(tokenizer: Tokenizer, sentence: str) -> Iterator[tuple[str, bool]]:
-    """The tokens of a sentence as a reader would write them, and whether each is known.
-
-    Whole words and BERT's pieces are shown as the vocabulary has them, all others as the text they add.
-    """
+    """The tokens of a sentence as a reader would write them, and whether each is known. Whole words and BERT's pieces
+    are shown as the vocabulary has them, all others as the text they add."""
     for id in tokenizer.encode(sentence):
         if id == tokenizer.unk_id or tokenizer.kind in ("word", "wordpiece"):
             yield tokenizer.token(id), id != tokenizer.unk_id

@@ -271,10 +271,8 @@ def _dense(layers: Sequence[tuple[int, int, int]], more: int = 0) -> Component:
 
 
 def layers_linears(model: config.TransformerConfig) -> list[list[Linear]]:
-    """The linear layers of each layer, from the source to the logits, by their names in the built model.
-
-    Layers that share their weights have the same names.
-    """
+    """The linear layers of each layer, from the source to the logits, by their names in the built model. Layers that
+    share their weights have the same names."""
     return [
         [replace(each, name=f"{'decoder' if causal else 'encoder'}.blocks.{block}.{each.name}") for each in linears]
         for depth, causal, cross in stacks(model)
@@ -305,9 +303,7 @@ def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:
 
 def _cells(cell: str, inputs: list[int], D: int) -> tuple[int, int]:
     """Parameters of a stack whose layers read `inputs` numbers each, and the weights among them that are multiplied.
-
-    PyTorch keeps two biases a gate.
-    """
+    PyTorch keeps two biases a gate."""
     products = sum(GATES[cell] * D * (numbers + D) for numbers in inputs)
     return products + len(inputs) * 2 * GATES[cell] * D, products
 

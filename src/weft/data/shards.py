@@ -98,9 +98,7 @@ class Tokens:
         self, shards: Sequence[Array], sections: Sequence[Ids], scattered: Sequence[Array] | None = None
     ) -> None:
         """`shards[i]` holds ids (n,); `sections[i]` (3, m): first tokens within shard i, UTF-8 bytes, documents.
-
-        `scattered` are the same ids, for windows here and there, of which nothing beside them should be read.
-        """
+        `scattered` are the same ids, for windows here and there, of which nothing beside them should be read."""
         assert len(shards) == len(sections)
         self._shards, self._sections = list(shards), list(sections)
         self._scattered = self._shards if scattered is None else list(scattered)
@@ -279,10 +277,8 @@ def mapped(path: Path, dtype: npt.DTypeLike, shape: tuple[int, ...], begin: int 
 
 
 def verify(folder: Path, expected: Mapping[str, str], blocks: Callable[[Path], Iterable[bytes]] | None = None) -> None:
-    """Refuse a folder in which a file is not the one that its checksum (SHA-256, by its name) was taken of.
-
-    `blocks` are the bytes that a file's checksum is of; by default they are all of its own.
-    """
+    """Refuse a folder in which a file is not the one that its checksum (SHA-256, by its name) was taken of. `blocks`
+    are the bytes that a file's checksum is of; by default they are all of its own."""
     stamps: dict[str, list[int]] = {}
     for name in expected:
         try:

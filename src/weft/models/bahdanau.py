@@ -43,10 +43,8 @@ class AdditiveAttention(nn.Module):
         self.probabilities = Probabilities()
 
     def forward(self, query: Tensor, source: Encoded) -> tuple[Tensor, Tensor]:
-        """query s (batch, d_query) → the context Σ a_j h_j (batch, 2 d_model), and a (batch, source time).
-
-        A padded place has the score −∞ and so exactly no weight.
-        """
+        """query s (batch, d_query) → the context Σ a_j h_j (batch, 2 d_model), and a (batch, source time). A padded
+        place has the score −∞ and so exactly no weight."""
         scores = self.scores(torch.tanh(self.queries(query)[:, None] + source.keys)).squeeze(-1)
         a = scores.masked_fill(~source.mask, float("-inf")).softmax(-1)
         return torch.einsum("bs,bsd->bd", a, source.annotations), a
@@ -109,10 +107,8 @@ class Bahdanau(LanguageModel):
         return self.attention.probabilities
 
     def encode(self, source: Source, rng: RowRng | None = None) -> Encoded:
-        """Read source.tokens (batch, source time) both ways. Padding, on either side, changes nothing.
-
-        The decoder begins with tanh(W ←h_1), from the backward state at the first word, which has seen them all.
-        """
+        """Read source.tokens (batch, source time) both ways. Padding, on either side, changes nothing. The decoder
+        begins with tanh(W ←h_1), from the backward state at the first word, which has seen them all."""
         tokens = source.tokens
         check_tokens(tokens, self.config.source_vocab_size or self.config.vocab_size)
         mask = torch.ones_like(tokens, dtype=torch.bool) if source.mask is None else source.mask.bool()
@@ -140,9 +136,7 @@ class Bahdanau(LanguageModel):
         rng: RowRng | None = None,
     ) -> Tensor:
         """Readouts (batch, time, d_model) of target tokens (batch, time), each written with a view of the source.
-
-        `positions` are accepted and ignored: the model reads in order.
-        """
+        `positions` are accepted and ignored: the model reads in order."""
         if documents is not None:
             raise ModelError(f"{self._name()} writes one text a row from its source; packed documents have no sources")
         encoded = self._encode_for(len(tokens), source, rng)

@@ -367,10 +367,8 @@ class Transformer(LanguageModel):
 
 
 def _narrowed(x: Tensor) -> Tensor:
-    """x as bf16 where products are: what runs along the skip connections is then half as wide.
-
-    fp16 is left out; its range is too small for a sum over many layers.
-    """
+    """x as bf16 where products are: what runs along the skip connections is then half as wide. fp16 is left out; its
+    range is too small for a sum over many layers."""
     device = x.device.type
     narrow = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
     return x.bfloat16() if narrow else x

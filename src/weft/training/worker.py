@@ -64,10 +64,8 @@ class Interrupted:
 
 @contextmanager
 def interruptions(log: Log, ranks: Ranks = ALONE) -> Iterator[Interrupted]:
-    """The first Ctrl-C or SIGTERM is noted, for the loop to stop after the step; the second one ends at once.
-
-    One of several processes waits until all agree.
-    """
+    """The first Ctrl-C or SIGTERM is noted, for the loop to stop after the step; the second one ends at once. One of
+    several processes waits until all agree."""
     asked, when = Interrupted(), 0.0
     if threading.current_thread() is not threading.main_thread():  # only the main thread may take signals
         yield asked
