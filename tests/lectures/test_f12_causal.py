@@ -10,14 +10,14 @@ from torch.nn import functional as F
 
 from weft.models.build import build
 from weft.models.config import Bahdanau, Recurrent
-from weft.models.presets import bert, gpt, llama, transformer_lm, transformer_plus_plus, vaswani
+from weft.models.presets import bert, gpt, llama, preset, vaswani
 
 VOCAB = 31
 DECODERS = {
     "gpt": gpt(2, 24, 4, 32, VOCAB),
     "llama": llama(2, 24, 4, 32, 32, vocab_size=VOCAB, kv_heads=2),
-    "transformer": transformer_lm().replace(vocab_size=VOCAB, layers=2),
-    "transformer++": transformer_plus_plus().replace(vocab_size=VOCAB, layers=2),
+    "transformer": preset("transformer").replace(vocab_size=VOCAB, layers=2),
+    "transformer++": preset("transformer++").replace(vocab_size=VOCAB, layers=2),
     "elman": Recurrent(vocab_size=VOCAB, cell="elman", d_model=16),
     "lstm": Recurrent(vocab_size=VOCAB, cell="lstm", d_model=16, layers=2),
     "gru": Recurrent(vocab_size=VOCAB, cell="gru", d_model=16),

@@ -9,7 +9,6 @@ from weft.models.presets import gpt, llama, vaswani
 from weft.nn.block import block_linears
 from weft.nn.config import LoRA
 from weft.nn.linear import Linear, LowRank
-from weft.nn.lora_targets import targets
 
 
 def layer(heights: list[int], settings: LoRA, bias: bool = True) -> tuple[Linear, LowRank]:
@@ -104,8 +103,8 @@ def test_the_layers_of_blocks() -> None:
 
 def test_targets() -> None:
     names = [f"decoder.blocks.{n}.{part}" for n in range(12) for part in ("attention.qkv", "cross.q", "feedforward.up")]
-    assert targets(LoRA(), names) == [name for name in names if "feedforward" not in name]
-    assert targets(LoRA(targets=("*.1.feedforward.*", "*.attention.qkv")), names[:6]) == [names[0], names[3], names[5]]
+    assert LoRA().chosen(names) == [name for name in names if "feedforward" not in name]
+    assert LoRA(targets=("*.1.feedforward.*", "*.attention.qkv")).chosen(names[:6]) == [names[0], names[3], names[5]]
     there = r"there are decoder\.blocks\.\*\.attention\.qkv, decoder\.blocks\.\*\.cross\.q, decoder\.blocks\.\*\.feed"
     with pytest.raises(ConfigError, match=r"adapter\.targets: '\*\.q_proj' matches no layer; " + there):
-        targets(LoRA(targets=("*.attention.*", "*.q_proj")), names)
+        LoRA(targets=("*.attention.*", "*.q_proj")).chosen(names)

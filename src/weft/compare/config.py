@@ -43,12 +43,10 @@ class Budget(Config):
 
     @property
     def axis(self) -> str:
-        """Which of them it is."""
         return next(iter(self.model_dump(exclude_none=True)))
 
     @property
     def amount(self) -> float:
-        """How much of it."""
         return float(self.flops or self.tokens or self.minutes or 0.0)
 
     def __str__(self) -> str:
@@ -172,9 +170,7 @@ def shipped() -> list[str]:
 
 def tables_of(source: str) -> Tree | None:
     """A comparison's tables, from a file or by the name of one that comes with weft; None where it is neither.
-
-    Contenders that are a recipe's name, or a table with `recipe` and changes beside it, become tables with both.
-    """
+    Contenders that are a recipe's name, or a table with `recipe` and changes beside it, become tables with both."""
     if source in shipped():
         with resources.as_file(resources.files("weft") / "recipes" / "compare" / f"{source}.toml") as file:
             tree = read_toml(file)

@@ -44,7 +44,6 @@ class Corpus:
 
     @property
     def facts(self) -> Facts:
-        """What choices depend on."""
         return Facts(self.shards.train.bytes, self.shards.index.vocab_size)
 
 
@@ -66,12 +65,10 @@ class ReadyContender:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that a step reads."""
         return (self.whole.batch.size or 1) * self.whole.batch.length
 
     @cached_property
     def flops_per_step(self) -> float:
-        """Operations of a step, forward and backward."""
         cost = count(self.whole.model, self.whole.batch.length, self.whole.adapter)
         return cost.training(self.whole.batch.recompute) * self.tokens_per_step
 
@@ -109,7 +106,6 @@ class ReadyContender:
         return replace(self, recipe=recipe, whole=_settled(recipe, {"steps": steps}, self.corpus, self.device))
 
     def sweep(self, experiment: Experiment) -> Sweep:
-        """The jobs that it is put through."""
         if self.counts:
             return Sweep(self.name, (), SEARCH_SHARES, tuple(experiment.shares), (0,))
         # what rounds to a step or more; no two of them are as many steps, for each share is thrice the one before it
@@ -137,7 +133,6 @@ class ReadyContender:
         return max(1, round(self.whole.steps * job.share)) if job.share else PROBE
 
     def settled(self, job: Job) -> SettledRecipe:
-        """The recipe of a job."""
         if self.counts:
             total = self.recipe.data.tokens or len(self.corpus.shards.train)
             text = {"tokens": max(2, round(total * job.share))} if job.share < 1 else {}
@@ -152,10 +147,8 @@ class ReadyContender:
 
 
 def make_ready(experiment: Experiment, folder: Path, device: str, log: Log) -> list[ReadyContender]:
-    """Every contender with its text as tokens in `folder`, those with the same tokenizer sharing them.
-
-    `device` is "cpu" or "cuda". Steps are those of a budget in FLOPs or tokens; for minutes they are found later.
-    """
+    """Every contender with its text as tokens in `folder`, those with the same tokenizer sharing them. `device` is
+    "cpu" or "cuda". Steps are those of a budget in FLOPs or tokens; for minutes they are found later."""
     recipes = {name: _resolved(experiment, name) for name in experiment.contenders}
     corpora = _corpora(experiment, recipes, folder, device, log)
     if experiment.budget.axis == "tokens" and len({corpus.path for corpus in corpora.values()}) > 1:
@@ -259,11 +252,8 @@ def _least(recipe: Recipe) -> Tree:
 
 
 def _settled(recipe: Recipe, changes: dict[str, Any], corpus: Corpus, device: str) -> SettledRecipe:
-    """A recipe with nothing left open, on the prepared text.
-
-    With another number of steps, its lengths in steps are the same shares of the run as they were. Evaluations,
-    checkpoints and log lines are chosen anew.
-    """
+    """A recipe with nothing left open, on the prepared text. With another number of steps, its lengths in steps are the
+    same shares of the run as they were. Evaluations, checkpoints and log lines are chosen anew."""
     tree = recipe.model_dump(mode="json", exclude_none=True)
     if "steps" in changes:
         own = tree.pop("steps", None)

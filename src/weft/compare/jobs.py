@@ -43,7 +43,6 @@ class Job:
 
 
 def share_text(share: float) -> str:
-    """A share of the budget in words."""
     if not share:
         return "a few steps to see how long they take"
     return "the whole budget" if share == 1 else f"{fraction(share)} of the budget"
@@ -86,7 +85,6 @@ class Outcome(Config):
 
     @property
     def job(self) -> Job:
-        """What it is the outcome of."""
         return Job(self.contender, self.share, self.lr, self.seed)
 
 

@@ -110,9 +110,7 @@ def multiplier(contender: Curve, baseline: Curve, draws: int = DRAWS, seed: int 
 
 def _read(ours: tuple[Array, Array], theirs: tuple[Array, Array]) -> tuple[Array, Array, Array]:
     """Reads pairs of curves, each losses (draws, rungs) and amounts (rungs,), at the lowest loss that both reach.
-
-    (draws,) each: multipliers, ∞ or 0 beyond the range; those losses; and what they cost the contender.
-    """
+    (draws,) each: multipliers, ∞ or 0 beyond the range; those losses; and what they cost the contender."""
     target = np.maximum(ours[0].min(axis=1), theirs[0].min(axis=1))
     mine, needed = _amounts_for(*ours, target), _amounts_for(*theirs, target)
     values = needed / mine
@@ -134,10 +132,8 @@ def _measured(curve: Curve) -> Curve | None:
 
 
 def _amounts_for(losses: Array, amounts: Array, target: Array) -> Array:
-    """The amounts (draws,) that curves of losses (draws, rungs) need for a target (draws,).
-
-    Only rungs better than all before count. What a curve doesn't reach is answered with its nearest end.
-    """
+    """The amounts (draws,) that curves of losses (draws, rungs) need for a target (draws,). Only rungs better than all
+    before count. What a curve doesn't reach is answered with its nearest end."""
     best = np.minimum.accumulate(losses, axis=1)
     falls = np.concatenate([np.ones((len(losses), 1), bool), best[:, 1:] < best[:, :-1]], axis=1)
     found = np.empty(len(losses))
@@ -150,10 +146,8 @@ def _amounts_for(losses: Array, amounts: Array, target: Array) -> Array:
 
 
 def _monotone_cubic(x: Array, y: Array, at: Array) -> Array:
-    """Values (draws,) at `at` (draws,) of curves through x (draws, knots) and y (knots,), both ascending.
-
-    That is scipy's PchipInterpolator, which has the same x for all curves: a thousand of them would take a second.
-    """
+    """Values (draws,) at `at` (draws,) of curves through x (draws, knots) and y (knots,), both ascending. That is
+    scipy's PchipInterpolator, which has the same x for all curves: a thousand of them would take a second."""
     if len(y) == 1:
         return np.repeat(y, len(at))
     h = np.diff(x)

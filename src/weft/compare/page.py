@@ -56,12 +56,10 @@ class ComparisonPage(PanelsPage):
 
     @cached_property
     def ranking(self) -> tuple[Ranked, ...]:
-        """The contenders, best first."""
         return ranking(self.comparison)
 
     @cached_property
     def effects(self) -> list[Effect]:
-        """Main effects of an ablation."""
         varied = self.comparison.varied
         return main_effects(self.comparison.contenders, varied) if varied else []
 

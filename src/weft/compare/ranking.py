@@ -45,7 +45,6 @@ class Ranked:
 
     @property
     def finished(self) -> bool:
-        """Whether there is anything to tell."""
         return math.isfinite(self.bits)
 
     @property
@@ -59,7 +58,6 @@ class Ranked:
 
     @property
     def sample(self) -> str:
-        """What it writes at the end."""
         return next((outcome.sample for outcome in self.result.at(self.share) if outcome.sample), "")
 
     @property
@@ -71,7 +69,6 @@ class Ranked:
         return " ".join([*([self.result.recipe] if self.result.recipe != self.name else []), *changes])
 
     def record(self) -> dict[str, Any]:
-        """The same as values."""
         if not self.finished:
             return {"contender": self.name, "failed": self.failed}
         read = ("value", "low", "high", "loss", "beyond", "at_full")

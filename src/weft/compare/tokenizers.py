@@ -71,7 +71,6 @@ class TokenizerMeasure:
 
     @property
     def bytes_per_token(self) -> float:
-        """How much text a token stands for."""
         return self.bytes / max(1, self.tokens)
 
     @property
@@ -291,10 +290,8 @@ def _best(work: Callable[[], object]) -> float:
 
 
 def _pieces(tokenizer: Tokenizer, sentence: str) -> Iterator[tuple[str, bool]]:
-    """The tokens of a sentence as a reader would write them, and whether each is known.
-
-    Whole words and BERT's pieces are shown as the vocabulary has them, all others as the text they add.
-    """
+    """The tokens of a sentence as a reader would write them, and whether each is known. Whole words and BERT's pieces
+    are shown as the vocabulary has them, all others as the text they add."""
     for id in tokenizer.encode(sentence):
         if id == tokenizer.unk_id or tokenizer.kind in ("word", "wordpiece"):
             yield tokenizer.token(id), id != tokenizer.unk_id

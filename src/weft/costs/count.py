@@ -20,7 +20,6 @@ from weft.config import Config
 from weft.errors import ModelError
 from weft.models import config
 from weft.nn.config import Gated, LayerNorm, LoRA, Norm
-from weft.nn.lora_targets import targets
 
 GATES = {"elman": 1, "lstm": 4, "gru": 3}
 STATE_VECTORS = {"elman": 1, "lstm": 2, "gru": 1}
@@ -272,10 +271,8 @@ def _dense(layers: Sequence[tuple[int, int, int]], more: int = 0) -> Component:
 
 
 def layers_linears(model: config.TransformerConfig) -> list[list[Linear]]:
-    """The linear layers of each layer, from the source to the logits, by their names in the built model.
-
-    Layers that share their weights have the same names.
-    """
+    """The linear layers of each layer, from the source to the logits, by their names in the built model. Layers that
+    share their weights have the same names."""
     return [
         [replace(each, name=f"{'decoder' if causal else 'encoder'}.blocks.{block}.{each.name}") for each in linears]
         for depth, causal, cross in stacks(model)
@@ -285,11 +282,10 @@ def layers_linears(model: config.TransformerConfig) -> list[list[Linear]]:
 
 
 def adapted_linears(model: Config, adapter: LoRA) -> list[Linear]:
-    """The layers that an adapter stands beside."""
     if not isinstance(model, config.TransformerConfig):
         raise ModelError(f"adapter: it needs a model made of Transformer blocks, not a {type(model).__name__}")
     linears = {linear.name: linear for block in layers_linears(model) for linear in block}
-    return [linears[name] for name in targets(adapter, linears)]
+    return [linears[name] for name in adapter.chosen(linears)]
 
 
 def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:
@@ -307,9 +303,7 @@ def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:
 
 def _cells(cell: str, inputs: list[int], D: int) -> tuple[int, int]:
     """Parameters of a stack whose layers read `inputs` numbers each, and the weights among them that are multiplied.
-
-    PyTorch keeps two biases a gate.
-    """
+    PyTorch keeps two biases a gate."""
     products = sum(GATES[cell] * D * (numbers + D) for numbers in inputs)
     return products + len(inputs) * 2 * GATES[cell] * D, products
 

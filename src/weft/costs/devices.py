@@ -11,7 +11,9 @@ bandwidth of one. Bytes are those that a device sends:
 
 import math
 import re
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from weft.errors import ConfigError, suggestion
@@ -47,36 +49,20 @@ class Device:
         return self.fp32 / 2 * 16 / self.lanes
 
 
-def _device(
-    title: str, teraflops: tuple[float, float, float], gigabytes: float, terabytes_s: float, watts: float, *more: Any
-) -> Device:
-    bf16, tf32, fp32 = (1e12 * number for number in teraflops)
-    return Device(title, bf16, tf32, fp32, round(gigabytes * 1e9), terabytes_s * 1e12, watts, *more)
-
-
 MFU = 0.4  # the share of the peak that training is assumed to reach, where no step was worked out
 
-# TFLOP/s in bf16, tf32 and fp32, GB, TB/s, W, and what differs from the defaults of share, link, network and lanes.
-# V100 has neither bf16 nor tf32: products in fp16, and in fp32. The share of H200 is measured, that of H100, the same
-# chip, follows from it; A100's was fitted to one published row (`published.py`); all others are assumed.
-DEVICES = {
-    "b200": _device("NVIDIA B200", (2250, 1125, 75), 180, 7.7, 1000, 0.75, 900e9, "ib-ndr"),
-    "h200": _device("NVIDIA H200 SXM", (989, 494, 67), 141, 4.8, 700, 0.80, 450e9, "ib-ndr"),
-    "h100": _device("NVIDIA H100 SXM", (989, 494, 67), 80, 3.35, 700, 0.80, 450e9, "ib-ndr"),
-    "a100": _device("NVIDIA A100 SXM 80 GB", (312, 156, 19.5), 80, 2.0, 400, 0.85, 300e9, "ib-hdr", 64),
-    "a10": _device("NVIDIA A10", (125, 62.5, 31.2), 24, 0.6, 150),
-    "v100": _device("NVIDIA V100 SXM2", (125, 15.7, 15.7), 32, 0.9, 300, 0.75, 150e9, "ib-edr", 64),
-    "l40s": _device("NVIDIA L40S", (362, 183, 91.6), 48, 0.864, 350),
-    "l4": _device("NVIDIA L4", (121, 60, 30.3), 24, 0.3, 72),
-    "rtx4090": _device("NVIDIA RTX 4090", (165, 82.6, 82.6), 24, 1.008, 450),
-    "rtx3090": _device("NVIDIA RTX 3090", (71, 35.6, 35.6), 24, 0.936, 350),
-    "mi300x": _device("AMD MI300X", (1307, 653, 163), 192, 5.3, 750, 0.5, 448e9, "roce-400"),
-    "cpu": _device("a processor with 8 cores (assumed)", (0.8, 0.8, 0.8), 32, 0.05, 65, 0.5),
-}
+
+def _device(teraflops: list[float], gigabytes: float, terabytes_s: float, **others: Any) -> Device:
+    bf16, tf32, fp32 = (1e12 * number for number in teraflops)
+    memory, bandwidth = round(gigabytes * 1e9), terabytes_s * 1e12
+    return Device(bf16=bf16, tf32=tf32, fp32=fp32, memory=memory, bandwidth=bandwidth, **others)
+
+
+_TABLE = tomllib.loads(Path(__file__).with_name("devices.toml").read_text(encoding="utf-8"))
+DEVICES = {name: _device(**data_sheet) for name, data_sheet in _TABLE.items()}
 
 
 def device_named(name: str) -> Device:
-    """A device of the table."""
     if name.lower() not in DEVICES:
         raise ConfigError(f"--device '{name}': no such device; {suggestion(name.lower(), DEVICES)}")
     return DEVICES[name.lower()]

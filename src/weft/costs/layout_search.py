@@ -190,10 +190,8 @@ class Search:
         return self.fitting[0] if self.fitting else min(self.too_large, key=lambda each: each.memory.peak)
 
     def others(self) -> list[Prediction]:
-        """The fastest of each other kind, then the smallest of each kind that never fits.
-
-        Of many, those that use one axis alone, and the first ones of the others.
-        """
+        """The fastest of each other kind, then the smallest of each kind that never fits. Of many, those that use one
+        axis alone, and the first ones of the others."""
         found = {kind(self.best.choice): self.best}
         for each in [*self.fitting, *sorted(self.too_large, key=lambda each: each.memory.peak)]:
             found.setdefault(kind(each.choice), each)
@@ -204,10 +202,8 @@ class Search:
 
 
 def search(job: Job, asked: Layout | None = None, micro: int | None = None, recompute: bool | None = None) -> Search:
-    """Predict every layout, or the one asked for, with every number of rows at a time, or `micro` of them.
-
-    `recompute`: whether layers run again in the backward pass; both are tried where it is None.
-    """
+    """Predict every layout, or the one asked for, with every number of rows at a time, or `micro` of them. `recompute`:
+    whether layers run again in the backward pass; both are tried where it is None."""
     predict, fitting = Predictor(job), []
     too_large: dict[tuple[str, ...], tuple[float, Choice]] = {}
     reason, advice = None, "change --layout or --gpus"
@@ -295,7 +291,6 @@ REASONS = {
 
 
 def why_not(other: Prediction, best: Prediction) -> str:
-    """What speaks against a layout, in a few words."""
     choice, device, time = other.choice, other.job.device, other.time
     if not other.fits:
         return f"does not fit: {byte_size(other.memory.peak)} of {byte_size(device.memory)}"

@@ -103,10 +103,8 @@ def training_memory(model: Config, work: Workload, adapter: LoRA | None = None) 
 
 
 def cache_bytes(model: Config, precision: str) -> int:
-    """Bytes that generation keeps of each token: keys and values, or a recurrent stack's state after it.
-
-    A sequence-to-sequence Transformer holds as much again for each token of the source.
-    """
+    """Bytes that generation keeps of each token: keys and values, or a recurrent stack's state after it. A
+    sequence-to-sequence Transformer holds as much again for each token of the source."""
     match model:
         case config.Decoder() | config.EncoderDecoder():
             return 2 * model.layers * model.attention.groups * model.d_head * narrow(precision)

@@ -1,30 +1,6 @@
 """Fixed tables beside weft's own numbers: two of the lectures, and measured steps beside what the planner predicts.
 
-Sources of published.csv, each row as it stands there:
-
-- Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", tables 1
-  and 2 (PTD-P): A100 80 GB, 8 × 200 Gb/s InfiniBand a machine, sequences of 2,048, layers run again, plain attention,
-  a vocabulary of 51,200. The model-parallel sizes of table 2, 96 and 280, are taken as tensor 8 × pipeline 12 and 35.
-  Table 1 does not give the rows at a time; the planner chooses among 1, 2, 4 and 8. Their FLOP/s count what is run
-  again: 96 B s l h² (1 + s/6h + V/16lh) a step.
-- torchtitan, benchmarks of December 2024 (llama3_h100_202412): LLaMA 3.1 on H100 limited to 500 W, with 96 GB at
-  2.4 TB/s, 400 Gb/s a GPU. "Selective" is taken to run every second product again. 405B is taken to read its 32 rows
-  as 8 micro-batches, one for each stage: not stated, but what interleaving gained there agrees with it.
-- MosaicML llm-foundry, training benchmarks: MPT on A100, sharded, 1,600 Gb/s a machine, sequences of 2,048.
-- weft: benchmarks/RESULTS.md, "Training on one GPU".
-
-Which rows say something about the model, and which do not:
-
-- fitted: H200's share of the peak, SPILL, TRAFFIC, PAIR and OTHER to the kernel times of weft's two rows in bf16; that
-  of H100 at 500 W to torchtitan's 8B, compiled, 8 GPUs; EAGER to the same without a compiler, SCALING to the same in
-  eight bits. A100's share was set to 0.85, and left there when Megatron's 145.6 B came out right.
-- seen: a constant was changed after the row had been looked at. DROPOUT_SLOWDOWN comes from kernels of attention alone,
-  but was added because of BERT; FP8_SPEEDUP was 1.7, and became the data sheets' 2, when all rows in eight bits were
-  known.
-- all others are held out, but for BESIDE (0.1, by hand, when they were known; it moves none of them by more than 4 %).
-
-REACHED, HIDDEN and the latencies were chosen by hand beforehand. Far off are context parallelism over 4 and 8 GPUs, and
-ZeRO-3 by DeepSpeed.
+published.md says where the rows of published.csv come from, and which of them any constant was fitted to.
 """
 
 import csv
@@ -32,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from weft.config import validate
 from weft.costs.count import count
@@ -63,17 +39,17 @@ class GPT3Row(NamedTuple):
         return self.heads * self.d_head == self.d_model
 
 
+def _table(name: str) -> list[dict[str, str]]:
+    text = (resources.files("weft.costs") / name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+def _numbers(row: Mapping[str, str]) -> list[Any]:
+    return [int(cell) if cell.isdecimal() else float(cell) for cell in list(row.values())[1:]]
+
+
 # GPT-3 Large's row is 16 heads of 96; two rows do not multiply out, and the presets say what is built instead.
-GPT3 = (
-    GPT3Row("gpt3-small", 125e6, 12, 768, 12, 64),
-    GPT3Row("gpt3-medium", 350e6, 24, 1024, 16, 64),
-    GPT3Row("gpt3-large", 760e6, 24, 1536, 16, 96),
-    GPT3Row("gpt3-xl", 1.3e9, 24, 2048, 24, 128),
-    GPT3Row("gpt3-2.7b", 2.7e9, 32, 2560, 32, 80),
-    GPT3Row("gpt3-6.7b", 6.7e9, 32, 4096, 32, 128),
-    GPT3Row("gpt3-13b", 13.0e9, 40, 5140, 40, 128),
-    GPT3Row("gpt3-175b", 175.0e9, 96, 12288, 96, 128),
-)
+GPT3 = tuple(GPT3Row(row["preset"], *_numbers(row)) for row in _table("gpt3.csv"))
 
 
 def gpt3_table() -> Table:
@@ -106,16 +82,7 @@ class OPTRow(NamedTuple):
 
 
 # Zhang et al. 2022, table 1; the slide's smallest row has the sizes of GPT-3 Large.
-OPT = (
-    OPTRow("760M", 24, 1536, 16, 35, 44, 14.8, 5.8),
-    OPTRow("1.3B", 24, 2048, 32, 32, 51, 12.7, 5.0),
-    OPTRow("2.7B", 32, 2560, 32, 29, 56, 11.2, 3.3),
-    OPTRow("6.7B", 32, 4096, 32, 24, 65, 8.1, 2.4),
-    OPTRow("13B", 40, 5120, 40, 22, 69, 6.9, 1.6),
-    OPTRow("30B", 48, 7168, 56, 20, 74, 5.3, 1.0),
-    OPTRow("66B", 64, 9216, 72, 18, 77, 4.3, 0.6),
-    OPTRow("175B", 96, 12288, 96, 17, 80, 3.3, 0.3),
-)
+OPT = tuple(OPTRow(row["name"], *_numbers(row)) for row in _table("opt.csv"))
 OPT_VOCABULARY, OPT_CONTEXT = 50272, 2048
 
 
@@ -126,7 +93,6 @@ def opt_shares(row: OPTRow) -> dict[str, float]:
 
 
 def opt_table() -> Table:
-    """weft's shares beside the slide's."""
     parts = ("MHA projections", "FFN", "attention", "logits")
     rows = []
     for row in OPT:
@@ -185,9 +151,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """All rows of published.csv, weft's own first."""
-    text = (resources.files("weft.costs") / "published.csv").read_text(encoding="utf-8")
-    return [_row(cells) for cells in csv.DictReader(text.splitlines())]
+    return [_row(cells) for cells in _table("published.csv")]
 
 
 def _row(cells: Mapping[str, str]) -> Row:

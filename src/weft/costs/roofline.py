@@ -10,7 +10,7 @@ passes together. Plain attention does all products and moves the T × T scores s
 Everything else is traffic: numbers read and written, fused as a compiler fuses them, at `TRAFFIC` of the bandwidth.
 Without a compiler it is `EAGER` times as much.
 
-What was fitted, and to what, stands in `published.py`.
+What was fitted, and to what, stands in `published.md`.
 """
 
 from dataclasses import dataclass

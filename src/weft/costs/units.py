@@ -43,7 +43,6 @@ def byte_size(bytes_: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that a person would use."""
     for size, unit in ((365.25 * 86400, "years"), (86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if seconds >= 1.5 * size:
             return f"{plain(seconds / size)} {unit}"

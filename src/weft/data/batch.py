@@ -85,7 +85,6 @@ class Batch(_Tensors):
 
     @property
     def count(self) -> int:
-        """How many targets count in the loss."""
         if self.counted is not None:
             return self.counted
         return self.targets.numel() if self.loss_mask is None else int(self.loss_mask.sum())
@@ -128,10 +127,8 @@ def lanes_batch(text: Tokens, lanes: Lanes, step: int, mine: Array) -> Batch:
 
 
 def evaluation_batches(tokens: Tokens, length: int, batch: int) -> Iterator[Batch]:
-    """Every token but the first as a target exactly once, in order.
-
-    Full windows come `batch` at a time; what is left at the end is one shorter row, so nothing is padded.
-    """
+    """Every token but the first as a target exactly once, in order. Full windows come `batch` at a time; what is left
+    at the end is one shorter row, so nothing is padded."""
     if len(tokens) < 2:
         raise DataError(f"the text has {len(tokens)} tokens; at least 2 are needed to predict one from another")
     full, rest = divmod(len(tokens) - 1, length)
@@ -270,10 +267,8 @@ def filler(tokenizer: Tokenizer) -> int:
 def framed(
     first: Sequence[Sequence[int]], second: Sequence[Sequence[int]] | None, frame: Frame, *, length: int | None = None
 ) -> Framed:
-    """Sentences, or pairs of them, in a frame. Of nothing at all, one token is read.
-
-    Of a pair that is too long, the longer sentence is cut first (Devlin et al. 2019).
-    """
+    """Sentences, or pairs of them, in a frame. Of nothing at all, one token is read. Of a pair that is too long, the
+    longer sentence is cut first (Devlin et al. 2019)."""
     most = frame.text_length(length, 1 if second is None else 2)
     if second is None:
         rows = [[*frame.before, *ids[:most], *frame.after] or [frame.fill] for ids in first]

@@ -104,10 +104,8 @@ APART = frozenset([0xC2, *range(0xE2, 0xEA), *range(0xF0, 0xF5)])
 
 
 def word_starts(tokenizer: Tokenizer) -> Flags:
-    """Which tokens begin a word, (vocab_size,): those that bring white space along, signs, and Chinese characters.
-
-    What a tokenizer writes in front of a word (`Ġ`, `▁`) and within one (`##`) is all in the text that its tokens give.
-    """
+    """Which tokens begin a word, (vocab_size,): those that bring white space along, signs, and Chinese characters. What
+    a tokenizer writes in front of a word (`Ġ`, `▁`) and within one (`##`) is all in the text that its tokens give."""
     starts = np.ones(tokenizer.vocab_size, dtype=bool)
     for id in range(tokenizer.vocab_size):
         try:
@@ -231,10 +229,8 @@ def _segments(items: int, segments: int, streams: Words, which: int) -> Array:
 
 
 def spans_batch(ids: Array, samples: npt.ArrayLike, corruption: SpanCorruption, seed: int) -> Batch:
-    """Texts (B, T) with spans cut out as sources, and the spans as targets; `samples` (B,) number them.
-
-    Texts of one length stay of one length, and need no padding.
-    """
+    """Texts (B, T) with spans cut out as sources, and the spans as targets; `samples` (B,) number them. Texts of one
+    length stay of one length, and need no padding."""
     source, target = corrupt_spans(ids, corruption, streams(samples, seed, CUTTING))
     read, written = torch.from_numpy(source), torch.from_numpy(target)
     started = torch.cat([torch.full((len(written), 1), corruption.start_id), written[:, :-1]], dim=1)

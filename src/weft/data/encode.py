@@ -94,10 +94,8 @@ def _batches(work: Iterable[Job]) -> Iterator[list[Job]]:
 
 
 def _stretches(work: Sequence[Job], rows: Iterable[PieceIds]) -> Iterator[Stretch]:
-    """A section may come in the stretches of one piece after another.
-
-    The bytes that a token takes from the next stretch count there only on another side.
-    """
+    """A section may come in the stretches of one piece after another. The bytes that a token takes from the next
+    stretch count there only on another side."""
     for job, row in zip(work, rows, strict=True):
         sizes = list(row.sizes)
         for number in reversed(range(len(sizes) - 1)):

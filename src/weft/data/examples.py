@@ -83,7 +83,6 @@ class Examples:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of all fields, ids first."""
         return (*self._ids, *self._values)
 
     def ids(self, field: str, number: int) -> Array:
@@ -162,10 +161,8 @@ class Labels:
 def encode_rows(
     rows: Iterable[Row], make: Callable[[Sequence[Row]], Iterable[Example]]
 ) -> Iterator[tuple[Side, Example]]:
-    """The example that `make` gives for each row, with the row's side, as `write_sides` takes them.
-
-    `make` gets many rows at a time, because tokenizers are faster that way.
-    """
+    """The example that `make` gives for each row, with the row's side, as `write_sides` takes them. `make` gets many
+    rows at a time, because tokenizers are faster that way."""
     rows = iter(rows)
     while chunk := list(islice(rows, CHUNK)):
         yield from zip((row.side for row in chunk), make(chunk), strict=True)

@@ -79,7 +79,6 @@ def read_plan(folder: Path) -> Plan:
 
 
 def differing(one: Plan, other: Plan) -> list[str]:
-    """The keys in which two plans differ."""
     return [key for key in {**one, **other} if one.get(key) != other.get(key)]
 
 
@@ -113,10 +112,8 @@ class ShardWriter:
         self.tokens += len(ids)
 
     def close(self, first_document: int | None) -> Shard:
-        """`first_document`: the number of the first document that may begin here, one more than any before.
-
-        None says that this is a part's shard, which has places for numbers.
-        """
+        """`first_document`: the number of the first document that may begin here, one more than any before. None says
+        that this is a part's shard, which has places for numbers."""
         table = np.array(self._columns, dtype="<i8")
         sections = table.tobytes()
         write_bytes(self._place.with_suffix(".sections"), sections)

@@ -84,10 +84,8 @@ def _turn(message: Any, number: int) -> Message:
 
 @lru_cache(maxsize=4)
 def with_template(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer itself if it has a chat template, else one like it with the default TEMPLATE.
-
-    A run that learns to chat saves this one, so that `weft chat` frames the turns as they were in training.
-    """
+    """The tokenizer itself if it has a chat template, else one like it with the default TEMPLATE. A run that learns to
+    chat saves this one, so that `weft chat` frames the turns as they were in training."""
     if tokenizer.chat_template is not None:
         return tokenizer
     tokenizer.need("eos")

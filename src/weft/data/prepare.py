@@ -131,10 +131,8 @@ def parse_part(words: str) -> NumberedPart:
 
 
 def part_sections(text: TextSource, section: int) -> Iterator[Section]:
-    """The sections of a text's part, in reading order, each with its place instead of its document's number.
-
-    Those of other parts in the same files are there as well, though not wanted: their documents are encoded as texts.
-    """
+    """The sections of a text's part, in reading order, each with its place instead of its document's number. Those of
+    other parts in the same files are there as well, though not wanted: their documents are encoded as texts."""
     part, split = text.part, text.validation
     assert part is not None
     if isinstance(split, TailSplit):

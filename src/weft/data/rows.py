@@ -218,7 +218,6 @@ def _parquet_rows(name: str, columns: Sequence[str], every: bool) -> Iterator[tu
 
 
 def parquet_count(name: str) -> int:
-    """How many rows a Parquet file has."""
     with _parquet(name) as table:
         return table.metadata.num_rows
 

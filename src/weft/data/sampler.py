@@ -44,7 +44,6 @@ class Windows:
 
     @property
     def count(self) -> int:
-        """Windows in an epoch."""
         return max(1, (self.tokens - self.length) // self.length)
 
     def starts(self, samples: npt.ArrayLike) -> Array:
@@ -81,7 +80,6 @@ class Lanes:
 
     @property
     def steps(self) -> int:
-        """Steps in an epoch."""
         return self.span // self.length
 
     def starts(self, step: int) -> Array:
@@ -92,7 +90,6 @@ class Lanes:
         return np.arange(self.lanes, dtype=np.int64) * self.span + shift + window * self.length
 
     def begins(self, step: int) -> bool:
-        """Whether the lanes begin at `step`."""
         return step % self.steps == 0
 
 
@@ -168,10 +165,8 @@ def streams(samples: npt.ArrayLike, seed: int, purpose: int) -> Words:
 
 
 def draw(streams: Words, places: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Numbers from 0 to below 1, those at `places` of `streams`, which are broadcast together.
-
-    The generator is SplitMix64 (Steele et al. 2014). It counts, so that any number is had without those before it.
-    """
+    """Numbers from 0 to below 1, those at `places` of `streams`, which are broadcast together. The generator is
+    SplitMix64 (Steele et al. 2014). It counts, so that any number is had without those before it."""
     bits = _hash(np.asarray(places).astype(np.uint64), streams) >> np.uint64(11)
     return bits.astype(np.float64) * 2.0**-53
 
@@ -296,9 +291,7 @@ def _cells(
     lengths: Array, rows: Array, size: int | None, tokens: int | None, backwards: bool = False
 ) -> Iterator[Array]:
     """Rows of like lengths: halved at the median of the side that would pad most, as in a k-d tree (Bentley 1975).
-
-    Every other half is walked `backwards`, so that cells that follow each other are neighbours.
-    """
+    Every other half is walked `backwards`, so that cells that follow each other are neighbours."""
     here = lengths[rows]
     longest = here.max(axis=0)
     padding = longest - here.mean(axis=0)  # of each side, were this one batch

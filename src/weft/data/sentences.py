@@ -34,9 +34,7 @@ def sentence_examples(
     text: TextSource, tokenizer: Tokenizer, read: Counter[Side]
 ) -> Iterator[tuple[Side, dict[str, Any]]]:
     """Every sentence of a text that has a token, its side and its document's number there: what `write_sides` takes.
-
-    `read` counts the bytes of each side.
-    """
+    `read` counts the bytes of each side."""
 
     def counted() -> Iterator[Section]:
         for section in split_sections(text):
@@ -72,9 +70,7 @@ class Sentences:
 
     def __init__(self, source: Examples) -> None:
         """`source`: sentences in the order of the text, their ids in `tokens`, their documents' numbers in `document`.
-
-        Refuses a source from which no pair can be drawn.
-        """
+        Refuses a source from which no pair can be drawn."""
         self.tokens = source.joined("tokens")  # of all sentences
         numbers = np.asarray(source.values("document"))
         # ends[i] is the number of tokens up to and with sentence i; borders[d] the first sentence of document d
@@ -91,7 +87,6 @@ class Sentences:
 
     @property
     def documents(self) -> int:
-        """How many documents there are."""
         return len(self.borders) - 1
 
     @cached_property
@@ -106,10 +101,8 @@ class Sentences:
         return max(1, int(self.ends[-1]) // (length - 3))
 
     def places(self, samples: npt.ArrayLike, seed: int, length: int) -> Array:
-        """The tokens at which these samples begin to look for their text: (samples,).
-
-        An epoch looks at `per_epoch` stretches of the text, each once, in an order of its own.
-        """
+        """The tokens at which these samples begin to look for their text: (samples,). An epoch looks at `per_epoch`
+        stretches of the text, each once, in an order of its own."""
         count = self.per_epoch(length)
         epoch, place = np.divmod(np.asarray(samples, dtype=np.int64), count)
         return permute(place, count, epoch, seed) * self.ends[-1] // count
@@ -120,10 +113,8 @@ class Sentences:
         return self.leading[np.maximum(np.searchsorted(self.leading, sentences, side="right") - 1, 0)]
 
     def passage(self, first: Array, tokens: Array) -> tuple[Array, Array]:
-        """The first sentences, and those after the last, of passages of one document that reach `tokens` tokens.
-
-        They begin with `first`, or earlier where the document ends too soon.
-        """
+        """The first sentences, and those after the last, of passages of one document that reach `tokens` tokens. They
+        begin with `first`, or earlier where the document ends too soon."""
         document = np.searchsorted(self.borders, first, side="right")
         begin, stop = self.borders[document - 1], self.borders[document]
         last = np.searchsorted(self.ends, self.ends[stop - 1] - tokens, side="right")  # to begin with, at the latest
@@ -182,10 +173,8 @@ def sentence_pairs(sentences: Sentences, samples: npt.ArrayLike, seed: int, leng
 def next_sentence_batch(
     sentences: Sentences, masking: Masking, samples: npt.ArrayLike, *, seed: int, length: int
 ) -> Batch:
-    """Rows (B, length) of [CLS] a [SEP] b [SEP] and padding, words masked: what BERT reads at a step.
-
-    `samples` are all of the step's: the weight of the second task depends on how many targets there are in all rows.
-    """
+    """Rows (B, length) of [CLS] a [SEP] b [SEP] and padding, words masked: what BERT reads at a step. `samples` are all
+    of the step's: the weight of the second task depends on how many targets there are in all rows."""
     if masking.cls_id is None or masking.sep_id is None or masking.pad_id is None:
         raise TokenizerError("sentence pairs need a tokenizer with cls, sep and pad tokens, as wordpiece has them")
     if length < 5:

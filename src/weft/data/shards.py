@@ -62,7 +62,6 @@ class Shard(Config):
 
     @property
     def checksums(self) -> dict[str, str]:
-        """The checksum of each file."""
         return {f"{self.name}.tokens": self.tokens_sha256, f"{self.name}.sections": self.sections_sha256}
 
     def verify(self, folder: Path) -> None:
@@ -99,9 +98,7 @@ class Tokens:
         self, shards: Sequence[Array], sections: Sequence[Ids], scattered: Sequence[Array] | None = None
     ) -> None:
         """`shards[i]` holds ids (n,); `sections[i]` (3, m): first tokens within shard i, UTF-8 bytes, documents.
-
-        `scattered` are the same ids, for windows here and there, of which nothing beside them should be read.
-        """
+        `scattered` are the same ids, for windows here and there, of which nothing beside them should be read."""
         assert len(shards) == len(sections)
         self._shards, self._sections = list(shards), list(sections)
         self._scattered = self._shards if scattered is None else list(scattered)
@@ -208,11 +205,9 @@ class Shards:
         verify(self.path, {name: sha for shard in self.index.shards for name, sha in shard.checksums.items()})
 
     def of(self, split: Side) -> list[Shard]:
-        """The shards of one split, in order."""
         return [shard for shard in self.index.shards if shard.split == split]
 
     def tokens(self, split: Side) -> Tokens:
-        """The tokens of one split, which may be none."""
         ids, sections, scattered = [], [], []
         for shard in self.of(split):
             tokens = self.path / f"{shard.name}.tokens", np.dtype(self.index.dtype).newbyteorder("<"), (shard.tokens,)
@@ -282,10 +277,8 @@ def mapped(path: Path, dtype: npt.DTypeLike, shape: tuple[int, ...], begin: int 
 
 
 def verify(folder: Path, expected: Mapping[str, str], blocks: Callable[[Path], Iterable[bytes]] | None = None) -> None:
-    """Refuse a folder in which a file is not the one that its checksum (SHA-256, by its name) was taken of.
-
-    `blocks` are the bytes that a file's checksum is of; by default they are all of its own.
-    """
+    """Refuse a folder in which a file is not the one that its checksum (SHA-256, by its name) was taken of. `blocks`
+    are the bytes that a file's checksum is of; by default they are all of its own."""
     stamps: dict[str, list[int]] = {}
     for name in expected:
         try:
@@ -320,7 +313,6 @@ def verify(folder: Path, expected: Mapping[str, str], blocks: Callable[[Path], I
 
 
 def file_blocks(path: Path) -> Iterable[bytes]:
-    """The bytes of a file."""
     with files.open_regular(path) as file:
         yield from iter(lambda: file.read(BLOCK), b"")
 

@@ -183,7 +183,6 @@ def stamps(sources: Sequence[str], held_out: Sequence[str] = ()) -> list[list[An
 
 
 def stamp(name: str) -> list[Any]:
-    """The same for a single file."""
     if name == "-":
         return [name, UNKNOWN_BYTES, uuid.uuid4().hex]
     if name.startswith("builtin:"):
@@ -314,10 +313,8 @@ def _cut(blocks: Iterable[bytes], name: str, section: int) -> Iterator[Document]
 
 
 def _cut_point(text: bytes, start: int, section: int) -> int:
-    """Where the section from `start` ends: after a blank line, a line, before a space, or wherever it must.
-
-    Only the second half of the section is searched, so that sections don't become short.
-    """
+    """Where the section from `start` ends: after a blank line, a line, before a space, or wherever it must. Only the
+    second half of the section is searched, so that sections don't become short."""
     end, half = start + section, start + section // 2
     blank = max(text.rfind(b"\n\n", half, end) + 2, text.rfind(b"\n\r\n", half, end) + 3)
     if blank >= half + 2:

@@ -40,10 +40,8 @@ class Section(NamedTuple):
 
 
 def split_sections(text: TextSource, section: int | None = None, log: Log = log_to_stderr) -> Iterator[Section]:
-    """All text in reading order, each section, of at most `section` bytes, on its side.
-
-    A document's number grows where a document ends, and where the section before is on the other side.
-    """
+    """All text in reading order, each section, of at most `section` bytes, on its side. A document's number grows where
+    a document ends, and where the section before is on the other side."""
     numbers = dict.fromkeys(SIDES, -1)
     successor = dict.fromkeys(SIDES, -1)  # the section that would go on with the document
     section = section_for(text.sources) if section is None else section
@@ -63,10 +61,8 @@ def train_texts(text: TextSource) -> Iterator[str]:
 
 
 def some_texts(texts: Iterable[str], sources: Iterable[str], advice: str = "") -> Iterator[str]:
-    """The same texts, for a tokenizer to learn from; if all of them are empty, an error names their `sources`.
-
-    `advice` is what helps besides more text.
-    """
+    """The same texts, for a tokenizer to learn from; if all of them are empty, an error names their `sources`. `advice`
+    is what helps besides more text."""
     found = False
     for text in texts:
         found = found or bool(text)
@@ -111,10 +107,8 @@ def side_by_hash(text: str, split: HashSplit) -> Side:
 
 
 def _or_tail(sided: Iterator[tuple[Side, Document]], split: HashSplit, log: Log) -> Iterator[tuple[Side, Document]]:
-    """What a hash split gives, unless all of it is on one side: sections that are alike are, and a few may be.
-
-    Then the last ones are held out, `fraction` of them. Some are read ahead, until both sides have been seen.
-    """
+    """What a hash split gives, unless all of it is on one side: sections that are alike are, and a few may be. Then the
+    last ones are held out, `fraction` of them. Some are read ahead, until both sides have been seen."""
     ahead: list[tuple[Side, Document]] = []
     read = 0
     for side, document in sided:

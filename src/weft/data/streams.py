@@ -79,9 +79,7 @@ def _transcoded(plain: Iterable[bytes], name: str, encoding: str) -> Iterator[by
 @lru_cache(maxsize=1 << 16)
 def what_is_no_text(name: str, _size: int, _changed: int) -> str | None:
     """What a file looks like, by its beginning, where that isn't text; None for text and for what can't be read.
-
-    Remembered while a file stays as it is, for sources are listed more than once.
-    """
+    Remembered while a file stays as it is, for sources are listed more than once."""
     try:
         with open(name, "rb") as stream:
             start = next(unpacked(stream, name, SAMPLE), b"")[:SAMPLE]

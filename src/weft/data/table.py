@@ -105,10 +105,8 @@ def read_rows(source: RowSource, side: Side = "train", skipped: Skipped | None =
 
 
 def read_texts(name: str, column: str | None = None, usual: str = "text") -> list[str]:
-    """The texts of a file: one a line, or one a row of a table or of JSON; `-` is standard input, one text a line.
-
-    Rows have it in `column`, or in the `usual` one.
-    """
+    """The texts of a file: one a line, or one a row of a table or of JSON; `-` is standard input, one text a line. Rows
+    have it in `column`, or in the `usual` one."""
     column = column or ("text" if has_lines(name) else usual)
     if name != "-":
         try:
@@ -127,7 +125,6 @@ def read_texts(name: str, column: str | None = None, usual: str = "text") -> lis
 
 
 def has_lines(name: str) -> bool:
-    """Whether a file holds plain lines of text."""
     return format_of(name) not in TABLES
 
 

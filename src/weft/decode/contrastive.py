@@ -28,7 +28,8 @@ class BothStates(State):
         self.expert.truncate(lengths)
         self.amateur.truncate(lengths)
 
-    def _reorder(self, index: Tensor) -> None:
+    def reorder(self, index: Tensor) -> None:
+        super().reorder(index)
         self.expert.reorder(index)
         self.amateur.reorder(index)
 

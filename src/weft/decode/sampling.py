@@ -181,7 +181,6 @@ def marked(tokens: Tensor, logits: Tensor) -> Tensor:
 
 
 def refusal(mark: int) -> ModelError:
-    """Why no token could be chosen."""
     if mark == NONE_LEFT:
         return ModelError("no token is left to choose: the model or the settings exclude all of them here")
     return ModelError("the model gives NaN or infinite logits; its training diverged or its weights are damaged")
@@ -278,7 +277,6 @@ class Past:
 
     @classmethod
     def joined(cls, several: "Sequence[Past]") -> "Past":
-        """The rows of several, one after the other."""
         first = several[0]
         joined = cls([], first.read.shape[1], first.read.device)
         joined.texts = [text for each in several for text in each.texts]

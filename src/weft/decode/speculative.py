@@ -69,7 +69,6 @@ class Draft:
         self.left_out = -1  # tokens of the text before those that are read
 
     def guess(self, text: Sequence[int], most: int) -> Guess:
-        """Up to `most` tokens that may follow a text."""
         seen = slid(text, self.window, self.stays)
         if self.left_out != len(text) - len(seen):  # in a new window everything is read again
             self.left_out = len(text) - len(seen)

@@ -163,7 +163,6 @@ class Text:
 
     @property
     def left(self) -> int:
-        """Tokens that may still be written."""
         return self.ending.limit - self.written
 
     @property
@@ -186,7 +185,6 @@ class Text:
         return self._uniforms.pop()
 
     def push(self, token: int, report: Report = SILENT) -> Chunk:
-        """Go on with a token."""
         finish = self.ending.push(token)
         self.ids.append(token)
         if self.past is not None:
@@ -283,7 +281,6 @@ def gather(stream: Iterable[Chunk], prompts: Sequence[Prompt]) -> list[Completio
 
 
 def completion_of(chunks: Sequence[Chunk], prompt: Prompt) -> Completion:
-    """The whole text that its chunks make."""
     last = chunks[-1]
     assert last.finish is not None, "every text ends"
     text = "".join(chunk.text for chunk in chunks)

@@ -28,10 +28,8 @@ def label_metrics(actual: Sequence[int], predicted: Sequence[int], labels: Seque
 def label_intervals(
     actual: Sequence[int], predicted: Sequence[int], losses: ArrayLike, rows: Sequence[int]
 ) -> dict[str, Any]:
-    """What stands beside the metrics: the share of the commonest label, and intervals by a bootstrap over rows.
-
-    Each answer (N,) has its loss and the number of the row it belongs to: all words of a sentence are drawn together.
-    """
+    """What stands beside the metrics: the share of the commonest label, and intervals by a bootstrap over rows. Each
+    answer (N,) has its loss and the number of the row it belongs to: all words of a sentence are drawn together."""
     labels = 1 + max(max(actual), max(predicted))
     cells, costs = np.asarray(actual) * labels + np.asarray(predicted), np.asarray(losses, dtype=np.float64)
     baseline = confusion(actual, predicted, labels).sum(axis=1).max() / len(cells)
@@ -118,9 +116,7 @@ class Similarity:
 
 def similarity(pairs: Sequence[Pair], vector: Callable[[str], NDArray[np.float32] | None]) -> Similarity:
     """Correlate people's scores with the cosines of the words' vectors; `vector` gives None for a word it doesn't know.
-
-    What is left out flatters: the metrics of two vocabularies are then not those of the same pairs.
-    """
+    What is left out flatters: the metrics of two vocabularies are then not those of the same pairs."""
     known = {word: vector(word) for word in dict.fromkeys(word for pair in pairs for word in pair[:2])}
     predicted, true = [], []
     for pair in pairs:

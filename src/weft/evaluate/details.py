@@ -27,7 +27,6 @@ class Bucket(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """Nats a token."""
         return self.nats / self.tokens
 
 

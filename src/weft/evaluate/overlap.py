@@ -88,17 +88,14 @@ class Overlap:
 
     @property
     def share(self) -> float:
-        """Of the n-grams; 0 where there are none."""
         return self.found / self.checked if self.checked else 0.0
 
     @property
     def covered_share(self) -> float:
-        """Of the bytes."""
         return self.covered / self.bytes if self.bytes else 0.0
 
     @property
     def line(self) -> str:
-        """The result in a sentence."""
         if not self.checked:
             return f"not known, for the text holds no {self.unit} without unknown ones"
         sample = f" in a sample of one in {self.sampled}" if self.sampled > 1 else ""

@@ -67,15 +67,12 @@ class Score:
 
     @property
     def unknown_share(self) -> float:
-        """The share of unknown tokens."""
         return self.unknown / self.tokens
 
     @classmethod
     def of(cls, parts: "Iterable[TokenScores]", text: Tokens, limit: int | None = None) -> "Score":
-        """What the tokens of a text, or its first `limit` ones, cost together.
-
-        A part's bytes are counted in proportion: only a whole text knows them exactly.
-        """
+        """What the tokens of a text, or its first `limit` ones, cost together. A part's bytes are counted in
+        proportion: only a whole text knows them exactly."""
         nats, count, read = 0.0, 0, _first(text, limit)
         for part in parts:
             nats += float(part.nats.sum())
@@ -84,7 +81,6 @@ class Score:
 
     @classmethod
     def total(cls, scores: "Iterable[Score]") -> "Score":
-        """One score over several texts."""
         found = [(s.nats, s.tokens, s.bytes, s.unknown, s.unspelled) for s in scores]
         return cls(*map(sum, zip(*found, strict=True)))
 
@@ -177,10 +173,8 @@ def token_scores(
 
 
 def _score_lanes(model: LanguageModel, text: Tokens, tokens: int, reading: Reading) -> Iterator[TokenScores]:
-    """−log p of each token, with states carried from window to window.
-
-    Each place begins from zeros, so there are few: a window in LANE_WINDOWS at most has a cold start.
-    """
+    """−log p of each token, with states carried from window to window. Each place begins from zeros, so there are few:
+    a window in LANE_WINDOWS at most has a cold start."""
     device, length, predictions = device_of(model), reading.length, tokens - 1
     lanes = max(1, min(reading.batch, predictions // (LANE_WINDOWS * length)))
     each, rest = divmod(predictions, lanes)

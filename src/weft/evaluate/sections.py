@@ -51,7 +51,6 @@ class SectionScores:
 
     @property
     def score(self) -> Score:
-        """The text as a whole."""
         nats, unpaid = float(self.token_nats.sum()), float(self.unpaid.sum())
         return Score(nats, int(self.tokens.sum()), int(self.bytes.sum()), int(self.unknown.sum()), unpaid)
 

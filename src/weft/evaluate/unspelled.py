@@ -57,10 +57,8 @@ class Spelled:
 
 
 def spelled(text: Tokens, tokenizer: Tokenizer, first: int = 0) -> Iterator[Spelled]:
-    """The tokens of a text with the bytes that each adds to it, about READ at a time. Special tokens add none.
-
-    The first of them are those of the stored section that holds token `first`.
-    """
+    """The tokens of a text with the bytes that each adds to it, about READ at a time. Special tokens add none. The
+    first of them are those of the stored section that holds token `first`."""
     table, (starts, sizes, documents) = _Sizes(tokenizer), text.sections
     ends = np.append(starts[1:], len(text))
     stored = np.stack([starts, ends, sizes, np.cumsum(sizes) - sizes])

@@ -43,10 +43,8 @@ class AdditiveAttention(nn.Module):
         self.probabilities = Probabilities()
 
     def forward(self, query: Tensor, source: Encoded) -> tuple[Tensor, Tensor]:
-        """query s (batch, d_query) → the context Σ a_j h_j (batch, 2 d_model), and a (batch, source time).
-
-        A padded place has the score −∞ and so exactly no weight.
-        """
+        """query s (batch, d_query) → the context Σ a_j h_j (batch, 2 d_model), and a (batch, source time). A padded
+        place has the score −∞ and so exactly no weight."""
         scores = self.scores(torch.tanh(self.queries(query)[:, None] + source.keys)).squeeze(-1)
         a = scores.masked_fill(~source.mask, float("-inf")).softmax(-1)
         return torch.einsum("bs,bsd->bd", a, source.annotations), a
@@ -60,8 +58,8 @@ class AlignedStates(HiddenStates):
         self.source = source
         self.keep(source.state, 0)
 
-    def _reorder(self, index: Tensor) -> None:
-        super()._reorder(index)
+    def reorder(self, index: Tensor) -> None:
+        super().reorder(index)
         annotations, keys, mask, state = self.source
         self.source = Encoded(annotations[index], keys[index], mask[index], state[:, :, index])
 
@@ -102,19 +100,15 @@ class Bahdanau(LanguageModel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew."""
         reset_recurrent(self, self.config.init)
 
     @property
     def alignment(self) -> Probabilities:
-        """The attention's probabilities, (batch, time, source time)."""
         return self.attention.probabilities
 
     def encode(self, source: Source, rng: RowRng | None = None) -> Encoded:
-        """Read source.tokens (batch, source time) both ways. Padding, on either side, changes nothing.
-
-        The decoder begins with tanh(W ←h_1), from the backward state at the first word, which has seen them all.
-        """
+        """Read source.tokens (batch, source time) both ways. Padding, on either side, changes nothing. The decoder
+        begins with tanh(W ←h_1), from the backward state at the first word, which has seen them all."""
         tokens = source.tokens
         check_tokens(tokens, self.config.source_vocab_size or self.config.vocab_size)
         mask = torch.ones_like(tokens, dtype=torch.bool) if source.mask is None else source.mask.bool()
@@ -142,28 +136,19 @@ class Bahdanau(LanguageModel):
         rng: RowRng | None = None,
     ) -> Tensor:
         """Readouts (batch, time, d_model) of target tokens (batch, time), each written with a view of the source.
-
-        `positions` are accepted and ignored: the model reads in order.
-        """
+        `positions` are accepted and ignored: the model reads in order."""
         if documents is not None:
             raise ModelError(f"{self._name()} writes one text a row from its source; packed documents have no sources")
         encoded = self._encode_for(len(tokens), source, rng)
         return self._decode(tokens, encoded, encoded.state, None, rng)
 
-    def head(self, features: Tensor) -> Tensor:
-        """Logits (batch, time, vocab_size) of features (batch, time, d_model)."""
-        return self.readout(features).logits()
-
     def readout(self, features: Tensor) -> Readout:
-        """What the logits are a product of, for losses that never hold all of them."""
         return Readout.of(features, self.output.weight, self.output.bias, self.across)
 
     def start(self, batch: int, max_len: int, source: Source | None = None) -> AlignedStates:
-        """Encode the source, once. `batch` sequences of up to `max_len` tokens can then be written from it."""
         return AlignedStates(batch, max_len, self.decoder, self._encode_for(batch, source))
 
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
-        """Read target tokens (batch, time) after what `state` has read; readouts (batch, time, d_model)."""
         assert isinstance(state, AlignedStates)
         state.reserve(tokens.shape[1])
         features = self._decode(tokens, state.source, state.current(), state)

@@ -78,7 +78,6 @@ class State:
     def reorder(self, index: Tensor) -> None:
         """Row i goes on from where row index[i] is; the batch may grow or shrink. index (new batch,)."""
         self.lengths = self.lengths[index]
-        self._reorder(index)
 
     def truncate(self, lengths: int | Tensor) -> None:
         """Forget all but the first `lengths` tokens, of every row or row by row (batch,)."""
@@ -90,9 +89,6 @@ class State:
             self.lengths = torch.minimum(self.lengths, lengths.to(self.lengths))
             self.longest = int(self.lengths.max())
             self.even = False
-
-    def _reorder(self, index: Tensor) -> None:
-        raise AssertionError("a kind of State moves its own rows")
 
 
 class LanguageModel(nn.Module):
@@ -168,7 +164,9 @@ class LanguageModel(nn.Module):
 
     def head(self, features: Tensor) -> Tensor:
         """Logits (batch, time, vocab_size) of the token after each place."""
-        raise AssertionError("every model has a head")
+        readout = self.readout(features)
+        assert readout is not None, "logits that are no product have a head of their own"
+        return readout.logits()
 
     def readout(self, features: Tensor) -> Readout | None:
         """What the logits are a product of, for losses that never hold all of them; None where they are no product."""

@@ -275,12 +275,10 @@ class Encoder(TransformerConfig):
 
     @property
     def added_width(self) -> int:
-        """Of what is added to embeddings, and of their norm: as wide as they are."""
         return self.width
 
     @property
     def sharing(self) -> int:
-        """Layers in a row that have the same weights."""
         return self.layers // (self.distinct_layers or self.layers)
 
 
@@ -352,7 +350,4 @@ class NGram(Config):
     smoothing: Smoothing = ModifiedKneserNey()
 
 
-Model = Annotated[
-    Decoder | Encoder | EncoderDecoder | Recurrent | Bahdanau | NGram,
-    Field(discriminator="kind"),
-]
+Model = Annotated[Decoder | Encoder | EncoderDecoder | Recurrent | Bahdanau | NGram, Field(discriminator="kind")]

@@ -215,5 +215,4 @@ MODULES: dict[type, Callable[[Any, config.TransformerConfig], nn.Module]] = {
 
 
 def build(model: config.TransformerConfig, head: config.Head) -> nn.Module:
-    """The module of a head's config."""
     return MODULES[type(head)](head, model)

@@ -32,7 +32,8 @@ class Recent(State):
         super().__init__(batch, max_len, device)
         self.tokens = torch.full((batch, order - 1 + max_len), missing, dtype=torch.long, device=device)
 
-    def _reorder(self, index: Tensor) -> None:
+    def reorder(self, index: Tensor) -> None:
+        super().reorder(index)
         self.tokens = self.tokens[index]
 
 
@@ -167,10 +168,8 @@ class NGram(LanguageModel):
         return rows.view(B, T, V).to(features.device)
 
     def _places(self, contexts: Tensor) -> list[Tensor]:
-        """For n = 1, 2, …, the places of the last n words of contexts (rows, words); −1 where unseen or missing.
-
-        All endings of a context are looked up side by side, from their first word to their last.
-        """
+        """For n = 1, 2, …, the places of the last n words of contexts (rows, words); −1 where unseen or missing. All
+        endings of a context are looked up side by side, from their first word to their last."""
         width, V = contexts.shape[1], self.config.vocab_size
         places = torch.where(contexts < V, contexts, -1).flip(1)  # column i: the ending of i + 1 words
         found = [places[:, 0]] if width else []

@@ -137,7 +137,6 @@ def count_ngrams(
 
 
 def check_ids(tokens: Array, vocab_size: int) -> None:
-    """Refuse ids outside the vocabulary."""
     assert tokens.ndim == 1 and tokens.dtype.kind in "iu", "tokens are a row of whole numbers"
     if len(tokens):
         check_range(int(tokens.min()), int(tokens.max()), vocab_size)

@@ -158,10 +158,8 @@ def _kneser_ney(trie: Trie, discounts: Callable[[Ints], Discounts], openings: li
 
 
 def _suffixes(trie: Trie, n: int, suffixes: Ints) -> Ints:
-    """For each n-gram of level `n + 1`, the place in level `n` of what remains without its first word.
-
-    `suffixes`: the same for level `n`. The highest order has no level after it: nothing.
-    """
+    """For each n-gram of level `n + 1`, the place in level `n` of what remains without its first word. `suffixes`: the
+    same for level `n`. The highest order has no level after it: nothing."""
     if n + 1 == len(trie):
         return np.empty(0, dtype=np.int32)
     above, level = trie[n], trie[n + 1]
@@ -198,9 +196,7 @@ def _left(above: Level, adjusted: Ints, discounts: Discounts) -> NDArray[np.floa
 
 def _three_discounts(adjusted: Ints) -> Discounts:
     """D₁ = 1 − 2Y n₂/n₁, D₂ = 2 − 3Y n₃/n₂, D₃₊ = 3 − 4Y n₄/n₃ with Y = n₁/(n₁ + 2n₂) (Chen and Goodman 1999, eq. 26).
-
-    One for all where the counts are too few to estimate three.
-    """
+    One for all where the counts are too few to estimate three."""
     n1, n2, n3, n4 = (int(np.count_nonzero(adjusted == times)) for times in (1, 2, 3, 4))
     one = _discount(adjusted)
     if not (n1 and n2 and n3):

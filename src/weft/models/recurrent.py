@@ -41,7 +41,8 @@ class HiddenStates(State):
         rows = torch.arange(len(self.lengths), device=self.lengths.device)
         self.states[rows, self.lengths + later] = state.detach().permute(2, 0, 1, 3).to(self.states.dtype)
 
-    def _reorder(self, index: Tensor) -> None:
+    def reorder(self, index: Tensor) -> None:
+        super().reorder(index)
         self.states = self.states[index]
 
 
@@ -75,7 +76,6 @@ class Recurrent(LanguageModel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew."""
         reset_recurrent(self, self.config.init)
 
     def forward_features(
@@ -104,22 +104,15 @@ class Recurrent(LanguageModel):
                 carried.state = last.detach()
         return self.output_dropout(hidden, rng)
 
-    def head(self, features: Tensor) -> Tensor:
-        """Logits W_yh h_t + b_y (batch, time, vocab_size) of features (batch, time, d_model)."""
-        return self.readout(features).logits()
-
     def readout(self, features: Tensor) -> Readout:
-        """What the logits are a product of, for losses that never hold all of them."""
         table = self.embedding.weight if self.output is None else self.output
         return Readout.of(features, table, self.output_bias, self.across)
 
     def start(self, batch: int, max_len: int, source: Source | None = None) -> HiddenStates:
-        """An empty state for `batch` sequences of up to `max_len` tokens."""
         self._refuse(source)
         return HiddenStates(batch, max_len, self.recurrence)
 
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
-        """Read tokens (batch, time) one by one after what `state` has read; hidden states (batch, time, d_model)."""
         assert isinstance(state, HiddenStates)
         check_tokens(tokens, self.config.vocab_size)
         T = tokens.shape[1]

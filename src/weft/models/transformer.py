@@ -163,6 +163,9 @@ class TransformerState(State):
         """Row i goes on from where row index[i] is. A source is copied only where its rows change."""
         rows = index // self.sharing
         super().reorder(index)
+        self.cache.reorder(index, self.longest)
+        if self.read is not None:
+            self.read.reorder(index)
         if self.source_cache is None:
             return
         few, counts = rows.unique_consecutive(return_counts=True)
@@ -172,11 +175,6 @@ class TransformerState(State):
             return
         self.source_cache = [(k[rows], v[rows]) for k, v in self.source_cache]
         self.source_mask = None if self.source_mask is None else self.source_mask[rows]
-
-    def _reorder(self, index: Tensor) -> None:
-        self.cache.reorder(index, self.longest)
-        if self.read is not None:
-            self.read.reorder(index)
 
 
 class Transformer(LanguageModel):
@@ -250,11 +248,10 @@ class Transformer(LanguageModel):
         return stack(x, queries if hidden is None else None, LayerInputs(masks, others, read, rng))
 
     def head(self, features: Tensor, mask: Tensor | None = None, rng: RowRng | None = None) -> Any:
-        """The head's output for features (batch, time, d_model): logits, or a class, tag or vector."""
+        """Logits (batch, time, vocab_size), or a class, tag or vector."""
         return self.output(features, self.embedding.weight, mask, rng)
 
     def forward(self, tokens: Tensor, **given: Any) -> Any:
-        """The head's output for whole sequences (batch, time); arguments as in `forward_features`."""
         return self.head(self.features(tokens, **given), given.get("mask"), given.get("rng"))
 
     def readout(self, features: Tensor) -> Readout:
@@ -370,10 +367,8 @@ class Transformer(LanguageModel):
 
 
 def _narrowed(x: Tensor) -> Tensor:
-    """x as bf16 where products are: what runs along the skip connections is then half as wide.
-
-    fp16 is left out; its range is too small for a sum over many layers.
-    """
+    """x as bf16 where products are: what runs along the skip connections is then half as wide. fp16 is left out; its
+    range is too small for a sum over many layers."""
     device = x.device.type
     narrow = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
     return x.bfloat16() if narrow else x

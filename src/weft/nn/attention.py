@@ -42,7 +42,6 @@ class Heads(nn.Module):
         return x if self.clip is None else x.clamp(-self.clip, self.clip)
 
     def scoring(self, rng: RowRng | None) -> Scoring:
-        """What is done to the scores in this pass."""
         dropping = Dropping(self.dropout.p, rng, self.dropout.number, self.first_head, self.kernels)
         return Scoring(self.scale, self.softcap, dropping if self.dropout.drops else None)
 

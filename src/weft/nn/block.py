@@ -71,10 +71,8 @@ class Block(nn.Module):
         source: tuple[tuple[Tensor, Tensor], AttentionMask] | None = None,
         rng: RowRng | None = None,
     ) -> Tensor:
-        """x (batch, time, d_model) → (batch, time, d_model).
-
-        `source` is what cross-attention reads: this layer's keys and values of the source, and the mask over them.
-        """
+        """x (batch, time, d_model) → (batch, time, d_model). `source` is what cross-attention reads: this layer's keys
+        and values of the source, and the mask over them."""
         if self.parallel:
             h = self.attention_skip.read(x)
             also = h if self.feedforward_skip.norm is None else self.feedforward_skip.read(x)

@@ -23,10 +23,8 @@ class KeyValueCache:
         self.store = store
 
     def reorder(self, index: Tensor, filled: int) -> None:
-        """Row i becomes a copy of row index[i], in its first `filled` places.
-
-        On a CPU the rows that stay are not touched.
-        """
+        """Row i becomes a copy of row index[i], in its first `filled` places. On a CPU the rows that stay are not
+        touched."""
         layers, two, batch, *rest = self.store.shape
         index = index.to(self.store.device)
         if self.store.is_cuda:

@@ -4,12 +4,16 @@ No torch is imported here, so that presets can be listed, checked and counted at
 classes makes the part.
 """
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from weft.config import Config
+from weft.errors import ConfigError
 from weft.nn.position_config import Position
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "sigmoid", "tanh"]
@@ -158,7 +162,6 @@ class Block(Config):
 
     @property
     def d_head(self) -> int:
-        """Coordinates a head."""
         return self.attention.d_head or self.d_model // self.attention.heads
 
 
@@ -227,3 +230,13 @@ class LoRA(Config):
     targets: tuple[str, ...] | None = None
     dropout: Probability = 0.0
     head: bool = False
+
+    def chosen(self, names: Iterable[str]) -> list[str]:
+        """Of linear layers' names those of the targets, in order; a pattern that matches none is an error."""
+        names = list(names)
+        for pattern in self.targets or ():
+            if not any(fnmatchcase(name, pattern) for name in names):
+                there = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names)
+                raise ConfigError(f"adapter.targets: '{pattern}' matches no layer; there are {', '.join(there)}")
+        patterns = ("*.attention.*", "*.cross.*") if self.targets is None else self.targets
+        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]

@@ -79,10 +79,8 @@ def _place_keys(rng: RowRng, number: int, shape: torch.Size, first: tuple[int, .
 
 
 def dropped(x: Tensor, p: float, keys: Tensor | None, first: int = 0) -> Tensor:
-    """x (…, width) with numbers set to 0 with probability p and the others scaled by 1 / (1 − p).
-
-    keys (…) are those of its vectors, whose numbers count from `first`.
-    """
+    """x (…, width) with numbers set to 0 with probability p and the others scaled by 1 / (1 − p). keys (…) are those of
+    its vectors, whose numbers count from `first`."""
     if keys is None:
         return F.dropout(x, p)
     limit, scale = threshold(p)
@@ -159,7 +157,6 @@ class Dropout(nn.Module):
 
     @property
     def drops(self) -> bool:
-        """Whether anything is dropped now."""
         return self.training and self.p > 0.0
 
     def forward(self, x: Tensor, rng: RowRng | None = None, begin: int = 0) -> Tensor:
@@ -182,10 +179,8 @@ class Dropout(nn.Module):
 
 
 def number_dropouts(model: nn.Module, repeats: Callable[[nn.Module], int] = lambda part: 0) -> None:
-    """Give every dropout of a model a number, in the order in which they stand there.
-
-    A part that `repeats` so many times in a pass, a block, has numbers of its own for each time (`RowRng.repeated`).
-    """
+    """Give every dropout of a model a number, in the order in which they stand there. A part that `repeats` so many
+    times in a pass, a block, has numbers of its own for each time (`RowRng.repeated`)."""
     number = 0
 
     def visit(part: nn.Module) -> None:

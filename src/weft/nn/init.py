@@ -47,10 +47,8 @@ class Initialiser:
 
 
 def reset(model: nn.Module, init: Initialiser, first: tuple[type[nn.Module], ...] = ()) -> None:
-    """Each module inside `model` that has weights of its own fills them, by its `reset_parameters(init)`.
-
-    They do so in the order of `model.modules()`, those of a type in `first` before all others.
-    """
+    """Each module inside `model` that has weights of its own fills them, by its `reset_parameters(init)`. They do so in
+    the order of `model.modules()`, those of a type in `first` before all others."""
     parts = [part for part in model.modules() if next(part.parameters(recurse=False), None) is not None]
     for part in sorted(parts, key=lambda part: not isinstance(part, first)):
         part.reset_parameters(init)  # type: ignore[operator]

@@ -38,7 +38,6 @@ class Linear(nn.Linear):
             self.bias.zero_()
 
     def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
-        """(…, inputs) → (…, outputs)."""
         return super().forward(x)
 
 
@@ -84,7 +83,6 @@ class LowRank(Linear):
         nn.init.zeros_(self.b)
 
     def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
-        """(…, in_features) → (…, out_features)."""
         inner = F.linear(self.dropout(x, rng), self.a) * self.scale
         parts = zip(inner.split(self.rank, dim=-1), self.b.split(self.heights), strict=True)
         return super().forward(x) + torch.cat([F.linear(part, b) for part, b in parts], dim=-1)

@@ -145,10 +145,8 @@ def _terms(
 def divided_chunk_loss(
     logits: Tensor, targets: Tensor, weights: Tensor, across: Across, terms: LossTerms
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`chunk_loss` where the words are divided: logits (N, words of this process), targets among all words.
-
-    Two rounds of agreement: the largest logit of a row, then its sums (Shoeybi et al. 2019, §3).
-    """
+    """`chunk_loss` where the words are divided: logits (N, words of this process), targets among all words. Two rounds
+    of agreement: the largest logit of a row, then its sums (Shoeybi et al. 2019, §3)."""
     smoothing = terms.smoothing
     exact, words = logits.float(), logits.shape[-1]
     own = (targets >= across.first) & (targets < across.first + words)
@@ -260,10 +258,8 @@ def _filled(table: Tensor, extra: int, dtype: torch.dtype) -> Tensor:
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """total + a · b in fp32, also where a and b are narrower; the total, where there is one, is used up.
-
-    A processor's narrow products come rounded to their own type, as those of every layer's weights do.
-    """
+    """total + a · b in fp32, also where a and b are narrower; the total, where there is one, is used up. A processor's
+    narrow products come rounded to their own type, as those of every layer's weights do."""
     if a.dtype == torch.float32:
         return a @ b if total is None else total.addmm_(a, b)
     product = torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.mm(a, b)

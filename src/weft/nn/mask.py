@@ -153,20 +153,16 @@ class AttentionMask:
         self._blocks: Any = None
 
     def dense(self) -> Tensor | None:
-        """The whole mask at once, made when the first layer needs it: bool, or floats where positions add a bias.
-
-        None where every query sees every key.
-        """
+        """The whole mask at once, made when the first layer needs it: bool, or floats where positions add a bias. None
+        where every query sees every key."""
         if self._dense is None:
             self._dense = self.part(slice(0, self.queries.shape[1]), slice(0, self.keys.shape[1]))
         return self._dense
 
     @property
     def flexes(self) -> bool:
-        """Whether FlexAttention's kernels fit: on a GPU, for a mask too large to be laid out.
-
-        A text that is read piece by piece meets a new shape each time, and is left to others.
-        """
+        """Whether FlexAttention's kernels fit: on a GPU, for a mask too large to be laid out. A text that is read piece
+        by piece meets a new shape each time, and is left to others."""
         mask, entries = self.mask, self.queries.shape[1] * self.keys.shape[1]
         plain = mask.triangular or mask.full or self.position.biases
         pieces = mask.places is not None or mask.offset > 0

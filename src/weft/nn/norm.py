@@ -28,7 +28,6 @@ class RMSNorm(nn.Module):
         nn.init.constant_(self.weight, 1.0 - self.offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, width) → (…, width)."""
         gain = self.weight + self.offset if self.offset else self.weight
         return F.rms_norm(x.to(gain.dtype), gain.shape, gain, self.eps)
 

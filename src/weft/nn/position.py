@@ -84,10 +84,8 @@ def _(x: Tensor) -> Tensor:
 
 
 def once(x: Tensor) -> Tensor:
-    """x, computed once even under a compiler that fuses: else every layer would compute the same sines again.
-
-    That costs many times what reading them does. Exported models go without: the operation exists in weft alone.
-    """
+    """x, computed once even under a compiler that fuses: else every layer would compute the same sines again. That
+    costs many times what reading them does. Exported models go without: the operation exists in weft alone."""
     return _kept(x) if torch.compiler.is_dynamo_compiling() else x
 
 
@@ -142,10 +140,8 @@ class Rotary(Position, settings=config.Rotary):
             self.switch = settings.scaling.original_context
 
     def frequencies(self, longest: int | Tensor, device: torch.device) -> Tensor:
-        """Radians a position, one for each pair that is rotated, after scaling for up to `longest` tokens.
-
-        (pairs,), or (batch, 1, 1, pairs) by each row's length.
-        """
+        """Radians a position, one for each pair that is rotated, after scaling for up to `longest` tokens. (pairs,), or
+        (batch, 1, 1, pairs) by each row's length."""
         base, width, scaling = self.settings.base, self.rotated, self.settings.scaling
         if isinstance(scaling, DynamicNTK) and not isinstance(longest, Tensor) and longest > self.context:
             growth = scaling.factor * longest / self.context - (scaling.factor - 1)

@@ -210,7 +210,6 @@ class LongRoPE(Config):
 
     @property
     def sharpening(self) -> float:
-        """What queries and keys are multiplied by."""
         return self.attention_factor
 
 

@@ -70,9 +70,7 @@ class Layers:
 
 def recurrence(cell: Cell, sizes: Layers, activation: Sigma = "tanh", bidirectional: bool = False) -> nn.RNNBase:
     """A stack that reads from left to right, or both ways (Schuster and Paliwal 1997): d_model coordinates each way.
-
-    `activation` is Elman's σ.
-    """
+    `activation` is Elman's σ."""
     kind: Callable[..., nn.RNNBase] = {"elman": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}[cell]
     options: dict[str, Any] = {"batch_first": True, "bidirectional": bidirectional}
     if activation == "sigmoid":
@@ -110,10 +108,8 @@ class Between(nn.ModuleList):
 def read(
     stack: nn.RNNBase, inputs: Tensor, state: Tensor | None = None, drop: Drop | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Read inputs (batch, time, d_input) on from a state (parts, layers, batch, d_model), or from zeros.
-
-    Hidden states of the top layer (batch, time, d_model), and the state after the last token.
-    """
+    """Read inputs (batch, time, d_input) on from a state (parts, layers, batch, d_model), or from zeros. Hidden states
+    of the top layer (batch, time, d_model), and the state after the last token."""
     if drop is not None:
         x, last = inputs, []
         for number, layer in enumerate(_single_layers(stack)):
@@ -175,10 +171,8 @@ class Carried:
 
 
 def read_documents(stack: nn.RNNBase, inputs: Tensor, documents: Tensor, drop: Drop | None) -> Tensor:
-    """Hidden states (batch, time, d_model) of rows that hold several documents: each is read from zeros.
-
-    inputs (batch, time, d_input); documents (batch, time) numbers them, a change of number is a boundary.
-    """
+    """Hidden states (batch, time, d_model) of rows that hold several documents: each is read from zeros. inputs (batch,
+    time, d_input); documents (batch, time) numbers them, a change of number is a boundary."""
     starts = torch.ones_like(documents, dtype=torch.bool)
     starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
     sequence = starts.flatten().cumsum(0) - 1
@@ -187,10 +181,8 @@ def read_documents(stack: nn.RNNBase, inputs: Tensor, documents: Tensor, drop: D
 
 
 def read_masked(stack: nn.RNNBase, inputs: Tensor, mask: Tensor, drop: Drop | None) -> Tensor:
-    """Hidden states (batch, time, …) of padded rows: padding is skipped, and gets zeros.
-
-    inputs (batch, time, d_input); mask (batch, time), True where a token is real, on whichever side the padding is.
-    """
+    """Hidden states (batch, time, …) of padded rows: padding is skipped, and gets zeros. inputs (batch, time, d_input);
+    mask (batch, time), True where a token is real, on whichever side the padding is."""
     places = mask.flatten().nonzero().squeeze(1)
     return _read_side_by_side(stack, inputs, (places, places // mask.shape[1]), drop)
 
@@ -198,11 +190,8 @@ def read_masked(stack: nn.RNNBase, inputs: Tensor, mask: Tensor, drop: Drop | No
 def _read_side_by_side(
     stack: nn.RNNBase, inputs: Tensor, scattered: tuple[Tensor, Tensor], drop: Drop | None
 ) -> Tensor:
-    """Read sequences that lie scattered over a batch side by side, the longest first, without any padding.
-
-    scattered are places (tokens,) of the flattened batch in reading order, and the sequence that each belongs to
-    (tokens,).
-    """
+    """Read sequences that lie scattered over a batch side by side, the longest first, without any padding. scattered
+    are places (tokens,) of the flattened batch in reading order, and the sequence that each belongs to (tokens,)."""
     (B, T), (places, sequence) = inputs.shape[:2], scattered
     lengths = sequence.bincount()
     age = torch.arange(len(places), device=places.device) - (lengths.cumsum(0) - lengths)[sequence]

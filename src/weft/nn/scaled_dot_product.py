@@ -40,7 +40,6 @@ class QKV(NamedTuple):
         return QKV(self.q, *(x.repeat_interleave(repeats, dim=1) for x in (self.k, self.v)))
 
     def part(self, queries: slice, keys: slice) -> "QKV":
-        """Some queries, keys and their values."""
         return QKV(self.q[:, :, queries], self.k[:, :, keys], self.v[:, :, keys])
 
 

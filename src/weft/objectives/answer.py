@@ -68,10 +68,8 @@ class Answer(RowObjective[config.Answer]):
         return kept, len(frame.before) + len(kept) + len(frame.between), max(1, most - len(kept))
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
-        """Questions with their texts, each with two targets (B, 2): the places of the answer's first and last token.
-
-        Of a text that is too long, the part around the answer is read.
-        """
+        """Questions with their texts, each with two targets (B, 2): the places of the answer's first and last token. Of
+        a text that is too long, the part around the answer is read."""
         first, second, targets = [], [], []
         for n in numbers:
             start, end = (int(examples.values(field)[n]) for field in ("start", "end"))
@@ -88,7 +86,6 @@ class Answer(RowObjective[config.Answer]):
         return F.cross_entropy(_by_place(outputs, batch.mask), batch.targets.flatten(), reduction="sum")
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Mean −log p of a right place, and the share of questions whose answer is found exactly."""
         loss, right, rows = 0.0, 0, 0
         for logits, batch in head_outputs(model, batches):
             places = _by_place(logits, batch.mask)
@@ -98,10 +95,8 @@ class Answer(RowObjective[config.Answer]):
         return {"loss": loss / max(1, 2 * rows), "exact": right / max(1, rows)}
 
     def predict(self, model: LanguageModel, questions: Sequence[str], contexts: Sequence[str]) -> list[Found]:
-        """The likeliest answer to each question in its text, of `longest` tokens at most.
-
-        A text that is too long is read in parts that overlap by half.
-        """
+        """The likeliest answer to each question in its text, of `longest` tokens at most. A text that is too long is
+        read in parts that overlap by half."""
         if len(questions) != len(contexts):
             raise ConfigError(f"{len(contexts)} texts for {len(questions)} questions; each question needs one")
         asked = [self.tokenizer.encode(question) for question in questions]

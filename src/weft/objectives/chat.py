@@ -57,10 +57,8 @@ class Chat(TokenObjective[config.Chat], RowObjective[config.Chat]):
         return np.minimum(examples.lengths("tokens") - 1, self.length)  # the last token is a target alone
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
-        """Conversations packed into as few rows (B, length) as best-fit finds; only replies are targets.
-
-        None attends to another. One that is longer than a row is cut.
-        """
+        """Conversations packed into as few rows (B, length) as best-fit finds; only replies are targets. None attends
+        to another. One that is longer than a row is cut."""
         end = self.length + 1
         batch = packed([examples.ids("tokens", n)[:end].tolist() for n in numbers], self.length, self.tokenizer.pad_id)
         # the same lengths, hence the same places

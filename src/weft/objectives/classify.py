@@ -111,11 +111,9 @@ class Classify(SequenceObjective[config.Classify]):
     answer, answer_kind = "label", "label"
 
     def output_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Targets (B,) int64."""
         return F.cross_entropy(outputs, batch.targets, reduction="sum")
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Mean −log p of the right label, accuracy, macro F1, Matthews' correlation, and the confusion matrix."""
         outputs = ((logits, batch.targets) for logits, batch in head_outputs(model, batches))
         return classification_metrics(outputs, self.labels)
 

@@ -44,10 +44,8 @@ class Contrastive(RowObjective[config.Contrastive]):
         return np.stack([framed_lengths(examples, (side,), self.frame, self.length) for side in SIDES], axis=1)
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
-        """Two texts that belong together, each in a frame of its own; the other one is the source.
-
-        The target of row i is i: its partner among all others (B,).
-        """
+        """Two texts that belong together, each in a frame of its own; the other one is the source. The target of row i
+        is i: its partner among all others (B,)."""
         texts = ([examples.ids(side, n).tolist() for n in numbers] for side in SIDES)
         one, other = (framed(ids, None, self.frame, length=self.length) for ids in texts)
         source = Source(other.tokens, other.mask)

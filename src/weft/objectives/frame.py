@@ -66,10 +66,8 @@ def sentence_frame(recipe: Recipe, folder: RunFolder, tokenizer: Tokenizer) -> F
 
 
 def source_frame(recipe: Recipe, folder: RunFolder, tokenizer: Tokenizer) -> Frame:
-    """How an encoder–decoder reads its source: the text and eos, unless its tokenizer has it otherwise.
-
-    What is trained here can tell by eos where the source ends, whatever its tokenizer was made for.
-    """
+    """How an encoder–decoder reads its source: the text and eos, unless its tokenizer has it otherwise. What is trained
+    here can tell by eos where the source ends, whatever its tokenizer was made for."""
     before, after = tokenizer.frame
     ends = tokenizer.eos_id in after and not began_early(folder)
     if tokenizer.frames and (ends if trained_here(recipe) else True):

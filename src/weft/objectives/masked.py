@@ -21,9 +21,7 @@ M = TypeVar("M", bound=config.MaskedObjective)
 
 def masked_loss(model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
     """−log p of the words that were masked and, where a batch asks, of whether its second sentence is the next one.
-
-    Only the masked places go through the head: the other five sixths of the logits would count for nothing.
-    """
+    Only the masked places go through the head: the other five sixths of the logits would count for nothing."""
     assert batch.loss_mask is not None, "nothing was masked"
     count = batch.count  # known on the host, so that the device isn't asked
     places = torch.nonzero_static(batch.loss_mask.flatten(), size=count)[:, 0]

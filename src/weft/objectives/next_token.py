@@ -186,10 +186,8 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
         return replace(found, unknown=round(share * spelled.unknown), unspelled=share * unpaid)
 
     def measure(self, model: LanguageModel, side: Side = "validation", stride: int | None = None) -> Results:
-        """The metrics over all text of a side, their 95 % intervals, and how much text that is.
-
-        `stride` makes windows overlap.
-        """
+        """The metrics over all text of a side, their 95 % intervals, and how much text that is. `stride` makes windows
+        overlap."""
         return Results(section_metrics(self.sections(model, side, stride=stride)))
 
     def final_evaluation(self, model: LanguageModel) -> Results:

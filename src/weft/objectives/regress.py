@@ -23,11 +23,9 @@ class Regress(SequenceObjective[config.Regress]):
     answer, answer_kind = "score", "number"
 
     def output_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Targets (B,) float32."""
         return F.mse_loss(outputs[:, 0], batch.targets.float(), reduction="sum")
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        """The mean squared error, and how the predictions correlate with the truth."""
         pairs = [(batch.targets, found[:, 0]) for found, batch in head_outputs(model, batches)]
         truth, predicted = (torch.cat(side).double().numpy() for side in zip(*pairs, strict=True))
         error = float(np.mean((truth - predicted) ** 2))

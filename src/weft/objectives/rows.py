@@ -278,6 +278,5 @@ def read_pairs(file: str, one: str, other: str, expected: str) -> tuple[list[str
 
 
 def check_finite(outputs: npt.NDArray[Any], folder: Path) -> None:
-    """Refuse outputs that are not finite."""
     if not np.isfinite(outputs).all():
         raise ModelError(f"{folder}: its outputs are not finite; its weights are damaged, or training diverged")

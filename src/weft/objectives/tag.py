@@ -64,14 +64,10 @@ class Tag(RowObjective[config.Tag]):
         losses = F.cross_entropy(outputs.flatten(0, 1), batch.targets.flatten(), reduction="none")
         return torch.where(batch.loss_mask.flatten(), losses, 0.0).sum()
 
-    def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Mean −log p of the right tag of a word, accuracy, macro F1, Matthews' correlation, the confusion matrix."""
-        return self._metrics(model, batches)
-
     def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
-        return Results(self._metrics(model, self.batches(side), whole=True))
+        return Results(self.metrics(model, self.batches(side), whole=True))
 
-    def _metrics(self, model: LanguageModel, batches: Iterable[Batch], *, whole: bool = False) -> dict[str, Any]:
+    def metrics(self, model: LanguageModel, batches: Iterable[Batch], *, whole: bool = False) -> dict[str, Any]:
         outputs = (
             (logits, batch.targets if batch.loss_mask is None else batch.targets.masked_fill(~batch.loss_mask, -1))
             for logits, batch in head_outputs(model, batches)
@@ -121,10 +117,8 @@ class Tag(RowObjective[config.Tag]):
 
 
 def tagged_example(tokenizer: Tokenizer, words: Sequence[str], tags: Sequence[int]) -> dict[str, list[int]]:
-    """The tokens of a sentence, and for each the tag of the word that it begins, -1 where it begins none.
-
-    The words are joined by spaces and tokenized as any text is; a token belongs to the word in which it ends.
-    """
+    """The tokens of a sentence, and for each the tag of the word that it begins, -1 where it begins none. The words are
+    joined by spaces and tokenized as any text is; a token belongs to the word in which it ends."""
     if len(words) != len(tags):
         raise DataError(f"{len(words)} words have {len(tags)} tags; each word needs one")
     text = " ".join(words)

@@ -73,7 +73,6 @@ class TextObjective(Objective[S]):
         return found
 
     def tokens(self, side: Side) -> list[Tokens]:
-        """The tokens of one side, part by part."""
         if side == "train":
             most = self.recipe.data.tokens
             texts = [shards.train for shards in self.corpora]

@@ -45,19 +45,15 @@ class TranslationObjective(TokenObjective[W]):
         return self.direction.frame
 
     def translator(self, model: LanguageModel, asked: Asked = ANY, ratio: float | None = RATIO) -> Translator:
-        """What translates with a model, between the languages that are asked for.
-
-        An answer has at most `ratio` times its source's tokens and 50 more; None leaves that to the settings.
-        """
+        """What translates with a model, between the languages that are asked for. An answer has at most `ratio` times
+        its source's tokens and 50 more; None leaves that to the settings."""
         found = self.direction if asked == ANY else direction(self, asked)
         return Translator(model, self.tokenizers.source, self.tokenizers.target, found, self.length, ratio)
 
 
 def token_loss(settings: config.TokenObjective, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
-    """−log p of each target, summed over the loss mask.
-
-    The extra `nll` is the plain −log p without smoothing and z-loss, of which perplexity is made.
-    """
+    """−log p of each target, summed over the loss mask. The extra `nll` is the plain −log p without smoothing and
+    z-loss, of which perplexity is made."""
     terms = LossTerms(settings.smoothing, settings.z_loss)
     targets = batch.targets.flatten()
     mask = batch.loss_mask.flatten() if batch.loss_mask is not None else None

@@ -53,10 +53,8 @@ def _uneven(layout: Layout, length: int) -> str:
 
 
 def divided(batch: Batch, mesh: Mesh) -> Batch:
-    """This process's tokens of every row; positions, documents and mask stay those of whole rows.
-
-    Rows with a mask are padded to a length that can be divided. It comes after `Batch.split`, on the host.
-    """
+    """This process's tokens of every row; positions, documents and mask stay those of whole rows. Rows with a mask are
+    padded to a length that can be divided. It comes after `Batch.split`, on the host."""
     layout, ranks = mesh.layout, mesh.context
     if ranks.alone:
         return batch

@@ -111,8 +111,7 @@ class Heartbeat:
             time.sleep(0.05)
 
     def count(self, common: int = 0, progress: int = 0, inside: int = 0) -> None:
-        """Add to the counts; more than one thread may."""
-        with self.lock:
+        with self.lock:  # more than one thread may
             self.common += common
             self.progress += progress
             self.inside += inside

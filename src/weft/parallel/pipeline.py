@@ -56,11 +56,8 @@ class Pipeline(nn.Module):
         model.wrap(lambda features: self._evaluated)  # training goes through `backward`
 
     def backward(self, parts: Sequence[Batch], work: Work) -> tuple[Tensor, Tensor]:
-        """Add up the gradients of all parts of a batch.
-
-        All stages are given the same parts, on the device. The sums of the losses and of −log p, () each, are those of
-        the last stage; on the others they are 0.
-        """
+        """Add up the gradients of all parts of a batch. All stages are given the same parts, on the device. The sums of
+        the losses and of −log p, () each, are those of the last stage; on the others they are 0."""
         shapes = {(part.tokens.shape, None if part.source is None else part.source.tokens.shape) for part in parts}
         if len(shapes) > 1:
             rows = sorted({len(part.tokens) for part in parts})
@@ -116,9 +113,7 @@ class Pipeline(nn.Module):
 
     def collect(self, local: Mapping[str, Tensor]) -> None:
         """After a step's last pass: sum gradients over those that read other rows, and over stages that hold the same.
-
-        `local` are the parameters' parts that are here, with their gradients.
-        """
+        `local` are the parameters' parts that are here, with their gradients."""
         self.mesh.readers.sum_([part.grad for part in local.values() if part.grad is not None])
         for ranks, names in self._shared:
             trained = [local[name] for name in names if self.model.get_parameter(name).requires_grad]

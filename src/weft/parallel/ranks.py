@@ -49,9 +49,7 @@ class Ranks:
     @torch.no_grad()
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Put the sum over all processes in each tensor's place; all processes give the same shapes in the same order.
-
-        Every process ends with the same bits. On a GPU the host doesn't wait.
-        """
+        Every process ends with the same bits. On a GPU the host doesn't wait."""
         if self.alone:
             return
         with self._together():
@@ -73,11 +71,9 @@ class Ranks:
         return there
 
     def least(self, number: int) -> int:
-        """The smallest of all processes' numbers."""
         return self._agree(number, "MIN")
 
     def most(self, number: int) -> int:
-        """The largest of all processes' numbers."""
         return self._agree(number, "MAX")
 
     def _agree(self, number: int, how: str) -> int:
@@ -226,10 +222,8 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 @cache
 def join() -> Ranks:
-    """Take this process's place among those that torchrun started; without torchrun it is alone.
-
-    On a machine with GPUs each process has the one of its local rank, from here on the current one.
-    """
+    """Take this process's place among those that torchrun started; without torchrun it is alone. On a machine with GPUs
+    each process has the one of its local rank, from here on the current one."""
     given = {key: os.environ.get(key, "") for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     if not all(given.values()) or given["WORLD_SIZE"] == "1":
         return ALONE

@@ -78,10 +78,8 @@ class Stage:
         return [layer - span.start for layer in span if layer in self.layers]
 
     def holds(self, name: str, biases: bool, shared: bool) -> bool:
-        """Whether a parameter of the whole model is read here.
-
-        `biases`: positions add to the scores of every layer; `shared`: source and target have one table.
-        """
+        """Whether a parameter of the whole model is read here. `biases`: positions add to the scores of every layer;
+        `shared`: source and target have one table."""
         first, _, rest = name.partition(".")
         if first in self.spans:
             part, _, below = rest.partition(".")

@@ -85,9 +85,7 @@ def placement(name: str, patterns: dict[str, Placement]) -> Placement | None:
 
 def is_sum(name: str, layout: Layout, biases: bool) -> bool:
     """Whether the gradient of a parameter that is whole everywhere is a sum over the processes of the tensor axis.
-
-    `biases`: the model's positions add to the scores of each head (their table is then read by heads).
-    """
+    `biases`: the model's positions add to the scores of each head (their table is then read by heads)."""
     names = OF_HEADS if biases else OF_HEADS[:-1]
     return any(fnmatchcase(name, pattern) for pattern in (*names, *(OF_TOKENS if layout.sequence else ())))
 

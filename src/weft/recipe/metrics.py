@@ -1,7 +1,9 @@
 """What is measured: each metric in words, how it is printed, and whether lower is better."""
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -14,26 +16,8 @@ class Metric:
     lower_is_better: bool = False
 
 
-METRICS = {
-    "bits_per_byte": Metric("bits per byte", lower_is_better=True),
-    "bits_per_character": Metric("bits per character", lower_is_better=True),
-    "perplexity": Metric("perplexity", ".2f", lower_is_better=True),
-    "loss": Metric("loss", lower_is_better=True),
-    "nats_per_character": Metric("loss, nats per character", lower_is_better=True),
-    "baseline_bits_per_byte": Metric("bits per byte of character frequencies alone", lower_is_better=True),
-    "unknown_share": Metric("unknown tokens", ".2%", lower_is_better=True),
-    "next_accuracy": Metric("next-sentence accuracy", ".1%"),
-    "accuracy": Metric("accuracy", ".1%"),
-    "baseline_accuracy": Metric("accuracy of the commonest label alone", ".1%"),
-    "macro_f1": Metric("macro F1"),
-    "matthews": Metric("Matthews correlation"),
-    "pearson": Metric("Pearson correlation"),
-    "spearman": Metric("Spearman correlation"),
-    "bleu": Metric("BLEU", ".1f"),
-    "chrf": Metric("chrF", ".1f"),
-    "rouge_l": Metric("ROUGE-L"),
-    "exact": Metric("exact match", ".1%"),
-}
+_TABLE = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8"))
+METRICS = {name: Metric(**told) for name, told in _TABLE.items()}
 
 
 def against_baseline(found: Mapping[str, Any]) -> str:

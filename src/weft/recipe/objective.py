@@ -46,7 +46,6 @@ class ObjectiveConfig(Config):
         return None
 
     def check(self, model: Any) -> None:
-        """Refuse a model that can't learn this."""
         head = getattr(getattr(model, "head", None), "kind", "lm")
         needs = f"objective '{self.kind}' needs a model of kind {' or '.join(self.kinds)}"
         if {"encoder", "decoder"} & set(self.kinds):

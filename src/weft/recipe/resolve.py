@@ -63,15 +63,12 @@ def continues(source: str, above: Mapping[str, Any], data: Sequence[str]) -> boo
 
 
 def is_run(source: str) -> bool:
-    """Whether a name is that of a run's folder."""
     return (Path(source) / "config.toml").is_file()
 
 
 def _continued(tree: Tree, run: str, above: Mapping[str, Any]) -> Tree:
-    """A recipe that begins with a run's weights, with its tokenizer and objective.
-
-    How long and how fast it learns, and in which batches, was chosen for fresh weights and for another text.
-    """
+    """A recipe that begins with a run's weights, with its tokenizer and objective. How long and how fast it learns, and
+    in which batches, was chosen for fresh weights and for another text."""
     kept: Tree = {key: tree[key] for key in ("name", "seed", "objective", "adapter") if key in tree}
     own = tree.get("data", {})
     if "objective" not in above and isinstance(own, Mapping):  # another one reads its data another way
@@ -143,10 +140,8 @@ def extended(recipe: SettledRecipe, changes: Changes) -> tuple[SettledRecipe, di
 
 
 def changed_tables(changes: Changes) -> Tree:
-    """The tables that key=value words, or a table of dotted keys, make.
-
-    `tokenizer=char` stands before `tokenizer.lowercase=true`, which adds to it, whichever was written first.
-    """
+    """The tables that key=value words, or a table of dotted keys, make. `tokenizer=char` stands before
+    `tokenizer.lowercase=true`, which adds to it, whichever was written first."""
     if isinstance(changes, str):
         raise ConfigError(f"changes = {changes!r}: expected a list of them, such as [{changes!r}], or a table")
     tree: Tree = {}

@@ -71,7 +71,6 @@ class Facts:
 
 
 def size_of(bytes_: int) -> str:
-    """An amount of text in words."""
     return f"{bytes_ / 1e6:,.1f} MB" if bytes_ >= 100_000 else f"{bytes_:,} bytes"
 
 
@@ -97,10 +96,8 @@ def choose_tokenizer(recipe: Recipe, bytes_: int, device: str = "cpu") -> tuple[
 def settle(
     recipe: Recipe, facts: Facts, device: str = "cpu", measure: Measure | None = None
 ) -> tuple[SettledRecipe, list[Choice]]:
-    """A recipe that has its tokenizer with nothing left open, and what was chosen. `device` is "cpu" or "cuda".
-
-    A processor is measured for its number format; without `measure` that is fp32, which all of them multiply well.
-    """
+    """A recipe that has its tokenizer with nothing left open, and what was chosen. `device` is "cpu" or "cuda". A
+    processor is measured for its number format; without `measure` that is fp32, which all of them multiply well."""
     chosen, gpu = _Choices(recipe), device == "cuda"
     if isinstance(recipe.model, NGram):
         chosen.choose("steps", 1, "n-grams are counted in one pass")
@@ -304,10 +301,8 @@ def faster_format(rates: Mapping[str, float]) -> tuple[Precision, str]:
 
 
 def _evaluations(chosen: _Choices, facts: Facts, scale: _Scale) -> None:
-    """As many evaluations during training, of as many tokens, as a tenth of the training's operations pays for.
-
-    Each reads the same tokens, so that they compare. A short run has fewer evaluations rather than tiny ones.
-    """
+    """As many evaluations during training, of as many tokens, as a tenth of the training's operations pays for. Each
+    reads the same tokens, so that they compare. A short run has fewer evaluations rather than tiny ones."""
     recipe, steps, batch = chosen.recipe, chosen.tree["steps"], chosen.tree["batch"]
     row = batch["length"] if recipe.objective.reads != "rows" else max(1.0, scale.tokens / max(1, facts.rows or 1))
     # evaluation is the forward pass alone, a third of a step; frozen weights need half of the backward pass

@@ -23,7 +23,6 @@ class Clock:
         self._since, self._step, self._tokens = time.perf_counter(), step, tokens
 
     def lap(self, step: int, tokens: int) -> dict[str, float]:
-        """Speed since the last lap."""
         now = time.perf_counter()
         seconds, steps, read = max(1e-9, now - self._since), step - self._step, tokens - self._tokens
         self._since, self._step, self._tokens = now, step, tokens
@@ -63,12 +62,10 @@ class Display:
         self._started, self._every, self._shown = time.perf_counter(), max(1, steps // 20), first
 
     def step(self, step: int) -> None:
-        """This step is done."""
         if self._bar is not None:
             self._bar.at(step)
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The latest metrics."""
         text = " · ".join(PRINTED.get(key, f"{key} {{:.3f}}").format(value) for key, value in metrics.items())
         if self._bar is not None:
             self._bar.note(f"{step}/{self._steps} · {text}")
@@ -79,7 +76,6 @@ class Display:
             self._log(f"step {step}/{self._steps} · {text} · {left} left")
 
     def line(self, text: str) -> None:
-        """A line that stays."""
         (self._log if self._bar is None else self._bar.print)(text)
 
 

@@ -67,10 +67,8 @@ class Guard:
         )
 
     def observe(self, rows: Sequence[Row], settings: GuardConfig, chance: float) -> int | None:
-        """Take in the steps since the last look; the first step of the trouble if it is time to roll back.
-
-        `chance` is the loss of a model that has learned nothing, ln vocab_size.
-        """
+        """Take in the steps since the last look; the first step of the trouble if it is time to roll back. `chance` is
+        the loss of a model that has learned nothing, ln vocab_size."""
         ceiling = self.limits(settings)[0]
         since = None
         for row in rows:
@@ -99,10 +97,8 @@ class Guard:
         return since
 
     def go_back(self, earlier: "Guard", settings: GuardConfig) -> "Guard":
-        """The guard after a rollback to the checkpoint that holds `earlier`.
-
-        The text continues after the last batch read, so the steps to come see others than those that were abandoned.
-        """
+        """The guard after a rollback to the checkpoint that holds `earlier`. The text continues after the last batch
+        read, so the steps to come see others than those that were abandoned."""
         tries = self.tries + 1
         return replace(
             earlier,

@@ -46,11 +46,9 @@ class Learner:
         self.optimizer = optimizer.build(recipe.optimizer, self.model)
 
     def copy(self, step: int, notes: Mapping[str, Any]) -> Copy:
-        """Everything resumable, in the host's memory."""
         return snapshot.snapshot(step, self.model, self.optimizer, notes)
 
     def write(self, folder: Path, copy: Copy, keep: int, interrupted: bool = False) -> Path:
-        """Write a copy as a checkpoint."""
         return checkpoint.write(folder, copy, keep, interrupted)
 
     def load(self, path: Path) -> dict[str, Any]:
@@ -58,7 +56,6 @@ class Learner:
         return checkpoint.load(path, self.model, self.optimizer)
 
     def load_weights(self, path: Path) -> None:
-        """Put back a checkpoint's weights alone."""
         checkpoint.load_weights(path, self.model)
 
     def size(self) -> int:

@@ -64,9 +64,7 @@ def block_matrices(model: nn.Module) -> dict[Tensor, list[int]]:
 
 def build(settings: config.Optimizer, model: nn.Module, local: Mapping[str, Tensor] | None = None) -> optim.Optimizer:
     """The optimizer of a model's trainable parameters; one fused kernel updates all. `set_rate` sets the learning rate.
-
-    `local` has this process's part of each parameter by name, where several processes share them and update these.
-    """
+    `local` has this process's part of each parameter by name, where several processes share them and update these."""
     here: dict[Tensor, Tensor] = {p: local[name] for name, p in model.named_parameters()} if local else {}
 
     def groups(decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
@@ -160,10 +158,8 @@ QUINTIC = (3.4445, -4.7750, 2.0315)  # steep at 0: small singular values reach 1
 
 
 def orthogonalise(matrices: Tensor, rounds: int = 5) -> Tensor:
-    """The singular values of each matrix (…, rows, columns) brought near 1 by Newton and Schulz's iteration.
-
-    They end between about 0.7 and 1.2, which serves as well as 1. In bf16 on a GPU, in fp32 elsewhere.
-    """
+    """The singular values of each matrix (…, rows, columns) brought near 1 by Newton and Schulz's iteration. They end
+    between about 0.7 and 1.2, which serves as well as 1. In bf16 on a GPU, in fp32 elsewhere."""
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x

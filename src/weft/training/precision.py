@@ -37,7 +37,6 @@ def pick_device() -> torch.device:
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """The context that forward passes run in."""
     return torch.autocast(device.type, dtype=NARROW[precision]) if precision in NARROW else nullcontext()
 
 
@@ -128,10 +127,8 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 def eight_bit_product(
     a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], dtype: torch.dtype, bias: Tensor | None = None
 ) -> Tensor:
-    """a (N, K) times b (M, K) transposed, both quantised, plus a bias (M,), in `dtype`.
-
-    A processor forms the same product in fp32.
-    """
+    """a (N, K) times b (M, K) transposed, both quantised, plus a bias (M,), in `dtype`. A processor forms the same
+    product in fp32."""
     if a[0].is_cuda:
         return torch._scaled_mm(a[0], b[0].T, a[1], b[1].T, bias, out_dtype=dtype, use_fast_accum=True)
     y = a[0].float() @ b[0].float().T * (a[1] * b[1].T)
@@ -162,7 +159,6 @@ class EightBitLinear(Linear):
     """A linear layer with eight-bit products under autocast, a plain one elsewhere; its weights stay as they are."""
 
     def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
-        """(…, in_features) → (…, out_features)."""
         device = x.device.type
         if not torch.is_autocast_enabled(device) or (x.numel() // self.in_features) % SIXTEEN:
             return super().forward(x)
@@ -172,10 +168,8 @@ class EightBitLinear(Linear):
 
 
 def use_eight_bits(model: nn.Module) -> None:
-    """Turn the linear layers inside blocks into `EightBitLinear`, in place. Parameters stay the same.
-
-    Embeddings and heads stay out: they are few, and sensitive.
-    """
+    """Turn the linear layers inside blocks into `EightBitLinear`, in place. Parameters stay the same. Embeddings and
+    heads stay out: they are few, and sensitive."""
     for block in (module for module in model.modules() if isinstance(module, Block)):
         for part in block.modules():
             if type(part) is Linear and part.in_features % SIXTEEN == 0 and part.out_features % SIXTEEN == 0:

@@ -114,10 +114,8 @@ def resume(recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], wor
 
 
 def _put_right(run: RunFolder, recipe: SettledRecipe, state: TrainingState, worker: Worker) -> None:
-    """Do what a process that was killed after its last checkpoint could not: links, and what is needed no longer.
-
-    Where the best weights are gone, those of the next evaluation are the best.
-    """
+    """Do what a process that was killed after its last checkpoint could not: links, and what is needed no longer. Where
+    the best weights are gone, those of the next evaluation are the best."""
     if (lost := state.lose_best(run)) is not None:
         line = f"{run.checkpoints}: the best checkpoint, that of step {lost}, is gone or damaged"
         run.event("damage", line=line)

@@ -50,10 +50,8 @@ class TrainingState:
         return [Row(loss, norm, bool(discarded)) for loss, _, norm, _, discarded in new]
 
     def take_waiting(self) -> dict[str, float]:
-        """The metrics of one line over the steps that wait for it. They wait no longer.
-
-        A step that was not finite is counted, and kept out of the mean of the others.
-        """
+        """The metrics of one line over the steps that wait for it. They wait no longer. A step that was not finite is
+        counted, and kept out of the mean of the others."""
         rows, self.waiting = self.waiting, []
         good = [row for row in rows if math.isfinite(row[0]) and math.isfinite(row[2])] or rows
         targets = sum(row[3] for row in good)

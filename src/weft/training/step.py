@@ -88,10 +88,8 @@ class OptimisationStep:
 
     @contextmanager
     def carried(self, part: Batch) -> Iterator[Carried | None]:
-        """What a recurrent model reads on from, if the recipe has rows continue those of the step before.
-
-        The states belong to the optimizer's, and are saved with them: states (parts, layers, lanes, d_model).
-        """
+        """What a recurrent model reads on from, if the recipe has rows continue those of the step before. The states
+        belong to the optimizer's, and are saved with them: states (parts, layers, lanes, d_model)."""
         if part.lanes is None or part.begins is None:
             yield None
             return

@@ -21,7 +21,6 @@ from weft.nn.block import block_linears
 from weft.nn.config import LoRA
 from weft.nn.init import empty_weights
 from weft.nn.linear import LowRank
-from weft.nn.lora_targets import targets
 from weft.progress import warn
 from weft.recipe.config import Recipe
 from weft.runs import checkpoint
@@ -34,9 +33,7 @@ HANDED_ON = {"output.next_sentence.pooler.": "output.pooler."}
 
 def first_model(recipe: Recipe) -> LanguageModel:
     """The recipe's model before its first step: freshly drawn, then filled from `init` where the recipe names a run.
-
-    With an adapter all that was filled is frozen; what is learned stands beside it, and in a head that is new.
-    """
+    With an adapter all that was filled is frozen; what is learned stands beside it, and in a head that is new."""
     model = build(recipe.model)
     fresh: list[str] = []
     if recipe.init is not None:
@@ -94,7 +91,7 @@ def add_adapters(model: nn.Module, settings: LoRA, fresh: Collection[str] = ()) 
         raise ModelError("adapter: it needs a model made of Transformer blocks")
     if _adapters(model):
         raise ModelError("adapter: this model has adapters already; merge them first")
-    names = targets(settings, linears)
+    names = settings.chosen(linears)
     head = list(model.get_submodule("output").parameters()) if settings.head else []
     if settings.head and not head:
         raise ModelError("adapter.head: this head has no weights of its own, it shares the embeddings'")
@@ -124,10 +121,8 @@ def base_note(origin: str) -> str:
 
 
 def check_base(run: RunFolder, recipe: Recipe, looked_at: Callable[[Path], Path] = checkpoint.whole) -> None:
-    """Refuse a run whose adapter was learned for other weights than those that `init` has now.
-
-    `looked_at` is how closely its checkpoint is looked at: `checkpoint.whole` reads it.
-    """
+    """Refuse a run whose adapter was learned for other weights than those that `init` has now. `looked_at` is how
+    closely its checkpoint is looked at: `checkpoint.whole` reads it."""
     assert recipe.init is not None
     try:
         noted = json.loads(files.read_text(run.base))["sha256"] if run.base.exists() else None
@@ -164,9 +159,7 @@ def _check_alike(settings: Mapping[str, Any], origin: str) -> None:
 
 def take_over(model: LanguageModel, origin: str) -> list[str]:
     """Fill `model` with the best weights of the run `origin`; the names of what stays fresh: a new head at most.
-
-    Everything below the head must be there and of the same shape.
-    """
+    Everything below the head must be there and of the same shape."""
     loaded, damage = load_model(open_run(origin))
     for line in damage:
         warn(line)

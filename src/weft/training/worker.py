@@ -40,7 +40,6 @@ def device_use(flops_per_token: float, tokens_per_second: float, device: torch.d
 
 
 def device_name(device: torch.device) -> str:
-    """As a person would call it."""
     gpu = device.type == "cuda"
     return torch.cuda.get_device_name(device) if gpu else counted(torch.get_num_threads(), "CPU thread")
 
@@ -65,10 +64,8 @@ class Interrupted:
 
 @contextmanager
 def interruptions(log: Log, ranks: Ranks = ALONE) -> Iterator[Interrupted]:
-    """The first Ctrl-C or SIGTERM is noted, for the loop to stop after the step; the second one ends at once.
-
-    One of several processes waits until all agree.
-    """
+    """The first Ctrl-C or SIGTERM is noted, for the loop to stop after the step; the second one ends at once. One of
+    several processes waits until all agree."""
     asked, when = Interrupted(), 0.0
     if threading.current_thread() is not threading.main_thread():  # only the main thread may take signals
         yield asked

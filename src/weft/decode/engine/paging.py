@@ -143,11 +143,9 @@ class BlockPool:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that can be had."""
         return len(self.blank) + len(self.unused)
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that so many tokens take."""
         return -(-tokens // self.block_size)
 
     def keys(self, tokens: Sequence[int], end: int, known: list[Key]) -> list[Key]:

@@ -190,7 +190,6 @@ class PagedFastPath(FusedLayers):
         self.store, self.tables = store, tables
 
     def attention_of(self, batch: int) -> Any:
-        """Attention of a step of so many rows."""
         attention = self.attention_for(batch, self.attend.CROWD if batch == 1 else CROWD)
         attention.warps = attention.warps if batch == 1 else WARPS
         return attention

@@ -35,10 +35,8 @@ def put_rows(y, residual_ptr, y_ptr, rows, columns, M, N: tl.constexpr, RESIDUAL
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _halves(tile, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """1 + u/16 of the lower and of the upper halves of bytes.
-
-    Such a float has u behind its exponent: one move of bytes makes it, for a conversion of whole numbers is slow.
-    """
+    """1 + u/16 of the lower and of the upper halves of bytes. Such a float has u behind its exponent: one move of bytes
+    makes it, for a conversion of whole numbers is slow."""
     if ASM:
         lower, upper = tl.inline_asm_elementwise(
             """{
@@ -89,10 +87,8 @@ def matvec_kernel(  # type: ignore[no-untyped-def]
     N: tl.constexpr, K: tl.constexpr, SCALED: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
     RESIDUAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """As the kernel of `kernels.py`, for weights (N, K/2) and groups (N, K/32); a BLOCK has halves of groups.
-
-    They are always SCALED.
-    """
+    """As the kernel of `kernels.py`, for weights (N, K/2) and groups (N, K/32); a BLOCK has halves of groups. They are
+    always SCALED."""
     GROUPS: tl.constexpr = K // GROUP
     written = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     rows = written[:, None].to(tl.int64)

@@ -166,7 +166,6 @@ def _compile(compiler: str, made: Path) -> bytes:
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Where a tensor's numbers begin."""
     assert tensor is None or tensor.is_contiguous()
     return None if tensor is None else tensor.data_ptr()
 

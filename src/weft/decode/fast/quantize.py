@@ -50,12 +50,10 @@ class QuantizedHead(heads.LMHead):
         self.dense = head.dense
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None, rng: RowRng | None = None) -> Tensor:
-        """(batch, time, d_model) → logits (batch, time, vocab_size)."""
         return capped(self.words(self.prepare(features)), self.softcap)
 
 
 def check_bits(bits: str) -> Bits:
-    """`bits` if it names a width."""
     for known in DTYPES:
         if bits == known:
             return known

@@ -69,7 +69,6 @@ class Packed(NamedTuple):
         return cls(both, scales.bfloat16().contiguous(), None if centres is None else centres.float().contiguous())
 
     def unpack(self) -> Groups:
-        """The numbers, one by one."""
         if self.scales is None:
             return Groups(self.numbers, torch.ones(len(self.numbers), 1, device=self.numbers.device))
         if self.bits == "int8":

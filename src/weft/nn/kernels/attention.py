@@ -43,18 +43,9 @@ def _lost(keys, columns, limit):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _seen(  # type: ignore[no-untyped-def]
-    batch,
-    rows,
-    columns,
-    T,
-    S,
-    real,
-    documents,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    REAL: tl.constexpr,
-    DOCUMENTS: tl.constexpr,
-):
+    batch, rows, columns, T, S, real, documents,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, REAL: tl.constexpr, DOCUMENTS: tl.constexpr,
+):  # fmt: skip
     """The mask of some queries and keys, as `Mask.mask_mod` has it."""
     seen = (rows[:, None] < T) & (columns[None, :] < S)
     if CAUSAL:
@@ -301,16 +292,7 @@ def dropped_attention(
 
 
 @dropped_attention.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Tensor,
-    real: Tensor | None,
-    documents: Tensor | None,
-    mask: list[int],
-    numbers: list[float],
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     return _beside(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -351,14 +333,7 @@ def dropped_attention_backward(
 
 
 @dropped_attention_backward.register_fake
-def _(
-    upstream: Tensor,
-    saved: list[Tensor],
-    real: Tensor | None,
-    documents: Tensor | None,
-    mask: list[int],
-    numbers: list[float],
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(upstream: Tensor, saved: list[Tensor], *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = saved[:3]
     if q.shape[1] == k.shape[1]:
         return _beside(q), _beside(k), _beside(v)

@@ -27,17 +27,7 @@ def last_hash(h):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _drop(  # type: ignore[no-untyped-def]
-    x,
-    keys,
-    out,
-    numbers,
-    width,
-    first,
-    limit,
-    scale,
-    BLOCK: tl.constexpr,
-):
+def _drop(x, keys, out, numbers, width, first, limit, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < numbers
     column = (place % width).to(tl.int32) + first

@@ -21,19 +21,9 @@ LOWEST = tl.constexpr(-1e30)  # below every logit, and finite, so that differenc
 
 @triton.jit
 def _row(  # type: ignore[no-untyped-def]
-    logits,
-    targets,
-    weights,
-    losses,
-    plain,
-    stride,
-    width,
-    vocab_size,
-    smoothing,
-    z_loss,
-    SMOOTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    logits, targets, weights, losses, plain,
+    stride, width, vocab_size, smoothing, z_loss, SMOOTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     here = logits + row.to(tl.int64) * stride
     weight = tl.load(weights + row)
@@ -88,18 +78,8 @@ def fused_chunk_loss(
     block = min(MAX_COLUMNS, triton.next_power_of_2(width))
     with torch.cuda.device_of(logits):
         _row[(rows,)](
-            logits,
-            targets,
-            weights,
-            losses,
-            plain,
-            logits.stride(0),
-            width,
-            vocab_size,
-            terms.smoothing,
-            terms.z_loss,
-            SMOOTH=terms.smoothing > 0.0,
-            BLOCK=block,
-            num_warps=max(1, block // PER_WARP),
-        )
+            logits, targets, weights, losses, plain,
+            logits.stride(0), width, vocab_size, terms.smoothing, terms.z_loss,
+            SMOOTH=terms.smoothing > 0.0, BLOCK=block, num_warps=max(1, block // PER_WARP),
+        )  # fmt: skip
     return losses.sum(), plain.sum(), logits
