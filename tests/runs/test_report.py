@@ -37,7 +37,7 @@ def test_a_finished_run_has_a_page_with_its_curves(tmp_path, recipe, corpus, eva
     assert "&lt;b&gt;not bold&lt;/b&gt; &amp; so on" in html
     assert "weft train x --data &lt;&amp;&gt;.txt" in html
     assert "[model.attention]" in html
-    assert not re.search(r"<script|<link|https?://", html)
+    assert not re.search(r"<script [^>]*src|<link|https?://", html)
     drawn = charts(html)
     assert len(drawn) == 5  # two of the loss, rate, norm, speed
     for svg in drawn:
