@@ -23,9 +23,12 @@ return { requests, errors, shown, told: button.textContent, selected: String(get
            const box = each.closest("svg").getBoundingClientRect(), own = each.getBoundingClientRect();
            return own.right > box.right + 2 || own.left < box.left - 2; }).map(each => each.textContent),
          over: [...document.querySelectorAll(".chart")].flatMap(chart => {
-           const texts = [...chart.querySelectorAll("text")].map(each => [each.textContent, each.getBoundingClientRect()]);
-           return texts.flatMap(([one, a], n) => texts.slice(0, n).filter(([, b]) => a.left < b.right - 1 && b.left < a.right - 1
-             && a.top < b.bottom - 4 && b.top < a.bottom - 4).map(([other]) => [one, other])); }) };
+           const texts = [...chart.querySelectorAll("text")].map(each => [each.textContent,
+             each.getBoundingClientRect()]);
+           const cross = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 4
+             && b.top < a.bottom - 4;
+           return texts.flatMap(([one, a], n) => texts.slice(0, n).filter(([, b]) => cross(a, b))
+             .map(([other]) => [one, other])); }) };
 """
 
 

@@ -27,10 +27,11 @@ for (const details of document.querySelectorAll("details")) details.open = true;
 return { requests, errors, controls: controls.length, clicks: clicks.length,
          nameless: controls.filter(each => !named(each)).map(each => each.outerHTML.slice(0, 120)),
          wide: document.documentElement.scrollWidth - innerWidth,
-         cut: [...document.querySelectorAll("p, h1, h2, h3, .caption, .graph-view")].filter(each => !each.closest(".scroll, .graph-plane")
-           && each.getBoundingClientRect().right > innerWidth + 1).map(each => each.textContent.slice(0, 60)),
-         cells: [...document.querySelectorAll(".heads-map svg")].map(each => [each.clientWidth / each.viewBox.baseVal.width,
-           each.clientHeight / each.viewBox.baseVal.height]).flat(),
+         cut: [...document.querySelectorAll("p, h1, h2, h3, .graph-view")].filter(each =>
+           (each.matches(".graph-view") || !each.closest(".scroll")) && each.getBoundingClientRect().right > innerWidth)
+           .map(each => each.textContent.slice(0, 60)),
+         cells: [...document.querySelectorAll(".heads-map svg")].flatMap(each => [
+           each.clientWidth / each.viewBox.baseVal.width, each.clientHeight / each.viewBox.baseVal.height]),
          pictures: [...document.querySelectorAll("svg, canvas")].filter(each => !each.closest("button")
            && each.getAttribute("role") && !named(each)).map(each => each.outerHTML.slice(0, 120)) };
 """
