@@ -236,7 +236,7 @@ def _cost(record: Record) -> list[tuple[str, str, str]]:
         *_memory(record),
     ]
     if record.seconds:
-        rows.append(("speed", "", f"{_flop(read * each / record.seconds)} per second"))
+        rows.append(("speed", "", f"{_flop(read * each / record.seconds)}/s"))
         rows.append(("time in steps", _expected(record, tokens * each), duration(record.seconds)))
     if evaluating := sum(event.get("seconds", 0.0) for event in record.all("evaluation")):
         rows.append(("time in evaluations", "", duration(evaluating)))
