@@ -8,6 +8,7 @@ import pytest
 
 import weft
 from weft.cli.main import run
+from weft.data.shards import Shards, Tokens
 from weft.decode.translate import Translator
 from weft.errors import ConfigError, WeftError
 from weft.explain.attention.maps import AttentionMaps
@@ -162,13 +163,20 @@ def test_a_view_without_a_text_reads_what_the_run_held_out_and_says_so(name: str
         assert html.unescape(page).count("The text (from what the run held out)") == notes
 
 
+@pytest.mark.parametrize("name", ["gpt", "pairs"])
+def test_looking_at_a_run_writes_nothing_beside_its_data(name: str, tmp_path: Path) -> None:
+    shutil.copytree(RUNS / name, tmp_path / "run", ignore=shutil.ignore_patterns(".*"))
+    before = sorted(tmp_path.rglob("*"))
+    assert "held out" in weft.load(tmp_path / "run").explain.own_text()[1]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_where_a_text_is_from_if_nothing_was_held_out_or_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(RUNS / "gpt", tmp_path / "run", symlinks=True)
     explain = weft.load(tmp_path / "run").explain
-    kind = type(explain.objective)
     with pytest.MonkeyPatch.context() as patch:
-        of = kind.tokens
-        patch.setattr(kind, "tokens", lambda self, side: of(self, side) if side == "train" else [])
+        of = Shards.tokens
+        patch.setattr(Shards, "tokens", lambda self, side: of(self, "train") if side == "train" else Tokens([], []))
         text, origin = explain.own_text()
         assert text == explain.objective.excerpt("train", 40)[: len(text)] and "it held nothing out" in origin  # type: ignore[union-attr]
     shutil.rmtree(tmp_path / "run" / "data")

@@ -21,7 +21,14 @@ return { requests, errors, shown, told: button.textContent, selected: String(get
          wide: document.documentElement.scrollWidth - innerWidth,
          cut: [...document.querySelectorAll(".chart text")].filter(each => {
            const box = each.closest("svg").getBoundingClientRect(), own = each.getBoundingClientRect();
-           return own.right > box.right + 2 || own.left < box.left - 2; }).map(each => each.textContent) };
+           return own.right > box.right + 2 || own.left < box.left - 2; }).map(each => each.textContent),
+         over: [...document.querySelectorAll(".chart")].flatMap(chart => {
+           const texts = [...chart.querySelectorAll("text")].map(each => [each.textContent,
+             each.getBoundingClientRect()]);
+           const cross = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 4
+             && b.top < a.bottom - 4;
+           return texts.flatMap(([one, a], n) => texts.slice(0, n).filter(([, b]) => cross(a, b))
+             .map(([other]) => [one, other])); }) };
 """
 
 
@@ -33,6 +40,7 @@ def check(page: ComparisonPage | ScalingPage, command: str, path: Path, width: i
     assert found["shown"] and found["told"] in ("Copied", "Selected")
     assert found["selected"].strip() == command
     assert found["cut"] == [], "texts that a figure cuts off"
+    assert found["over"] == [], "texts of a figure that stand on each other"
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, False), pytest.param(1280, True, marks=pytest.mark.slow)])

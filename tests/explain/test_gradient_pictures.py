@@ -10,6 +10,7 @@ from weft.errors import ConfigError, DataError, ModelError
 from weft.explain.gradients import gradient_flow, gradient_flows, gradient_norms
 from weft.explain.groups import Group
 from weft.explain.reading import Reading
+from weft.figures.plot import plain
 from weft.models.build import build
 from weft.models.config import EmbeddingHead
 from weft.models.presets import preset
@@ -40,7 +41,7 @@ def test_all_six_stacks_are_shown() -> None:
     ]
     assert found.flows[1] == gradient_flow("post", True, 4, 8, 3)
     text = found.text() or ""
-    assert f"{found.flows[0].full[0]:.1e}" in text
+    assert plain(found.flows[0].full[0]) in text and "e+0" not in text and "e-0" not in text
     assert "4 layers of width 8" in text
     assert [row[:2] for row in found.tables()[0].rows][3] == ("pre-norm", "no")
     assert found.html().count('role="img"') == 4

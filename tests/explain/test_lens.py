@@ -96,7 +96,7 @@ def test_the_page_holds_every_cell() -> None:
     found = lens(read(sharp(GPT)))
     html = found.html()
     assert html.count("<td") == 4 * len(found.read)
-    assert html.index(">output<") < html.index(">layer 1<") < html.index(">embedding<")
+    assert html.index(">layer 2, output<") < html.index(">layer 1<") < html.index(">embedding<")
     held = json.loads(re.search(r'class="lens-data">(.*?)</script>', html)[1])
     assert held["ranks"] == found.final_rank.tolist()
     assert [[cell[0] for cell in row] for row in held["guesses"]] == [[g.piece for g in row] for row in found.guesses]

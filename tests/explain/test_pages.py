@@ -27,6 +27,11 @@ for (const details of document.querySelectorAll("details")) details.open = true;
 return { requests, errors, controls: controls.length, clicks: clicks.length,
          nameless: controls.filter(each => !named(each)).map(each => each.outerHTML.slice(0, 120)),
          wide: document.documentElement.scrollWidth - innerWidth,
+         cut: [...document.querySelectorAll("p, h1, h2, h3, .graph-view")].filter(each =>
+           (each.matches(".graph-view") || !each.closest(".scroll")) && each.getBoundingClientRect().right > innerWidth)
+           .map(each => each.textContent.slice(0, 60)),
+         cells: [...document.querySelectorAll(".heads-map svg")].flatMap(each => [
+           each.clientWidth / each.viewBox.baseVal.width, each.clientHeight / each.viewBox.baseVal.height]),
          pictures: [...document.querySelectorAll("svg, canvas")].filter(each => !each.closest("button")
            && each.getAttribute("role") && !named(each)).map(each => each.outerHTML.slice(0, 120)) };
 """
@@ -36,7 +41,8 @@ def check(page: Path, width: int, dark: bool) -> None:
     found: dict[str, Any] = evaluate(page, LOOKED, width, dark)
     assert found["requests"] == [] and found["errors"] == [] and found["nameless"] == []
     assert found["wide"] <= 0, f"{found['wide']} px wider than the window"
-    assert found["pictures"] == []
+    assert found["pictures"] == [] and found["cut"] == []
+    assert min(found["cells"], default=20) >= 20, "heads too small to tell apart"
     assert page.stat().st_size <= MOST
 
 

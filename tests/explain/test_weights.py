@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from weft.errors import ModelError
+from weft.explain.capture import capture
 from weft.explain.reading import Reading
 from weft.explain.weights import histograms
 from weft.models.build import build
 from weft.models.presets import preset
 from weft.nn.config import Plain
+from weft.nn.recurrent import Between
 
 TEXT = tuple(range(5, 25))
 
@@ -97,6 +99,25 @@ def test_every_family_shows_its_states(name: str) -> None:
     if name == "lstm":
         assert found.activations["recurrence states"]["all"].saturated is not None
     assert max(map(len, (found.text() or "").splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", ["elman", "lstm", "gru", "bahdanau-tiny"])
+def test_states_are_seen_where_layers_are_read_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where a stack with dropout between its layers is never called as a whole."""
+    model = made(name, layers=2, d_model=16, dropout=0.5, vocab_size=40)
+    reading = read(model, **({"source": TEXT} if name == "bahdanau-tiny" else {}))
+    whole = histograms(model, reading).activations
+    with torch.no_grad(), capture(model.eval(), *(place.removesuffix(" states") for place in whole)) as before:
+        model(reading.tokens, **reading.given)
+    drop = Between.drop
+    monkeypatch.setattr(Between, "drop", lambda self, rng, on_gpu, begin=0: drop(self, rng, True, begin))
+    one_by_one = histograms(model, reading).activations
+    assert set(one_by_one) == set(whole) != set()
+    with torch.no_grad(), capture(model, *before) as after:
+        model(reading.tokens, **reading.given)
+    for place in before:
+        torch.testing.assert_close(after.calls(place), before.calls(place))
+    assert not any(part._forward_hooks for part in model.modules())
 
 
 def test_an_n_gram_has_no_weights() -> None:

@@ -8,7 +8,20 @@ import pytest
 
 from weft.figures.charts import Panels
 from weft.figures.picture import drawn
-from weft.figures.plot import LOOKS, Axis, Look, Plot, Series, Whisker, bars, log_ticks, scientific, tick_text, whiskers
+from weft.figures.plot import (
+    LOOKS,
+    Axis,
+    Look,
+    Plot,
+    Series,
+    Whisker,
+    bars,
+    log_ticks,
+    plain,
+    scientific,
+    tick_text,
+    whiskers,
+)
 from weft.figures.shapes import TEXTS, Shape, laid_out, plot_svg
 
 Point = tuple[float, float]
@@ -169,3 +182,12 @@ def test_print_has_the_same_shapes() -> None:
     texts = {text.get_text() for text in figure.axes[0].texts}
     assert {"One_$", "x_1$", "$a"} <= texts
     assert panels.html().count('role="img"') == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.0, "0.00"), (1.2966, "1.30"), (0.009951, "0.00995"), (128.0, "128"), (12_400.0, "12,400"),
+     (1.2e-5, "1.2·10⁻⁵"), (-0.25, "-0.250"), (float("nan"), "nan"), (float("inf"), "inf")],
+)  # fmt: skip
+def test_numbers_of_a_table_are_plain(number: float, text: str) -> None:
+    assert plain(number) == text

@@ -37,7 +37,7 @@ def test_a_finished_run_has_a_page_with_its_curves(tmp_path, recipe, corpus, eva
     assert "&lt;b&gt;not bold&lt;/b&gt; &amp; so on" in html
     assert "weft train x --data &lt;&amp;&gt;.txt" in html
     assert "[model.attention]" in html
-    assert not re.search(r"<script|<link|https?://", html)
+    assert not re.search(r"<script [^>]*src|<link|https?://", html)
     drawn = charts(html)
     assert len(drawn) == 5  # two of the loss, rate, norm, speed
     for svg in drawn:
@@ -129,8 +129,8 @@ def test_examples_are_shown_side_by_side(tmp_path, recipe, corpus) -> None:  # t
     run.event("result", table=[["source", "reference", "output"], ["one <1>", "eins", "zwei"]])
     page = write_report(run).read_text()
     assert ">Held-out examples</h2>" in page
-    assert '<th scope="col">reference</th>' in page
-    assert "<td>one &lt;1&gt;</td><td>eins</td><td>zwei</td>" in page
+    assert ">reference</th>" in page
+    assert re.search(r"one &lt;1&gt;</th><td[^>]*>eins</td><td[^>]*>zwei</td>", page)
     run.event("result", table=[["text", "actual", "predicted", "probability"], ["dull", "bad", "good", "99.0%"]])
     assert ">Mistakes it was surest of</h2>" in write_report(run).read_text()
 

@@ -303,7 +303,8 @@ class Explain:
         for view in VIEWS:
             with suppress(WeftError):  # it says why this model, or this text, has no such view
                 pictures.append(self._view(view, given if view in OF_A_TEXT else {}))
-        kind = f"{self.recipe.model.kind}, {count(self.recipe.model).parameters:,} parameters"
+        parameters = count(self.recipe.model).parameters  # an n-gram model has none
+        kind = self.recipe.model.kind + (f", {parameters:,} parameters" if parameters else "")
         shown = [_quoted(f"the {key}", words, origin if key == "text" else "") for key, words in given.items() if words]
         return views.picture.Album(name, "; ".join((kind, *shown)), tuple(pictures))
 

@@ -26,7 +26,7 @@ from weft.explain.capture import capture, taps
 from weft.explain.groups import Group, grouped
 from weft.explain.reading import Reading, predicts_words
 from weft.figures.charts import Charts
-from weft.figures.plot import Axis, Plot, lines, scientific, whole_numbers
+from weft.figures.plot import Axis, Plot, lines, plain, scientific, whole_numbers
 from weft.figures.tables import Table
 from weft.models.base import evaluating
 from weft.models.config import Decoder, Encoder
@@ -106,7 +106,7 @@ class GradientFlows(Charts):
         depths = sorted({0, layers // 4, layers // 2, 3 * layers // 4, layers})
         rows = []
         for found in self.flows:
-            norms = (f"{norm:.1e}" for norm in (found.full[0], *(found.token_specific[depth] for depth in depths)))
+            norms = map(plain, (found.full[0], *(found.token_specific[depth] for depth in depths)))
             rows.append((NAMES[found.placement], "yes" if found.residual else "no", *norms))
         remark = (
             "'full' is the norm of the full gradient at layer 0; the columns after it are its token-specific part,"
@@ -173,18 +173,18 @@ class GradientNorms(Charts):
         rows = []
         for layer in dict.fromkeys([*self.stream, *(group.layer for group in self.parameters if group.layer)]):
             found = (self.parameters.get(Group(layer, part)) for part in parts)
-            cells = ["" if pair is None else f"{pair[0]:.2e}" for pair in found]
-            along = [f"{self.stream[layer]:.2e}" if layer in self.stream else ""] if self.stream else []
+            cells = ["" if pair is None else plain(pair[0]) for pair in found]
+            along = [plain(self.stream[layer]) if layer in self.stream else ""] if self.stream else []
             rows.append((layer, *along, *cells))
         around = [
-            (group.part, f"{norm:.2e}", f"{norm / size:.1e}" if size else "")
+            (group.part, plain(norm), plain(norm / size) if size else "")
             for group, (norm, size) in self.parameters.items()
             if not group.layer
         ]
         remark = f"The loss is {self.what}: {self.loss:.3f}."
         header = ("layer", *(["stream"] if self.stream else []), *parts)
         layered = Table(header, rows, "Norm of the gradient, by layer", [remark])
-        return [layered, Table(("around the layers", "norm", "/ weights'"), around, "and around them")]
+        return [layered, Table(("part", "norm", "/ weights'"), around, "Norm of the gradient, around the layers")]
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class GradientHistory(Charts):
 
     def tables(self) -> list[Table]:
         last = list(self.stages.values())[-1]
-        rows = [(layer, *(f"{stage.stream[layer]:.2e}" for stage in self.stages.values())) for layer in last.stream]
+        rows = [(layer, *(plain(stage.stream[layer]) for stage in self.stages.values())) for layer in last.stream]
         rows.append(("loss", *(f"{stage.loss:.3f}" for stage in self.stages.values())))
         over = Table(("layer", *self.stages), rows, "Norm of the gradient in the residual stream")
         return [*([over] if last.stream else []), *last.tables()]
@@ -282,4 +282,4 @@ def _stream_chart(norms: dict[str, list[float]]) -> list[Plot]:
 
 def _chart(title: str, norms: dict[str, list[float]], label: str) -> Plot:
     layers = max(map(len, norms.values()), default=0)
-    return lines(title, norms, range(layers), whole_numbers(label, layers), Axis(log=True))
+    return lines(title, norms, range(layers), whole_numbers(label, layers), Axis("norm of the gradient", log=True))

@@ -24,12 +24,12 @@ SHOWN = tuple(2.0**power for power in range(-4, 6))  # times the model's own siz
 FAR = 2**12
 MAX_LAYERS = 10_000  # as many as settings allow
 POWERS = {0: "", 1: "", 2: "²", 3: "³"}
-# settings that grow, with their names and letters
+# settings that grow, with their names, letters and what they count
 SIZES = {
-    "context": ("length", "T"),
-    "d_model": ("width", "d"),
-    "layers": ("layers", "L"),
-    "vocab_size": ("vocabulary", "V"),
+    "context": ("length", "T", "tokens of a text"),
+    "d_model": ("width", "d", "coordinates of a token"),
+    "layers": ("layers", "L", "layers"),
+    "vocab_size": ("vocabulary", "V", "different tokens"),
 }
 
 
@@ -53,6 +53,7 @@ class Axis:
 
     name: str
     letter: str
+    unit: str
     sizes: tuple[int, ...]
     now: int
     curves: tuple[Curve, ...]
@@ -93,17 +94,17 @@ def growth(model: Config) -> Growth:
     """
     if not count(model).parameters:
         raise ModelError("an n-gram model has no sizes to grow with: the text decides how many counts there are")
-    return Growth(tuple(_axis(model, key, *names) for key, names in SIZES.items()))
+    return Growth(tuple(_axis(model, key) for key in SIZES))
 
 
 MEASURES: dict[str, Callable[[Any], float]] = {
     "parameters": lambda model: count(model).parameters,
     "FLOPs a token": lambda model: count(model).training(),
-    "cache of a text": lambda model: cache_bytes(model, "bf16") * model.context,
+    "bytes of a text's cache": lambda model: cache_bytes(model, "bf16") * model.context,
 }
 
 
-def _axis(model: Any, key: str, name: str, letter: str) -> Axis:
+def _axis(model: Any, key: str) -> Axis:
     grown: dict[float, tuple[int, Any]] = {}  # (size, settings) by how many times larger it is
     for factor in (*SHOWN, FAR, 2 * FAR):
         changed = _wider(model, factor) if key == "d_model" else {key: round(getattr(model, key) * factor)}
@@ -122,7 +123,7 @@ def _axis(model: Any, key: str, name: str, letter: str) -> Axis:
         )
         values = tuple(float(measure(changed)) for _, changed in shown)
         curves.append(Curve(what, values, slope, round(end)))
-    return Axis(name, letter, tuple(size for size, _ in shown), getattr(model, key), tuple(curves))
+    return Axis(*SIZES[key], tuple(size for size, _ in shown), getattr(model, key), tuple(curves))
 
 
 def _wider(model: Any, factor: float) -> dict[str, Any] | None:
@@ -150,6 +151,7 @@ def _wider(model: Any, factor: float) -> dict[str, Any] | None:
 def _chart(axis: Axis) -> Plot:
     laws = [f"{curve.name}: slope {curve.slope:.2f}, far out {curve.law(axis.letter)}" for curve in axis.curves]
     values = {law: curve.values for law, curve in zip(laws, axis.curves, strict=True)}
-    x = plot.Axis(log=True, ticks={size: f"{size:,}" for size in axis.sizes[::2]})
-    drawn = lines(f"against {axis.name}, {axis.letter}", values, axis.sizes, x, plot.Axis(log=True, named=short))
+    x = plot.Axis(axis.unit, log=True, ticks={size: f"{size:,}" for size in axis.sizes[::2]})
+    y = plot.Axis("parameters, FLOPs or bytes", log=True, named=short)
+    drawn = lines(f"against {axis.name}, {axis.letter}", values, axis.sizes, x, y)
     return replace(drawn, marks=[(axis.now, f"this model: {axis.now:,}")], size=(480, 340))

@@ -144,10 +144,10 @@ class HeadTable(Picture):
 
         def small(kind: Kind, name: str) -> SmallMap | None:
             values = self.statistics[kind][name]
-            if np.isnan(values).all():
+            if np.abs(np.nan_to_num(values)).max() < 1e-6:  # it means nothing, or nothing is there
                 return None
             title = f"{titles[kind] if len(self.statistics) > 1 else ''}{COLUMNS[name][0]}"
-            top = 1.0 if name in SHARES else max(float(np.nanmax(values)), 1e-9)
+            top = 1.0 if name in SHARES else max(float(np.nanmax(values)), 1e-6)
             return SmallMap(title, values, top, UNITS.get(name, ""))
 
         return [[small(kind, name) for name in self.known] for kind in self.statistics]
@@ -333,4 +333,4 @@ def _losses(model: Transformer, features: Tensor, ids: Tensor) -> Table:
 
 
 def _cell(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.3f}".replace("-", "−")
+    return "" if math.isnan(value) else f"{round(value, 3) + 0.0:.3f}".replace("-", "−")

@@ -57,7 +57,8 @@ class Lens(Picture):
 
     @cached_property
     def names(self) -> list[str]:
-        return ["embedding", *(f"layer {n}" for n in range(len(self.guesses) - 2)), "output"]
+        last = len(self.guesses) - 2
+        return ["embedding", *(f"layer {n}" for n in range(last)), f"layer {last}, output"]
 
     def figure(self) -> Figure:
         """Layers upward, the last places from left to right; the shade of a cell is the probability of its token."""

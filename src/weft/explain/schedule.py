@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from weft.errors import DataError
 from weft.figures.charts import Charts
-from weft.figures.plot import Axis, Look, Plot, Series
+from weft.figures.plot import Axis, Look, Plot, Series, plain
 from weft.figures.tables import Table
 
 
@@ -33,7 +33,7 @@ class Schedule(Charts):
     def tables(self) -> list[Table]:
         steps, peak = len(self.rates), int(self.rates.argmax())
         places = sorted({0, *(steps * part // 10 for part in range(1, 10)), steps - 1, peak})
-        rows = [(f"{step + 1:,}", f"{self.rates[step]:.3e}", "peak" if step == peak else "") for step in places]
+        rows = [(f"{step + 1:,}", plain(self.rates[step]), "peak" if step == peak else "") for step in places]
         return [Table(("step", "rate", ""), rows, self.title, text=(2,))]
 
 

@@ -18,7 +18,7 @@ from weft.explain.capture import capture, taps
 from weft.explain.groups import grouped
 from weft.explain.reading import Reading
 from weft.figures.charts import Charts
-from weft.figures.plot import Axis, Look, Plot, Series, lines, whole_numbers
+from weft.figures.plot import Axis, Look, Plot, Series, lines, plain, whole_numbers
 from weft.figures.tables import Table
 from weft.models.base import LanguageModel, evaluating
 from weft.nn.config import Plain
@@ -79,8 +79,8 @@ class Histograms(Charts):
         drawn += [_chart(f"activations: {place}", found) for place, found in self.activations.items()]
         entropy = {name: list(found.values()) for name, found in self.entropy.items()}
         layers = max(map(len, entropy.values()), default=0)
-        if layers:
-            x, y = whole_numbers("layer", layers), Axis(holds=(0.0, 1.0))
+        if layers > 1:
+            x, y = whole_numbers("layer", layers), Axis("share of the largest possible", holds=(0.0, 1.0))
             drawn.append(lines("entropy of attention", entropy, range(layers), x, y))
         return drawn
 
@@ -88,16 +88,16 @@ class Histograms(Charts):
         rows = []
         for part, layers in self.weights.items():
             ranges = []
-            for what, form in (("deviation", ".3g"), ("largest", ".3g"), ("zeros", ".1%")):
+            for what, form in (("deviation", plain), ("largest", plain), ("zeros", "{:.1%}".format)):
                 values = [getattr(found, what) for found in layers.values()]
-                ranges.append(" – ".join(dict.fromkeys(f"{end:{form}}" for end in (min(values), max(values)))))
+                ranges.append(" – ".join(dict.fromkeys(form(end) for end in (min(values), max(values)))))
             rows.append((part, str(len(layers)), *ranges))
         header = ("part", "layers", "deviation", "largest", "zeros")
         tables = [Table(header, rows, "Weights, from the least layer to the most")]
         for place, layers in self.activations.items():
             shares = [what for what in SHARES if any(getattr(found, what) is not None for found in layers.values())]
             lines = [
-                (layer, f"{found.mean:.2g}", f"{found.deviation:.3g}", f"{found.largest:.3g}",
+                (layer, plain(found.mean), plain(found.deviation), plain(found.largest),
                  *(f"{getattr(found, what):.1%}" for what in shares))
                 for layer, found in layers.items()
             ]  # fmt: skip
@@ -105,10 +105,9 @@ class Histograms(Charts):
             tables.append(Table(columns, lines, f"Activations: {place}", MEANING if len(tables) == 1 else ()))
         if self.entropy:
             numbers = dict.fromkeys(layer for found in self.entropy.values() for layer in found)
-            cells = [
-                (layer, *(f"{found[layer]:.3f}" if layer in found else "" for found in self.entropy.values()))
-                for layer in numbers
-            ]
+            entropies = [[found.get(layer, math.nan) for layer in numbers] for found in self.entropy.values()]
+            written = [["" if math.isnan(share) else f"{share:.3f}" for share in column] for column in entropies]
+            cells = list(zip(numbers, *written, strict=True))
             remark = "As a share of the largest possible: 1 looks everywhere alike, 0 at one token."
             tables.append(Table(("layer", *self.entropy), cells, "Entropy of attention", [remark]))
         return tables
@@ -203,4 +202,4 @@ def _chart(title: str, layers: dict[str, Histogram]) -> Plot:
         places = zip((found.edges[:-1] + found.edges[1:]) / 2, heights, strict=True)
         points = [(float(x), float(y)) for x, y in places if low <= x <= high]
         series.append(Series(points=points, look=Look(f"{shade:.0f}%", width=1.3)))
-    return Plot(title, series, Axis(), Axis(holds=(0.0, 1.0)))
+    return Plot(title, series, Axis("value"), Axis("share of the peak", holds=(0.0, 1.0)))

@@ -33,6 +33,7 @@ class Chart(NamedTuple):
 class Charts(Picture):
     """Charts, and tables that say the same in numbers."""
 
+    scripts: ClassVar[tuple[str, ...]] = ("chart.js",)
     columns: ClassVar[int] = 2
     size: ClassVar[tuple[float, float]] = (4.6, 3.1)  # inches of a chart that is drawn by hand
 

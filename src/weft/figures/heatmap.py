@@ -77,7 +77,7 @@ class SmallMap:
     def largest(self) -> str:
         """The largest number and where it stands."""
         row, column = np.unravel_index(int(np.nanargmax(self.values)), self.values.shape)
-        return f"{f'{self.values[row, column]:.2f} {self.unit}'.strip()} in {row}.{column}"
+        return f"{f'{self.values[row, column]:.2f} {self.unit}'.strip()} in layer {row}, head {column}"
 
     def shades(self) -> Iterator[tuple[int, str]]:
         """For a page: each shade in percent, and its cells as one path of unit squares."""

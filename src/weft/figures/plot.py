@@ -62,6 +62,13 @@ def scientific(number: float) -> str:
     return f"10{small}" if head == "1" else f"{head}·10{small}"
 
 
+def plain(number: float) -> str:
+    """A number in a table, in three digits: 0.00995, 1.30, 12,400; 1.2·10⁻⁵ where there would be many zeros."""
+    if number and math.isfinite(number) and not 1e-4 <= abs(number) < 1e7:
+        return scientific(number)
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:#.3g}".removesuffix(".")
+
+
 @dataclass(frozen=True)
 class Axis:
     """`holds` are values that it reaches though nothing is drawn there; `ticks` are names in the place of numbers.

@@ -3,6 +3,7 @@
 A report is written at every evaluation, so nothing here loads matplotlib.
 """
 
+import json
 import math
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
@@ -16,6 +17,7 @@ from weft.figures.page import html_charts
 from weft.figures.plot import Look, Plot, Point, Series
 
 MAX_POINTS = 500  # of a line; more are thinned
+MAX_TOLD = 200  # points of a line whose values a page tells
 EDGE, GAP = 14.0, 17.0  # around everything; from one line of text to the next
 LETTER, BOLD = 7.0, 9.2  # width of one, about; in a title
 ARROW = 44.0  # width of one with the number beside it
@@ -53,10 +55,14 @@ class Shape(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The box that series are drawn in (x, y, width, height), and all shapes in the order in which they are drawn."""
+    """The box that series are drawn in (x, y, width, height), and all shapes in the order in which they are drawn.
+
+    `told` are the lines by name, with the places of points and their values as texts.
+    """
 
     box: tuple[float, float, float, float]
     shapes: list[Shape]
+    told: list[tuple[str, list[tuple[float, float, str, str]]]]
 
 
 def laid_out(plot: Plot) -> Layout | None:
@@ -84,8 +90,9 @@ def laid_out(plot: Plot) -> Layout | None:
     every = [
         shape for shape in (*frame.around(), *drawn, *frame.outliers(front)) if shape.text or shape.kind not in TEXTS
     ]
+    told = [(each.name, frame.told(each)) for each in front if len(each.points) > 1 and not each.bars]
     ordered = sorted(every, key=lambda shape: order.get(shape.kind, int(shape.cut)))
-    return Layout((frame.left, frame.top, frame.right - frame.left, frame.foot - frame.top), ordered)
+    return Layout((frame.left, frame.top, frame.right - frame.left, frame.foot - frame.top), ordered, told)
 
 
 class _Frame:
@@ -174,8 +181,17 @@ class _Frame:
             if self.top <= place[1] <= self.foot:
                 yield Shape("dot", [place], look, f"{self.plot.x.named(x)}: {y:.4g}")
         for (x, y), label in zip(places, series.labels, strict=False):
-            late = x + LETTER * len(label) / 2 > self.right
-            yield Shape("tick", [(self.right if late else x, y - 8)], look, label, "end" if late else "middle")
+            half = LETTER * len(label) / 2
+            late, early = x + half > self.right, x - half < self.left
+            at = self.right if late else self.left if early else x
+            yield Shape("tick", [(at, y - 8)], look, label, "end" if late else "start" if early else "middle")
+
+    def told(self, series: Series) -> list[tuple[float, float, str, str]]:
+        """Where points stand, and what they say."""
+        names, label = self.plot.x.ticks or {}, self.plot.x.label
+        some = series.points[:: -(-len(series.points) // MAX_TOLD)]
+        exact = [(x, y, names.get(x) or (f"{x:,.6g}" if abs(x) < 1e6 else self.plot.x.named(x))) for x, y in some]
+        return [(self.x_of(x), max(self.top, self.y_of(y)), f"{label} {at}".strip(), f"{y:.4g}") for x, y, at in exact]
 
     def outliers(self, every: Sequence[Series]) -> Iterator[Shape]:
         """What lies above the chart as arrows at its edge, each with its value; of neighbours the highest."""
@@ -221,8 +237,10 @@ def plot_svg(plot: Plot) -> Markup:
         x, y, width, height = layout.box
         box = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" viewBox="{x:g} {y:g} {width:g} {height:g}"'
         lines.append(f"<svg {box}>{drawn}</svg>" if cut else drawn)
-    head = '<svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="chart">\n'
-    return Markup(head).format(*plot.size, plot.title) + Markup("\n".join([*lines, "</svg>"]))
+    head = '<svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="chart"{}>\n'
+    values = Markup(' tabindex="0" data-values="{}"').format(json.dumps(layout.told, separators=(",", ":")))
+    opened = Markup(head).format(*plot.size, plot.title, values if layout.told else "")
+    return opened + Markup("\n".join([*lines, "</svg>"]))
 
 
 def html_plots(plots: Sequence[Plot], kind: str = "") -> Markup:

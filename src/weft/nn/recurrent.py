@@ -133,6 +133,7 @@ def _single_layers(stack: nn.RNNBase) -> list[nn.RNNBase]:
     kept: list[nn.RNNBase] = vars(stack).setdefault("single_layers", [])
     if not kept or kept[0].weight_hh_l0 is not stack.weight_hh_l0:
         kept[:] = [_single_layer(stack, layer) for layer in range(stack.num_layers)]
+        kept[-1]._forward_hooks = stack._forward_hooks  # whoever looks at what the stack gives sees it here too
     for layer in kept:
         layer.training = stack.training
         if layer.all_weights[0][1].is_cuda and vars(layer).get("flattened") != _memory(layer):

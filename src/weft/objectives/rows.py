@@ -68,9 +68,11 @@ class ExampleObjective(Objective[S]):
 
     def excerpt(self, side: Side, tokens: int) -> str:
         """What is read of the longest of the first examples that is no longer, or else of the shortest."""
-        examples = self.examples.get(side)
-        if examples is None or not len(examples):
+        # not verified: whoever only looks writes no note of it
+        examples = Examples.open(self._file(side)) if side in self._sides else ()
+        if not examples:
             return ""
+        self.check_tokenizer(examples.notes)
         field = next((name for name in ("source", "tokens") if name in examples.fields), examples.fields[0])
         lengths = examples.lengths(field)[:SEARCHED_EXAMPLES]
         best = int(np.argmax(np.where(lengths <= tokens, lengths, -lengths)))

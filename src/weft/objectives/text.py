@@ -81,7 +81,9 @@ class TextObjective(Objective[S]):
 
     def excerpt(self, side: Side, tokens: int) -> str:
         """The beginning of the first document that is so long, or else of the longest of the first ones."""
-        for text in self.tokens(side)[:1]:
+        for shards in map(Shards.open, self._places()[:1]):  # not verified: whoever only looks writes no note of it
+            self.check_tokenizer({"tokenizer": shards.index.tokenizer})
+            text = shards.tokens(side)
             size = min(len(text), SEARCHED_TOKENS)
             numbered = zip(text.documents(0, size).tolist(), text.read(0, size).tolist(), strict=True)
             documents = [[id for _, id in group] for _, group in groupby(numbered, key=itemgetter(0))]

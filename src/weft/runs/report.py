@@ -24,6 +24,7 @@ from weft.runs.folder import RunFolder, writing
 from weft.runs.lines import read_lines
 
 Lines = Sequence[dict[str, Any]]
+WHOLE_PROCESS = "On a CPU, the memory measured is that of the whole process."
 DOTTED = Look(marker="o")  # measured now and then
 
 
@@ -84,17 +85,17 @@ def report(run: RunFolder) -> str:
         "When training went wrong": _pairs(_trouble(record)),
         "Confusion matrix": _confusion(result),
         "Mistakes it was surest of" if "predicted" in header else "Held-out examples": _filled(
-            Table(header, examples, text=range(len(header))), kind="prose"
+            Table(header, examples, text=range(len(header))), kind="prose", row_names=True, cards=True
         ),
         "What it writes": part("texts", result.get("samples") or ()),
         "What it wrote during training": _pairs([(f"step {step}", text) for step, text in sorted(earlier.items())]),
-        "Cost": _filled(Table(("", "predicted", "measured"), _cost(record))),
+        "Cost": _filled(Table(("", "predicted", "measured"), _cost(record), remarks=[WHOLE_PROCESS])),
         "What was chosen, and why": _pairs(start.get("choices") or ()),
         "How to repeat it": _pairs([row for row in noted.items() if row[1]]),
         "Recipe": part("texts", [files.read_text(run.config)]),
     }
     lead = {"": against_baseline(result)}
-    sections = [Section(title, lead.get(title, ""), html) for title, html in parts.items() if html]
+    sections = [Section(title, lead.get(title, ""), html, ("chart.js",)) for title, html in parts.items() if html]
     began, resumed = str(start.get("time", "?"))[:16].replace("T", " "), len(record.all("resume"))
     name, recipe = run.path.resolve().name, record.recipe.name
     told = [
@@ -113,7 +114,7 @@ def _filled(table: Table, **options: Any) -> str:
 
 
 def _pairs(rows: Sequence[Sequence[str]]) -> str:
-    return _filled(Table(("", ""), rows, text=(0, 1)), kind="prose pairs")
+    return _filled(Table(("", ""), rows, text=(0, 1, 2)), kind="prose pairs")
 
 
 def _confusion(result: dict[str, Any]) -> str:
@@ -235,7 +236,7 @@ def _cost(record: Record) -> list[tuple[str, str, str]]:
         *_memory(record),
     ]
     if record.seconds:
-        rows.append(("speed", "", f"{_flop(read * each / record.seconds)} per second"))
+        rows.append(("speed", "", f"{_flop(read * each / record.seconds)}/s"))
         rows.append(("time in steps", _expected(record, tokens * each), duration(record.seconds)))
     if evaluating := sum(event.get("seconds", 0.0) for event in record.all("evaluation")):
         rows.append(("time in evaluations", "", duration(evaluating)))
@@ -267,4 +268,4 @@ def _memory(record: Record) -> list[tuple[str, str, str]]:
     step = Workload(micro, recipe.batch.length, recipe.precision or "fp32", recipe.optimizer.kind)
     needed = training_memory(recipe.model, step, recipe.adapter).total(recipe.batch.recompute)
     peak = tried.get("memory")
-    return [("memory", byte_size(needed), f"{byte_size(peak)}; on a CPU, of the whole process" if peak else "")]
+    return [("memory", byte_size(needed), byte_size(peak) if peak else "")]

@@ -16,7 +16,7 @@ import torch
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
-from weft.errors import ConfigError, DataError, ModelError, suggestion
+from weft.errors import ConfigError, DataError, ModelError, counted, suggestion
 from weft.explain.attention.lines import MIN_DRAWN, LineView, Probabilities, strongest
 from weft.explain.attention.page import packed
 from weft.explain.capture import capture
@@ -168,7 +168,7 @@ class AttentionMaps(Picture):
             "it: the mean over the heads, half of it with half of the identity for the residual stream, multiplied "
             f"from layer to layer (Abnar and Zuidema 2020); {SHADE}."
         )
-        title = f"Attention rollout: {NAMES[part.kind]}, {len(steps)} layers"
+        title = f"Attention rollout: {NAMES[part.kind]}, {counted(len(steps), 'layer')}"
         return HeadMap(title, about, total.astype(np.float32), part.queries, part.keys)
 
     def figure(self) -> Figure:
@@ -257,7 +257,7 @@ def attention_maps(reading: Reading) -> AttentionMaps:
     )
     if max(max(part.probabilities.shape[2:]) for part in parts) > 64:
         about += " In the small maps each cell is the largest of a block of tokens, so that thin lines survive."
-    return AttentionMaps(f"Attention over {len(reading.ids)} tokens", about, tuple(parts))
+    return AttentionMaps(f"Attention over {counted(len(reading.ids), 'token')}", about, tuple(parts))
 
 
 def _names(model: LanguageModel) -> dict[Kind, str]:
