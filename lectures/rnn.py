@@ -94,15 +94,15 @@ class RNNLM(nn.Module):
         self.cells = nn.ModuleList(cell(d_h if layer else d_x, d_h) for layer in range(layers))
         self.W_yh = self.embedding if tied else nn.Parameter(torch.randn(V, d_h) * d_h**-0.5)
         self.b_y = nn.Parameter(torch.zeros(V))
-        self.zeros = torch.zeros(cell.parts, d_h)
+        self.parts, self.d_h = cell.parts, d_h
 
     def forward(self, tokens: Tensor, carried: list[State] | None = None) -> tuple[Tensor, list[State]]:
         """tokens (B, T) → logits W_yh h_t + b_y (B, T, V) of what follows each, and the states after the last."""
-        zeros = self.zeros.to(self.b_y)[:, None].expand(-1, len(tokens), -1)
-        h, states = [], carried or [tuple(zeros)] * len(self.cells)  # "initialize the hidden state h_0 to zeros"
+        zeros = self.b_y.new_zeros(len(tokens), self.d_h)  # "initialize the hidden state h_0 to zeros"
+        states, h = list(carried or [(zeros,) * self.parts] * len(self.cells)), []
         for x in self.embedding[tokens].unbind(1):  # for t in 1 to T
             for layer, cell in enumerate(self.cells):
-                states = [*states[:layer], cell(x, states[layer]), *states[layer + 1 :]]
+                states[layer] = cell(x, states[layer])
                 x = states[layer][0]
             h.append(x)
         return torch.stack(h, dim=1) @ self.W_yh.T + self.b_y, states
@@ -184,7 +184,7 @@ def main() -> None:
     torch.set_num_threads(1)  # at these sizes a second thread would only wait
     ids = {char: id for id, char in enumerate(sorted(set(text)))}
     tokens = torch.tensor([ids[char] for char in text])
-    held_out = tokens[len(tokens) * 9 // 10 :][None]
+    held_out = tokens[-min(len(tokens) // 10, 20_000) :][None]
     model = RNNLM(CELLS[name], V=len(ids), d_x=64, d_h=128 if len(sys.argv) == 1 else 256)
     train(model, tokens[: -held_out.numel()], steps)
     with torch.no_grad():

@@ -1,12 +1,15 @@
 """How the tests beside this file load and run one of lectures/, and how its gradients are held against weft's."""
 
 import importlib.util
+import io
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import pytest
 from torch import Tensor
@@ -33,13 +36,16 @@ def run(name: str, *arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def assert_refused(name: str, path: Path, problem: str) -> None:
+def assert_refused(module: ModuleType, path: Path, problem: str) -> None:
     """One line that names the file and the problem, and exit code 2."""
-    code, out, err = run(name, str(path))
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    assert str(path) in err
-    assert problem in err
+    out, err = io.StringIO(), io.StringIO()
+    arguments = mock.patch.object(sys, "argv", ["lecture.py", str(path)])
+    with arguments, redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        module.main()
+    assert (ended.value.code, out.getvalue()) == (2, "")
+    assert err.getvalue().count("\n") == 1
+    assert str(path) in err.getvalue()
+    assert problem in err.getvalue()
 
 
 def assert_figure(module: ModuleType, printed: str, pattern: str, rel: float) -> None:

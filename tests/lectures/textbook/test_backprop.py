@@ -102,11 +102,11 @@ def test_the_gradients_of_wefts_elman_network() -> None:
 
 
 def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    assert_refused("backprop", tmp_path / "none.csv", "No such file or directory")
+    assert_refused(backprop, tmp_path / "none.csv", "No such file or directory")
     (tmp_path / "words.csv").write_text("a,b\n")
-    assert_refused("backprop", tmp_path / "words.csv", "could not convert")
+    assert_refused(backprop, tmp_path / "words.csv", "could not convert")
     (tmp_path / "empty.csv").write_text("")
-    assert_refused("backprop", tmp_path / "empty.csv", "expected rows of numbers")
+    assert_refused(backprop, tmp_path / "empty.csv", "expected rows of numbers")
 
 
 @pytest.mark.slow

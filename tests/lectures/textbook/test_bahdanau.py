@@ -104,9 +104,9 @@ def test_the_made_up_french() -> None:
 
 
 def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    assert_refused("bahdanau", tmp_path / "none.tsv", "No such file or directory")
+    assert_refused(bahdanau, tmp_path / "none.tsv", "No such file or directory")
     (tmp_path / "short.tsv").write_text("a cow\tune vache\n")
-    assert_refused("bahdanau", tmp_path / "short.tsv", "at least 320")
+    assert_refused(bahdanau, tmp_path / "short.tsv", "at least 320")
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def test_wordpiece_is_wefts() -> None:
     text = TEXTS["english"] + " " + TEXTS["made up"]
     tokenizer = build_tokenizer(WordPiece(), [text], most=120)
     vocabulary = written(tokenizer)["model"]["vocab"]
-    for word in {*re.findall(r"\w+|-", text), "unbelievably", "tokens", "q", "日本"}:
+    for word in {*re.findall(r"\w+|-", text), "unbelievably", "tokens", "q", "жук"}:
         found = [vocabulary[piece] for piece in bpe.wordpiece(word, vocabulary)]
         assert found == tokenizer.encode(word), word
 
@@ -132,9 +132,9 @@ def test_unigram_learns_what_recurs() -> None:
 
 
 def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    assert_refused("bpe", tmp_path / "none.txt", "No such file or directory")
+    assert_refused(bpe, tmp_path / "none.txt", "No such file or directory")
     (tmp_path / "latin.txt").write_bytes("Grüße".encode("latin-1"))
-    assert_refused("bpe", tmp_path / "latin.txt", "utf-8")
+    assert_refused(bpe, tmp_path / "latin.txt", "utf-8")
 
 
 @pytest.mark.slow

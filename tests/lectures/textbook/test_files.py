@@ -70,6 +70,16 @@ def test_every_function_has_types(file: Path) -> None:
             assert node.returns is not None and not untyped, f"{file.name}:{node.lineno} {node.name}{untyped}"
 
 
+@pytest.mark.slow
+@every_file
+def test_a_wrong_path_is_one_line(file: Path, tmp_path: Path) -> None:
+    path = str(tmp_path / "none.txt")
+    done = subprocess.run([sys.executable, file, path], capture_output=True, text=True, timeout=110, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert path in done.stderr
+
+
 def test_lint_reads_them() -> None:
     """`make lint` runs ruff over the whole tree, and mypy over what its settings name."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
@@ -77,7 +87,6 @@ def test_lint_reads_them() -> None:
     assert not any("lectures" in path for path in settings["ruff"].get("extend-exclude", []))
 
 
-@pytest.mark.skipif(not FILES, reason="no files")
 def test_ruff_finds_nothing() -> None:
     for command in (["check", "--no-cache"], ["format", "--check", "--no-cache"]):
         done = subprocess.run(

@@ -95,9 +95,9 @@ def test_sampling_follows_p() -> None:
 
 
 def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    assert_refused("ngram", tmp_path / "none.txt", "No such file or directory")
+    assert_refused(ngram, tmp_path / "none.txt", "No such file or directory")
     (tmp_path / "short.txt").write_text("only a few words")
-    assert_refused("ngram", tmp_path / "short.txt", "at least 100")
+    assert_refused(ngram, tmp_path / "short.txt", "at least 100")
 
 
 @pytest.mark.slow
