@@ -4,7 +4,7 @@
     python lectures/rnn.py book.txt         a text of your own
     python lectures/rnn.py book.txt elman   the same with another cell: elman, lstm or gru
 
-Figure: the LSTM ends at a held-out loss of 0.30 nats a character; the grammar's own entropy is 0.29.
+Figure: the LSTM ends at a held-out loss of 0.185 nats a character; the grammar's own entropy is 0.183.
 """
 
 import math
@@ -152,7 +152,7 @@ def sample(model: RNNLM, prompt: list[int], length: int, generator: torch.Genera
 def make_text(sentences: int) -> tuple[str, float]:
     """Sentences, and their entropy in nats a character: each choice of one among k adds log k.
 
-    Challenge 1: a cow eats and cows eat, also in "the cows that the farmer sees eat hay".
+    Challenge 1: a cow eats and cows eat, also in "the cows the dog sees eat hay".
     """
     rng, nats, text = random.Random(0), 0.0, ""
 
@@ -165,7 +165,7 @@ def make_text(sentences: int) -> tuple[str, float]:
         s = choose("|s")
         text += f"the {choose('cow|goat|horse')}{s}"
         if choose("alone|seen") == "seen":
-            text += " that the " + choose("farmer sees|farmers see|child sees|dogs see")
+            text += " the " + choose("dog sees|dogs see|child sees")
         text += f" {choose('eat|want')}{'' if s else 's'} {choose('grass|hay|corn|leaves')}.\n"
     return text, nats / len(text)
 
