@@ -1,0 +1,153 @@
+"""lectures/bpe.py learns and applies what weft's tokenizers do."""
+
+import json
+import random
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.lectures.textbook.lecture import assert_figure, assert_refused, load, run
+
+from weft.text.builtin import task_rows
+from weft.text.config import BPE, Unigram, WordPiece
+from weft.text.token_bytes import byte_letters
+from weft.text.tokenizer import Tokenizer, build_tokenizer
+
+bpe = load("bpe")
+
+
+def numbers() -> str:
+    rows = task_rows("numbers", "train")
+    return " ".join(next(rows)["source"] for _ in range(300))
+
+
+def noise(seed: int, alphabet: str, length: int = 4000) -> str:
+    rng = random.Random(seed)
+    return "".join(rng.choice(alphabet) for _ in range(length))
+
+
+TEXTS = {
+    "made up": bpe.make_text(500),
+    "english": numbers(),
+    "slide": f"{bpe.SLIDE} and we'll say it's Henry's, they've said he'd do it. " * 3,
+    "unicode": "Grüße aus Köln, naïve Ærø! 日本語のテキスト、日本語。 ½ of Ⅷ is ٤, кот и кошка 👩‍👩‍👧 e\u0301 " * 4,
+    "spaces": "a  b\t\tc\n\n\n d   e \u00a0\u3000f\u2028g  \n" * 6,
+    "overlaps": "aaaa aaaaa aa aaa abab ababab bababa aaaaaaa aaaaaa",
+    "ties": noise(0, "abcd "),
+    "unicode ties": noise(1, "äö\u0301日ß½ \n’'s"),
+    "control": "\x00\x01 \x1c\x1d\x1f x\x7f\x85y \x00\x01" * 5,
+}
+
+
+def written(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The tokenizer's own file."""
+    return json.loads(tokenizer._json)
+
+
+def learned(text: str, size: int) -> tuple[Tokenizer, dict[tuple[bytes, bytes], int]]:
+    """weft's tokenizer with up to `size` tokens besides the special ones, and the file's merges."""
+    tokenizer = build_tokenizer(BPE(), [text], most=size + 3)
+    return tokenizer, bpe.learn_merges(Counter(bpe.cut_words(text)), size)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("size", [256, 300, 600])
+def test_merges_are_wefts(name: str, size: int) -> None:
+    tokenizer, ranks = learned(TEXTS[name], size)
+    letters = byte_letters()
+    merges = [tuple(bytes(letters[letter] for letter in part) for part in pair) for pair in _merges(tokenizer)]
+    assert list(ranks) == merges
+    assert list(ranks.values()) == list(range(len(ranks)))
+
+
+def _merges(tokenizer: Tokenizer) -> list[list[str]]:
+    return [m.split(" ") if isinstance(m, str) else m for m in written(tokenizer)["model"]["merges"]]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts_are_cut_as_weft_cuts_them(name: str) -> None:
+    """Those that were learned from, and all others: no text is out of vocabulary."""
+    tokenizer, ranks = learned(TEXTS[name], 350)
+    ids = {piece: id for id, piece in enumerate([*bpe.BYTES, *dict.fromkeys(a + b for a, b in ranks)], start=3)}
+    for text in TEXTS.values():
+        pieces = [piece for word in bpe.cut_words(text) for piece in bpe.bpe(word, ranks)]
+        assert b"".join(pieces).decode() == text
+        assert [ids[piece] for piece in pieces] == tokenizer.encode(text)
+
+
+def test_wordpiece_is_wefts() -> None:
+    """The longest match first, in weft's own vocabulary; what it cannot spell is unknown."""
+    text = TEXTS["english"] + " " + TEXTS["made up"]
+    tokenizer = build_tokenizer(WordPiece(), [text], most=120)
+    vocabulary = written(tokenizer)["model"]["vocab"]
+    for word in {*re.findall(r"\w+|-", text), "unbelievably", "tokens", "q", "жук"}:
+        found = [vocabulary[piece] for piece in bpe.wordpiece(word, vocabulary)]
+        assert found == tokenizer.encode(word), word
+
+
+def test_the_slides_cut() -> None:
+    words = [word.strip() for word in bpe.cut_words(bpe.SLIDE.lower())]
+    assert [piece for word in words for piece in bpe.wordpiece(word, bpe.SLIDE_PIECES)] == bpe.SLIDE_PIECES
+
+
+def test_unigram_is_wefts() -> None:
+    """The likeliest cut, with weft's own log-probabilities."""
+    text = TEXTS["english"]
+    tokenizer = build_tokenizer(Unigram(), [text], most=400)
+    vocabulary = written(tokenizer)["model"]["vocab"]
+    log_p = {piece: score for piece, score in vocabulary if score < 0}
+    ids = {piece: id for id, (piece, _) in enumerate(vocabulary)}
+    for word in {*text.split(), "tenthirty", "onehundredandone"}:
+        assert [ids[piece] for piece in bpe.unigram("▁" + word, log_p)] == tokenizer.encode(word), word
+
+
+def test_unigram_finds_the_best_of_all_cuts() -> None:
+    rng = random.Random(0)
+    log_p = {piece: -rng.random() - len(piece) / 9 for piece in (noise(seed, "ab", 1 + seed % 4) for seed in range(40))}
+    log_p |= {"a": -3.0, "b": -3.0}
+
+    def cuts(word: str) -> list[list[str]]:
+        ends = range(1, len(word) + 1)
+        return [[word[:end], *rest] for end in ends if word[:end] in log_p for rest in cuts(word[end:])] or [[]]
+
+    for seed in range(20):
+        word = noise(seed, "ab", 9)
+        scores = [sum(log_p[piece] for piece in cut) for cut in cuts(word) if "".join(cut) == word]
+        assert sum(log_p[piece] for piece in bpe.unigram(word, log_p)) == pytest.approx(max(scores))
+
+
+def test_the_rules_of_bpe_and_wordpiece_differ() -> None:
+    """ "qu" is rarer than "ab", but q and u never come without each other."""
+    words = {"ab": 5, "ac": 5, "bd": 5, "qu": 4}
+    assert next(iter(bpe.learn_merges(words, 257))) == (b"a", b"b")
+    assert next(iter(bpe.learn_merges(words, 257, bpe.wordpiece_rule))) == (b"q", b"u")
+
+
+def test_unigram_learns_what_recurs() -> None:
+    log_p = bpe.learn_unigram(Counter(bpe.cut_words(bpe.make_text(3000))), 60)
+    assert {"transform", "ing", "able"} <= {piece.strip() for piece in log_p}
+    assert bpe.unigram(" unlearnable", log_p)[-1] == "able"
+
+
+def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
+    assert_refused(bpe, tmp_path / "none.txt", "No such file or directory")
+    (tmp_path / "latin.txt").write_bytes("Grüße".encode("latin-1"))
+    assert_refused(bpe, tmp_path / "latin.txt", "utf-8")
+
+
+@pytest.mark.slow
+def test_its_figure() -> None:
+    code, out, err = run("bpe")
+    assert (code, err) == (0, "")
+    assert_figure(bpe, out, r"(\d\.\d+) bytes a token", rel=0.005)
+    assert "|".join(bpe.SLIDE_PIECES) in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["", "x", "日本語 " * 50])
+def test_it_reads_any_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "book.txt").write_text(text)
+    code, _, err = run("bpe", str(tmp_path / "book.txt"))
+    assert (code, err) == (0, "")
