@@ -141,7 +141,7 @@ def train(model: LLaMA, text: Tensor, steps: int, window: Tensor) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
     for step in range(1, steps + 1):
         # the learning rate goes up for 100 steps, then down to 0 along half a cosine
-        optimizer.param_groups[0]["lr"] = 2e-3 * min(step / 100, (1 + math.cos(math.pi * step / steps)) / 2)
+        optimizer.param_groups[0]["lr"] = 5e-3 * min(step / 100, (1 + math.cos(math.pi * step / steps)) / 2)
         now = loss(model, text[torch.randint(len(text) - len(window) + 1, (16, 1)) + window])
         optimizer.zero_grad()
         now.backward()
@@ -190,7 +190,7 @@ def main(paths: list[str], context: int = 64) -> int:
     tokens = torch.tensor([ids[character] for character in text])
     learned, held_out = tokens[: len(tokens) * 9 // 10], tokens[len(tokens) * 9 // 10 :]
     model = LLaMA(Sizes(len(characters)))
-    train(model, learned, steps=600, window=torch.arange(context + 1))
+    train(model, learned, steps=1000, window=torch.arange(context + 1))
     with torch.no_grad():
         print(f"loss on text that it has not read: {loss(model, held_out.unfold(0, context + 1, context)[:200]):.3f}")
     if not paths:
