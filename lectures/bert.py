@@ -1,9 +1,9 @@
-"""BERT: a stack of encoders, pretrained on masked words and next sentences, then fine-tuned on a task (lecture 4).
+"""Lecture 4: BERT, a stack of encoders, pretrained on masked words and next sentences, then fine-tuned on a task.
 
     python lectures/bert.py             reads reviews of restaurants, which it makes itself; then: was the food good?
     python lectures/bert.py book.txt    reads a text of yours; then: is a paragraph from its first half?
 
-From 32 labels it learns to label 00 % of other reviews; without pretraining, only 00 %.
+Figure: after 32 labels, 00 % of other reviews are labelled right; without pretraining, 00 %.
 """
 
 import math
@@ -57,8 +57,8 @@ class Encoder(nn.Module):
 
     def forward(self, tokens: Tensor, segments: Tensor) -> Tensor:
         """tokens and segments (batch, time) → (batch, time, d_model)."""
-        positions = torch.arange(tokens.shape[1])
-        x = self.dropout(self.norm(self.words(tokens) + self.positions(positions) + self.segments(segments)))
+        x = self.words(tokens) + self.positions.weight[: tokens.shape[1]] + self.segments(segments)
+        x = self.dropout(self.norm(x))
         for layer in self.layers:
             x = layer(x, tokens != PAD)
         return x
@@ -103,7 +103,6 @@ def masked(words: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     return torch.where(chosen & (fate >= 0.9), torch.randint(MASK + 1, vocab_size, words.shape), tokens), chosen
 
 
-# ---- Training
 def framed(rows: list[Row]) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens [CLS] a [SEP] b [SEP] and padding; segments, 0 for a and 1 for b: (batch, time) both; labels (batch,)."""
     tokens = [torch.tensor([CLS, *a, SEP, *b, SEP]) for a, b, _ in rows]
@@ -121,7 +120,7 @@ def next_sentence(documents: list[list[list[int]]]) -> Row:
 def fit(model: nn.Module, steps: int, loss: Callable[[], Tensor]) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     for step in range(1, steps + 1):
-        optimizer.param_groups[0]["lr"] = 1e-3 * min(step / 50, 1 - step / (steps + 1))  # up for 50 steps, then down
+        optimizer.param_groups[0]["lr"] = 2e-3 * min(step / 50, 1 - step / (steps + 1))  # up for 50 steps, then down
         now = loss()
         optimizer.zero_grad()
         now.backward()
@@ -138,21 +137,22 @@ def fine_tune(encoder: Encoder, rows: list[Row], others: list[Row]) -> float:
         tokens, segments, labels = framed(rows)
         return model["classifier"](encoder(tokens, segments)), labels
 
-    fit(model.train(), 100, lambda: F.cross_entropy(*logits_and_labels(random.sample(rows, 32))))
+    fit(model, 100, lambda: F.cross_entropy(*logits_and_labels(random.sample(rows, 32))))
     model.eval()
     logits, labels = logits_and_labels(others)
     return (logits.argmax(dim=-1) == labels).float().mean().item()
 
 
 # ---- Reviews, if no text is given
-OPINIONS = "poor bad awful terrible dreadful horrible".split(), "good great lovely superb excellent pleasant".split()
+POOR = "poor bad awful terrible dreadful horrible nasty weak lousy dismal ghastly sad miserable".split()
+GOOD = "good great lovely superb excellent pleasant fine nice perfect amazing charming brilliant splendid".split()
 REASONS = {"food": ("it had no flavor", "it had enough flavor"), "service": ("they were rude", "they were kind")}
 
 
 def review() -> tuple[list[str], int]:
     """An opinion and its reason, another reason and its opinion; and whether the food was good."""
     good = {topic: random.randrange(2) for topic in random.sample(sorted(REASONS), 2)}
-    opinions = [f"the {topic} was {random.choice(OPINIONS[good[topic]])}" for topic in good]
+    opinions = [f"the {topic} was {random.choice((POOR, GOOD)[good[topic]])}" for topic in good]
     return [opinions[0], *(REASONS[topic][good[topic]] for topic in good), opinions[1]], good["food"]
 
 
@@ -184,15 +184,15 @@ def main(paths: list[str]) -> int:
         tokens, chosen = masked(words, len(ids))
         return pretraining_loss(head(encoder(tokens, segments), encoder.words.weight), words, chosen, is_next)
 
-    fit(nn.ModuleList([encoder, head]), 600, loss)
+    fit(nn.ModuleList([encoder, head]), 1200, loss)
     words, segments, _ = framed(rows[-1:])
     for place in range(1, words.shape[1] - 1):  # each word in turn is masked
         tokens = words.index_fill(1, torch.tensor([place]), MASK)
         best = head(encoder(tokens, segments), encoder.words.weight)[0][0, place].topk(4).indices
         print(f"{vocabulary[words[0, place]]:>10} ←", *(vocabulary[id] for id in best))
-    few = rows[: 500 if paths else 32]
     for name, each in {"pretrained": encoder, "not pretrained": untrained}.items():
-        print(f"{name}: {fine_tune(each, few, rows[-500:]):.1%} labelled right, from {len(few)} labels")
+        share = fine_tune(each, rows[: 400 if paths else 32], rows[400:900])
+        print(f"{name}: {share:.1%} labelled right")
     return 0
 
 

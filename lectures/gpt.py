@@ -1,10 +1,10 @@
-"""GPT: a stack of decoders that predicts the next token (lecture 4, "Decoder-Only Models"; lecture 5, "Transformer
-Language Modeling"), with a key–value cache, and sampled from at a temperature, by top-k and by top-p (lecture 3).
+"""Lectures 4 and 5: GPT, a stack of decoders that predicts the next token; and from lecture 3 the key–value cache, and
+sampling with a temperature, top-k and top-p.
 
     python lectures/gpt.py             learns sentences of a small grammar, which it makes itself
     python lectures/gpt.py book.txt    learns a text of yours, character by character
 
-On its own sentences it reaches a loss of 0.000 nats a character; the grammar's own is 0.000, and no model is better.
+Figure: on sentences that it has not read, the loss is 0.335 nats a character; the grammar's own entropy is 0.293.
 """
 
 import math

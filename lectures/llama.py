@@ -1,10 +1,10 @@
-"""LLaMA: what changed since 2017 (lecture 2, "Original Transformer vs. LLaMa"): pre-norm, RMSNorm, rotary positions and
-a gated SiLU; and, since LLaMA 2, heads of queries that share keys and values, so that the cache is smaller.
+"""Lecture 2: LLaMA, and what changed since 2017: pre-norm, RMSNorm, rotary positions and a gated SiLU. Since LLaMA 2,
+several heads of queries share keys and values too, so that the cache is smaller.
 
     python lectures/llama.py             learns sentences of a small grammar, which it makes itself
     python lectures/llama.py book.txt    learns a text of yours, character by character
 
-On its own sentences it reaches a loss of 0.000 nats a character; the grammar's own is 0.000, and no model is better.
+Figure: on sentences that it has not read, the loss is 0.332 nats a character; the grammar's own entropy is 0.293.
 """
 
 import math
@@ -50,20 +50,14 @@ def rotate(x: Tensor, m: Tensor, base: float) -> Tensor:
     Each pair is rotated by m θ_i, θ_i = base^(−2(i−1)/d), so that the product of a query at m and a key at n depends on
     m − n alone. (Published weights pair x_i with x_{i+d/2}: that is W^Q and W^K with their rows in another order.)
     """
-    d = x.shape[-1]
-    θ = 1 / base ** (torch.arange(0, d, 2) / d)
+    θ = 1 / base ** (torch.arange(0, x.shape[-1], 2) / x.shape[-1])
     angle = (m[:, None] * θ.to(x.dtype)).repeat_interleave(2, dim=-1)  # the same for both of a pair
     turned = torch.stack([-x[..., 1::2], x[..., 0::2]], dim=-1).flatten(-2)
     return x * angle.cos() + turned * angle.sin()
 
 
-def swish(x: Tensor) -> Tensor:
-    """Swish(x; β) = x ⊙ σ(βx) with β = 1, also called SiLU."""
-    return x * x.sigmoid()
-
-
 class FFN(nn.Module):
-    """(Swish(x W_g) ⊙ x W_u) W_d: what goes up through W_u is let through by a gate."""
+    """(Swish(x W_g) ⊙ x W_u) W_d, where Swish(x) = x ⊙ σ(x), also called SiLU, opens and closes a gate."""
 
     def __init__(self, d_model: int, d_ff: int):
         super().__init__()
@@ -71,7 +65,8 @@ class FFN(nn.Module):
         self.W_d = nn.Linear(d_ff, d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.W_d(swish(self.W_g(x)) * self.W_u(x))
+        gate = self.W_g(x)
+        return self.W_d(gate * gate.sigmoid() * self.W_u(x))
 
 
 class GroupedAttention(nn.Module):

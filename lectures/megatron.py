@@ -1,9 +1,9 @@
-"""Megatron: the matrices of a layer, split over two processes (lecture 1, "Revisiting tensor model parallelism").
+"""Lecture 1: tensor model parallelism as in Megatron, the matrices of a layer split over two processes.
 
     python lectures/megatron.py             learns to write the file that you are reading
     python lectures/megatron.py book.txt    learns to write a text of yours, character by character
 
-Two processes, each with half of every matrix, reach a loss of 0.00; one process with all of them reaches 0.00 too.
+Figure: two processes with half of every matrix each reach a loss of 0.00, and one with all of them reaches 0.00.
 Attention and the feed-forward layer cost one all-reduce each in the forward pass, and one each in the backward pass.
 
 The feed-forward layer is Y = GeLU(XA), Z = YB. Should A be split along columns or rows?
@@ -112,7 +112,8 @@ class Model(nn.Module):
         self.W, self.p = nn.Embedding(vocab_size, D_MODEL), nn.Embedding(CONTEXT, D_MODEL)
         self.norm1, self.norm2, self.norm = (nn.LayerNorm(D_MODEL) for _ in range(3))
         self.attention, self.ffn = Attention(D_MODEL, HEADS, ranks), FFN(D_MODEL, 4 * D_MODEL, ranks)
-        nn.init.normal_(self.W.weight, std=0.02)
+        for table in (self.W, self.p):
+            nn.init.normal_(table.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(batch, time) → logits (batch, time, vocab_size)."""

@@ -1,10 +1,10 @@
-"""The Transformer of 2017: an encoder, a decoder, and attention between them (lecture 2, "Attention is All You Need";
-lecture 4, "Transformers: Architecture"), trained with label smoothing and a learning rate that rises and falls.
+"""Lectures 2 and 4: the Transformer of 2017, an encoder, a decoder and attention between them, trained with label
+smoothing and a learning rate that rises and falls.
 
     python lectures/transformer.py              learns to write 4 March 1957 as 1957-03-04
     python lectures/transformer.py pairs.tsv    learns from lines of yours: a text, a tab, and its translation
 
-Of dates that it has never seen it writes 99 % without a mistake.
+Figure: of 200 dates that it has not seen, it writes 99 % without a mistake.
 """
 
 import math
@@ -162,7 +162,8 @@ def translate(model: Transformer, source: list[int]) -> tuple[list[int], Tensor]
     target, encoded = [BEGIN], model.encode(torch.tensor([source]))
     while target[-1] != END and len(target) < 40:
         target.append(int(model.decode(torch.tensor([target]), *encoded)[0, -1].argmax()))
-    return target[1:], model.decoder[-1].cross_attention.attn[0].mean(dim=0)
+    assert isinstance(last := model.decoder[-1], DecoderLayer)
+    return target[1:], last.cross_attention.attn[0].mean(dim=0)
 
 
 def main(paths: list[str]) -> int:

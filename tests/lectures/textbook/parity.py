@@ -66,7 +66,9 @@ def assert_same(
     )
     for name, gradient in found.items():
         atol = TOLERANCE * float(expected[name].abs().max()) + NEGLIGIBLE
-        torch.testing.assert_close(gradient, expected[name], rtol=TOLERANCE, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            gradient, expected[name], rtol=TOLERANCE, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def linear(weights: Tensors, theirs: str, ours: str) -> dict[str, Tensor]:

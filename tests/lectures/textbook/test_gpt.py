@@ -101,6 +101,6 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_the_docstrings_figure() -> None:
     code, out, err = parity.run("gpt")
     assert code == 0, err
-    told = parity.numbers(r"loss of ([\d.]+) nats a character; the grammar's own is ([\d.]+)", gpt.__doc__)
+    told = parity.numbers(r"the loss is ([\d.]+) nats a character; the grammar's own entropy is ([\d.]+)", gpt.__doc__)
     found = parity.numbers(r"has not read: ([\d.]+) of the grammar itself: ([\d.]+)", out)
     assert found == pytest.approx(told, abs=0.02) and found[0] > found[1]

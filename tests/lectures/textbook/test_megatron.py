@@ -126,7 +126,9 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_the_docstrings_figure() -> None:
     code, out, err = parity.run("megatron")
     assert code == 0, err
-    told = parity.numbers(r"reach a loss of ([\d.]+); one process with all of them reaches ([\d.]+)", megatron.__doc__)
+    told = parity.numbers(
+        r"each reach a loss of ([\d.]+), and one with all of them reaches ([\d.]+)\.", megatron.__doc__
+    )
     one, two = (parity.numbers(rf"{name}: [\s\S]*?step 200 loss ([\d.]+)", out)[0] for name in ("process", "processes"))
     assert [two, one] == pytest.approx(told, abs=0.05) and one == pytest.approx(two, abs=0.01)
     assert out.count("2 forward, 2 backward") == 2
