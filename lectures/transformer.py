@@ -147,8 +147,7 @@ def train(model: Transformer, pairs: list[tuple[list[int], list[int]]], steps: i
         optimizer.param_groups[0]["lr"] = lrate(step, model.embedding.embedding_dim, WARMUP_STEPS)
         sides = zip(*random.sample(pairs, 32), strict=True)
         source, target = (pad_sequence([torch.tensor(text) for text in side], True, PAD) for side in sides)
-        logits = model.decode(target[:, :-1], *model.encode(source))
-        loss = smoothed_loss(logits, target[:, 1:], SMOOTHING)
+        loss = smoothed_loss(model.decode(target[:, :-1], *model.encode(source)), target[:, 1:], SMOOTHING)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -162,7 +161,8 @@ def translate(model: Transformer, source: list[int]) -> tuple[list[int], Tensor]
     target, encoded = [BEGIN], model.encode(torch.tensor([source]))
     while target[-1] != END and len(target) < 40:
         target.append(int(model.decode(torch.tensor([target]), *encoded)[0, -1].argmax()))
-    assert isinstance(last := model.decoder[-1], DecoderLayer)
+    last = model.decoder[-1]
+    assert isinstance(last, DecoderLayer)
     return target[1:], last.cross_attention.attn[0].mean(dim=0)
 
 

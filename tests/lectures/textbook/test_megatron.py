@@ -1,5 +1,4 @@
-"""lectures/megatron.py: two processes compute what one does, which is what weft's layers compute; what they send is what
-the lecture counts."""
+"""lectures/megatron.py: two processes compute what weft's layers compute on one, and send what the lecture counts."""
 
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from weft.nn.mask import AttentionMask, Mask
 from weft.nn.position import Position
 
 megatron = load("megatron")
+pytestmark = pytest.mark.timeout(300)  # two processes start, which takes long on a busy machine
 D_MODEL, D_FF, HEADS, TIME = 16, 24, 4, 5
 Found = dict[str, Any]
 
@@ -69,7 +69,7 @@ def found(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> li
     words = [[sys.executable, script, str(folder), str(rank), "2"] for rank in range(2)]
     started = [subprocess.Popen(each, stderr=subprocess.PIPE, text=True) for each in words]
     for process in started:
-        _, err = process.communicate(timeout=100)
+        _, err = process.communicate(timeout=250)
         assert process.returncode == 0, err
     return [torch.load(folder / f"found-{rank}-2.pt") for rank in range(2)]
 
@@ -98,7 +98,7 @@ def test_two_processes_compute_what_wefts_one_does(name: str, given: dict[str, A
 def test_one_all_reduce_in_each_pass(name: str, found: list[Found]) -> None:
     """And no other collective."""
     for rank in range(2):
-        assert found[rank][name]["collectives"] == [{"c10d.allreduce_": 1}] * 2
+        assert found[rank][name]["collectives"] == [["all_reduce"], ["all_reduce"]]
         assert found[rank]["meetings"] == {"forward": 2, "backward": 2}  # of both layers
 
 

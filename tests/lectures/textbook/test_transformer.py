@@ -1,4 +1,4 @@
-"""lectures/transformer.py is weft's Transformer of 2017: the same logits, smoothed loss, gradients and learning rate."""
+"""lectures/transformer.py is weft's Transformer: the same logits, smoothed loss, gradients and learning rate."""
 
 from functools import partial
 from pathlib import Path
