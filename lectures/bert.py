@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 DROPOUT, EPS = 0.1, 1e-12
-Row = tuple[list[int], list[int], int]  # two sentences and a label
+Row = tuple[list[int], list[int], int]  # two sentences, of which the second may be empty, and a label
 
 
 # ---- The encoder: no causal mask, so both sides of a word are seen
@@ -105,7 +105,7 @@ def masked(words: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
 
 def framed(rows: list[Row]) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens [CLS] a [SEP] b [SEP] and padding; segments, 0 for a and 1 for b: (batch, time) both; labels (batch,)."""
-    tokens = [torch.tensor([CLS, *a, SEP, *b, SEP]) for a, b, _ in rows]
+    tokens = [torch.tensor([CLS, *a, SEP, *([*b, SEP] if b else [])]) for a, b, _ in rows]
     segments = [(torch.arange(len(row)) > len(a) + 1).long() for row, (a, _, _) in zip(tokens, rows, strict=True)]
     return pad_sequence(tokens, True, PAD), pad_sequence(segments, True), torch.tensor([label for _, _, label in rows])
 
@@ -117,10 +117,10 @@ def next_sentence(documents: list[list[list[int]]]) -> Row:
     return document[place], document[place + 1] if is_next else random.choice(other), is_next
 
 
-def fit(model: nn.Module, steps: int, loss: Callable[[], Tensor]) -> None:
+def fit(model: nn.Module, steps: int, lr: float, loss: Callable[[], Tensor]) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     for step in range(1, steps + 1):
-        optimizer.param_groups[0]["lr"] = 2e-3 * min(step / 50, 1 - step / (steps + 1))  # up for 50 steps, then down
+        optimizer.param_groups[0]["lr"] = lr * min(step / 50, 1 - step / (steps + 1))  # up for 50 steps, then down
         now = loss()
         optimizer.zero_grad()
         now.backward()
@@ -137,7 +137,7 @@ def fine_tune(encoder: Encoder, rows: list[Row], others: list[Row]) -> float:
         tokens, segments, labels = framed(rows)
         return model["classifier"](encoder(tokens, segments)), labels
 
-    fit(model, 100, lambda: F.cross_entropy(*logits_and_labels(random.sample(rows, 32))))
+    fit(model, 60, 5e-4, lambda: F.cross_entropy(*logits_and_labels(random.choices(rows, k=16))))
     model.eval()
     logits, labels = logits_and_labels(others)
     return (logits.argmax(dim=-1) == labels).float().mean().item()
@@ -150,10 +150,9 @@ REASONS = {"food": ("it had no flavor", "it had enough flavor"), "service": ("th
 
 
 def review() -> tuple[list[str], int]:
-    """An opinion and its reason, another reason and its opinion; and whether the food was good."""
-    good = {topic: random.randrange(2) for topic in random.sample(sorted(REASONS), 2)}
-    opinions = [f"the {topic} was {random.choice((POOR, GOOD)[good[topic]])}" for topic in good]
-    return [opinions[0], *(REASONS[topic][good[topic]] for topic in good), opinions[1]], good["food"]
+    """An opinion and its reason; and whether it is good."""
+    topic, good = random.choice(sorted(REASONS)), random.randrange(2)
+    return [f"the {topic} was {random.choice((POOR, GOOD)[good])}", REASONS[topic][good]], good
 
 
 def main(paths: list[str]) -> int:
@@ -174,7 +173,7 @@ def main(paths: list[str]) -> int:
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(word for word, _ in common)]
     ids = {word: id for id, word in enumerate(vocabulary)}
     documents = [[[ids.get(word, UNKNOWN) for word in each.split()[:20]] for each in text] for text in texts]
-    rows = [(text[0], text[-1], label) for text, label in zip(documents, labels, strict=True)]
+    rows: list[Row] = [(text[0], [], label) for text, label in zip(documents, labels, strict=True)]
     random.shuffle(rows)
     encoder, untrained = (Encoder(len(ids), 48, 2, 64, 4) for _ in range(2))
     head = Pretraining(len(ids), 64)
@@ -184,14 +183,14 @@ def main(paths: list[str]) -> int:
         tokens, chosen = masked(words, len(ids))
         return pretraining_loss(head(encoder(tokens, segments), encoder.words.weight), words, chosen, is_next)
 
-    fit(nn.ModuleList([encoder, head]), 1200, loss)
+    fit(nn.ModuleList([encoder, head]), 800, 1e-3, loss)
     words, segments, _ = framed(rows[-1:])
     for place in range(1, words.shape[1] - 1):  # each word in turn is masked
         tokens = words.index_fill(1, torch.tensor([place]), MASK)
         best = head(encoder(tokens, segments), encoder.words.weight)[0][0, place].topk(4).indices
         print(f"{vocabulary[words[0, place]]:>10} ←", *(vocabulary[id] for id in best))
     for name, each in {"pretrained": encoder, "not pretrained": untrained}.items():
-        share = fine_tune(each, rows[: 400 if paths else 32], rows[400:900])
+        share = fine_tune(each, rows[: 400 if paths else 8], rows[400:900])
         print(f"{name}: {share:.1%} labelled right")
     return 0
 

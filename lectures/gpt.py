@@ -147,7 +147,7 @@ def generate(model: GPT, prompt: Tensor, count: int, choose: Callable[[Tensor], 
     return text
 
 
-# ---- A text of its own: in "the dogs that the cat sees run" a verb agrees with a noun far before it
+# ---- A text of its own: in "the boys that the cat sees help" a verb agrees with a noun far before it
 NOUNS, VERBS = "bird boy cat dog girl horse king queen".split(), "fear find hear help know like see want".split()
 
 

@@ -157,7 +157,7 @@ def generate(model: LLaMA, prompt: Tensor, count: int) -> tuple[Tensor, Caches]:
     return text, caches
 
 
-# ---- A text of its own: in "the dogs that the cat sees run" a verb agrees with a noun far before it
+# ---- A text of its own: in "the boys that the cat sees help" a verb agrees with a noun far before it
 NOUNS, VERBS = "bird boy cat dog girl horse king queen".split(), "fear find hear help know like see want".split()
 
 
