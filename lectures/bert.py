@@ -137,7 +137,7 @@ def fine_tune(encoder: Encoder, rows: list[Row], others: list[Row]) -> float:
         tokens, segments, labels = framed(rows)
         return model["classifier"](encoder(tokens, segments)), labels
 
-    fit(model, 60, 5e-4, lambda: F.cross_entropy(*logits_and_labels(random.choices(rows, k=16))))
+    fit(model, 120, 1e-3, lambda: F.cross_entropy(*logits_and_labels(random.choices(rows, k=16))))
     model.eval()
     logits, labels = logits_and_labels(others)
     return (logits.argmax(dim=-1) == labels).float().mean().item()
@@ -183,14 +183,14 @@ def main(paths: list[str]) -> int:
         tokens, chosen = masked(words, len(ids))
         return pretraining_loss(head(encoder(tokens, segments), encoder.words.weight), words, chosen, is_next)
 
-    fit(nn.ModuleList([encoder, head]), 800, 1e-3, loss)
+    fit(nn.ModuleList([encoder, head]), 700, 1.5e-3, loss)
     words, segments, _ = framed(rows[-1:])
     for place in range(1, words.shape[1] - 1):  # each word in turn is masked
         tokens = words.index_fill(1, torch.tensor([place]), MASK)
         best = head(encoder(tokens, segments), encoder.words.weight)[0][0, place].topk(4).indices
         print(f"{vocabulary[words[0, place]]:>10} ←", *(vocabulary[id] for id in best))
     for name, each in {"pretrained": encoder, "not pretrained": untrained}.items():
-        share = fine_tune(each, rows[: 400 if paths else 8], rows[400:900])
+        share = fine_tune(each, rows[: 400 if paths else 16], rows[400:900])
         print(f"{name}: {share:.1%} labelled right")
     return 0
 
