@@ -1,0 +1,179 @@
+"""Lecture 1: tensor model parallelism as in Megatron, the matrices of a layer split over two processes.
+
+    python lectures/megatron.py             learns to write the file that you are reading
+    python lectures/megatron.py book.txt    learns to write a text of yours, character by character
+
+Figure: two processes with half of every matrix each reach a loss of 2.38, and one with all of them reaches 2.38.
+Attention and the feed-forward layer cost one all-reduce each in the forward pass, and one each in the backward pass.
+
+The feed-forward layer is Y = GeLU(XA), Z = YB. Should A be split along columns or rows?
+
+    columns: [Y1, Y2] = [GeLU(X A1), GeLU(X A2)]     each process has its own columns of Y, and needs nothing else
+    rows:     Y = GeLU(X1 A1 + X2 A2)                which is not GeLU(X1 A1) + GeLU(X2 A2): first they must be summed
+
+So A is split along columns. Each process then has columns of Y, which meet the same rows of B: Z = Y1 B1 + Y2 B2.
+"""
+
+import math
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, multiprocessing, nn
+from torch.nn import functional as F
+
+COLUMNS, ROWS = ("A", "W_q", "W_k", "W_v"), ("B", "W_o")  # how each matrix is split
+STEPS, CONTEXT, D_MODEL, HEADS = 200, 64, 64, 4
+MEETINGS: Counter[str] = Counter()  # of this process with the other, in each pass
+
+
+# ---- The two places where the processes meet
+def all_reduce(x: Tensor, when: str) -> Tensor:
+    """The sum of every process's x, on all of them."""
+    MEETINGS[when] += 1
+    total = x.clone()
+    distributed.all_reduce(total)
+    return total
+
+
+class Copy(torch.autograd.Function):
+    """The paper's f. Forward, each process reads all of X; backward, ∂X is the sum of what each has found."""
+
+    @staticmethod
+    def forward(ctx: Any, X: Tensor) -> Tensor:
+        return X.view_as(X)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return all_reduce(gradients[0], "backward")
+
+
+class Sum(torch.autograd.Function):
+    """The paper's g. Forward, Z is the sum of what each process has found; backward, each reads all of ∂Z."""
+
+    @staticmethod
+    def forward(ctx: Any, Z: Tensor) -> Tensor:
+        return all_reduce(Z, "forward")
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+# ---- The two layers, as one of `ranks` processes has them; with one process they are the usual ones
+class FFN(nn.Module):
+    """Z = GeLU(XA + a) B + b: A by columns, B by rows. b is added once, to the sum."""
+
+    def __init__(self, d_model: int, d_ff: int, ranks: int):
+        super().__init__()
+        self.A, self.B = nn.Linear(d_model, d_ff // ranks), nn.Linear(d_ff // ranks, d_model, bias=False)
+        self.b = nn.Parameter(torch.zeros(d_model))
+
+    def forward(self, X: Tensor) -> Tensor:
+        """(batch, time, d_model) → (batch, time, d_model)."""
+        Y = F.gelu(self.A(Copy.apply(X)))  # (batch, time, d_ff / ranks)
+        return Sum.apply(self.B(Y)) + self.b
+
+
+class Attention(nn.Module):
+    """Concat(head_1, …, head_h) W^O: W^Q, W^K and W^V by columns, which are whole heads; W^O by rows."""
+
+    def __init__(self, d_model: int, heads: int, ranks: int):
+        super().__init__()
+        self.d_k = d_model // heads
+        self.W_q, self.W_k, self.W_v = (nn.Linear(d_model, d_model // ranks) for _ in range(3))
+        self.W_o, self.b = nn.Linear(d_model // ranks, d_model, bias=False), nn.Parameter(torch.zeros(d_model))
+
+    def forward(self, X: Tensor) -> Tensor:
+        """(batch, time, d_model) → (batch, time, d_model)."""
+        X = Copy.apply(X)
+        Q, K, V = (W(X).unflatten(-1, (-1, self.d_k)).transpose(1, 2) for W in (self.W_q, self.W_k, self.W_v))
+        future = torch.ones(X.shape[1], X.shape[1], dtype=torch.bool).triu(1)
+        A = (Q @ K.mT / math.sqrt(self.d_k)).masked_fill(future, -math.inf).softmax(dim=-1)
+        heads = (A @ V).transpose(1, 2).flatten(2)  # (batch, time, d_model / ranks)
+        return Sum.apply(self.W_o(heads)) + self.b
+
+
+def part(name: str, weight: Tensor, rank: int, ranks: int) -> Tensor:
+    """What a process has of a weight. nn.Linear keeps A transposed: its columns are along dimension 0 there."""
+    matrix = name.split(".")[-2] if "." in name else name
+    if matrix in COLUMNS:
+        return weight.chunk(ranks, dim=0)[rank]
+    return weight.chunk(ranks, dim=1)[rank] if matrix in ROWS else weight
+
+
+# ---- A small language model around them: embeddings and norms are whole on every process
+class Model(nn.Module):
+    def __init__(self, vocab_size: int, ranks: int):
+        super().__init__()
+        self.W, self.p = nn.Embedding(vocab_size, D_MODEL), nn.Embedding(CONTEXT, D_MODEL)
+        self.norm1, self.norm2, self.norm = (nn.LayerNorm(D_MODEL) for _ in range(3))
+        self.attention, self.ffn = Attention(D_MODEL, HEADS, ranks), FFN(D_MODEL, 4 * D_MODEL, ranks)
+        for table in (self.W, self.p):
+            nn.init.normal_(table.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, time) → logits (batch, time, vocab_size)."""
+        x = self.W(tokens) + self.p(torch.arange(tokens.shape[1]))
+        x = x + self.attention(self.norm1(x))
+        x = x + self.ffn(self.norm2(x))
+        return self.norm(x) @ self.W.weight.T
+
+
+def train(rank: int, ranks: int, store: str, text: str) -> None:
+    """What each process does."""
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    torch.manual_seed(0)  # so that all processes draw the same weights, and read the same rows
+    characters = sorted(set(text))
+    tokens = torch.tensor([characters.index(character) for character in text])
+    whole, model = Model(len(characters), ranks=1), Model(len(characters), ranks)
+    model.load_state_dict({name: part(name, weight, rank, ranks) for name, weight in whole.state_dict().items()})
+    torch.manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(1, STEPS + 1):
+        rows = tokens[torch.randint(len(tokens) - CONTEXT, (16, 1)) + torch.arange(CONTEXT + 1)]
+        loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if rank == 0 and step % 50 == 0:
+            print(f"step {step:4}  loss {loss.item():.3f}", flush=True)
+    if rank == 0:
+        held = sum(weight.numel() for layer in (model.attention, model.ffn) for weight in layer.parameters())
+        meetings = ", ".join(f"{count / STEPS:g} {when}" for when, count in MEETINGS.items())
+        print(f"each process holds {held} numbers of the two layers; all-reduces in a step: {meetings}")
+    distributed.destroy_process_group()
+
+
+def discuss() -> None:
+    """Should we split A along columns or rows?"""
+    X, A = torch.randn(100, D_MODEL), torch.randn(D_MODEL, D_MODEL) / math.sqrt(D_MODEL)
+    Y, (X1, X2) = F.gelu(X @ A), X.chunk(2, dim=1)
+    A1, A2 = A.chunk(2, dim=0)
+    print(f"rows: GeLU(X1 A1) + GeLU(X2 A2) is off by {(F.gelu(X1 @ A1) + F.gelu(X2 @ A2) - Y).abs().mean():.2f}")
+    A1, A2 = A.chunk(2, dim=1)
+    side_by_side = torch.cat([F.gelu(X @ A1), F.gelu(X @ A2)], dim=1)
+    print(f"columns: [GeLU(X A1), GeLU(X A2)] is off by {(side_by_side - Y).abs().mean():.2f}")
+
+
+def main(paths: list[str]) -> int:
+    try:
+        text = Path(*paths or [__file__]).read_text(encoding="utf-8")
+        if len(text) < 1000:
+            raise ValueError(f"{len(text)} characters are too few; 1000 would be enough")
+    except (OSError, ValueError) as error:
+        print(f"{paths[0]}: {error}", file=sys.stderr)
+        return 2
+    discuss()
+    for ranks in (1, 2):
+        print(f"\n{ranks} process{'es' * (ranks > 1)}:", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            multiprocessing.spawn(train, (ranks, f"{folder}/store", text), nprocs=ranks)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
