@@ -22,7 +22,7 @@ COMMAND = (sys.executable, "-m", "weft.text.sandbox")
 
 
 def render(template: str, given: Mapping[str, Any]) -> str:
-    """The text that a template makes of `given`, which JSON can hold; an error in it, whatever its kind, is one line."""
+    """The text that a template makes of `given`, which JSON can hold; an error, whatever its kind, is one line."""
     seconds = bound(MAX_MILLISECONDS) / 1000
     limits = {"seconds": seconds, "bytes": bound(MAX_MEMORY_BYTES), "characters": bound(MAX_CHARACTERS)}
     try:
