@@ -185,7 +185,7 @@ def held(run: RunFolder) -> Iterator[None]:
             raise RunError(f"{run.path}: cannot be written: {error.strerror or error}") from None
         stack.callback(lock.unlink, missing_ok=True)
         with writing(run.path):
-            for folder in (run.path, run.checkpoints):
+            for folder in (run.path, run.checkpoints, run.data, run.quantized):
                 sweep(folder)
         yield
 

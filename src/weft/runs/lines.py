@@ -2,7 +2,8 @@
 
 The last key of a line, `check`, is its number and the CRC-32 of the rest: a line that was changed, lost, repeated or
 moved is noticed, left out and reported, and never changes a metric unseen. A last line without an end is what a killed
-process leaves, or a file that was cut: of events it is reported, for nothing writes them again. Lines of weft 0.1 have no `check`; what they hold is checked by its type.
+process leaves, or a file that was cut: of events it is reported, for nothing writes them again. Lines of weft 0.1 have
+no `check`; what they hold is checked by its type.
 """
 
 import json
