@@ -169,3 +169,37 @@ def test_what_is_no_small_file_is_not_read(how: str, tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"regular file|directory|11 bytes, where 10 are the most"):
         files.read_bytes(place, limit=10)
     assert files.is_locked(place) is False
+
+
+WRITER = """
+import os, sys
+from pathlib import Path
+from weft import files
+make = files.replacing_folder if sys.argv[2] == "folder" else files.replacing
+with make(Path(sys.argv[1])) as place:
+    print("begun", flush=True)
+    sys.stdin.read()
+    os._exit(1)  # as one that is killed
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_a_killed_process_left_is_swept_by_who_writes_there_next(tmp_path: Path, kind: str) -> None:
+    """But not what a living one is writing, nor what only looks like it."""
+    place, other = tmp_path / "place", tmp_path / ".other.0123abcd"
+    other.touch()
+    (tmp_path / ".place.txt").touch()
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(place), kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None and writer.stdout.readline() == "begun\n"
+        files.sweep(tmp_path, place.name)
+        files.write_text(place, "mine")
+        left = [path.name for path in tmp_path.glob(".place.*") if path.suffix != ".txt"]
+        assert len(left) == 1
+        writer.communicate()
+    assert (tmp_path / left[0]).exists()
+    files.write_text(place, "mine again")
+    assert names(tmp_path) == [".other.0123abcd", ".place.txt", "place"]
+    files.sweep(tmp_path)
+    assert names(tmp_path) == [".place.txt", "place"]

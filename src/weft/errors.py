@@ -5,6 +5,9 @@ The command line prints the line and exits with 2. A bug is an `assert`, never o
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import islice
+
+MAX_NAME_CHARACTERS = 80  # of a name that a message repeats
 
 
 class WeftError(ValueError):
@@ -82,8 +85,14 @@ def suggestion(name: str, known: Iterable[str], limit: int = 12, what: str = "av
     known = sorted(set(known))
     if near := get_close_matches(name, known, n=3, cutoff=0.6):
         return did_you_mean(near)
-    shown = ", ".join(known[:limit]) + (", …" if len(known) > limit else "")
-    return f"{what}: {shown}" if known else ""
+    return f"{what}: {listed(known, limit)}" if known else ""
+
+
+def listed(names: Iterable[str], limit: int = 12) -> str:
+    """The first of some names, which may be many and long."""
+    first = list(islice(names, limit + 1))
+    shown = [name if len(name) <= MAX_NAME_CHARACTERS else f"{name[:MAX_NAME_CHARACTERS]}…" for name in first[:limit]]
+    return ", ".join(shown) + (", …" if len(first) > limit else "")
 
 
 def did_you_mean(near: Iterable[str]) -> str:

@@ -1,7 +1,8 @@
 """Files and folders that are whole or absent: written beside their place, synced, renamed. Locks and checksums.
 
-A file that is being written has the name of its place with a dot before it and a few letters behind. A process that is
-killed leaves it so; nothing reads it. On systems other than POSIX a folder cannot be synced, and nothing is locked.
+A file that is being written has the name of its place with a dot before it and a few letters behind, and is locked. A
+process that is killed leaves it so; nothing reads it, and who writes there next sweeps it away. On systems other than
+POSIX a folder cannot be synced, and nothing is locked.
 Whatever writes raises OSError where the disk refuses.
 """
 
@@ -12,9 +13,9 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
@@ -96,7 +97,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file to write (and to read back), which takes the place of `path` when it is whole and on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _making(path) as beside, open(beside, "x+b") as file:
+    with _making(path, Path.touch) as beside, open(beside, "r+b") as file:
         yield file
         sync(file)
 
@@ -105,34 +106,51 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 def replacing_folder(path: Path) -> Iterator[Path]:
     """A folder to fill, which takes the place of `path`, missing or empty, when all in it is on the disk."""
     path = Path(os.path.realpath(path))  # `.` has no name, and a link stays a link
-    beside = _beside(path)
-    try:
-        beside.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _making(path, Path.mkdir) as beside:
         yield beside
         for inside in (*beside.rglob("*"), beside):
             if not inside.is_symlink():
                 sync_path(inside)
-        put(beside, path)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)  # it is gone where all went well
 
 
 def replace_link(path: Path, target: str) -> None:
     """Make `path` a symbolic link to `target`, in one step: there is always either the old link or the new."""
-    with _making(path) as beside:
-        beside.symlink_to(target)
+    with _making(path, lambda beside: beside.symlink_to(target)):
+        pass
 
 
 @contextmanager
-def _making(path: Path) -> Iterator[Path]:
-    """A place beside `path`: what is made there is put in its place, or removed where something goes wrong."""
+def _making(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
+    """What `make` makes beside `path`, which is put in its place, or removed where something goes wrong."""
+    sweep(path.parent, path.name)
     beside = _beside(path)
+    with ExitStack() as stack:
+        try:
+            make(beside)
+            while not (fcntl is None or beside.is_symlink() or stack.enter_context(_kept(beside))):
+                make(beside)
+            yield beside
+            put(beside, path)
+        except BaseException:
+            _remove(beside)
+            raise
+
+
+@contextmanager
+def _kept(path: Path) -> Iterator[bool]:
+    """Keep something new from being swept away; False where that has happened already."""
     try:
-        yield beside
-        put(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        with suppress(OSError):  # some network folders have no locks
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        yield path.exists()
+    finally:
+        os.close(handle)
 
 
 def put(beside: Path, path: Path) -> None:
@@ -145,16 +163,31 @@ def remove_folder(path: Path) -> None:
     """Take a folder away in one step: what is half deleted must not be found in its place."""
     aside = _beside(path)
     put(path, aside)
-    shutil.rmtree(aside)
+    _remove(aside)
 
 
-def sweep(folder: Path) -> None:
-    """Remove what a killed process left beside the places in a folder; nobody else may write there now."""
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Remove what killed processes left beside the places in a folder, or beside one of them; what a process is writing
+    there now stays."""
     for left in [path for path in folder.glob(".*") if _LEFT.fullmatch(path.name)]:
-        if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)
+        if name is None or left.name[1:-9] == name:
+            with suppress(OSError):  # it is locked, or somebody else's
+                if fcntl is None or left.is_symlink():
+                    _remove(left)
+                    continue
+                handle = os.open(left, os.O_RDONLY | os.O_NONBLOCK)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove(left)
+                finally:
+                    os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync(file: IO[Any]) -> None:

@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import IO, Any
 
+PACKAGES = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # where weft is
 ERROR_BYTES = 10_000  # of what a child wrote to standard error, of which the last line says why it died
 
 
@@ -28,7 +29,10 @@ class Child:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         # a pipe that nobody reads would hold the process up once it is full
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it
-        variables, pipe = {**os.environ, **environment}, subprocess.PIPE
+        # a file called json.py in the folder where somebody works is no module of ours
+        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), PACKAGES)))
+        variables = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": path, **environment}
+        pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=self._errors, env=variables, start_new_session=True
         )

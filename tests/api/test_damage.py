@@ -13,6 +13,8 @@ import pytest
 
 import weft
 from weft.cli.main import run as command
+from weft.runs.average import average_checkpoints
+from weft.runs.checkpoint import intact
 from weft.runs.folder import RunFolder
 from weft.runs.lines import read_lines
 
@@ -157,3 +159,84 @@ def test_the_results_of_a_damaged_run_are_those_that_can_be_read(run: Path) -> N
     assert whole["loss"] > 0
     (run / "events.jsonl").write_bytes((run / "events.jsonl").read_bytes().replace(b'"result"', b'"resulT"'))
     assert RunFolder(run).results() == {}
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of one shape, which learned the same text from other first weights."""
+    place = tmp_path_factory.mktemp("twins")
+    text = place / "text.txt"
+    text.write_text("".join(f"{number} bottles on the wall\n" for number in range(300)), encoding="utf-8")
+    words = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "steps=4", "tokenizer=byte"]
+    words += ["checkpoint.every=2", "checkpoint.keep=2", "batch.length=16", "batch.size=2", "evaluate.every=4"]
+    for name, seed in (("run", 1), ("other", 2)):
+        given = {"data": str(text), "run": place / name, "changes": [*words, f"seed={seed}"]}
+        weft.train("gpt-tiny", **given, log=lambda line: None)
+    return place
+
+
+@pytest.fixture
+def pair(twins: Path, tmp_path: Path) -> Path:
+    shutil.copytree(twins, tmp_path / "pair", symlinks=True)
+    return tmp_path / "pair"
+
+
+LAST, FIRST = "checkpoints/step-00000004", "checkpoints/step-00000002"
+
+
+def swap(pair: Path, *names: str) -> None:
+    for name in names:
+        shutil.rmtree(pair / "run" / name)
+        shutil.copytree(pair / "other" / name, pair / "run" / name)
+
+
+def test_a_checkpoint_of_another_run_is_not_this_ones(pair: Path, capsys: Capture) -> None:
+    """Whole as it is, it fits the model, and its weights were taken."""
+    swap(pair, LAST)
+    says = f"{pair / 'run' / LAST}: a checkpoint of another run, which was put in its place"
+    assert command(["generate", str(pair / "run"), "--prompt", "1", "--max-tokens", "3"]) == 0
+    assert says in capsys.readouterr().err
+    steps = average_checkpoints(pair / "run/checkpoints")[1]
+    assert steps == [2]
+    assert [path.name for path in intact(pair / "run/checkpoints")] == [Path(FIRST).name]  # where a rollback leads
+    lines: list[str] = []
+    weft.resume(pair / "run", log=lines.append)
+    assert f"{says}; continuing from step-00000002" in lines
+    assert command(["generate", str(pair / "run"), "--prompt", "1", "--max-tokens", "3"]) == 0
+    assert says not in capsys.readouterr().err
+    swap(pair, LAST, FIRST)
+    assert command(["evaluate", str(pair / "run")]) == 2
+    assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_copy_of_a_whole_run_is_that_run(pair: Path, capsys: Capture) -> None:
+    shutil.rmtree(pair / "run")
+    shutil.copytree(pair / "other", pair / "run", symlinks=True)
+    assert command(["evaluate", str(pair / "run")]) == 0
+    assert "another run" not in capsys.readouterr().err
+
+
+def test_a_last_checkpoint_that_is_gone_is_missed(pair: Path, capsys: Capture) -> None:
+    expected = {file.name: file.read_bytes() for file in (pair / "run" / LAST).glob("*.safetensors")}
+    shutil.rmtree(pair / "run" / LAST)
+    assert command(["runs", str(pair)]) == 0
+    assert "its last checkpoint, that of step 4, is gone" in capsys.readouterr().out
+    assert command(["generate", str(pair / "run"), "--prompt", "1", "--max-tokens", "3"]) == 0
+    says = f"{pair / 'run' / LAST}: missing, though the run ended with it"
+    assert says in capsys.readouterr().err
+    shutil.copytree(pair / "run", pair / "none", symlinks=True)
+    shutil.rmtree(pair / "none" / FIRST)
+    assert command(["generate", str(pair / "none"), "--prompt", "1"]) == 2
+    assert "none/checkpoints/step-00000004: missing, though the run ended with it" in capsys.readouterr().err
+    for name, then in (("run", "continuing from step-00000002"), ("none", "beginning anew")):
+        lines: list[str] = []
+        weft.resume(pair / name, log=lines.append)
+        assert f"{says.replace('/run/', f'/{name}/')}; {then}" in lines
+        assert {file.name: file.read_bytes() for file in (pair / name / LAST).glob("*.safetensors")} == expected
+
+
+def test_results_that_were_cut_off_are_missed(pair: Path, capsys: Capture) -> None:
+    events = pair / "run/events.jsonl"
+    events.write_bytes(events.read_bytes()[:-5])
+    assert command(["runs", str(pair)]) == 0
+    assert f"{events}: the last line is cut short; left out" in capsys.readouterr().err

@@ -499,3 +499,38 @@ def test_what_is_held_out_is_not_trained_on(tmp_path: Path) -> None:
     text = TextSource([str(tmp_path)], FilesSplit(sources=tuple(held_out)))
     sides = {(section.side, section.text[0]) for section in split_sections(text)}
     assert sides == {("train", "a"), ("validation", "b")}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("suffix", ["", ".txt", ".jsonl", ".parquet", ".gz"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, suffix: str) -> None:
+    """The text is read more than once: what was read first was missing then, and a second reading waited for ever."""
+    pipe = tmp_path / f"pipe{suffix}"
+    os.mkfifo(pipe)
+    for name in (pipe, Path("/dev/zero")):
+        with pytest.raises(DataError, match=f"^{name}: a pipe or a device, which can't be read twice"):
+            list(read([str(name)]))
+    (tmp_path / "text.txt").write_text("text")
+    assert files([str(tmp_path)]) == [str(tmp_path / "text.txt")]
+
+
+def test_columns_without_end_are_a_short_line(tmp_path: Path) -> None:
+    table = tmp_path / "wide.csv"
+    for header in (",".join(f"column{number}" for number in range(1_000_000)), "x" * 10_000_000):
+        table.write_text(f"{header}\n1\n")
+        with pytest.raises(DataError, match=r"no column 'text'; its columns: .*…") as raised:
+            list(read([str(table)]))
+        assert len(str(raised.value)) < 2000
+
+
+def test_what_becomes_much_text_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(streams, "ANNOUNCED_BYTES", 1 << 21)
+    (tmp_path / "little.gz").write_bytes(gzip.compress(b"a line of text\n" * 1000))
+    (tmp_path / "much.txt.zst").write_bytes(zstandard.compress(b"a line of text\n" * 300_000))
+    for name in ("little.gz", "much.txt.zst"):
+        assert all(streams.blocks(str(tmp_path / name)))
+    size = (tmp_path / "much.txt.zst").stat().st_size
+    told = f"weft: {tmp_path}/much.txt.zst: its {size:,} bytes become more than 2 MiB of text; unpacking all\n"
+    assert capsys.readouterr().err == told

@@ -72,6 +72,19 @@ def test_both_sides_hold_all_text_once(tmp_path: Path, text: Path, split: Split)
     assert sum(s.documents for s in shards.of("train")) == shards.train.documents(0, len(shards.train))[-1] + 1
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_what_a_kill_left_is_swept_away(tmp_path: Path, text: Path, finished: bool) -> None:
+    out = tmp_path / "out"
+    prepare(TextSource([str(text)], NoSplit()), out, BYTES)
+    before = sorted(out.iterdir())
+    if not finished:
+        (out / "index.json").unlink()
+    for name in (".journal.jsonl.0123abcd", ".train-00000.sections.0123abcd", ".tokenizer.json.89abcdef"):
+        (out / name).touch()
+    prepare(TextSource([str(text)], NoSplit()), out, BYTES)
+    assert sorted(out.iterdir()) == before
+
+
 def test_the_tail_is_cut_at_the_byte(tmp_path: Path, text: Path) -> None:
     raw = text.read_bytes()
     shards = prepare(TextSource([str(text)], TailSplit(fraction=0.1)), tmp_path / "a", BYTES)

@@ -86,6 +86,8 @@ def test_the_model_takes_the_tokenizers_vocabulary() -> None:
     recipe, choices = settle(resolve("gpt-tiny", ["tokenizer=byte"]), facts(10**6, Byte(), 300))
     assert recipe.model.vocab_size == 300
     assert choices[-1].key == "model.vocab_size"
+    _, choices = settle(resolve("gpt-tiny", ["tokenizer=byte", "model.vocab_size=1"]), facts(10**6, Byte(), 330))
+    assert choices[-1].why == "as many as the tokenizer has, instead of the 1 in the recipe"
     # a table that was rounded up for the kernels stays as it is
     padded, choices = settle(resolve("gpt-tiny", ["tokenizer=byte", "model.vocab_size=384"]), facts(10**6, Byte(), 330))
     assert padded.model.vocab_size == 384

@@ -17,7 +17,7 @@ from torch import nn
 from weft import tensors
 from weft.errors import DamageError, RunError
 from weft.runs import checkpoint
-from weft.runs.folder import RunFolder
+from weft.runs.folder import RunFolder, held
 from weft.runs.lines import read_lines
 from weft.runs.snapshot import Snapshot, snapshot
 from weft.training.learner import Saver
@@ -167,6 +167,16 @@ def test_what_a_killed_process_left_is_never_taken_and_swept_away(
     save(tmp_path, 2)
     assert not list(tmp_path.glob(".step-*"))
     assert checkpoint.newest_good(tmp_path)[0].name == "step-00000002"
+
+
+@pytest.mark.parametrize("name", ["", "checkpoints", "data", "quantized"])
+def test_what_killed_processes_left_anywhere_in_a_run_is_swept_away(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir(exist_ok=True)
+    left = [tmp_path / name / ".train.safetensors.0123abcd", tmp_path / name / ".int4.safetensors.89abcdef"]
+    left[0].write_bytes(b"half")
+    left[1].mkdir()
+    with held(RunFolder(tmp_path)):
+        assert not any(path.exists() for path in left)
 
 
 def test_the_old_one_goes_only_after_the_new_one_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,15 +100,16 @@ def test_events_of_another_shape_are_left_out(tmp_path: Path) -> None:
     assert damage is not None and "5 lines can't be read (first: line 5)" in damage
 
 
-def test_what_a_kill_leaves_is_no_damage(tmp_path: Path) -> None:
-    """A line without an end is passed over in silence, and the next one takes its place."""
+def test_what_a_kill_leaves_is_said_and_gives_way(tmp_path: Path) -> None:
+    """A line without an end is passed over, and the next one takes its place. Of metrics it is written again."""
     file = tmp_path / "events.jsonl"
     for event in EVENTS:
         append(file, event)
     whole = file.read_bytes()
-    for cut in range(whole.rindex(b"\n", 0, -1) + 1, len(whole)):
+    start = whole.rindex(b"\n", 0, -1) + 1
+    for cut in range(start, len(whole)):
         file.write_bytes(whole[:cut])
-        assert read(file) == (EVENTS[:3], None)
+        assert read(file) == (EVENTS[:3], f"{file}: the last line is cut short; left out" if cut > start else None)
         append(file, EVENTS[3])
         assert file.read_bytes() == whole
 

@@ -149,7 +149,8 @@ def _one_line(error: Exception, arguments: Sequence[str] = ()) -> str | None:
         text = f"out of memory; {NEEDS_LESS.get(command, 'a smaller model, or fewer and shorter texts, need less')}"
     else:
         return None
-    return " ".join(text.split())
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_LINE_CHARACTERS else f"{line[:MAX_LINE_CHARACTERS]} …"
 
 
 def _usage(error: Any) -> str:
@@ -174,6 +175,7 @@ WORDS = {
 }
 
 
+MAX_LINE_CHARACTERS = 4000  # of a message, into which a file may have put a name without end
 NEEDS_LESS = {
     "train": "a smaller batch.micro, batch.length or model needs less",
     "generate": "a smaller --max-tokens, --batch or --n, or --quantize int8, needs less",

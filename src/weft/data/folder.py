@@ -33,6 +33,7 @@ def written(out: Path, plan: Plan, tokenizer: Tokenizer, write: Callable[[list[S
     index = PART if "part" in plan else INDEX
     try:
         done = _begin(out, plan, index)
+        files.sweep(out)
         if done is None and (finished := _intact(out, index, tokenizer)) is not None:
             return finished
         done = done or []

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from weft.errors import DataError, TokenizerError, suggestion
+from weft.errors import DataError, TokenizerError, listed, suggestion
 from weft.text.tokenizer import Tokenizer
 
 Message = dict[str, str]
@@ -41,7 +41,7 @@ def conversation(record: Any, column: str = "messages") -> list[Message]:
             raise DataError("'instruction', 'input' and 'output' hold text")
         asked = f"{task}\n\n{details}" if details.strip() else task
         return _checked([{"role": "user", "content": asked}, {"role": "assistant", "content": reply}], column)
-    known = ", ".join(map(str, record)) or "none"
+    known = listed(map(str, record)) or "none"
     raise DataError(f"neither '{column}' nor 'instruction' and 'output'; its columns: {known}")
 
 

@@ -7,12 +7,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any, NamedTuple
 
 from weft.data.streams import MAX_ROW_BYTES, characters, check_unpacked, format_of, lines, seekable
-from weft.errors import DataError, counted
+from weft.errors import DataError, counted, listed
 from weft.untrusted import refuse_beyond
 
+MAX_COLUMNS_READ = 1000  # in search of the one that was meant
 BATCH = 256  # rows of a Parquet file that are read at once
 MAX_BATCH_BYTES = 1 << 24  # of them that are made into values at once
 _DECODER = json.JSONDecoder()
@@ -39,11 +41,11 @@ class MissingColumnError(DataError):
     @classmethod
     def among(cls, column: str, known: Iterable[str], where: str = "") -> "MissingColumnError":
         """The error that names the columns there are, the nearest one first."""
-        known = list(known)
+        known = [str(name) for name in islice(known, MAX_COLUMNS_READ)]
         near = get_close_matches(column, known, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
         place = f"{where}: " if where else ""
-        return cls(f"{place}no column '{column}'; {hint}its columns: {', '.join(known)}", column)
+        return cls(f"{place}no column '{column}'; {hint}its columns: {listed(known)}", column)
 
 
 TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")

@@ -12,12 +12,14 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.data.patterns import identity, is_pattern, matching
 from weft.data.rows import TABLES, MissingColumnError, records, text_of
 from weft.data.streams import PACKED, blocks, decode, format_of, what_is_no_text
 from weft.errors import DataError, hub_failure, suggestion
+from weft.files import open_regular
 from weft.progress import warn
 from weft.text import builtin
 
@@ -88,6 +90,9 @@ def _find(source: str, column: str | None, encoding: str) -> tuple[list[str], di
         return [source], {}
     folder = os.path.isdir(source)
     if not folder and os.path.exists(source):
+        if not os.path.isfile(source):
+            cure = "save what it gives to a file, or prepare it once: weft prepare - < PIPE"
+            raise DataError(f"{source}: a pipe or a device, which can't be read twice as text is; {cure}")
         if (what := _no_text(source)) is not None:
             raise DataError(f"{source}: {what}, not text")
         return [source], {}
@@ -132,7 +137,7 @@ def _in_folder(folder: str) -> Iterator[tuple[str, str | None]]:
         made_by_weft = {"config.toml", "tokenizer.json"} <= set(names)
         if "plan.json" in names:
             made_by_weft = False
-            with suppress(OSError), open(os.path.join(parent, "plan.json"), "rb") as stream:
+            with suppress(OSError), open_regular(Path(parent, "plan.json")) as stream:
                 made_by_weft = b'"weft plan"' in stream.read(64)
         if made_by_weft:
             folders.clear()

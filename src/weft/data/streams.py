@@ -22,6 +22,7 @@ from typing import IO
 import zstandard
 
 from weft.errors import DataError
+from weft.progress import warn
 from weft.untrusted import refuse_beyond
 
 BLOCK = 1024 * 1024  # bytes read at once
@@ -29,6 +30,7 @@ MAX_ROW_BYTES = 256 * 1024 * 1024  # of JSON or CSV: a row has to be in memory a
 PACKED = (".gz", ".zst")
 SAMPLE = 8192  # bytes of a file that are looked at
 ICONV = {"mac_roman": "macintosh", "koi8_r": "koi8-r", "euc_jp": "euc-jp", "euc_kr": "euc-kr"}  # its own names
+ANNOUNCED_BYTES = 1 << 28  # unpacked, beyond which somebody who waits is told
 MAX_UNPACKED_BYTES = 1 << 30  # that any packed file may become
 MAX_UNPACKED_RATIO = 64  # times as many bytes as a larger one may; text becomes three to ten times as many
 
@@ -102,6 +104,8 @@ def unpacked(stream: IO[bytes], name: str, at_once: int | None = None) -> Iterat
     for block in unpack(stream, name):
         total += len(block)
         check_unpacked(total, size, name)
+        if total > ANNOUNCED_BYTES:
+            warn(f"{name}: its {size:,} bytes become more than {ANNOUNCED_BYTES >> 20:,} MiB of text; unpacking all")
         yield block
 
 

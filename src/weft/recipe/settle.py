@@ -342,5 +342,7 @@ def _vocabulary(chosen: _Choices, facts: Facts) -> None:
     if facts.source_vocab_size is not None:
         sizes["source_vocab_size"] = (facts.source_vocab_size, "the source's tokenizer")
     for key, (size, tokenizer) in sizes.items():
-        if getattr(chosen.recipe.model, key, None) not in (size, -(-size // 64) * 64, -(-size // 128) * 128):
-            chosen.set(f"model.{key}", size, f"as many as {tokenizer} has")
+        given = getattr(chosen.recipe.model, key, None)
+        if given not in (size, -(-size // 64) * 64, -(-size // 128) * 128):
+            instead = "" if given is None else f", instead of the {given:,} in the recipe"
+            chosen.set(f"model.{key}", size, f"as many as {tokenizer} has{instead}")

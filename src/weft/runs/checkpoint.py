@@ -28,7 +28,7 @@ from torch import Tensor, nn, optim
 from weft import files, tensors
 from weft.errors import DamageError, RunError
 from weft.models.base import current_name
-from weft.runs.folder import CHECKPOINT, writing
+from weft.runs.folder import CHECKPOINT, RunFolder, writing
 from weft.runs.snapshot import Snapshot, learned_state, load_optimizer_state, restore_random_state
 
 FORMAT = 2
@@ -113,7 +113,8 @@ def seal(folder: Path, step: int, tied: Mapping[str, str]) -> None:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "tied": dict(tied), "files": listed}
+    about = {"format": FORMAT, "run": RunFolder(folder.parent.parent).id(), "step": step, "torch": torch.__version__}
+    manifest = {**about, "tied": dict(tied), "files": listed}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
@@ -225,6 +226,9 @@ def manifest_of(path: Path) -> dict[str, Any]:
         name = CHECKPOINT.fullmatch(path.resolve().name)
         if name is not None and int(name[2]) != manifest["step"]:
             raise DamageError(f"{path}: the manifest is that of step {manifest['step']}; the checkpoint is damaged")
+        run = RunFolder(path.resolve().parent.parent).id()
+        if run is not None and manifest.get("run") != run:
+            raise DamageError(f"{path}: a checkpoint of another run, which was put in its place")
     except FileNotFoundError as error:
         missing = Path(error.filename) if error.filename else path
         raise DamageError(f"{missing}: missing; the checkpoint is damaged") from None
@@ -266,6 +270,8 @@ def find(folder: Path, which: Literal["best", "latest"], use: Callable[[Path], T
         raise RunError(f"{folder.parent}: no checkpoint yet; continue with `weft train --resume {folder.parent}`")
     found, damage = standing(folder), dict[str, None]()  # in order, each once
     order = found[::-1]
+    if (line := lost(folder)) is not None:
+        damage[line] = None
     if which == "best" and found:
         best = best_of(folder, found[-1]) or found[-1]
         if not _state_of(found[-1]):
@@ -282,6 +288,12 @@ def find(folder: Path, which: Literal["best", "latest"], use: Callable[[Path], T
     if not damage:
         raise RunError(f"{folder}: no checkpoint here yet; continue with `weft train --resume {folder.parent}`")
     raise RunError(f"{folder}: no checkpoint can be read: {'; '.join(damage)}")
+
+
+def lost(folder: Path) -> str | None:
+    """A message where the checkpoint is gone with which a run ended."""
+    step = RunFolder(folder.parent).lost_step()
+    return None if step is None else f"{folder / checkpoint_name(step)}: missing, though the run ended with it"
 
 
 def intact(folder: Path, before: int | None = None) -> Iterator[Path]:

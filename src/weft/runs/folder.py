@@ -35,13 +35,14 @@ from weft.files import locked, sweep, write_text
 from weft.progress import Log
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe, SettledRecipe
 from weft.recipe.objective import upgrade
-from weft.runs.lines import append, read_lines
+from weft.runs.lines import append, read, read_lines
 
 # what may stand in a folder whose run never reached its first step
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", SOURCE_TOKENIZER}
 BEFORE_START = TOKENIZER_FILES | {"data", "base.json", "events.jsonl", ".preflight"}
 # step-00000500, which the recipe asked for, or interrupted-00000507
 CHECKPOINT = re.compile(r"(step|interrupted)-(\d{8,})")
+ENDS = ("start", "resume", "interrupted", "finish")  # events, of which the last says how a run stands
 LOCK = ".lock"  # there while a process writes to the run, and in what a killed one left
 
 
@@ -93,6 +94,22 @@ class RunFolder:
         """The metrics and samples of the final evaluation; empty for a run that hasn't finished."""
         ends = [line for line in read_lines(self.events) if line.get("event") == "result"]
         return {key: value for key, value in ends[-1].items() if key not in ("time", "event")} if ends else {}
+
+    def id(self) -> str | None:
+        """What the run's checkpoints carry; None where the run is older than that."""
+        begun = [line.get("id") for line in read(self.events)[0] if line["event"] in ("start", "import")]
+        return begun[-1] if begun else None
+
+    def steps(self) -> list[int]:
+        """The steps whose checkpoints stand, in order."""
+        found = (CHECKPOINT.fullmatch(path.name) for path in self.checkpoints.glob("*-*"))
+        return sorted(int(match[2]) for match in found if match)
+
+    def lost_step(self) -> int | None:
+        """The step with whose checkpoint the run ended, where that is gone."""
+        ends = [line for line in read(self.events)[0] if line["event"] in ENDS]
+        step = ends[-1].get("step") if ends and ends[-1]["event"] in ("interrupted", "finish") else None
+        return None if step in self.steps() else step
 
 
 class FollowedRun(RunFolder):
@@ -168,7 +185,7 @@ def held(run: RunFolder) -> Iterator[None]:
             raise RunError(f"{run.path}: cannot be written: {error.strerror or error}") from None
         stack.callback(lock.unlink, missing_ok=True)
         with writing(run.path):
-            for folder in (run.path, run.checkpoints):
+            for folder in (run.path, run.checkpoints, run.data, run.quantized):
                 sweep(folder)
         yield
 

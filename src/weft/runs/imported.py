@@ -5,6 +5,7 @@ unused.safetensors (tensors that weft has no place for, and blocks of quantized 
 """
 
 import json
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +37,8 @@ GENERATIONS = 16  # runs on runs whose origin is looked for
 def write_run(run: RunFolder, bundle: ModelBundle, recipe: Recipe) -> None:
     """Fill an empty folder with all that `weft.load` needs, and with what an export reproduces."""
     assert bundle.tokenizer is not None
+    parameters = count(bundle.model).parameters
+    run.event("import", id=secrets.token_hex(8), origin=bundle.origin, parameters=parameters)
     checkpoint = run.checkpoints / checkpoint_name(0)
     (checkpoint / "state").mkdir(parents=True)
     with bar("importing", len(bundle.weights)) as advance:
@@ -58,7 +61,6 @@ def write_run(run: RunFolder, bundle: ModelBundle, recipe: Recipe) -> None:
     if bundle.unused:
         tensors.write(run.origin / "unused.safetensors", bundle.unused)
     run.write_config(recipe)
-    run.event("import", origin=bundle.origin, parameters=count(bundle.model).parameters)
     note_files(run)
 
 

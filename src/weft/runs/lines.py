@@ -2,7 +2,8 @@
 
 The last key of a line, `check`, is its number and the CRC-32 of the rest: a line that was changed, lost, repeated or
 moved is noticed, left out and reported, and never changes a metric unseen. A last line without an end is what a killed
-process leaves; it is passed over in silence. Lines of weft 0.1 have no `check`; what they hold is checked by its type.
+process leaves, or a file that was cut: of events it is reported, for nothing writes them again. Lines of weft 0.1 have
+no `check`; what they hold is checked by its type.
 """
 
 import json
@@ -85,7 +86,7 @@ _TIMED = _line(_Step, seconds=float, tokens_per_second=float)
 _EVENT = _line(_Line, time=str, event=str)
 _Point = Annotated[tuple[int, float | None], Strict(False)]  # JSON has no tuples
 _EVENTS = {
-    "start": _line(_EVENT, command=(str | None, None), corpus=(list[str], []), device=(str, "")),
+    "start": _line(_EVENT, id=(str | None, None), command=(str | None, None), corpus=(list[str], []), device=(str, "")),
     "recipe": _line(_EVENT, step=int, command=(str, "")),
     "checkpoint": _line(_EVENT, step=int),
     "evaluation": _line(_EVENT, step=int),
@@ -93,7 +94,7 @@ _EVENTS = {
     "rollback": _line(_EVENT, step=int, since=int, to=int, rate=float, tries=int, abandoned=(list[_Point], [])),
     "discarded": _line(_EVENT, steps=list[int]),
     "model": _line(_EVENT, parameters=int),
-    "import": _line(_EVENT, parameters=int),
+    "import": _line(_EVENT, id=(str | None, None), parameters=int),
     "preflight": _line(_EVENT, micro=int, memory=int),
     "finish": _line(_EVENT, step=int, seconds=float),
     "result": _line(_EVENT, samples=(list[str], [])),
@@ -146,6 +147,8 @@ def read(path: Path) -> tuple[list[dict[str, Any]], str | None]:
             at, waiting, sealed = number, 0, True
         found.append(values)
     words = [f"{counted(len(damaged), 'line')} can't be read (first: line {damaged[0]})"] if damaged else []
+    if path.name == "events.jsonl" and text[-1:] not in (b"", b"\n"):
+        words.append("the last line is cut short")
     if missing:
         words.append(f"{counted(missing, 'line')} {'is' if missing == 1 else 'are'} missing")
     return found, f"{path}: {' and '.join(words)}; left out" if words else None

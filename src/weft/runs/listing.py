@@ -16,7 +16,7 @@ from weft.models.config import Recurrent
 from weft.recipe.config import Recipe
 from weft.recipe.metrics import metric
 from weft.recipe.resolve import resolve
-from weft.runs.folder import CHECKPOINT, LOCK, RunFolder
+from weft.runs.folder import ENDS, LOCK, RunFolder
 from weft.runs.lines import read_lines
 
 TAIL = 1 << 16  # bytes of metrics.jsonl in which its last step stands
@@ -88,17 +88,14 @@ def _state(run: RunFolder, recipe: Recipe, events: list[Tree]) -> tuple[str, str
     if is_locked(run.path / LOCK):
         return "running", None
     happened = [event.get("event") for event in events]
-    if not _steps(run):
+    if (lost := run.lost_step()) is not None:
+        return "damaged", f"its last checkpoint, that of step {lost}, is gone"
+    if not run.steps():
         return "damaged", "it has no checkpoint"
     if not recipe.data.parts or happened[:1] == ["import"]:
         return "imported", None
-    last = next((what for what in reversed(happened) if what in ("start", "resume", "interrupted", "finish")), None)
+    last = next((what for what in reversed(happened) if what in ENDS), None)
     return "finished" if last == "finish" else "interrupted", None
-
-
-def _steps(run: RunFolder) -> list[int]:
-    found = (CHECKPOINT.fullmatch(path.name) for path in run.checkpoints.glob("*-*"))
-    return sorted(int(match[2]) for match in found if match)
 
 
 def _steps_done(run: RunFolder, state: str) -> int | None:
@@ -108,7 +105,7 @@ def _steps_done(run: RunFolder, state: str) -> int | None:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
             if found := re.findall(rb'^\{"step": (\d+)', file.read(), re.MULTILINE):
                 return int(found[-1])
-    return max(_steps(run), default=None)
+    return max(run.steps(), default=None)
 
 
 def _best(recipe: Recipe, events: list[Tree], finished: bool) -> tuple[str, float] | None:

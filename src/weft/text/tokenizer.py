@@ -81,6 +81,7 @@ class Tokenizer:
         self.pad_id, self.unk_id, self.bos_id, self.eos_id, self.cls_id, self.sep_id, self.mask_id = map(ids.get, ROLES)
         self.vocab_size = max(vocab.values(), default=-1) + 1  # special tokens included
         self.chat_template = chat_template
+        self.place: Path | None = None  # of the file that it was read from
         self.finds_specials = False
 
         backend.encode_special_tokens = True  # not part of the file
@@ -140,9 +141,11 @@ class Tokenizer:
                 text, roles = backend.to_str(), roles or own
             elif pattern is not None:
                 raise TokenizerError(f"pattern = '{pattern}' applies to rank files only, and this is not one")
-            return cls.from_json(text, roles, template)
+            made = cls.from_json(text, roles, template)
         except TokenizerError as error:
             raise TokenizerError(f"{file}: {error}") from None
+        made.place = file
+        return made
 
     def save(self, path: str | Path) -> None:
         """Write tokenizer.json into a folder (or to a path ending in .json) and tokenizer_config.json beside it."""
@@ -343,7 +346,10 @@ class Tokenizer:
             raise TokenizerError(f"this tokenizer has no chat template; {giver}")
         tokens = {f"{role}_token": self.roles.get(role, "") for role in ROLES}
         given = {"messages": messages, "add_generation_prompt": reply, "tools": None, "documents": None, **tokens}
-        return render(self.chat_template, given)
+        try:
+            return render(self.chat_template, given)
+        except TokenizerError as error:
+            raise TokenizerError(f"{self.place.parent}: {error}" if self.place else str(error)) from None
 
     def to_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], Callable[[str], list[int]]]:
         """Messages for `chat`, and what encodes the text that it makes of them, or of some of them: the template's

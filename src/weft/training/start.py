@@ -5,6 +5,7 @@ An n-gram model takes no steps: it is counted.
 
 import math
 import platform
+import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +48,9 @@ def train(
     made_with = {"weft": __version__, "torch": torch.__version__, "python": platform.python_version()}
     where = {"device": device_name(worker.device), "processes": worker.ranks.ranks}
     corpus = list(objective.fingerprints)
-    run.event("start", **(notes or {}), corpus=corpus, data_version=VERSION, **made_with, **where)
+    run.event(
+        "start", id=secrets.token_hex(8), **(notes or {}), corpus=corpus, data_version=VERSION, **made_with, **where
+    )
     torch.manual_seed(recipe.seed)
     if recipe.model.kind == "ngram":
         _begin(run, recipe)
@@ -107,6 +110,9 @@ def resume(recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], wor
             worker.log(f"{line}; continuing from {path.name}")
         state = TrainingState.from_notes(loop.learner.load(path))
         origin = str(path)
+    elif (lost := checkpoint.lost(run.checkpoints)) is not None:
+        run.event("damage", line=lost)
+        worker.log(f"{lost}; beginning anew")
     _put_right(run, recipe, state, worker)
     run.event("resume", step=state.step, device=device_name(worker.device), processes=worker.ranks.ranks)
     worker.ranks.share(lambda: origin)
