@@ -82,7 +82,7 @@ def load(
     with ranks.leader_first():  # what is wrong with a run, the first process finds
         folder = open_run(run)
         recipe = folder.recipe()
-    device = torch.device(device or pick_device())
+    device = _device(device)
     if quantize == AUTO:
         small = QuantizedRun(folder, device, dtype)
         (model, measured), damage = checkpoint.find(folder.checkpoints, "best", lambda path: _choose(small, path))
@@ -106,6 +106,16 @@ def load(
         loaded = Run(folder.path, recipe, model, Tokenizer.load(folder.path), width)
         loaded.objective.check_tokenizer(noted_tokenizer(folder.data))
     return loaded
+
+
+def _device(given: torch.device | str | None) -> torch.device:
+    try:
+        device = torch.device(given or pick_device())
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"device = {given!r}: expected a device, such as 'cpu' or 'cuda'") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device = '{device}': torch sees no such GPU here; `weft doctor` says what there is")
+    return device
 
 
 def check_width(asked: str) -> None:

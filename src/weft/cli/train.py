@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from weft.cli.console import options
+from weft.cli.console.help import recipe_key
 from weft.cli.console.options import flag, option, recipe_argument
 from weft.cli.console.terminal import echo, loading, print_json, print_tables
 from weft.cli.console.together import start_processes
@@ -59,6 +60,9 @@ def train(
         words, recipe = [recipe, *(words or [])], None
     changes = [word for word in words or [] if "=" in word]
     sources = [*(data or []), *(word for word in words or [] if "=" not in word)]
+    for word in words or []:
+        if "=" not in word and not Path(word).exists() and (key := recipe_key(word)):
+            raise ConfigError(f"'{word}': a setting is written key=value, without spaces: {key}=VALUE")
     if targets:
         changes.append(f"data.targets={json.dumps(targets)}")
     if on_error is not None:

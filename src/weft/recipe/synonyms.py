@@ -3,7 +3,7 @@
 EPOCHS = "steps: once through the text is its tokens divided by batch.size × batch.length"
 ACCUMULATION = "batch.micro: how many of the batch.size sequences are in memory at once"
 
-# a key of a recipe, and after a colon how it differs → the names that it has elsewhere, which nothing here is called
+# a key of a recipe (or none), and after a colon how it differs, or what to do → names elsewhere, which nothing here has
 NAMES_ELSEWHERE = {
     # how long, how much, how fast
     "steps": "max_steps max_iters num_steps train_steps iterations iters",
@@ -69,6 +69,8 @@ NAMES_ELSEWHERE = {
     "precision: precision = 'tf32'": "tf32",
     "compile": "torch_compile",
     "seed": "random_seed",
+    ": a GPU is used where there is one; CUDA_VISIBLE_DEVICES= in the environment does without": "device cuda use_cuda",
+    ": weft train --processes 4 uses four GPUs": "devices gpus num_gpus n_gpus ngpus nproc_per_node",
     # data
     "data.sources": "dataset train_file train_data data_path",
     "data.column": "text_column dataset_text_field column",
