@@ -14,6 +14,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 import torch
 
+from weft.api.arguments import checked
 from weft.api.settings import generation_defaults, translation_beam
 from weft.costs.count import count
 from weft.decode.config import Branching
@@ -83,6 +84,7 @@ def _quoted(name: str, text: str, origin: str) -> str:
     return f"{name}{f' ({origin})' if origin else ''}: “{words[:QUOTED]}{'…' if len(words) > QUOTED else ''}”"
 
 
+@checked
 @dataclass(frozen=True)
 class Explain:
     """The views of a model, one method each; those of a text need one that is `trained`, and what it has learned.
@@ -331,6 +333,7 @@ class Explain:
         return count(self.recipe.model).parameters > MAX_PARAMETERS
 
 
+@checked
 def architecture(source: str, changes: Sequence[str] | Mapping[str, Any] = ()) -> Explain:
     """What can be seen of a preset or a recipe before it is trained, by its name; `changes` as for `train`."""
     return Explain(resolve(source, changes))

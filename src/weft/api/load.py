@@ -17,6 +17,7 @@ import torch
 from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
+from weft.api.arguments import checked
 from weft.api.run import Run
 from weft.costs.count import count
 from weft.data.batch import Source
@@ -58,6 +59,7 @@ NARROWER: tuple[Bits, ...] = ("bf16", "int8", "int4")
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
+@checked
 def load(
     run: Path | str,
     device: torch.device | str | None = None,

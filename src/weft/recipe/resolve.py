@@ -159,8 +159,6 @@ def changed_tables(changes: Changes) -> Tree:
 
     `tokenizer=char` stands before `tokenizer.lowercase=true`, which adds to it, whichever was written first.
     """
-    if isinstance(changes, str):
-        raise ConfigError(f"changes = {changes!r}: expected a list of them, such as [{changes!r}], or a table")
     tree: Tree = {}
     for change in sorted(changes, key=lambda change: str(change).partition("=")[0].count(".")):
         table = nested(change, changes[change]) if isinstance(changes, Mapping) else assignments([change])
