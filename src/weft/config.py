@@ -203,6 +203,8 @@ def advice(kind: type[Config], tree: Mapping[str, Any], key: str, beside: Sequen
     """
     known, name = list(keys_of(kind, tree)), _last(key)
     meant, _, note = next((kind.synonyms[word] for word in (key, name) if word in kind.synonyms), "").partition(": ")
+    if note and not meant:
+        return note
     if meant and meant != key:
         if not note and not any(f"{each}.".startswith(f"{meant}.") for each in known):
             note = "but not in a recipe of this kind"

@@ -18,6 +18,8 @@ from weft.errors import ConfigError, counted
 
 AXES = ("pipeline", "replicate", "shard", "context", "tensor")  # outermost first: neighbours talk most along the last
 
+START = "start as many with --processes or torchrun, or change parallel.*"
+
 
 class Layout(Config):
     """The sizes of a mesh. Without `replicate` there are as many copies as the processes allow.
@@ -60,9 +62,7 @@ class Layout(Config):
         sizes = " × ".join(f"{axis} {size}" for axis, size in self.sizes.items() if size > 1)
         return sizes + (" + sequence" if self.sequence else "") or "one process"
 
-    def over(
-        self, processes: int, key: str = "parallel", advice: str = "start as many with torchrun, or change parallel.*"
-    ) -> "Layout":
+    def over(self, processes: int, key: str = "parallel", advice: str = START) -> "Layout":
         """This layout with nothing left open, over `processes`; sizes that don't multiply to that are refused.
 
         The error begins with `key` and ends with `advice`.

@@ -455,7 +455,7 @@ MISTAKES = {
     "no run": (["export", "{tmp}/theirs", "{tmp}/run", "--to", "hf"], r"not a run"),
     "unknown format": (
         ["export", "{tmp}/ours", "{tmp}/run", "--to", "gg"],
-        r"--to gg: no such format; did you mean 'gguf'",
+        r"'gg': no such format to export to; did you mean 'gguf'",
     ),
     "unknown type": (["export", "{tmp}/ours", "{tmp}/run", "--to", "hf", "--dtype", "int3"], r"--dtype int3: "),
     "dest taken": (

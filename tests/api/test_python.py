@@ -62,8 +62,8 @@ def test_a_table_of_dotted_keys_is_what_words_are(table: dict[str, Any], words: 
         ({"model.layers": "many"}, "model.layers = 'many': expected"),
         ({"model..layers": 1}, "'model..layers': not a setting's name"),
         ({3: 1}, "3: not a setting's name"),
-        ("steps=3", "changes = 'steps=3': expected a list of them"),
-        ([3], "'3': an override is written key=value"),
+        ("steps=3", "changes = 'steps=3': expected Iterable[str] | Mapping[str, Any]"),
+        ([3], "changes = [3]: expected Iterable[str]"),
     ],
 )
 def test_mistakes_in_changes_are_one_line(changes: Any, line: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.cli.main import _one_line, run
+from weft.cli.main import _one_line, program, run
 from weft.recipe.resolve import recipe_names
 
 TEXT = "The cat sat on the mat. The dog sat on the log, and the cat looked at the dog.\n"
@@ -98,6 +98,19 @@ def test_a_text_that_does_not_exist(capsys: Capture) -> None:
         ("config show gpt-tiny name=a/b", "name = 'a/b' … [A-Za-z0-9]"),
         ("config show quickstart steps", "'steps' … key=value"),
         ("quikstart", "'quikstart' … quickstart"),
+        (
+            "explain runs/none --only attension",
+            "--only … 'attension' … did you mean 'attention'? … --help",
+        ),
+        ("explain gpt2 --only zzz", "'zzz' … anatomy … weights"),
+        ("plan gpt2 --precision bf17", "--precision … 'bf17' … 'bf16'"),
+        ("explain gpt-tiny --only attention", "attention: 'gpt-tiny' has no weights yet … weft explain RUN"),
+        ("train gpt-tiny --data x.txt device=cuda", "device: unknown key … CUDA_VISIBLE_DEVICES"),
+        ("train gpt-tiny --data x.txt --device cuda", "--device … CUDA_VISIBLE_DEVICES"),
+        ("train gpt-tiny --data x.txt --num-gpus 4", "--num-gpus … --processes"),
+        ("train gpt-tiny --data x.txt steps", "'steps' … key=value … steps=VALUE"),
+        ("train gpt-tiny --data x.txt learning_rate 1e-3", "'learning_rate' … optimizer.lr=VALUE"),
+        ("train gpt-tiny tokenizer=byte:8000", "tokenizer.kind = 'byte:8000' … 'byte'"),
         ("--verbose", "--verbose"),
         ("gradients", "weft explain transformer --only gradients"),
         ("resume 'runs/a b'", "'resume' … weft train --resume 'runs/a b'"),
@@ -126,6 +139,47 @@ def test_advice_about_files_and_columns(folder: Path, capsys: Capture) -> None:
         assert fact in line
     line = mistake(capsys, "train", "gpt-tiny", "--data", "old name.txt", "data.encoding=cp12522")
     assert line.startswith("data.encoding: 'cp12522'") and "cp1252?" in line
+
+
+def test_a_text_in_place_of_a_recipe(folder: Path, capsys: Capture) -> None:
+    (folder / "book.txt").write_text(TEXT)
+    (folder / "book.pdf").write_bytes(b"%PDF\x00\xff")
+    (folder / "texts").mkdir()
+    for command in ("train book.txt", "train book.pdf", "train texts", "config show book.txt"):
+        source = command.split()[-1]
+        line = mistake(capsys, *command.split())
+        assert line.startswith(f"{source}: neither a recipe (.toml) nor a run")
+        assert line.endswith(f"weft train gpt-tiny --data {source}")
+
+
+@pytest.mark.parametrize(("name", "separator"), [("a.csv", ";"), ("a.csv", "\t"), ("a.tsv", ","), ("a.csv", "|")])
+def test_a_table_with_other_separators(folder: Path, capsys: Capture, name: str, separator: str) -> None:
+    (folder / name).write_text(f"text{separator}label\nhello there{separator}1\n" * 20)
+    for words in (["gpt-tiny"], ["bert-tiny", "objective=classify"]):
+        line = mistake(capsys, "train", *words, "--data", name)
+        assert line.startswith(f"{name}: its columns are divided by {separator!r}; a .csv has commas")
+
+
+def test_plain_text_where_rows_are_wanted(folder: Path, capsys: Capture) -> None:
+    (folder / "book.txt").write_text(TEXT * 30)
+    line = mistake(capsys, "train", "vaswani-tiny", "--data", "book.txt")
+    assert line.startswith("book.txt: plain text, but objective 'pairs' reads columns (source, target)")
+    assert "--targets FILE" in line
+    line = mistake(capsys, "train", "bert-tiny", "--data", "book.txt", "objective=classify")
+    assert "(text, label); give it a .tsv" in line and "--targets" not in line
+
+
+@pytest.mark.parametrize("command", ["prepare", "compare", "scale", "train"])
+def test_what_continues_says_so_when_it_is_interrupted(
+    command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, "main", interrupted)
+    assert run([command, "x"]) == 130
+    goes_on = "" if command == "train" else "; the same command continues"
+    assert capsys.readouterr().err == f"weft: interrupted{goes_on}\n"
 
 
 def test_a_row_that_is_broken_names_the_way_round_it(folder: Path, capsys: Capture) -> None:

@@ -10,7 +10,7 @@ from weft.errors import ConfigError
 from weft.models.presets import preset
 from weft.recipe.optimizer import SGD, Cosine, Noam
 from weft.recipe.resolve import recipe_names, resolve
-from weft.text.config import Char
+from weft.text.config import BPE, Char
 
 
 def test_a_preset_is_a_recipe() -> None:
@@ -130,3 +130,20 @@ def test_a_vocabulary_size_alone_leaves_a_models_own_kind_of_tokenizer() -> None
     for name, kind in (("bert-tiny", "wordpiece"), ("gpt-tiny", "bpe")):
         tokenizer = resolve(name, ["tokenizer.vocab_size=300"]).tokenizer
         assert tokenizer is not None and (tokenizer.kind, tokenizer.vocab_size) == (kind, 300)  # type: ignore[union-attr]
+
+
+def test_a_tokenizers_kind_and_size_in_one_word() -> None:
+    assert resolve("gpt-tiny", ["tokenizer=bpe:8000"]).tokenizer == BPE(vocab_size=8000)
+    assert resolve("gpt-tiny", {"tokenizer": "char:50"}).tokenizer == Char(vocab_size=50)
+
+
+def test_a_recipes_own_warmup_is_shortened_for_few_steps() -> None:
+    lines: list[str] = []
+    for source in ("dates", resolve("dates")):
+        short = resolve(source, ["steps=50"], log=lines.append)
+        assert (short.steps, short.schedule.warmup) == (50, 5)
+        assert lines.pop() == "schedule.warmup = 5 instead of 500, which would be longer than the 50 steps"
+    assert resolve("dates", ["steps=500"], log=lines.append).schedule.warmup == 500
+    with pytest.raises(ConfigError, match=r"schedule\.warmup = 60 is longer than the 50 steps"):
+        resolve("dates", ["steps=50", "schedule.warmup=60"])
+    assert lines == []

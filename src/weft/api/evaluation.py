@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from weft.api.arguments import checked
 from weft.config import validate
 from weft.data.config import Data
 from weft.data.shards import Side
@@ -30,6 +31,7 @@ from weft.training.objective import Objective
 from weft.training.precision import reading
 
 
+@checked
 @dataclass(frozen=True)
 class Evaluation:
     """A model and the text that it is measured on: a `side` of the data of `objective`."""

@@ -14,6 +14,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 import torch
 
+from weft.api.arguments import checked
 from weft.api.settings import generation_defaults, translation_beam
 from weft.costs.count import count
 from weft.decode.config import Branching
@@ -57,12 +58,17 @@ class GraphOptions(TypedDict, total=False):
 View = TypeVar("View", bound=Callable[..., Any])
 
 
-def of_a_text(tokens: int = SHOWN_TOKENS) -> Callable[[View], View]:
-    """A view of a text: where it is given none, it takes so many tokens of the run's own, and says so."""
+def of_a_text(tokens: int = SHOWN_TOKENS, untrained: bool = False) -> Callable[[View], View]:
+    """A view of a text: where it is given none, it takes so many tokens of the run's own, and says so.
+
+    Some show a model as well that is `untrained`.
+    """
 
     def wrapped(view: View) -> View:
         @wraps(view)
         def shown(self: "Explain", text: str | None = None, **options: Any) -> Any:
+            if not untrained:
+                self._learned(view.__name__)
             if text is not None or self.trained is None:
                 return view(self, text, **options)
             own, origin = self.own_text(tokens)
@@ -78,6 +84,7 @@ def _quoted(name: str, text: str, origin: str) -> str:
     return f"{name}{f' ({origin})' if origin else ''}: “{words[:QUOTED]}{'…' if len(words) > QUOTED else ''}”"
 
 
+@checked
 @dataclass(frozen=True)
 class Explain:
     """The views of a model, one method each; those of a text need one that is `trained`, and what it has learned.
@@ -126,7 +133,7 @@ class Explain:
         own = self.trained if isinstance(self.trained, Transformer) else model
         return views.positions.positions(own, min(128, model.longest or 128))
 
-    @of_a_text()
+    @of_a_text(untrained=True)
     def gradients(self, text: str | None = None, *, target: str | None = None) -> "views.picture.Picture":
         """The gradient's norm by layer: of a run on a text, from its first weights on; else of untrained stacks,
         pre-norm, post-norm, with skips and without (Xiong et al. 2020)."""
@@ -167,12 +174,12 @@ class Explain:
         """The time of a real training step beside what its operations and bytes predict."""
         return views.timing.step_time(self.model, length or min(128, getattr(self.recipe.model, "context", 128)), batch)
 
-    @of_a_text()
+    @of_a_text(untrained=True)
     def weights(self, text: str | None = None, *, target: str | None = None) -> "views.weights.Histograms":
         """Histograms of the weights, and with a run of the activations on a text."""
         return views.weights.histograms(self.model, None if self.trained is None else self.reading(text, target))
 
-    @of_a_text(GRAPH_TOKENS)
+    @of_a_text(GRAPH_TOKENS, untrained=True)
     def graph(
         self, text: str | None = None, *, target: str | None = None, **shown: Unpack[GraphOptions]
     ) -> "views.graph.GraphPicture":
@@ -327,6 +334,7 @@ class Explain:
         return count(self.recipe.model).parameters > MAX_PARAMETERS
 
 
+@checked
 def architecture(source: str, changes: Sequence[str] | Mapping[str, Any] = ()) -> Explain:
     """What can be seen of a preset or a recipe before it is trained, by its name; `changes` as for `train`."""
     return Explain(resolve(source, changes))

@@ -45,7 +45,7 @@ def export_model(run: Path | str, to: str, dest: Path | str, *, dtype: str | Non
     Without it they keep their own.
     """
     if to not in FORMATS:
-        raise InteropError(f"--to {to}: no such format; {suggestion(to, FORMATS)}")
+        raise InteropError(f"'{to}': no such format to export to; {suggestion(to, FORMATS)}")
     dtypes = FORMATS[to]
     if dtype is not None and isinstance(dtypes, str):
         raise InteropError(f"--dtype {dtype}: {dtypes}; leave it out")

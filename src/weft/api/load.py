@@ -17,6 +17,7 @@ import torch
 from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
+from weft.api.arguments import checked
 from weft.api.run import Run
 from weft.costs.count import count
 from weft.data.batch import Source
@@ -58,6 +59,7 @@ NARROWER: tuple[Bits, ...] = ("bf16", "int8", "int4")
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
+@checked
 def load(
     run: Path | str,
     device: torch.device | str | None = None,
@@ -82,7 +84,7 @@ def load(
     with ranks.leader_first():  # what is wrong with a run, the first process finds
         folder = open_run(run)
         recipe = folder.recipe()
-    device = torch.device(device or pick_device())
+    device = _device(device)
     if quantize == AUTO:
         small = QuantizedRun(folder, device, dtype)
         (model, measured), damage = checkpoint.find(folder.checkpoints, "best", lambda path: _choose(small, path))
@@ -106,6 +108,16 @@ def load(
         loaded = Run(folder.path, recipe, model, Tokenizer.load(folder.path), width)
         loaded.objective.check_tokenizer(noted_tokenizer(folder.data))
     return loaded
+
+
+def _device(given: torch.device | str | None) -> torch.device:
+    try:
+        device = torch.device(given or pick_device())
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"device = {given!r}: expected a device, such as 'cpu' or 'cuda'") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device = '{device}': torch sees no such GPU here; `weft doctor` says what there is")
+    return device
 
 
 def check_width(asked: str) -> None:

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from weft.api.arguments import checked
 from weft.costs import plan as costs
 from weft.costs.count import Count, count
 from weft.costs.devices import MFU, device_named, interconnect_named
@@ -116,6 +117,7 @@ def _predicted(each: Prediction, reason: str) -> dict[str, Any]:
     }
 
 
+@checked
 def plan(recipe: str | Path | Recipe, changes: Changes = (), **options: Unpack[PlanOptions]) -> Plan:
     """What a preset, a recipe or a run costs in parameters, operations, memory, time and energy, and its best layout.
 

@@ -10,10 +10,19 @@ from typing import Any, TypeVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from weft.api.arguments import checked
 from weft.api.evaluation import Evaluation, evaluation_on, text_surprisal
 from weft.api.explain import Explain
 from weft.api.export_model import export_model
-from weft.api.settings import BulkOptions, check_several, generation_defaults, sampling, translation_beam, with_defaults
+from weft.api.settings import (
+    BulkOptions,
+    Sources,
+    generation_defaults,
+    names_of,
+    sampling,
+    translation_beam,
+    with_defaults,
+)
 from weft.costs.count import count
 from weft.decode.bulk import Job, bulk, texts_of
 from weft.decode.config import Beam, Sampling
@@ -46,6 +55,7 @@ from weft.training.objective import Objective, Tokenizers
 T = TypeVar("T", bound=Objective[Any])
 
 
+@checked
 @dataclass(frozen=True)
 class Run:
     """A trained model with all that belongs to it, read from its run's folder.
@@ -169,7 +179,6 @@ class Run:
 
         Prompts are numbered from `first` on; what is drawn for a prompt depends on its number and the seed.
         """
-        check_several(prompts, "prompts")
         if n < 1:
             raise ConfigError(f"n = {n}: at least one text a prompt")
         job = Job(settings, n, max(1, len(prompts)), pattern)
@@ -181,7 +190,6 @@ class Run:
         With `out` they are written to that file as well, and what is there already is not written again. A file that
         another run, other settings or other `notes` began is refused. Texts keep to a `pattern`.
         """
-        check_several(prompts, "prompts")
         n, batch = options.get("n", 1), options.get("batch", 16)
         out, pattern = options.get("out"), options.get("pattern")
         if batch < 1:
@@ -205,19 +213,18 @@ class Run:
         return objectives.build(self.config, folder, Tokenizers(self.tokenizer, source))
 
     def evaluation(
-        self, data: Sequence[str] | str | None = None, targets: Sequence[str] = (), encoding: str = "utf-8"
+        self, data: Sources | None = None, targets: Sequence[str] = (), encoding: str = "utf-8"
     ) -> AbstractContextManager[Evaluation]:
         """The run on its held-out data, or on all of `data`, for as long as the `with` lasts.
 
         It has `metrics`, and for a language model `details` and the `overlap` with the training text.
         """
-        sources = [data] if isinstance(data, str) else data
-        given = None if sources is None else {"sources": list(sources), "targets": targets, "encoding": encoding}
+        given = None if data is None else {"sources": names_of(data), "targets": targets, "encoding": encoding}
         return evaluation_on(self.objective, self.model, given)
 
     def evaluate(
         self,
-        data: Sequence[str] | str | None = None,
+        data: Sources | None = None,
         targets: Sequence[str] = (),
         *,
         stride: int | None = None,
@@ -232,7 +239,7 @@ class Run:
             return text.metrics(stride)
 
     def perplexity(self, text: str | Sequence[str] | None = None) -> float:
-        """exp of the mean surprisal of a token: of `text`, or texts, or of what the run held out.
+        """exp of the mean surprisal of a token: of `text`, of all tokens of several texts, or of what was held out.
 
         What a text begins with for this model stands before it (bos, or the end of the text before), so that its first
         token counts as well; nothing does for an imported model whose tokenizer puts nothing there, as GPT-2's. Files
@@ -281,7 +288,6 @@ class Run:
         An answer has at most `ratio` times its source's tokens and 50 more; None leaves that to the settings. A model
         of several languages is told which to read and write: `languages=("en_XX", "de_DE")`.
         """
-        check_several(texts, "texts")
         if not isinstance(self.objective, Pairs | Spans):
             raise self.objective.cannot("translate")
         chosen = settings or translation_beam(self.objective.length, self.beam_defaults)
@@ -289,24 +295,18 @@ class Run:
 
     def classify(self, texts: Sequence[str], second: Sequence[str] | None = None) -> list[dict[str, float]]:
         """The probability of each label for each text, or pair of texts, the likeliest first."""
-        check_several(texts, "texts")
         return self._learned(Classify, "classify").predict(self.model, texts, second)
 
     def rate(self, texts: Sequence[str], second: Sequence[str] | None = None) -> list[float]:
         """The number that the model predicts for each text, or pair of texts."""
-        check_several(texts, "texts")
         return self._learned(Regress, "predict numbers").predict(self.model, texts, second)
 
     def tag(self, sentences: Sequence[Sequence[str]]) -> list[list[tuple[str, float]]]:
         """The likeliest tag of each word of each sentence, with its probability."""
-        check_several(sentences, "sentences")
-        for sentence in sentences:
-            check_several(sentence, "a sentence")
         return self._learned(Tag, "tag words").predict(self.model, sentences)
 
     def answer(self, questions: Sequence[str], contexts: Sequence[str]) -> list[Found]:
         """The likeliest answer to each question in its text, with its probability and its place there."""
-        check_several(questions, "questions")
         return self._learned(Answer, "answer questions").predict(self.model, questions, contexts)
 
     def embed(
@@ -317,7 +317,6 @@ class Run:
         `pooling` is "mean", "first" or "last", by default as the model was trained to embed, else the mean.
         A model that was reads as much of a text as it did then (`batch.length`).
         """
-        check_several(texts, "texts")
         length = self.objective.length if isinstance(self.objective, Contrastive) else None
         settings = Embedding(pooling, normalise, batch, length)
         return embed(self.model, self.tokenizer, texts, settings, warn)

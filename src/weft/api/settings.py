@@ -7,12 +7,18 @@ from typing import Any, TypedDict
 from weft.config import Tree, validate
 from weft.decode.config import Beam, Rules, Sampling
 from weft.decode.constrain import Grammar
-from weft.errors import ConfigError
 from weft.interop.generation import DRAWING
 from weft.progress import log_to_stderr
 from weft.runs.folder import RunFolder
 from weft.runs.imported import generation
 from weft.text.tokenizer import Tokenizer
+
+Sources = Sequence[str | Path] | str | Path  # files, folders, patterns and names of texts: one or several
+
+
+def names_of(sources: Sources) -> list[str]:
+    """The names of sources, however many there are."""
+    return [str(each) for each in ([sources] if isinstance(sources, str | Path) else sources)]
 
 
 class BulkOptions(TypedDict, total=False):
@@ -67,9 +73,3 @@ def generation_defaults(run: RunFolder, tokenizer: Tokenizer) -> tuple[Tree, Tre
 def translation_beam(length: int, defaults: Mapping[str, Any]) -> Beam:
     """How a run translates where nobody says how; `length` is how many tokens it reads in a row at most."""
     return beam(**with_defaults({}, {"beams": 5, "patience": 1.0, "max_tokens": length, **defaults}))
-
-
-def check_several(texts: Sequence[Any], name: str) -> None:
-    """Refuse one text where several are asked for: its characters would each be one."""
-    if isinstance(texts, str):
-        raise ConfigError(f"{name} = {texts[:40]!r}: expected a list of texts, such as [{texts[:40]!r}]")

@@ -14,8 +14,10 @@ from typing import Any, Literal
 
 import torch
 
+from weft.api.arguments import checked
 from weft.api.load import load
 from weft.api.run import Run
+from weft.api.settings import Sources, names_of
 from weft.config import flat, validate
 from weft.data.config import HashSplit, Split, TextSource, held_out_files
 from weft.data.messages import with_template
@@ -50,8 +52,9 @@ from weft.training.precision import pick_device, reading
 from weft.training.worker import Worker
 
 
+@checked
 def prepare(
-    sources: Sequence[str] | str | TextSource,
+    sources: Sources | TextSource,
     out: Path | str,
     *,
     tokenizer: Tokenizer | TokenizerConfig,
@@ -65,18 +68,18 @@ def prepare(
     if isinstance(sources, TextSource):
         text = sources
     else:
-        names = [sources] if isinstance(sources, str) else list(sources)
-        text = TextSource(names, validation or HashSplit(), column)
+        text = TextSource(names_of(sources), validation or HashSplit(), column)
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = build_tokenizer(tokenizer, train_texts(text))
     return prepare_shards(text, out, tokenizer)
 
 
+@checked
 @reaching()
 def train(
     recipe: str | Path | Recipe,
     *,
-    data: Sequence[str] | str = (),
+    data: Sources = (),
     run: Path | str | None = None,
     changes: Changes = (),
     log: Log = log_to_stderr,
@@ -98,7 +101,7 @@ def train(
     ranks = join()
     if not ranks.leads:
         return _follow(ranks)
-    sources = [data] if isinstance(data, str) else list(data)
+    sources = names_of(data)
     if not isinstance(recipe, Recipe):
         source, above = str(recipe), changed_tables(changes)
         if is_run(source) and "init" not in above and not continues(source, above, sources):
@@ -128,6 +131,7 @@ def train(
         return finish(settled, folder, objective, ranks)
 
 
+@checked
 @reaching()
 def resume(run: Path | str, *, changes: Changes = (), log: Log = log_to_stderr) -> Run:
     """Continue an interrupted run, as if it had never stopped; with as many processes as there are this time.
@@ -208,7 +212,7 @@ def _extend(folder: RunFolder, recipe: SettledRecipe, changes: Changes, ranks: R
 
 def _check(recipe: Recipe) -> None:
     if not recipe.data.parts:
-        raise ConfigError(f"{recipe.name}: there is no text to learn from; give it with --data, such as a .txt file")
+        raise ConfigError(f"{recipe.name}: there is no text to learn from; give it with --data FILE (in Python data=)")
     recipe.objective.check(recipe.model)
     refuse_unread(recipe)
     if any("-" in part.sources for part in recipe.data.parts):

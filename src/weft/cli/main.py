@@ -17,7 +17,7 @@ from weft import __version__
 from weft.cli import config
 from weft.cli.console.help import Command, Group, unknown_option
 from weft.cli.console.options import flag, named
-from weft.errors import WeftError, out_of_memory
+from weft.errors import WeftError, out_of_memory, suggestion
 
 app = typer.Typer(
     name="weft",
@@ -126,7 +126,7 @@ def run(arguments: list[str]) -> int:
             log_to_stderr(f"weft: {line}")
         return 2
     if code == 130 and os.environ.get("RANK", "0") == "0":  # of several processes the first one says so
-        print("weft: interrupted", file=sys.stderr)
+        print("weft: interrupted" + GOES_ON * (_command(arguments) in CONTINUED), file=sys.stderr)
     return code if isinstance(code, int) else 0
 
 
@@ -145,12 +145,16 @@ def _one_line(error: Exception, arguments: Sequence[str] = ()) -> str | None:
     elif isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     elif out_of_memory(error):
-        command = next((word for word in arguments if not word.startswith("-")), "")
-        text = f"out of memory; {NEEDS_LESS.get(command, 'a smaller model, or fewer and shorter texts, need less')}"
+        less = NEEDS_LESS.get(_command(arguments), "a smaller model, or fewer and shorter texts, need less")
+        text = f"out of memory; {less}"
     else:
         return None
     line = " ".join(text.split())
     return line if len(line) <= MAX_LINE_CHARACTERS else f"{line[:MAX_LINE_CHARACTERS]} …"
+
+
+def _command(arguments: Sequence[str]) -> str:
+    return next((word for word in arguments if not word.startswith("-")), "")
 
 
 def _usage(error: Any) -> str:
@@ -160,12 +164,16 @@ def _usage(error: Any) -> str:
         return ""
     for said, better in WORDS.items():
         text = re.sub(said, better, text)
+    if choice := re.search(r"'([^']*)' is not one of (.*)", text):
+        known = re.findall(r"'([^']*)'", choice[2])
+        text = f"{text[: choice.start()]}'{choice[1]}'; {suggestion(choice[1], known, limit=len(known))}"
     where = error.ctx.command_path if getattr(error, "ctx", None) is not None else "weft"
     return f"{text[0].lower()}{text[1:].rstrip('.')} (see {where} --help)"
 
 
 # what the command parser says, as a person would put it
 WORDS = {
+    r"Value error, ": "",
     r"Input should be a valid integer.*": "expected a whole number",
     r"Input should be a valid number.*": "expected a number",
     r"Input should be ": "expected ",
@@ -176,6 +184,8 @@ WORDS = {
 
 
 MAX_LINE_CHARACTERS = 4000  # of a message, into which a file may have put a name without end
+CONTINUED = ("prepare", "compare", "scale")
+GOES_ON = "; the same command continues"
 NEEDS_LESS = {
     "train": "a smaller batch.micro, batch.length or model needs less",
     "generate": "a smaller --max-tokens, --batch or --n, or --quantize int8, needs less",

@@ -86,6 +86,9 @@ def find_tokenizer(name: str, vocab: int | None, texts: Callable[[], Iterable[st
     from weft.text.config import KINDS, TokenizerConfig
     from weft.text.tokenizer import Tokenizer, build_tokenizer
 
+    kind, _, size = name.partition(":")  # bpe:8000
+    if kind in KINDS and size.isdecimal() and vocab is None:
+        name, vocab = kind, int(size)
     if name not in KINDS:
         if not Path(name).exists():
             raise ConfigError(f"--tokenizer {name}: neither a kind nor a file or folder; {suggestion(name, KINDS)}")

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from weft.cli.console import options
+from weft.cli.console.help import recipe_key
 from weft.cli.console.options import flag, option, recipe_argument
 from weft.cli.console.terminal import echo, loading, print_json, print_tables
+from weft.cli.console.together import start_processes
 from weft.errors import ConfigError
 from weft.figures.tables import Table
 
@@ -39,14 +41,15 @@ def train(
             autocompletion=options.complete_runs,
         ),
     ] = None,
+    processes: int | None = option(
+        None, "Train in so many processes at once, each with a GPU of its own (default: 1).", min=1
+    ),
     as_json: bool = flag("--json", "Print the final results as JSON."),
 ) -> None:
     """Train a model on text. Whatever the recipe leaves open is chosen to suit the text and the machine, and printed.
 
     Ctrl-C saves the run before it stops; --resume continues it. With a run in place of a recipe, and other text as
-    --data, the run's weights are fine-tuned in a new run. To use several GPUs, start it with torchrun:
-
-      torchrun --nproc-per-node 4 --no-python -- weft train ...
+    --data, the run's weights are fine-tuned in a new run. `weft config slurm` is for several machines.
     """
     with loading():
         from weft.api import train as api
@@ -57,6 +60,9 @@ def train(
         words, recipe = [recipe, *(words or [])], None
     changes = [word for word in words or [] if "=" in word]
     sources = [*(data or []), *(word for word in words or [] if "=" not in word)]
+    for word in words or []:
+        if "=" not in word and not Path(word).exists() and (key := recipe_key(word)):
+            raise ConfigError(f"'{word}': a setting is written key=value, without spaces: {key}=VALUE")
     if targets:
         changes.append(f"data.targets={json.dumps(targets)}")
     if on_error is not None:
@@ -67,12 +73,15 @@ def train(
                 f"--resume {resume} continues with that run's own recipe and text; give nothing else, or steps=3000 to "
                 f"train it for longer; on other text: weft train {resume} --data FILE"
             )
-        done = api.resume(resume, changes=changes)
     elif recipe is None:
         raise ConfigError("train what? give a preset or a recipe, for instance: weft train gpt-tiny --data book.txt")
     elif sources and not data:
         raise ConfigError(f"'{sources[0]}': an override is written key=value; text is given with --data")
+    start_processes(processes)
+    if resume is not None:
+        done = api.resume(resume, changes=changes)
     else:
+        assert recipe is not None
         done = api.train(recipe, data=sources, run=run, changes=changes)
     if join().leads and as_json:
         print_json({"run": str(done.path), **done.results()})

@@ -48,6 +48,10 @@ class MissingColumnError(DataError):
         return cls(f"{place}no column '{column}'; {hint}its columns: {listed(known)}", column)
 
 
+class SeparatorError(DataError):
+    """A table whose columns are divided by something else than its suffix says."""
+
+
 TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 # in .csv a quoted field may hold commas and line ends; in .tsv a quotation mark is a character like any other
 DIALECTS: dict[str, dict[str, Any]] = {".csv": {"strict": True}, ".tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE}}
@@ -194,6 +198,10 @@ def _table(name: str, columns: Sequence[str], encoding: str) -> Iterator[tuple[i
 def _check_header(header: Sequence[str], name: str, columns: Sequence[str]) -> None:
     for column in columns:
         if column not in header:
+            for separator in (";", "\t", "|", ","):
+                if len(header) == 1 and separator in header[0]:
+                    rule = "a .csv has commas between them, a .tsv tabs; save or rename it so"
+                    raise SeparatorError(f"{name}: its columns are divided by {separator!r}; {rule}")
             raise MissingColumnError.among(column, header, name)
         if header.count(column) > 1:
             raise DataError(f"{name}: two columns are called '{column}'")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.data.patterns import identity, is_pattern, matching
-from weft.data.rows import TABLES, MissingColumnError, records, text_of
+from weft.data.rows import TABLES, MissingColumnError, SeparatorError, records, text_of
 from weft.data.streams import PACKED, blocks, decode, format_of, what_is_no_text
 from weft.errors import DataError, hub_failure, suggestion
 from weft.files import open_regular
@@ -164,7 +164,7 @@ def _no_texts(path: str, column: str, encoding: str) -> str | None:
         for number, row in records(path, [column], encoding=encoding):
             text_of(row, column, f"{path}:{number}")
             break
-    except MissingColumnError:
+    except (MissingColumnError, SeparatorError):
         return f"no column '{column}'; data.column names another"
     except DataError:
         return "no rows of text" if format_of(path) == ".json" else None

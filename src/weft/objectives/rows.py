@@ -19,6 +19,7 @@ from weft.data.examples import Examples, Labels, encode_rows, verify_files, writ
 from weft.data.rows import MissingColumnError, RowError
 from weft.data.sampler import Buckets
 from weft.data.shards import Side
+from weft.data.sources import is_plain
 from weft.data.split import split_rows
 from weft.data.table import Kind, Row, RowSource, Skipped, read_rows
 from weft.errors import ConfigError, DataError, ModelError, RunError, WeftError
@@ -181,6 +182,12 @@ class RowObjective(ExampleObjective[S]):
         try:
             yield from split_rows(source, data.validation, skipped)
         except MissingColumnError as error:
+            if not data.targets and all(map(is_plain, data.sources)):
+                lines = ", or the lines of another file: --targets FILE" if self.settings.kind == "pairs" else ""
+                raise DataError(
+                    f"{data.sources[0]}: plain text, but objective '{self.settings.kind}' reads columns "
+                    f"({', '.join(self.columns())}); give it a .tsv, .csv, .jsonl or .parquet file{lines}"
+                ) from None
             keys = (key for key in type(self.settings).model_fields if getattr(self.settings, key) == error.column)
             key = next(keys, "columns")
             raise MissingColumnError(error.line, error.column, f"choose one with objective.{key}=NAME") from None

@@ -13,6 +13,7 @@ from weft.models.presets import PRESETS, preset
 from weft.progress import Log, log_to_stderr
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe, SettledRecipe
 from weft.recipe.objective import OBJECTIVES, upgrade
+from weft.recipe.optimizer import Noam
 
 Changes = Iterable[str] | Mapping[str, Any]  # key=value words, or a table of dotted keys
 ORIGINS = ("sources", "prepared", "mixture")  # of text, one of which a recipe's data has
@@ -33,7 +34,8 @@ def resolve(
     if isinstance(source, Recipe):
         own = source.model_dump(mode="json", exclude_none=True)
         own = _without_data(own, above, log) if data else own
-        return validate(Recipe, merge(merge(own, above), {"data": {"sources": list(data)}} if data else {}))
+        tree = _with_warmup(merge(own, above), above, log)
+        return validate(Recipe, merge(tree, {"data": {"sources": list(data)}} if data else {}))
     source = str(source)
     tree, where = _find(source)
     if continues(source, above, data):
@@ -49,7 +51,7 @@ def resolve(
         log(note)
     blamed = "" if above else where
     _check_tables(tree, blamed)
-    tree = _with_head(_with_objective(_with_init(tree)))
+    tree = _with_warmup(_with_head(_with_objective(_with_init(tree))), above, log)
     if data:
         tree["data"] = {**tree.get("data", {}), "sources": list(data)}
     return validate(Recipe, merge(_kinds(tree), tree), blamed)
@@ -108,7 +110,11 @@ def _find(source: str) -> tuple[Tree, str]:
     """The tables that a name stands for, and what to call them in errors."""
     path = Path(source)
     if path.suffix == ".toml" or path.is_file():
-        return {"name": run_name(path.stem), **read_toml(path)}, source
+        try:
+            return {"name": run_name(path.stem), **read_toml(path)}, source
+        except ConfigError:
+            if path.suffix == ".toml":
+                raise
     if is_run(source):
         return read_toml(path / "config.toml"), source
     if source in recipe_names():
@@ -116,6 +122,9 @@ def _find(source: str) -> tuple[Tree, str]:
             return {"name": source, **read_toml(file)}, source
     if source in PRESETS:
         return {"name": source, "model": source}, source
+    if path.exists():
+        what = f"{source}: neither a recipe (.toml) nor a run"
+        raise ConfigError(f"{what}; a text to learn from is given so: weft train gpt-tiny --data {source}")
     raise ConfigError(f"'{source}': no such recipe or preset; {suggestion(source, [*recipe_names(), *PRESETS])}")
 
 
@@ -128,6 +137,9 @@ def extended(recipe: SettledRecipe, changes: Changes) -> tuple[SettledRecipe, di
     """A run's recipe for going on, and a line for each key that differs; what makes it another run is refused."""
     above = changed_tables(changes)
     tree = recipe.model_dump(mode="json", exclude_none=True)
+    steps, warmup = above.get("steps"), recipe.schedule.warmup or 0
+    if isinstance(steps, int) and steps < warmup and not isinstance(recipe.schedule, Noam):
+        raise ConfigError(f"steps = {steps}: the run's learning rate rises for {warmup} steps; give more")
     longer = validate(SettledRecipe, merge(tree, above))
     for key in flat(above):
         if key not in EXTENDABLE and key.partition(".")[0] not in EXTENDABLE_TABLES:
@@ -142,8 +154,6 @@ def extended(recipe: SettledRecipe, changes: Changes) -> tuple[SettledRecipe, di
 def changed_tables(changes: Changes) -> Tree:
     """The tables that key=value words, or a table of dotted keys, make. `tokenizer=char` stands before
     `tokenizer.lowercase=true`, which adds to it, whichever was written first."""
-    if isinstance(changes, str):
-        raise ConfigError(f"changes = {changes!r}: expected a list of them, such as [{changes!r}], or a table")
     tree: Tree = {}
     for change in sorted(changes, key=lambda change: str(change).partition("=")[0].count(".")):
         table = nested(change, changes[change]) if isinstance(changes, Mapping) else assignments([change])
@@ -161,7 +171,9 @@ def _expand(tree: Tree, where: str) -> Tree:
     tree = dict(tree)
     for key in ("objective", "optimizer", "schedule", "tokenizer", "source_tokenizer"):
         if isinstance(tree.get(key), str):
-            tree[key] = {"kind": tree[key]}
+            kind, _, size = tree[key].partition(":")  # bpe:8000
+            sized = "tokenizer" in key and kind != "byte" and size.isdecimal()
+            tree[key] = {"kind": kind, "vocab_size": int(size)} if sized else {"kind": tree[key]}
     model = tree.get("model")
     if isinstance(model, str):
         model = {"preset": model}
@@ -234,6 +246,19 @@ def _with_head(tree: Tree) -> Tree:
     if pooling:
         head["pooling"] = pooling
     return {**tree, "model": {**model, "head": head}}
+
+
+def _with_warmup(tree: Tree, above: Mapping[str, Any], log: Log) -> Tree:
+    """A recipe with a shorter warmup than its own, where it is told to take fewer steps than that."""
+    steps, schedule, changed = above.get("steps"), tree.get("schedule"), above.get("schedule", {})
+    if not isinstance(schedule, Mapping) or not isinstance(changed, Mapping) or not isinstance(steps, int):
+        return tree
+    warmup = schedule.get("warmup")
+    if not isinstance(warmup, int) or warmup <= steps or "warmup" in changed or schedule.get("kind") == "noam":
+        return tree
+    shorter = max(1, steps // 10)
+    log(f"schedule.warmup = {shorter} instead of {warmup}, which would be longer than the {steps} steps")
+    return {**tree, "schedule": {**schedule, "warmup": shorter}}
 
 
 def _kinds(tree: Tree) -> Tree:

@@ -8,6 +8,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from weft.errors import ConfigError
+from weft.recipe.synonyms import SYNONYMS
 
 # what to write here, {} standing for the words that follow → what people type who know other programs
 NAMES_ELSEWHERE = {
@@ -105,21 +106,24 @@ def unknown_option(error: Any, arguments: Sequence[str]) -> str | None:
         if word.lstrip("-").upper() in words:
             return f"no such option: {name}; write it without one: {error.ctx.command_path} {' '.join(words)}"
     if any(param.metavar == "KEY=VALUE" for param in params):
-        key = _recipe_key(name.lstrip("-").replace("-", "_"))
-        if key is not None:
+        word = name.lstrip("-").replace("-", "_")
+        if key := recipe_key(word):
             return f"no such option: {name}; a recipe's settings are written key=value: {key}={_value(name, arguments)}"
+        if word in SYNONYMS:  # for which there is no setting, but something else
+            return f"no such option: {name}; {SYNONYMS[word].removeprefix(': ')}"
     return None
 
 
-def _recipe_key(name: str) -> str | None:
+def recipe_key(name: str) -> str | None:
+    """The dotted key of the setting that a word means, here or in other programs."""
     from weft.config import keys_of
     from weft.recipe.config import Recipe
 
     known = list(keys_of(Recipe, {"model": {"kind": "decoder"}}))
     if name in known:
         return name
-    if name in Recipe.synonyms:
-        return Recipe.synonyms[name].partition(":")[0]
+    if name in SYNONYMS:
+        return SYNONYMS[name].partition(":")[0]
     return next((key for key in known if name in (key.replace(".", "_"), key.rpartition(".")[2])), None)
 
 

@@ -1,21 +1,27 @@
-"""Commands that several processes carry out together, where torchrun has started them; the first one speaks for all."""
+"""Commands that several processes carry out together, started by torchrun or as it does; the first speaks for all."""
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import wraps
 from pathlib import Path
+from signal import SIGTERM, Signals
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from weft.cli.console.terminal import loading
-from weft.errors import ConfigError, WeftError
+from weft.errors import ConfigError, RunError, WeftError
+from weft.progress import log_to_stderr
+from weft.workers import cores
 
 if TYPE_CHECKING:
     from weft.api.run import Run
     from weft.parallel.ranks import Ranks
 
 P = ParamSpec("P")
+SAVING_SECONDS = 600  # that an interrupted run has to save a large model, before torch ends its processes
 
 
 def together(command: Callable[P, None]) -> Callable[P, None]:
@@ -31,6 +37,48 @@ def together(command: Callable[P, None]) -> Callable[P, None]:
             ranks.wait()
 
     return by_all
+
+
+def start_processes(count: int | None) -> None:
+    """Carry out this command in `count` processes and end as they do; with one, or inside of one of them, go on."""
+    import torch
+
+    gpus, started = torch.cuda.device_count(), os.environ.get("WORLD_SIZE")
+    if started is not None:
+        if count is not None and str(count) != started:
+            raise ConfigError(f"--processes {count}: torchrun has started {started} already; leave it out")
+    elif count is None and gpus > 1:
+        log_to_stderr(f"this machine has {gpus} GPUs, of which one is used; --processes {gpus} uses all of them")
+    elif count is not None and 0 < gpus < count:
+        raise ConfigError(f"--processes {count}: each needs a GPU of its own, and this machine has {gpus}")
+    elif count is not None and count > 1:
+        raise SystemExit(_launch(count))
+
+
+def _launch(count: int) -> int:
+    """The exit code of this command in `count` processes, which have said themselves what is wrong."""
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    logging.disable()  # torch's pages of warnings would bury what they say
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // count)))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_SECONDS))
+    command = [sys.executable, "-P", "-m", "weft", *sys.argv[1:]]
+    try:
+        with TemporaryDirectory() as logs:
+            torchrun.main(
+                ["--standalone", f"--nproc-per-node={count}", "--log-dir", logs, "--no-python", "--", *command]
+            )
+    except SignalException as stopped:
+        return 128 + stopped.sigval
+    except ChildFailedError as failed:
+        ended = sorted(failed.failures.items(), key=lambda failure: failure[1].timestamp)
+        if code := next((failure.exitcode for _, failure in ended if failure.exitcode > 0), None):
+            return code
+        rank, first = next((each for each in ended if each[1].exitcode != -SIGTERM), ended[0])
+        raise RunError(f"process {rank} of {count} was ended by {Signals(-first.exitcode).name}") from None
+    return 0
 
 
 def refuse_together(ranks: "Ranks", options: Mapping[str, Any]) -> None:
