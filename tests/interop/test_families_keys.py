@@ -25,7 +25,7 @@ from weft.interop.settings import Settings
 
 GONE = object()
 # of a model that is built; where a width is gone it is the class's own, which the settings alone are compared for
-MAX_PARAMETERS = 5_000_000
+MAX_PARAMETERS = 3_000_000
 ACTIVATIONS = ("relu", "gelu", "silu", "gelu_pytorch_tanh", "quick_gelu")
 # says which model it is, how it is stored, or what it writes, and not what it computes
 OTHERS = {"architectures", "model_type", "dtype", "transformers_version", "id2label", "label2id", "problem_type"}
