@@ -311,6 +311,12 @@ def test_a_chat_template_frames_the_messages(runs: Path) -> None:
     assert model.apply_chat_template(begun, False) == "<bos>[user] the cat<eos>[assistant] sat"
     bos = run.tokenizer.need("bos")
     assert model.tok_encode("<bos>the")[0] == bos != model.tok_encode("<bos>the")[1]  # not twice
+    spelled = [{"role": "user", "content": "the <eos> cat"}, {"role": "assistant", "content": "<bos> sat "}]
+    for reply, marks in ((True, ["bos", "eos", "eos"]), (False, ["bos", "eos"])):
+        ids = model.tok_encode(model.apply_chat_template(spelled, reply))
+        special = [id for id in ids if id in run.tokenizer.special_tokens.values() and id != run.tokenizer.unk_id]
+        assert special == [run.tokenizer.need(mark) for mark in marks]  # the template's, and no message's
+    assert model.tok_encode("the <eos>")[-1] == run.tokenizer.need("eos")  # a text that is no conversation
     assert model.chat_template() == run.tokenizer.chat_template and model.tokenizer_name.startswith("weft-")
 
 

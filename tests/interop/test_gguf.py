@@ -557,7 +557,7 @@ def test_four_bits(tmp_path: Path) -> None:
     """The tables keep eight bits; the package `gguf` reads each block as we do; Q4_K errs less than Q4_0."""
     model, errors = llama(1, 256, 4, 512, 16, vocab_size=300), {}
     weights = weights_of(model)
-    for dtype, file_type in (("q4_k", 15), ("q4_0", 2)):
+    for dtype, file_type, kind in (("q4_k", 15, "Q4_K_M"), ("q4_0", 2, "Q4_0")):
         path = tmp_path / f"{dtype}.gguf"
         write(model, weights, bpe(), path, dtype)
         contents = open_file(path)
@@ -566,9 +566,23 @@ def test_four_bits(tmp_path: Path) -> None:
         assert {kinds[name] for name in ("token_embd.weight", "output.weight")} == {"Q8_0"}
         assert kinds["blk.0.ffn_down.weight"] == kinds["blk.0.attn_q.weight"] == dtype.upper()
         name = "decoder.blocks.0.feedforward.down.weight"
-        back, own = weft_gguf.read(path).weights[name](), weights[name]()
+        bundle = weft_gguf.read(path)
+        back, own = bundle.weights[name](), weights[name]()
         errors[dtype] = ((back - own).norm() / own.norm()).item()
+        # the file's own name, whatever most of it is in
+        assert bundle.origin == f"{dtype}.gguf (GGUF, llama, {kind})"
+        weft_gguf.write(bundle, tmp_path / "again.gguf")
+        assert open_file(tmp_path / "again.gguf").get("general.file_type") == file_type
+        weft_gguf.write(bundle, tmp_path / "wide.gguf", "f16")
+        assert open_file(tmp_path / "wide.gguf").get("general.file_type") == 1
     assert errors["q4_k"] < 0.08 < errors["q4_0"] < 0.1
+
+
+def test_a_mixture_of_which_most_keeps_eight_bits_has_its_own_name(tmp_path: Path) -> None:
+    model = llama(1, 256, 4, 512, 16, vocab_size=6000)
+    write(model, weights_of(model), bpe(), tmp_path / "m.gguf", "q4_k")
+    assert open_file(tmp_path / "m.gguf").get("general.file_type") == 15
+    assert weft_gguf.read(tmp_path / "m.gguf").origin == "m.gguf (GGUF, llama, Q4_K_M)"
 
 
 @pytest.mark.parametrize("shift", [-3.0, 0.0, 3.0])

@@ -221,6 +221,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo": ("OlmoForCausalLM", ROTARY),
     "olmo-clipped": ("OlmoForCausalLM", {**ROTARY, "clip_qkv": 0.3}),
     "olmo2": ("Olmo2ForCausalLM", ROTARY),
+    "seed_oss": ("SeedOssForCausalLM", {**ROTARY, "head_dim": 12, "residual_dropout": 0.0}),
+    "seed_oss-biases": (
+        "SeedOssForCausalLM",
+        {**ROTARY, "residual_dropout": 0.0, "attention_out_bias": True, "mlp_bias": True},
+    ),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        {
+            **ROTARY,
+            "head_dim": 12,
+            "sliding_window": 5,
+            "rope_parameters": {
+                "rope_theta": 1e4,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
+    "cwm": (
+        "CwmForCausalLM",
+        {**ROTARY, "num_hidden_layers": 3, "head_dim": 12, "sliding_window": 5, "rope_parameters": LLAMA3},
+    ),
     "opt": ("OPTForCausalLM", OPT),
     "opt-350m": ("OPTForCausalLM", {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 20}),
     "opt-no-bias": ("OPTForCausalLM", {**OPT, "word_embed_proj_dim": 20, "enable_bias": False}),
@@ -342,6 +366,10 @@ WRITTEN_AS = {
     "xlm-roberta": "RobertaForMaskedLM",
     "camembert": "RobertaForTokenClassification",
     "electra-wide": "BertForMaskedLM",
+    "seed_oss": "Qwen2ForCausalLM",
+    "seed_oss-biases": "LlamaForCausalLM",
+    "ministral3": "MistralForCausalLM",
+    "cwm": "SmolLM3ForCausalLM",
     "mt5": "T5ForConditionalGeneration",
 }
 # whose parts other cases test as well
@@ -925,6 +953,50 @@ def test_what_no_family_can_hold_is_refused_by_its_setting(case: str, tmp_path: 
         exported(fresh_model(make()), tmp_path / "out")
 
 
+UNREAD = {
+    "GlmForCausalLM": r"'glm': .* LLaMA \('llama'\), where .*partial_rotary_factor = 0\.5: weft has only 1\.0$",
+    "Olmo3ForCausalLM": r"'olmo3': .*; which needs a tensor 'model\.layers\.0\.input_layernorm\.weight'$",
+    "ArceeForCausalLM": r"'arcee': .* LLaMA \('llama'\), where hidden_act = 'relu2': weft has gelu",
+    "HeliumForCausalLM": r"'helium': .*, which has a place for every key and tensor: what differs is in the program",
+    "Exaone4ForCausalLM": r"'exaone4': .*; which needs a tensor 'model\.layers\.0\.input_layernorm\.weight'$",
+    "ApertusForCausalLM": r"'apertus': .* LLaMA \('llama'\), where hidden_act = 'xielu': weft has gelu",
+    "HunYuanDenseV1ForCausalLM": r"'hunyuan_v1_dense': .* no tensor 'model\.layers\.0\.self_attn\.\w+norm\.weight'$",
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_family_that_weft_lacks_is_told_what_has_no_place(name: str, tmp_path: Path) -> None:
+    theirs(name, {**ROTARY, "num_hidden_layers": 4, "head_dim": 8}).save_pretrained(tmp_path)
+    with pytest.raises(InteropError, match=UNREAD[name]):
+        hf.read(tmp_path)
+
+
+@pytest.mark.parametrize("case", ["seed_oss", "seed_oss-biases", "ministral3", "cwm"])
+def test_an_alias_is_written_under_its_own_name_where_it_came_from_it(case: str, tmp_path: Path) -> None:
+    name, settings = CASES[case]
+    theirs(name, settings).save_pretrained(tmp_path / "theirs")
+    bundle = hf.read(tmp_path / "theirs")
+    other = {**bundle.notes["config"], "rms_norm_eps": 0.5}  # than the model's: its settings are written afresh
+    fresh = exported(replace(bundle, notes={**bundle.notes, "config": other}, files={}), tmp_path / "fresh")
+    again = getattr(hf_models, name).from_pretrained(fresh).eval()
+    assert difference(built(bundle), again) <= 1e-5
+    assert hf.read(fresh).model == bundle.model
+
+
+def test_ministral_reads_as_far_as_its_queries_have_no_factor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, settings = CASES["ministral3"]
+    other = theirs(name, {**settings, "max_position_embeddings": 96})
+    other.save_pretrained(tmp_path)
+    ours, tokens = built(hf.read(tmp_path)), torch.randint(V, (1, 40))
+    assert ours.config.context == 32
+    assert "no factor of queries beyond 32 tokens: the context is that, not 96" in capsys.readouterr().err
+    with torch.no_grad():
+        mine, answer = ours(tokens[:, :32]), other(tokens).logits
+    assert gap(mine, answer[:, :32]) <= 1e-5
+
+
 # ---- bad input
 
 
@@ -974,6 +1046,10 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "one direction": (
         with_config(**{**DEBERTA, "pos_att_type": ["c2p"]}, model_type="deberta-v2", architectures=None),
         r"pos_att_type = \['c2p'\]: weft compares contents with distances both ways, c2p and p2c$",
+    ),
+    "no experts": (
+        with_config(model_type="granitemoehybrid", num_local_experts=0, num_experts_per_tok=0, shared=1),
+        r"the nearest is GPT-2 \('gpt2'\), which has no num_experts_per_tok, num_local_experts, shared$",
     ),
     "images": (
         with_config(model_type="gemma3", text_config={"model_type": "gemma3_text"}),

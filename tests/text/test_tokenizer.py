@@ -347,8 +347,7 @@ def test_special_tokens_in_messages_are_text(tokenizer: Tokenizer) -> None:
     words = [*chatty.special_tokens, "<", "s>", "the ", " ", "\n", "[SE", "P]"]
 
     def read(content: str, tokenizer: Tokenizer = chatty) -> list[int]:
-        messages, encode = tokenizer.to_chat([{"role": "user", "content": content}])
-        return encode(tokenizer.chat(messages))
+        return tokenizer.chat_ids(tokenizer.chat(tokenizer.to_chat([{"role": "user", "content": content}])))
 
     frame = [id for id in read("the") if id in special]
     for _ in range(30):

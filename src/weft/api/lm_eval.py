@@ -109,13 +109,14 @@ class WeftLM(TemplateLM):
         return self.eot_token_id if self.tokenizer.bos_id is None else self.tokenizer.bos_id
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **given: Any) -> list[int]:
-        """The ids of a text, special tokens in it included, after what the tokenizer puts before every text.
+        """The ids of a text, special tokens in it included unless a message of a conversation spells them, after what
+        the tokenizer puts before every text.
 
         A text that begins with bos already, as a chat template's does, gets no second one.
         """
         begun = has_bos_prefix(string, self.tokenizer.token(self.prefix_token_id))
         plain = begun if add_special_tokens is None else not add_special_tokens
-        return [*(() if plain else self.tokenizer.leading), *self.tokenizer.encode(string, specials=True)]
+        return [*(() if plain else self.tokenizer.leading), *self.tokenizer.chat_ids(string)]
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Pair], disable_tqdm: bool = False, **given: Any
@@ -234,10 +235,11 @@ class WeftLM(TemplateLM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """A conversation as the tokenizer's template writes it; without the prompt, it ends with the last message."""
-        text = self.tokenizer.chat(chat_history, reply=add_generation_prompt)
+        messages = self.tokenizer.to_chat(chat_history)
+        text = self.tokenizer.chat(messages, reply=add_generation_prompt)
         if add_generation_prompt:
             return text
-        last = chat_history[-1]["content"].rstrip()
+        last = messages[-1]["content"].rstrip()
         return text[: text.rindex(last) + len(last)]
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:

@@ -99,7 +99,7 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> 
     where the conversation that it closes does.
     """
     tokenizer = with_template(tokenizer)
-    messages, encode = tokenizer.to_chat(messages)
+    messages, encode = tokenizer.to_chat(messages), tokenizer.chat_ids
     special = set(tokenizer.special_tokens.values())
     text = tokenizer.chat(messages, reply=False)
     ids = encode(text)

@@ -173,12 +173,12 @@ def check_messages(messages: Any) -> None:
 
 
 def _templated(tokenizer: Tokenizer, messages: Sequence[Message], most: int | None) -> list[int]:
-    messages, encode = tokenizer.to_chat(messages)
+    messages = tokenizer.to_chat(messages)
     system = messages[:1] if messages[0]["role"] == "system" else []
     turns = messages[len(system) :]
     roles = [turn["role"] for turn in turns]
     for first in [n for n in range(len(turns)) if n == 0 or roles[n - 1 : n + 1] == ["assistant", "user"]]:
-        ids = encode(tokenizer.chat([*system, *turns[first:]]))
+        ids = tokenizer.chat_ids(tokenizer.chat([*system, *turns[first:]]))
         if most is None or len(ids) <= most:
             return ids
     raise DataError(f"that is {len(ids)} tokens, but the model can read {most} before it replies")

@@ -12,7 +12,8 @@ from tokenizers import normalizers
 
 from weft.text.training import look_alikes
 
-FIRST_PRIVATE = 0xF0000  # of the characters that no text has
+FIRST_PRIVATE = 0x10FE00  # of the characters that no text has
+WORN = re.compile(f"[{chr(FIRST_PRIVATE)}-\U0010ffff]")
 
 
 class Disguise:

@@ -6,9 +6,9 @@ What is saved is their file format, so that other programs load it; nothing that
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -23,7 +23,7 @@ from weft.files import write_text
 from weft.text import bounds, vocabularies
 from weft.text.bounds import careful
 from weft.text.config import ROLES, Pattern, Pretrained, Role, TokenizerConfig
-from weft.text.disguise import Disguise
+from weft.text.disguise import WORN, Disguise
 from weft.text.pieces import Joints, Piece, PieceIds, Pieces
 from weft.text.template import render
 from weft.text.token_bytes import BYTE_TOKEN, TextStream, TokenBytes
@@ -339,7 +339,8 @@ class Tokenizer:
     def chat(self, messages: Sequence[Mapping[str, str]], *, reply: bool = True) -> str:
         """The text of a conversation of {role, content} messages; `reply` opens the assistant's turn.
 
-        The template comes with the tokenizer, so it is rendered in a sandbox. `to_chat` gives what encodes the text.
+        The template comes with the tokenizer, so it is rendered in a sandbox. What it makes of `to_chat`'s messages is
+        for `chat_ids`.
         """
         if self.chat_template is None:
             giver = f"a {vocabularies.SETTINGS} beside {FILE} may give it one"
@@ -351,15 +352,18 @@ class Tokenizer:
         except TokenizerError as error:
             raise TokenizerError(f"{self.place.parent}: {error}" if self.place else str(error)) from None
 
-    def to_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], Callable[[str], list[int]]]:
-        """Messages for `chat`, and what encodes the text that it makes of them, or of some of them: the template's
-        special tokens are found in it, but what looks like one in a message is text, unless this tokenizer reads them.
-        """
-        given, trusting = [dict(message) for message in messages], partial(self.encode, specials=True)
-        if all(trusting(message["content"]) == self.encode(message["content"]) for message in given):
-            return given, trusting
-        hidden = [{**message, "content": self._disguise.put_on(message["content"])} for message in given]
-        return hidden, lambda text: self._encode(self._disguise.backend, [text])[0]
+    def to_chat(self, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+        """Messages for `chat`, in which what looks like a special token is text, unless this tokenizer reads them."""
+        given = [dict(message) for message in messages]
+        if all(self.encode(each["content"], specials=True) == self.encode(each["content"]) for each in given):
+            return given
+        return [{**message, "content": self._disguise.put_on(message["content"])} for message in given]
+
+    def chat_ids(self, text: str) -> list[int]:
+        """The ids of what `chat` has made of `to_chat`'s messages: special tokens are found in it, but for those."""
+        return (
+            self._encode(self._disguise.backend, [text])[0] if WORN.search(text) else self.encode(text, specials=True)
+        )
 
     @cached_property
     def _disguise(self) -> Disguise:

@@ -3,6 +3,8 @@
 What no family describes is told which one comes nearest, and what that lacks.
 """
 
+import re
+from collections.abc import Collection
 from contextlib import suppress
 
 from weft.config import Tree
@@ -11,6 +13,7 @@ from weft.interop.families import bert, gpt2, gpt_neox, llama, seq2seq
 from weft.interop.families.base import Family
 from weft.interop.families.modernbert import MODERNBERT
 from weft.interop.settings import Flat, Settings, Transformer, shown
+from weft.interop.weight_map import conversions, their_shapes
 from weft.models.config import Decoder, Encoder, EncoderDecoder
 
 # where several can hold a model that weft has trained, the first one is written
@@ -25,13 +28,15 @@ FAMILIES: dict[str, Family] = {family.kind: family for family in (*DECODERS, *EN
 COMMON = {
     *("architectures", "auto_map", "dtype", "id2label", "label2id", "model_type", "problem_type", "torch_dtype"),
     *("tie_word_embeddings", "transformers_version", "use_cache", "_name_or_path", "initializer_range", "torchscript"),
-    *("is_decoder", "is_encoder_decoder", "add_cross_attention", "chunk_size_feed_forward"),
+    *("is_decoder", "is_encoder_decoder", "add_cross_attention", "chunk_size_feed_forward", "pretraining_tp"),
+    *("return_dict", "output_attentions", "output_hidden_states"),
 }
 MAX_NAMED = 4  # keys that a line has room for
+UNREAD = 3  # how many kinds of tensors without a place a value without one counts for
 
 
-def family_of(tree: Tree, place: str) -> tuple[Family, str]:
-    """The family of a config.json, and which of its architectures the folder holds."""
+def family_of(tree: Tree, place: str, tensors: Collection[str] = ()) -> tuple[Family, str]:
+    """The family of a config.json, and which of its architectures the folder holds; `tensors` are those beside it."""
     kind, named = tree.get("model_type"), tree.get("architectures")
     architecture = named[0] if isinstance(named, list) and named else None
     if not isinstance(architecture, str | None):
@@ -40,7 +45,7 @@ def family_of(tree: Tree, place: str) -> tuple[Family, str]:
     if kind is None and architecture in by_name:
         kind = by_name[architecture].kind
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise InteropError(f"{place}: model_type = {shown(kind)}: {_unknown(tree)}")
+        raise InteropError(f"{place}: model_type = {shown(kind)}: {_unknown(tree, tensors)}")
     family = FAMILIES[kind]
     if architecture is None:
         architecture = list(family.architectures)[-1]  # the base model
@@ -50,7 +55,7 @@ def family_of(tree: Tree, place: str) -> tuple[Family, str]:
     return family, architecture
 
 
-def _unknown(tree: Tree) -> str:
+def _unknown(tree: Tree, tensors: Collection[str]) -> str:
     """Why a config.json can't be read, from the word that follows its model_type on."""
     inside = tree.get("text_config")
     if isinstance(inside, dict):
@@ -59,19 +64,40 @@ def _unknown(tree: Tree) -> str:
     given = {key for key, value in tree.items() if value is not None and key not in COMMON}
     given = {key for key in given if not any(part in key for part in ("token", "dropout", "pdrop"))}
     alike = [family for family in FAMILIES.values() if issubclass(family.model, _stacks(tree))]
-    known = {family.kind: (family.title, given & _keys(family, tree)) for family in alike}
-    kind, (title, shared) = max(known.items(), key=lambda one: len(one[1][1]))
-    experts = [key for key in sorted(given) if "expert" in key and isinstance(tree[key], int)]
-    if experts:
-        count = min(experts, key=lambda key: not key.endswith("experts"))  # how many there are, where that is given
-        count += f" = {shown(tree[count])}"
+    counts = [key for key in sorted(given) if "expert" in key and isinstance(tree[key], int)]
+    counts = [key for key in counts if key.endswith("experts")] or counts  # how many there are, where that is given
+    if experts := [key for key in counts if tree[key]]:
+        count = f"{experts[0]} = {shown(tree[experts[0]])}"
         return f"a mixture of experts ({count}), and weft has one feed-forward for all tokens"
+    known = [(family, given & _keys(family, tree), _misplaced(family, tree, tensors)) for family in alike]
+    family, shared, reasons = max(known, key=lambda one: len(one[1]) - min(len(one[2]), UNREAD))
     if len(shared) < 3:
         return f"not a family that weft reads, nor like one; it reads {', '.join(FAMILIES)}"
     others = sorted(given - shared)
     lacks = ", ".join(others[:MAX_NAMED]) + (f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else "")
-    unlike = f", which has no {lacks}" if others else ", whose settings have the same names"
-    return f"not a family that weft reads; the nearest is {title} ('{kind}'){unlike}"
+    reasons = [f"which has no {lacks}"] * bool(others) + reasons[:1]
+    reasons = reasons or ["which has a place for every key and tensor: what differs is in the program of the other"]
+    return f"not a family that weft reads; the nearest is {family.title} ('{family.kind}'), {'; '.join(reasons)}"
+
+
+def _misplaced(family: Family, tree: Tree, tensors: Collection[str]) -> list[str]:
+    """What a family can't say of a model: a value that it does not have, or each kind of tensor that one has and the
+    other has not."""
+    own = [name for name, head in family.architectures.items() if head == "lm"] or list(family.architectures)
+    known = {key: there(tensors) for key, there in family.by_weights.items()}
+    try:
+        model = family.read(Settings(tree, "config.json"), own[0], known)
+    except WeftError as error:
+        return [f"where {str(error).partition(': ')[2]}"] * UNREAD
+    if len(tensors) < model.layers:  # before that many layers are listed
+        return []
+    wanted, copies = set(their_shapes(conversions(family.rules(model), model))), family.copies(model)
+    unused = re.compile("|".join(family.unused) or "$^")
+    foreign = [name for name in tensors if name not in wanted | copies.keys() and not unused.fullmatch(name)]
+    kinds = {re.sub(r"\d+", "0", name): f"which has no tensor '{name}'" for name in reversed(foreign)}
+    for name in sorted(wanted.difference(tensors)):
+        kinds.setdefault(re.sub(r"\d+", "0", name), f"which needs a tensor '{name}'")
+    return list(kinds.values())
 
 
 def _stacks(tree: Tree) -> type[Transformer] | tuple[type[Transformer], ...]:

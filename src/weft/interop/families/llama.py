@@ -3,11 +3,14 @@
 LLaMA 1–3 (Touvron et al. 2023; Dubey et al. 2024) and SmolLM2, which has the same architecture; Mistral (Jiang et al.
 2023) adds a window, Qwen2 biases, Qwen3 norms of queries and keys, SmolLM3 layers without positions, Granite factors,
 Phi-3 joins matrices; OLMo (Groeneveld et al. 2024) has norms without weights, OLMo 2 norms after each sublayer.
+Seed-OSS (2025) is Qwen2 with a choice of biases, Ministral 3 (2025) Mistral, CWM (2025) LLaMA 3 with a window in three
+of four layers.
 Gemma 1–3 (2024, 2025) scale their embeddings and count a gain from 1; Gemma 2 caps scores and logits, has norms on both
 sides of each sublayer, and a window in every other layer; Gemma 3 a window in five of six layers, which rotate by a
 base of their own, and norms of queries and keys.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,6 +22,7 @@ from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings, repeated, s
 from weft.interop.table import Key, Row, Special, biases, even_heads, follows, keys, round_factor
 from weft.interop.weight_map import Rules, block, module, tensor
 from weft.models.config import Decoder
+from weft.progress import warn
 
 LAYER: dict[str, Any] = {
     "norm": "input_layernorm", "qkv": "self_attn.*_proj", "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm",
@@ -187,6 +191,81 @@ PHI3 = family(
     without=("span",),
     defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
 )
+
+
+def _read_biases(settings: Settings, model: Flat) -> Flat:
+    """Seed-OSS: biases of queries, keys and values by one key, of what comes out by another."""
+    read_in, written = settings.flag("attention_bias", True), settings.flag("attention_out_bias", False)
+    return {"attention.bias": ("all" if written else "qkv") if read_in else "out" if written else "none"}
+
+
+def _write_biases(model: Flat) -> Tree:
+    kind = model["attention.bias"]
+    return {"attention_bias": kind in ("all", "qkv"), "attention_out_bias": kind in ("all", "out")}
+
+
+def _read_original(settings: Settings, model: Flat) -> Flat:
+    """Ministral 3 multiplies queries beyond the original context by a factor that grows with their position, and that
+    weft does not have: its context ends there."""
+    given, key = positions.table_of(settings, MINISTRAL3_ROPE)
+    rope = Settings(given, f"{settings.place}: {key}")
+    original, context = rope.whole("original_max_position_embeddings", model["context"]), model["context"]
+    if not rope.number(LATER_QUERIES, 0.0) or context <= original:
+        return {}
+    warn(f"{LATER_QUERIES}: weft has no factor of queries beyond {original} tokens: the context is that, not {context}")
+    return {"context": original}
+
+
+def _write_original(model: Flat) -> Tree:
+    return {"rope_scaling": {**(positions.write_scaling(model) or {"rope_type": "default"}), LATER_QUERIES: 0.0}}
+
+
+def some_windows(narrow: Callable[[int], bool], default: int) -> Special:
+    """The row of a window that the layers have whose numbers are `narrow`, unless layer_types says otherwise."""
+
+    def read(settings: Settings, model: Flat) -> Flat:
+        windowed = positions.layer_types(settings, model, [narrow(layer) for layer in range(positions.depth(model))])
+        return positions.with_windows(windowed, positions.window(settings, default))
+
+    return Special(read, positions.write_windows)
+
+
+SEED_OSS = family(
+    ("seed_oss", "Seed-OSS", "SeedOss"),
+    (*USUAL, Special(_read_biases, _write_biases), FEEDFORWARD_BIAS, *keys(dropout=("residual_dropout", 0.1))),
+    body=_named_in_an_older_way,
+    defaults={"max_position_embeddings": 524288, "num_key_value_heads": 8, "head_dim": 128, "attention_dropout": 0.1},
+)
+LATER_QUERIES = "llama_4_scaling_beta"
+MINISTRAL3_ROPE: Tree = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384, "mscale": 1.0,
+    "mscale_all_dim": 1.0, LATER_QUERIES: 0.1,
+}  # fmt: skip
+CWM_ROPE: Tree = {
+    "rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+GROUPED = {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5}
+MINISTRAL3 = family(
+    ("ministral3", "Ministral 3", "Ministral3"),
+    (
+        *SIZES,
+        *(WIDTH, EPS, positions.rotary(absent=MINISTRAL3_ROPE), HEAD, ACTIVATION, positions.one_window()),
+        Special(_read_original, _write_original),
+    ),
+    only={"layer_types": None},
+    defaults={"max_position_embeddings": 262144, **GROUPED},
+)
+CWM = family(
+    ("cwm", "CWM", "Cwm"),
+    (
+        *SIZES,
+        *(WIDTH, EPS, positions.rotary(1e6, absent=CWM_ROPE), HEAD, ACTIVATION, FEEDFORWARD_BIAS),
+        some_windows(lambda layer: layer % 4 != 0, 8192),
+    ),
+    without=("sequence", "token", "span"),
+    defaults={"max_position_embeddings": 131072, **GROUPED},
+)
 CLIP = Key("attention.clip", "clip_qkv", kind="positive", none=True)
 OLMO = family(
     ("olmo", "OLMo", "Olmo"),
@@ -218,17 +297,12 @@ def _write_activation(model: Flat) -> Tree:
     return dict.fromkeys(("hidden_act", "hidden_activation"), "gelu_pytorch_tanh" if name == "gelu_new" else name)
 
 
-def _read_every_other(settings: Settings, model: Flat) -> Flat:
-    windowed = positions.layer_types(settings, model, [layer % 2 == 0 for layer in range(positions.depth(model))])
-    return positions.with_windows(windowed, positions.window(settings, 4096))
-
-
 def _five_of_six(settings: Settings, model: Flat) -> tuple[list[bool], int | None]:
     usual = positions.all_but_every(settings.whole("sliding_window_pattern", 6), model)
     return positions.layer_types(settings, model, usual), positions.window(settings, 4096)
 
 
-EVERY_OTHER = Special(_read_every_other, positions.write_windows)
+EVERY_OTHER = some_windows(lambda layer: layer % 2 == 0, 4096)
 BASES = positions.two_bases(("rope_theta", 1e6), ("rope_local_base_freq", 1e4), _five_of_six, positions.write_windows)
 GEMMA_ACTIVATION = Special(_read_activation, _write_activation)
 GEMMA2_ACTIVATION = Special(keys(activation=("hidden_activation", "gelu_pytorch_tanh"))[0].read, _write_activation)
@@ -269,4 +343,7 @@ GEMMA3 = replace(
     fixed={**GEMMA2.fixed, "attention.qk_norm.kind": "rms", "attention.qk_norm.offset": 1.0},
     defaults={**GEMMA2.defaults, "max_position_embeddings": 131072},
 )
-FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, SMOLLM3, GRANITE, PHI3, OLMO, OLMO2)
+FAMILIES = (
+    *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, SMOLLM3, GRANITE, PHI3, OLMO, OLMO2),
+    *(SEED_OSS, MINISTRAL3, CWM),
+)

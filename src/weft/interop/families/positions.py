@@ -97,13 +97,13 @@ def rotated_part(theirs: str, default: Any) -> Key:
     )
 
 
-def table_of(settings: Settings) -> tuple[dict[str, Any], str]:
-    """The table of rotary settings, and its key."""
+def table_of(settings: Settings, absent: Tree | None = None) -> tuple[dict[str, Any], str]:
+    """The table of rotary settings, the `absent` one where none is given, and its key."""
     key = "rope_scaling" if settings.get("rope_scaling") else "rope_parameters"  # the older one counts, if both do
     given = settings.get(key) or {}
     if not isinstance(given, dict):
         raise settings.refusal(key, "expected a table of settings")
-    return given, key
+    return given or absent or {}, key
 
 
 def read_scaling(rope: Settings, model: Flat, original: int | None) -> dict[str, Any] | None:
@@ -162,14 +162,16 @@ def rotary(
     fraction: float | None = None,
     keys: tuple[str, str] | None = None,
     original: int | None = None,
+    absent: Tree | None = None,
 ) -> Special:
     """The rows of rotary positions. `base` is taken where none is given; `fraction` too, in families that may rotate a
     part of each head; `keys` are what a family calls both, if not rope_theta and partial_rotary_factor; `original` is
-    the original context of a family that has a key for it, where that is absent."""
+    the original context of a family that has a key for it, where that is absent; `absent` is the table that counts
+    where none is given."""
     theta, part = keys or ("rope_theta", "partial_rotary_factor")
 
     def read(settings: Settings, model: Flat) -> Flat:
-        given, key = table_of(settings)
+        given, key = table_of(settings, absent)
         if any(isinstance(value, dict) for value in given.values()):
             raise settings.refusal(key, "weft has one kind of rotary positions for all layers of this family")
         rope = Settings(given, f"{settings.place}: {key}")

@@ -53,6 +53,11 @@ _ENCODINGS = (
 )  # fmt: skip
 ENCODINGS = {each.number: each for each in _ENCODINGS}
 BY_NAME = {each.name: each for each in ENCODINGS.values()}
+# the names of mixtures, which keep more bits for some tensors than for most
+MIXTURES = {
+    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 21: "Q2_K_S",
+}  # fmt: skip
+FILE_TYPES = {each.file_type: each.name for each in _ENCODINGS} | MIXTURES
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -254,7 +259,10 @@ def write_file(
             _pad(file)
             advance(1)
         file.seek(0)
-        file.write(_header({**keys, "general.file_type": typed(numbers.most_common(1)[0][0].file_type)}, table))
+        most, asked = numbers.most_common(1)[0][0], keys["general.file_type"]
+        if most.block == 1 or not asked.value:  # what was asked for may be a mixture, by whatever most of it is named
+            asked = typed(most.file_type)
+        file.write(_header({**keys, "general.file_type": asked}, table))
 
 
 def _as_it_came(lazy: LazyTensor, tensor: Tensor) -> memoryview | None:

@@ -92,6 +92,9 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     for name, entry in contents.tensors.items():
         sizes[encodings[name]] += math.prod(entry.shape)
     stored = {name: kind for name, kind in encodings.items() if kind != "F32"}
+    most, file_type = sizes.most_common(1)[0][0], contents.get("general.file_type")
+    file_type = file_type if type(file_type) is int and most not in DTYPES else None
+    kind = most if file_type is None else gguf_file.FILE_TYPES.get(file_type, most)
     dtype = _dtype(contents, model)
     settings.asked |= {*GENERAL, "split.count", "tokenizer.chat_template"}
     unasked = {key: value for key, value in contents.keys.items() if key not in settings.asked}
@@ -100,8 +103,11 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         model=model,
         weights={name: as_dtype(make, dtype) for name, make in weights.items()},
         tokenizer=own,
-        origin=f"{path.name} (GGUF, {architecture}, {sizes.most_common(1)[0][0]})",
-        notes={"gguf": {"keys": kept, "encodings": stored}, "license": in_keys(settings.tree)},
+        origin=f"{path.name} (GGUF, {architecture}, {kind})",
+        notes={
+            "gguf": {"keys": kept, "encodings": stored, "file_type": file_type},
+            "license": in_keys(settings.tree),
+        },
         unused=lazily(contents.blocks, (name for name, kind in stored.items() if kind not in DTYPES)),
     )
 
@@ -135,6 +141,8 @@ def write(bundle: ModelBundle, path: Path, dtype: str | None = None) -> None:
     if dtype is not None and dtype.startswith("q"):
         gguf_file.quantization()
     keys, tensors = _keys(bundle, architecture, path.stem), _tensors(bundle, architecture, dtype)
+    former = bundle.notes.get("gguf", {}).get("file_type") or 0
+    keys["general.file_type"] = typed(former if dtype is None else BY_NAME[dtype.upper()].file_type)
     with bar("writing", len(tensors)) as advance:
         gguf_file.write_file(path, keys, tensors, advance)
 

@@ -48,8 +48,8 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     """The model in a folder, with the tokenizer at another path if one is given."""
     tree = read_object(folder / CONFIG)
     settings = Settings(tree, str(folder / CONFIG))
-    family, architecture = family_of(tree, settings.place)
     found = weights.listing(folder)
+    family, architecture = family_of(tree, settings.place, found)
     known = {key: there(found) for key, there in family.by_weights.items()}  # what config.json does not say
     if family.architectures[architecture] == "embedding":
         known |= _pooling(folder)
