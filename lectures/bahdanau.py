@@ -8,6 +8,7 @@ Figure: 100 % of 300 held-out sentences are translated without an error.
 
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -103,13 +104,11 @@ Pair = tuple[list[str], list[str]]
 
 
 class Vocabulary:
-    """The words that occur at least twice; others are <unk>."""
+    """The 2,000 most frequent words; others are <unk>."""
 
     def __init__(self, sentences: list[list[str]]) -> None:
-        counts: dict[str, int] = {}
-        for word in (word for sentence in sentences for word in sentence):
-            counts[word] = counts.get(word, 0) + 1
-        self.words = SPECIALS + sorted(word for word, count in counts.items() if count > 1)
+        counts = Counter(word for sentence in sentences for word in sentence)
+        self.words = SPECIALS + sorted(word for word, _ in counts.most_common(2000))
         self.ids = {word: id for id, word in enumerate(self.words)}
 
     def encode(self, sentence: list[str]) -> Tensor:
@@ -174,7 +173,7 @@ def main() -> None:
     try:
         if len(sys.argv) > 1:
             lines = [line.split("\t") for line in Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()]
-            pairs, steps, n = [(line[0].split(), line[1].split()) for line in lines if len(line) == 2], 1000, 128
+            pairs, steps, n = [(line[0].split(), line[1].split()) for line in lines if len(line) == 2], 250, 128
         if len(pairs) < 320:
             raise ValueError(f"{len(pairs)} lines are a source, a tab and a translation; at least 320 are needed")
     except (OSError, ValueError) as error:

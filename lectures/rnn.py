@@ -174,7 +174,7 @@ def main() -> None:
     (text, entropy), steps, name = make_text(6000), 400, (sys.argv[2:] or ["lstm"])[0]
     try:
         if len(sys.argv) > 1:
-            text, steps = Path(sys.argv[1]).read_text(encoding="utf-8"), 1200
+            text, steps = Path(sys.argv[1]).read_text(encoding="utf-8"), 600
         if len(text) < 5000 or name not in CELLS:
             raise ValueError("expected a text of at least 5,000 characters, and elman, lstm or gru")
     except (OSError, ValueError) as error:
@@ -185,7 +185,7 @@ def main() -> None:
     ids = {char: id for id, char in enumerate(sorted(set(text)))}
     tokens = torch.tensor([ids[char] for char in text])
     held_out = tokens[-min(len(tokens) // 10, 20_000) :][None]
-    model = RNNLM(CELLS[name], V=len(ids), d_x=64, d_h=128 if len(sys.argv) == 1 else 256)
+    model = RNNLM(CELLS[name], V=len(ids), d_x=64, d_h=128 if len(sys.argv) == 1 else 192)
     train(model, tokens[: -held_out.numel()], steps)
     with torch.no_grad():
         measured = loss(model(held_out[:, :-1])[0], held_out[:, 1:])

@@ -173,16 +173,16 @@ def main(paths: list[str]) -> int:
     rows = [[f"{' '.join(str(day.day))} {day:%B} {' '.join(str(day.year))}", " ".join(str(day))] for day in days]
     try:
         if paths:
-            rows = [line.split("\t") for line in Path(paths[0]).read_text(encoding="utf-8").splitlines()]
+            rows = [line.split("\t")[:2] for line in Path(paths[0]).read_text(encoding="utf-8").splitlines()]
         if len(rows) < 500 or any(len(row) != 2 for row in rows):
             raise ValueError("expected 500 lines or more, each of a text, a tab and its translation")
     except (OSError, ValueError) as error:
         print(f"{paths[0]}: {error}", file=sys.stderr)
         return 2
-    common = Counter(word for row in rows for text in row for word in text.split()).most_common(4000)
+    common = Counter(word for row in rows for text in row for word in text.split()).most_common(2000)
     vocabulary = ["<pad>", "<s>", "</s>", "<unk>", *(word for word, _ in common)]
     ids = {word: id for id, word in enumerate(vocabulary)}
-    read = [[[ids.get(word, UNKNOWN) for word in text.split()[:30]] for text in row] for row in rows]
+    read = [[[ids.get(word, UNKNOWN) for word in text.split()[:20]] for text in row] for row in rows]
     pairs = [([*source, END], [BEGIN, *target, END]) for source, target in read]
     model = Transformer(len(vocabulary), layers=2, d_model=64, heads=4, d_ff=256)
     train(model, pairs[:-200], steps=800)

@@ -107,4 +107,4 @@ def numbers(pattern: str, text: str) -> list[float]:
     """The numbers that a pattern finds, whatever white space stands between its words."""
     found = re.search(pattern.replace(" ", r"\s+"), text)
     assert found is not None, f"{pattern!r} is not in {text!r}"
-    return [float(number) for number in found.groups()]
+    return [float(number.rstrip(".")) for number in found.groups()]
