@@ -23,6 +23,7 @@ import traceback
 import zipfile
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +211,7 @@ def mutate_json(data: bytes, rng: random.Random) -> bytes:
             case 3 if isinstance(node[key], int):
                 node[key] = rng.choice((node[key] + 1, node[key] - 1, node[key] * 1000, -node[key], str(node[key])))
             case _:
-                node[key] = rng.choice(VALUES)
+                node[key] = deepcopy(rng.choice(VALUES))  # a later change must not reach the others
     return json.dumps(tree).encode("utf-8", "surrogatepass")
 
 

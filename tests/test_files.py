@@ -203,3 +203,8 @@ def test_what_a_killed_process_left_is_swept_by_who_writes_there_next(tmp_path: 
     assert names(tmp_path) == [".other.0123abcd", ".place.txt", "place"]
     files.sweep(tmp_path)
     assert names(tmp_path) == [".place.txt", "place"]
+
+
+def test_reading_takes_the_memory_of_the_file_and_not_of_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "small").write_text("text")
+    assert files.read_text(tmp_path / "small", limit=1 << 60) == "text"

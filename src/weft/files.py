@@ -61,7 +61,7 @@ def read_bytes(path: Path, limit: int = MAX_NOTE_BYTES) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
             raise OSError(errno.EFBIG, f"{size:,} bytes, where {limit:,} are the most", str(path))
-        return file.read(limit)
+        return file.read(size)  # not the limit, for which Python would reserve memory
 
 
 def read_text(path: Path, limit: int = MAX_NOTE_BYTES) -> str:

@@ -3,6 +3,7 @@ benchmarks/damage.py."""
 
 import importlib.util
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -240,3 +241,11 @@ def test_results_that_were_cut_off_are_missed(pair: Path, capsys: Capture) -> No
     events.write_bytes(events.read_bytes()[:-5])
     assert command(["runs", str(pair)]) == 0
     assert f"{events}: the last line is cut short; left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", "data/plan.json", "checkpoints/latest"])
+def test_a_pipe_in_the_place_of_a_file_that_is_written_is_refused(pair: Path, name: str, capsys: Capture) -> None:
+    (pair / "run" / name).unlink()
+    os.mkfifo(pair / "run" / name)
+    assert command(["train", "--resume", str(pair / "run")]) == 2
+    assert f"{pair / 'run' / name}: a pipe or a device" in capsys.readouterr().err.splitlines()[-1]

@@ -196,8 +196,10 @@ def _refuse_links(run: RunFolder) -> None:
     Only `latest` and `best` are links, to checkpoints beside them.
     """
     for folder in (run.path, run.checkpoints, run.data):
-        links = [entry.path for entry in (os.scandir(folder) if folder.is_dir() else ()) if entry.is_symlink()]
-        for link in links:
+        inside = list(os.scandir(folder)) if folder.is_dir() else []
+        if odd := [entry.path for entry in inside if not (entry.is_symlink() or entry.is_file() or entry.is_dir())]:
+            raise RunError(f"{odd[0]}: a pipe or a device, to which weft can't write; move it away")
+        for link in [entry.path for entry in inside if entry.is_symlink()]:
             if folder != run.checkpoints or os.path.dirname(os.readlink(link)):
                 cure = "put what it points to in its place"
                 raise RunError(f"{link}: a link, through which weft would write outside the run; {cure}")
