@@ -93,7 +93,6 @@ test-bounds: | $(BIN)/python
 	  $(BIN)/python -c "$$BOUNDS" $$which > $$made/bounds.txt; \
 	  echo "== the $$which versions:"; \
 	  $$made/bin/python -m pip install --quiet --disable-pip-version-check -c $$made/bounds.txt -e . pytest pytest-timeout hypothesis || exit 1; \
-	  $$made/bin/python -m pip list --format=freeze | grep -iE "^($$($(BIN)/python -c "import re, tomllib; print('|'.join(re.split('>=', each)[0] for each in tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']))"))=="; \
 	  $(TEST_ENV) $$made/bin/python -m pytest -m "not slow and not gpu and not weights" tests/cli || exit 1; \
 	  $$made/bin/weft quickstart steps=20 --run $$made/quickstart > /dev/null || exit 1; \
 	done

@@ -519,7 +519,7 @@ def test_what_a_person_may_get_wrong_in_python(trained: Path, tmp_path: Path) ->
     lines = list(loaded.bulk(["The", "A"], settings, out=out))
     assert Path(out).read_text().splitlines() == lines
     for work in (loaded.complete, loaded.candidates, loaded.bulk):
-        with pytest.raises(ConfigError, match="prompts = 'abc': expected a list of texts"):
+        with pytest.raises(ConfigError, match="prompts = 'abc': expected Sequence"):
             work("abc", settings)  # type: ignore[operator]
     with pytest.raises(ConfigError, match="batch = 0: at least one prompt"):
         loaded.bulk(["The"], settings, batch=0)

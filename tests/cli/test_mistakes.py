@@ -98,6 +98,7 @@ def test_a_text_that_does_not_exist(capsys: Capture) -> None:
         ("config show gpt-tiny name=a/b", "name = 'a/b' … [A-Za-z0-9]"),
         ("config show quickstart steps", "'steps' … key=value"),
         ("quikstart", "'quikstart' … quickstart"),
+        ("train gpt-tiny data=book.txt", "data = 'book.txt': expected a table … --data"),
         (
             "explain runs/none --only attension",
             "--only … 'attension' … did you mean 'attention'? … --help",
@@ -207,6 +208,7 @@ def test_a_run_by_its_bare_name_or_misspelled(folder: Path, capsys: Capture) -> 
     (folder / "runs" / "old" / "config.toml").write_text("name = 'old'\n")
     assert mistake(capsys, "generate", "old").endswith("old: not a run: no such folder; did you mean runs/old?")
     assert mistake(capsys, "evaluate", "runs/odl").endswith("no such folder; did you mean runs/old?")
+    assert mistake(capsys, "explain", "runs/odl").endswith("did you mean 'runs/old'?")
     assert mistake(capsys, "evaluate", "zebra").endswith("not a run: no such folder")
 
 

@@ -35,3 +35,11 @@ def test_a_page_escapes_cells_and_folds_long_tables() -> None:
     assert "&lt;n&gt;" in html and "T&lt;" in html and "R&gt;" in html and "<details" not in html
     long = html_table(Table(("a",), [("x",)] * 17, "Many"))
     assert "<summary>Many: 17 rows</summary>" in long and "<caption" not in long
+
+
+def test_a_legend_explains_only_what_is_shown() -> None:
+    remarks = ["GPU: fast. MFU: the share of a peak (model.flops) that is used. rows: read at a time."]
+    table = Table(("name", "MFU", "rows"), [("a" * 12, "0.5", "3")], "", remarks, spare=(1,))
+    assert "MFU: the share" in text_table(table)
+    shown = text_table(table, 18)
+    assert "MFU: the share" not in shown and "GPU: fast. rows: read" in shown and "not shown" in shown

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, wraps
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -13,6 +14,13 @@ from weft.errors import ConfigError, suggestion
 T = TypeVar("T", bound=Callable[..., Any])
 SHOWN = 60  # characters of a wrong value
 OTHERS = "**"  # whether a function takes settings that it doesn't name
+
+Sources = Sequence[str | Path] | str | Path  # files, folders, patterns and names of texts: one or several
+
+
+def names_of(sources: Sources) -> list[str]:
+    """The names of sources, however many there are."""
+    return [str(each) for each in ([sources] if isinstance(sources, str | Path) else sources)]
 
 
 def checked(function: T) -> T:

@@ -32,6 +32,7 @@ from weft.models.transformer import Transformer
 from weft.objectives.frame import text_frame
 from weft.objectives.rows import RowObjective
 from weft.objectives.tokens import TranslationObjective
+from weft.progress import bar
 from weft.recipe.config import Recipe
 from weft.recipe.resolve import resolve
 from weft.runs import checkpoint
@@ -307,9 +308,11 @@ class Explain:
             self.reading(text, target)  # a text that can't be read has no page
             given = {"text": text, "target": target}
         pictures = []
-        for view in VIEWS:
-            with suppress(WeftError):  # it says why this model, or this text, has no such view
-                pictures.append(self._view(view, given if view in OF_A_TEXT else {}))
+        with bar("drawing", len(VIEWS)) as advance:
+            for view in VIEWS:
+                with suppress(WeftError):  # it says why this model, or this text, has no such view
+                    pictures.append(self._view(view, given if view in OF_A_TEXT else {}))
+                advance(1)
         parameters = count(self.recipe.model).parameters  # an n-gram model has none
         kind = self.recipe.model.kind + (f", {parameters:,} parameters" if parameters else "")
         shown = [_quoted(f"the {key}", words, origin if key == "text" else "") for key, words in given.items() if words]

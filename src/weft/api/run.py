@@ -10,19 +10,11 @@ from typing import Any, TypeVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from weft.api.arguments import checked
+from weft.api.arguments import Sources, checked, names_of
 from weft.api.evaluation import Evaluation, evaluation_on, text_surprisal
 from weft.api.explain import Explain
 from weft.api.export_model import export_model
-from weft.api.settings import (
-    BulkOptions,
-    Sources,
-    generation_defaults,
-    names_of,
-    sampling,
-    translation_beam,
-    with_defaults,
-)
+from weft.api.settings import BulkOptions, generation_defaults, sampling, translation_beam, with_defaults
 from weft.costs.count import count
 from weft.decode.bulk import Job, bulk, texts_of
 from weft.decode.config import Beam, Sampling

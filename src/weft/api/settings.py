@@ -1,6 +1,6 @@
 """What a person gives, as settings: for writing, with what a checkpoint's makers had in mind, and for texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -12,13 +12,6 @@ from weft.progress import log_to_stderr
 from weft.runs.folder import RunFolder
 from weft.runs.imported import generation
 from weft.text.tokenizer import Tokenizer
-
-Sources = Sequence[str | Path] | str | Path  # files, folders, patterns and names of texts: one or several
-
-
-def names_of(sources: Sources) -> list[str]:
-    """The names of sources, however many there are."""
-    return [str(each) for each in ([sources] if isinstance(sources, str | Path) else sources)]
 
 
 class BulkOptions(TypedDict, total=False):

@@ -14,10 +14,9 @@ from typing import Any, Literal
 
 import torch
 
-from weft.api.arguments import checked
+from weft.api.arguments import Sources, checked, names_of
 from weft.api.load import load
 from weft.api.run import Run
-from weft.api.settings import Sources, names_of
 from weft.config import flat, validate
 from weft.data.config import HashSplit, Split, TextSource, held_out_files
 from weft.data.messages import with_template

@@ -64,7 +64,7 @@ def chat(
     terminal = join().share(sys.stdin.isatty)
     if terminal:
         templated = loaded.tokenizer.chat_template is not None
-        frame = "with its chat template" if templated else "continuing the text so far"
+        frame = "with its chat template" if templated else "which never learned to chat and continues the text so far"
         echo(f"{loaded.path}, {frame}; /help lists the commands, /quit leaves", err=True)
     lines = _lines(terminal)
     # where several processes reply together, the first one reads, and passes on what was said

@@ -16,7 +16,7 @@ import typer
 from weft import __version__
 from weft.cli import config
 from weft.cli.console.help import Command, Group, unknown_option
-from weft.cli.console.options import flag, named
+from weft.cli.console.options import flag
 from weft.errors import WeftError, out_of_memory, suggestion
 
 app = typer.Typer(
@@ -40,7 +40,7 @@ for panel, names in COMMANDS.items():
     for name in names.split():
         more = {"allow_extra_args": name == "evaluate"}  # `--data *.txt` leaves words that no option takes
         command = getattr(import_module(f"weft.cli.{name}"), name)
-        app.command(name.rstrip("_"), cls=Command, rich_help_panel=panel, context_settings=more)(named(command))
+        app.command(name.rstrip("_"), cls=Command, rich_help_panel=panel, context_settings=more)(command)
 app.add_typer(config.app, name="config", rich_help_panel="Look and prepare")
 
 

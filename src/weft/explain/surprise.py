@@ -20,7 +20,7 @@ from weft.errors import ConfigError, DataError, ModelError
 from weft.explain.reading import Reading, pieces, predicts_words, running
 from weft.figures.picture import Picture
 from weft.figures.shaded import Measure, Token, Told, lines_figure, percent, shaded_html
-from weft.figures.tables import Table, text_table
+from weft.figures.tables import WIDTH, Table, text_table
 from weft.models.base import LanguageModel, evaluating
 from weft.models.ngram import NGram
 from weft.models.transformer import Transformer
@@ -107,7 +107,7 @@ class Surprise(Picture):
     def text(self) -> str:
         order = sorted(range(len(self.nats)), key=lambda place: -(self.nats[place] or 0.0))
         rows = [self._rows[place] for place in order if self.nats[place] is not None]
-        return text_table(Table(HEADINGS, rows[:MAX_TOLD], "", text=(1, 5))) + f"\n\n{self.total}"
+        return text_table(Table(HEADINGS, rows[:MAX_TOLD], "", text=(1, 5)), WIDTH) + f"\n\n{self.total}"
 
     @cached_property
     def _rows(self) -> list[tuple[str, ...]]:

@@ -1,5 +1,6 @@
 """Tables: described once, here set in plain text; `figures/page.py` has them on a page."""
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -47,9 +48,9 @@ def text_table(table: Table, width: int | None = None) -> str:
     return "\n".join(line for _, line in text_lines(table, width))
 
 
-def text_tables(tables: Sequence[Table]) -> str:
+def text_tables(tables: Sequence[Table], width: int | None = None) -> str:
     """Several, one below another."""
-    return "\n\n".join(map(text_table, tables))
+    return "\n\n".join(text_table(table, width) for table in tables)
 
 
 def wrapped(text: str, width: int = WIDTH) -> list[str]:
@@ -66,8 +67,12 @@ def _without_spare(table: Table, width: int) -> Table:
         gone.append(table.header[column])
         for row in rows:
             row[column] = ""
-    remark = [f"not shown for lack of space: {', '.join(gone)}; --json has all"] if gone else []
-    return table._replace(header=rows[0], rows=rows[1:], remarks=[*table.remarks, *remark])
+    if not gone:
+        return table
+    explained = rf"(?:^| )(?:{'|'.join(map(re.escape, gone))}): .*?\.(?= |$)"  # "MFU: what it means."
+    remarks = [re.sub(explained, "", remark).strip() for remark in table.remarks]
+    remarks.append(f"not shown for lack of space: {', '.join(gone)}; --json has all")
+    return table._replace(header=rows[0], rows=rows[1:], remarks=remarks)
 
 
 def _widths(table: Table) -> list[int]:

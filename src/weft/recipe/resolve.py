@@ -109,12 +109,8 @@ def shipped_recipes() -> Traversable:
 def _find(source: str) -> tuple[Tree, str]:
     """The tables that a name stands for, and what to call them in errors."""
     path = Path(source)
-    if path.suffix == ".toml" or path.is_file():
-        try:
-            return {"name": run_name(path.stem), **read_toml(path)}, source
-        except ConfigError:
-            if path.suffix == ".toml":
-                raise
+    if path.suffix == ".toml":
+        return {"name": run_name(path.stem), **read_toml(path)}, source
     if is_run(source):
         return read_toml(path / "config.toml"), source
     if source in recipe_names():
@@ -125,7 +121,9 @@ def _find(source: str) -> tuple[Tree, str]:
     if path.exists():
         what = f"{source}: neither a recipe (.toml) nor a run"
         raise ConfigError(f"{what}; a text to learn from is given so: weft train gpt-tiny --data {source}")
-    raise ConfigError(f"'{source}': no such recipe or preset; {suggestion(source, [*recipe_names(), *PRESETS])}")
+    runs = (str(config.parent) for config in Path("runs").glob("*/config.toml"))
+    known = suggestion(source, [*recipe_names(), *PRESETS, *runs])
+    raise ConfigError(f"'{source}': no such recipe or preset; {known}")
 
 
 # what may change between the beginning of a run and its end: keys, and whole tables
@@ -194,7 +192,8 @@ def _check_tables(tree: Tree, source: str) -> None:
         tables["model.head"] = model.get("head", {})
     for key, table in tables.items():
         if not isinstance(table, Mapping):
-            raise ConfigError(f"{where}{key} = {table!r}: expected a table")
+            files = "; files are given with --data, or as data.sources" if key == "data" else ""
+            raise ConfigError(f"{where}{key} = {table!r}: expected a table{files}")
         if not isinstance(table.get("kind", ""), str):
             raise ConfigError(f"{where}{key}.kind = {table['kind']!r}: expected a kind's name")
 
@@ -250,15 +249,13 @@ def _with_head(tree: Tree) -> Tree:
 
 def _with_warmup(tree: Tree, above: Mapping[str, Any], log: Log) -> Tree:
     """A recipe with a shorter warmup than its own, where it is told to take fewer steps than that."""
-    steps, schedule, changed = above.get("steps"), tree.get("schedule"), above.get("schedule", {})
-    if not isinstance(schedule, Mapping) or not isinstance(changed, Mapping) or not isinstance(steps, int):
+    steps, own = above.get("steps"), flat(tree)
+    warmup, shorter = own.get("schedule.warmup"), max(1, steps // 10) if isinstance(steps, int) else None
+    too_long = shorter is not None and isinstance(warmup, int) and warmup > steps
+    if not too_long or "schedule.warmup" in flat(above) or own.get("schedule.kind") == "noam":
         return tree
-    warmup = schedule.get("warmup")
-    if not isinstance(warmup, int) or warmup <= steps or "warmup" in changed or schedule.get("kind") == "noam":
-        return tree
-    shorter = max(1, steps // 10)
     log(f"schedule.warmup = {shorter} instead of {warmup}, which would be longer than the {steps} steps")
-    return {**tree, "schedule": {**schedule, "warmup": shorter}}
+    return merge(tree, {"schedule": {"warmup": shorter}})
 
 
 def _kinds(tree: Tree) -> Tree:

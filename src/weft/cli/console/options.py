@@ -1,15 +1,10 @@
 """Arguments and options that several commands share, and what a shell completes them with."""
 
-from collections.abc import Callable
 from glob import escape
-from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
-from typer.models import OptionInfo
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def argument(name: str, help: str, default: Any = ..., **more: Any) -> Any:
@@ -25,15 +20,6 @@ def option(default: Any, help: str, *names: str, value: str | None = None, **mor
 def flag(name: str, help: str) -> Any:
     """An option without a value."""
     return typer.Option(False, name, help=help)
-
-
-def named(command: F) -> F:
-    """A command whose options have their names: what typer makes of a parameter's name differs between its versions."""
-    for name, parameter in signature(command).parameters.items():
-        for info in (parameter.default, *getattr(parameter.annotation, "__metadata__", ())):
-            if isinstance(info, OptionInfo) and not info.param_decls:
-                info.param_decls = (f"--{name.replace('_', '-')}",)
-    return command
 
 
 def complete_recipes(ctx: Any, incomplete: str) -> list[str]:

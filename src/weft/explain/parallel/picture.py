@@ -15,7 +15,7 @@ from weft.explain.parallel.parallel import FEATURES, TOKENS, Cut, Sizes, Split, 
 from weft.explain.parallel.ranks import Collective
 from weft.figures.page import Section, html_tables
 from weft.figures.picture import COLOURS, Picture, new_figure, svg
-from weft.figures.tables import Table, text_tables
+from weft.figures.tables import WIDTH, Table, text_tables
 
 RING = (
     "Sent by each of n processes around a ring: 2(n − 1)/n · b bytes for an all-reduce of b; (n − 1)/n · b for a "
@@ -56,7 +56,7 @@ class ParallelSplits(Picture):
         return sections
 
     def text(self) -> str:
-        return text_tables([table for block in self.blocks for table in _tables(block)])
+        return text_tables([table for block in self.blocks for table in _tables(block)], WIDTH)
 
 
 def parallel_splits(sizes: Sizes | None = None, ranks: int = 2) -> ParallelSplits:
