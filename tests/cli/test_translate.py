@@ -45,9 +45,9 @@ def test_every_option_reaches_the_search(trained: Path, capsys: Capture, monkeyp
     asked: list[Beam] = []
     search = decoding.search_texts
 
-    def noted(model: object, prompts: object, settings: Beam, source: object) -> object:
+    def noted(model: object, prompts: object, settings: Beam, *more: object) -> object:
         asked.append(settings)
-        return search(model, prompts, settings, source)  # type: ignore[arg-type]
+        return search(model, prompts, settings, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(decoding, "search_texts", noted)
     translated(
@@ -66,9 +66,9 @@ def test_special_tokens_are_read_where_they_are_asked_for(
     read: list[list[int]] = []
     answer = decoding.Translator._answers
 
-    def noted(self: decoding.Translator, source: Source, settings: Beam) -> list[str]:
+    def noted(self: decoding.Translator, source: Source, settings: Beam, texts: list[str]) -> list[str]:
         read.extend(source.tokens.tolist())
-        return answer(self, source, settings)
+        return answer(self, source, settings, texts)
 
     monkeypatch.setattr(decoding.Translator, "_answers", noted)
     (trained.parent / "specials.txt").write_text("a <eos> b\n")

@@ -12,6 +12,9 @@ import torch
 from tests.interop.test_ctranslate2 import MODELS as CTRANSLATE2
 from tests.interop.test_ctranslate2 import SOURCE, TARGET, binary, logits, made, rebuilt, variables
 
+from weft.api.import_model import import_model
+from weft.api.load import load
+from weft.api.settings import beam, with_defaults
 from weft.errors import InteropError
 from weft.interop.ctranslate2 import argos
 from weft.interop.formats import read_model
@@ -70,9 +73,32 @@ def test_a_folder_and_its_archive_give_the_model(
     assert [bundle.notes["generation"]["num_beams"] for bundle in found] == [5, 5, 4, 4]
     beams = {"beams": 4, "length_penalty": {"kind": "power", "alpha": 0.2}}
     usual = {"patience": 1.0, "settled": "likely", "renormalise": True}
-    assert search_settings(found[3].notes["generation"]) == ({**usual, **beams}, [])
+    assert search_settings(found[3].notes["generation"]) == ({**usual, **beams, "replace_unknown": True}, [])
     assert found[2].origin == f"{package}: CTranslate2, float32"
     assert found[3].origin == f"{archive}: CTranslate2, float32"
+
+
+def test_unknown_words_become_those_of_the_source(package: Path, tmp_path: Path) -> None:
+    ctranslate2 = pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
+    shutil.copytree(package, tmp_path / "package")
+    file = tmp_path / "package/model/model.bin"
+    cutter = sentencepiece.SentencePieceProcessor(model_file=str(package / "sentencepiece.model"))
+    model = made(CTRANSLATE2["marian"].replace(vocab_size=cutter.get_piece_size()))
+    with torch.no_grad():
+        model.state_dict()["output.bias"][0] = 2.0
+    file.write_bytes(binary(*variables(model), version=5))
+    import_model(tmp_path / "package", tmp_path / "run")
+    run = load(tmp_path / "run")
+    settings = beam(**with_defaults({"max_tokens": 20}, run.beam_defaults))
+    assert settings.replace_unknown
+    program = ctranslate2.Translator(str(file.parent), compute_type="float32")
+    plain = settings.model_copy(update={"replace_unknown": False})
+    assert "Q" not in run.translate(["cat QQ"], plain)[0]
+    for text in ["cat QQ", "<unk> 漢字 the", "ﬁ mat", "x☃y", "😀😀 red, </s> 😀", "the cat sat é on QQ"]:
+        pieces = cutter.encode(text, out_type=str)
+        given = {"beam_size": 4, "length_penalty": 0.2, "replace_unknowns": True, "max_decoding_length": 20}
+        written = program.translate_batch([pieces], **given)[0].hypotheses[0]
+        assert run.translate([text], settings) == ["".join(written).replace("▁", " ").removeprefix(" ")]
 
 
 def test_a_folder_of_models_points_to_one(package: Path) -> None:

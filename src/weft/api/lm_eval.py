@@ -109,8 +109,7 @@ class WeftLM(TemplateLM):
         return self.eot_token_id if self.tokenizer.bos_id is None else self.tokenizer.bos_id
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **given: Any) -> list[int]:
-        """The ids of a text, special tokens in it included unless a message of a conversation spells them, after what
-        the tokenizer puts before every text.
+        """The ids of a text, after what the tokenizer puts before all; special tokens in it count, but for a message's.
 
         A text that begins with bos already, as a chat template's does, gets no second one.
         """

@@ -6,7 +6,7 @@ apart, also where the model's window is full: read from a later place on, a text
 When the search of a prompt is over, `Beam` says.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,6 +35,7 @@ _Beginning = tuple[tuple[int, ...], Ending]  # a text that is still alive: its i
 Candidate = tuple[float, int, int]  # log p of a beginning with one token more, which beginning, which token
 # candidates of a step, best first; which of them each beam goes on with, −1 where it is empty
 Watch = Callable[[Sequence[Candidate], Sequence[int]], None]
+Replace = Callable[[int, tuple[int, ...]], Mapping[int, str]]  # of a prompt's number and a text's ids
 
 
 def beam_search(
@@ -56,24 +57,31 @@ def beam_search(
 
 
 def search_texts(
-    model: LanguageModel, prompts: Sequence[Prompt], settings: Beam, source: Source | None = None
+    model: LanguageModel,
+    prompts: Sequence[Prompt],
+    settings: Beam,
+    source: Source | None = None,
+    instead: Replace | None = None,
 ) -> list[list[Completion]]:
-    """For each prompt the `settings.n` best continuations as text, best first, without prompt and stop strings."""
+    """For each prompt the `settings.n` best continuations as text, best first, without prompt and stop strings;
+    `instead` gives texts that stand for some of its tokens, by place."""
     if not prompts:
         return []
 
-    def completion(hypothesis: Hypothesis, prompt: Prompt) -> Completion:
+    def completion(hypothesis: Hypothesis, row: int) -> Completion:
+        prompt = prompts[row]
         assert prompt.tokenizer is not None
         text = Detokenizer(prompt.tokenizer, settings.stop, prompt.begun)
         # what ends a text is no part of it, also where it is an ordinary token
         ends = {prompt.eos_id, *prompt.stop_ids, *settings.stop_ids}
         shown = hypothesis.ids[:-1] if hypothesis.ids[-1] in ends else hypothesis.ids
-        if not any(text.push(token) for token in shown):
+        texts = {} if instead is None else instead(row, shown)
+        if not any(text.push(token, texts.get(place)) for place, token in enumerate(shown)):
             text.end()
         return Completion(text.take(), len(hypothesis.ids), hypothesis.finish, score=hypothesis.score)
 
     found = beam_search(model, prompts, settings, source)
-    return [[completion(each, prompt) for each in some] for prompt, some in zip(prompts, found, strict=True)]
+    return [[completion(each, row) for each in some] for row, some in enumerate(found)]
 
 
 class _Search:

@@ -123,7 +123,8 @@ class Beam(Rules):
     rewarded, that may be at `max_tokens` alone. It is likely to be when as many texts as beams have ended and no
     beginning is better as it stands, which is what Transformers goes by. With a `patience` it also ends when patience ·
     beams texts have ended (Kasai et al. 2022): 1 is what fairseq and CTranslate2 do. Unless they `renormalise`, rules
-    leave the log-probabilities of what they allow as the model gave them, and penalties act on these.
+    leave the log-probabilities of what they allow as the model gave them, and penalties act on these. A translation
+    that may `replace_unknown` tokens has for each the piece of the source that it looks at (Luong et al. 2015).
     """
 
     beams: int = Field(default=4, ge=1, le=1000)
@@ -133,6 +134,7 @@ class Beam(Rules):
     patience: float | None = Field(default=None, gt=0.0, le=1000.0)
     settled: Literal["certain", "likely"] = "certain"
     renormalise: bool = True
+    replace_unknown: bool = False
 
     @model_validator(mode="after")
     def _enough_beams(self) -> Self:

@@ -29,9 +29,9 @@ class Detokenizer:
         self.ready = ""  # may be shown
         self.stopped = False  # a stop string is complete
 
-    def push(self, token: int) -> bool:
-        """Read a token; True if a stop string is complete."""
-        return self._add(self.stream.push(token))
+    def push(self, token: int, instead: str | None = None) -> bool:
+        """Read a token, or what stands for it; True if a stop string is complete."""
+        return self._add(self.stream.push(token, instead))
 
     def end(self) -> bool:
         """No token follows: what was held back is text after all, unless it completes a stop string."""

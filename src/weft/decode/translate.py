@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from weft.data.batch import Frame, Source, framed
 from weft.decode.beam import search_texts
@@ -68,19 +70,44 @@ class Translator:
                 together = (len(waiting) + 1) // 2
             some = [waiting.pop() for _ in range(min(len(waiting), together))]
             tokens, mask, _ = framed([ids[number] for number in some], None, frame, length=self.length)
-            answers = self._answers(Source(tokens.to(device), mask.to(device)), settings)
+            source = Source(tokens.to(device), mask.to(device))
+            answers = self._answers(source, settings, [texts[number] for number in some])
             for number, answer in zip(some, answers, strict=True):
                 written[number] = answer
             progress(len(some))
         return written
 
     @torch.no_grad()
-    def _answers(self, source: Source, settings: Beam | Sampling) -> list[str]:
+    def _answers(self, source: Source, settings: Beam | Sampling, texts: Sequence[str]) -> list[str]:
         prompts = [Prompt.of(self.target, [self.direction.starts])] * len(source.tokens)
         if self.ratio is not None:
             assert source.mask is not None
             most = [int(self.ratio * read) + ANYWAY for read in source.mask.sum(dim=1).tolist()]
             prompts = [replace(prompt, most=limit) for prompt, limit in zip(prompts, most, strict=True)]
         if isinstance(settings, Beam):
-            return [found[0].text for found in search_texts(self.model, prompts, settings, source)]
+            instead = partial(self._looked_at, source, texts) if settings.replace_unknown else None
+            return [found[0].text for found in search_texts(self.model, prompts, settings, source, instead)]
         return [done.text for done in complete(self.model, prompts, settings, source=source)]
+
+    def _looked_at(self, source: Source, texts: Sequence[str], row: int, ids: tuple[int, ...]) -> dict[int, str]:
+        """For unknown tokens, by place, the piece that the last layer's first head looks at, as in CTranslate2."""
+        assert source.mask is not None
+        probabilities, seen = self.model.alignment, list[Tensor]()
+        unknown = [place for place, id in enumerate(ids) if id == self.target.unk_id]
+        spans, stream = self.source.token_spans(texts[row]), self.source.stream(begun=True)
+        if probabilities is None or not unknown or not spans:
+            return {}
+        real = source.mask[row : row + 1, source.mask[row]]
+        alone = Source(source.tokens[row : row + 1, source.mask[row]], real)
+        before, after = len(self.direction.frame.before), len(self.direction.frame.after)
+        state = self.model.start(1, len(ids), alone)
+        stop = probabilities.watch(seen.append)
+        try:
+            self.model.advance(alone.tokens.new_tensor([(self.direction.starts, *ids[:-1])]), state)
+        finally:
+            stop()
+        weights = seen[-1].flatten(0, -3)[0][unknown, before : alone.tokens.shape[1] - after]
+        mark = self.source.roles.get("unk")
+        own = [None if s.id != self.source.unk_id else s.text if s.token == mark else s.token for s in spans]
+        pieces = [stream.push(span.id, text) for span, text in zip(spans, own, strict=True)]
+        return {place: pieces[best] for place, best in zip(unknown, weights.argmax(dim=-1).tolist(), strict=True)}

@@ -101,6 +101,8 @@ def search_settings(tree: Mapping[str, Any]) -> tuple[Tree, list[str]]:
         found["beams"] = width
     if (alpha := _value(tree, "length_penalty", _between(-10.0, 10.0), odd)) is not None:
         found["length_penalty"] = {"kind": "power", "alpha": alpha}
+    if _value(tree, "replace_unknowns", _is_flag, odd):  # CTranslate2's word
+        found["replace_unknown"] = True
     return found, odd
 
 

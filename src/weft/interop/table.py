@@ -174,7 +174,9 @@ class Table:
 
     def settings(self, given: Settings, known: Mapping[str, Any]) -> Flat:
         """The model's settings; `known` are those that do not come from the keys."""
-        absent = {key: value for key, value in self.defaults.items() if given.prefix + key not in given.tree}
+        defaults, there = self.defaults.items(), {key for key, value in given.tree.items() if value is not None}
+        there |= {key for key in given.tree if key.removeprefix(given.prefix) not in self.only}  # where null is a value
+        absent = {key: value for key, value in defaults if given.prefix + key not in there}
         asked = Settings({**given.tree, **absent}, given.place, given.prefix, given.asked)
         asked.only(**self.only)
         model = {**self.fixed, **known}

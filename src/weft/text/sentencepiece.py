@@ -81,8 +81,8 @@ def to_tokenizer(data: bytes, vocabulary: Mapping[str, int] | None = None) -> tu
         backend = Tokenizer(models.BPE(ids, merges, unk_token=unk, fuse_unk=True, byte_fallback=model.byte_fallback))
     symbols = [piece.text for piece in pieces if piece.kind == USER_DEFINED]
     steps = _preparation(model, symbols)
-    if vocabulary is not None and not model.byte_fallback:
-        steps.append(normalizers.Replace(Regex(_unknown(model, pieces)), UNKNOWN_RUN))
+    if not model.byte_fallback and (runs := _unknown(model, pieces)):
+        steps.append(normalizers.Replace(Regex(runs), UNKNOWN_RUN))
     backend.normalizer = normalizers.Sequence(steps)
     if model.kind == UNIGRAM and (cuts := _cuts(pieces)):  # entries of the vocabulary that are no text are never found
         backend.pre_tokenizer = pre_tokenizers.Split(Regex(cuts), "merged_with_previous")
@@ -112,12 +112,11 @@ def _cuts(pieces: list[Piece]) -> str:
 
 
 def _unknown(model: SentencePiece, pieces: list[Piece]) -> str:
-    """A pattern for what is one unknown piece to the model, unless it is a character that the vocabulary has."""
-    known = {
-        SPACE,
-        *(letter for piece in model.pieces if piece.kind in (NORMAL, USER_DEFINED) for letter in piece.text),
-    }
+    """A pattern for what is one unknown piece to the model, unless the vocabulary has it; empty if it has none such."""
+    known = {SPACE, *"".join(piece.text for piece in model.pieces if piece.kind in (NORMAL, USER_DEFINED))}
     foreign = {piece.text for piece in pieces if piece.kind == FOREIGN and len(piece.text) == 1} - known
+    if not foreign:
+        return ""
     either, neither = ("".join(map(re.escape, sorted(some))) for some in (known, known | foreign))
     return f"[^{either}]{{2,}}|[^{neither}]"
 

@@ -104,11 +104,14 @@ class TextStream:
         self._token_bytes, self._skip, self._begun = token_bytes, skip, begun
         self._utf8 = UTF8("replace")
 
-    def push(self, id: int) -> str:
-        """The text that this id completes; empty while a character is still missing bytes."""
-        if id in self._skip:
+    def push(self, id: int, instead: str | None = None) -> str:
+        """The text that this id, or what stands for it, completes; empty while a character is still missing bytes."""
+        if instead is not None:
+            added = (instead if self._begun else instead.removeprefix(" ")).encode()
+        elif id in self._skip:
             return ""
-        added = self._token_bytes[id] if self._begun else self._token_bytes.first(id)
+        else:
+            added = self._token_bytes[id] if self._begun else self._token_bytes.first(id)
         self._begun = True
         return self._utf8.decode(added)
 

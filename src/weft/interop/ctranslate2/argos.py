@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from weft.errors import InteropError, WeftError
 from weft.interop.bundle import ModelBundle
 from weft.interop.ctranslate2 import ctranslate2
+from weft.interop.ctranslate2.file import open_file
 from weft.untrusted import refuse_beyond, refuse_pointer
 
 ENDING, FOLDER, PIECES = ".argosmodel", "model", "sentencepiece.model"
@@ -25,6 +26,7 @@ MODEL_FILES = {
     *(f"{side}_vocabulary.{end}" for side in ("shared", "source", "target") for end in ("json", "txt")),
 }
 SEARCH = {"num_beams": 4, "length_penalty": 0.2}  # how Argos Translate has CTranslate2 search
+ALIGNED = {"layer": -1, "heads": 1}  # what an unknown word looks at, by which it is replaced
 MAX_UNPACKED_BYTES = 1 << 33  # of all files
 MAX_GROWTH = 32  # times the archive's bytes that they may become: weights are hard to compress
 WRONG = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, zlib.error, lzma.LZMAError)
@@ -60,7 +62,9 @@ def _read_folder(folder: Path, path: Path, tokenizer: Path | None) -> ModelBundl
     if not (folder / PIECES).is_file() and tokenizer is None:
         raise InteropError(f"{path}: it has no {PIECES}, the one tokenizer that weft reads of Argos Translate's")
     bundle = ctranslate2.read(folder / FOLDER, tokenizer)
-    notes = {"generation": ctranslate2.SEARCH | SEARCH}
+    file = open_file(folder / FOLDER / ctranslate2.MODEL)
+    aligned = [file.number(f"decoder/alignment_{key}", default=usual) for key, usual in ALIGNED.items()]
+    notes = {"generation": ctranslate2.SEARCH | SEARCH | {"replace_unknowns": aligned == list(ALIGNED.values())}}
     return replace(bundle, origin=bundle.origin.replace(str(folder / FOLDER), str(path)), notes=notes)
 
 

@@ -69,8 +69,9 @@ def _unknown(tree: Tree, tensors: Collection[str]) -> str:
     if experts := [key for key in counts if tree[key]]:
         count = f"{experts[0]} = {shown(tree[experts[0]])}"
         return f"a mixture of experts ({count}), and weft has one feed-forward for all tokens"
-    known = [(family, given & _keys(family, tree), _misplaced(family, tree, tensors)) for family in alike]
-    family, shared, reasons = max(known, key=lambda one: len(one[1]) - min(len(one[2]), UNREAD))
+    known = [(family, *_asked(family, tree, tensors)) for family in alike]
+    family, asked, reasons = max(known, key=lambda one: len(given & one[1]) - min(len(one[2]), UNREAD))
+    shared = given & asked
     if len(shared) < 3:
         return f"not a family that weft reads, nor like one; it reads {', '.join(FAMILIES)}"
     others = sorted(given - shared)
@@ -80,20 +81,31 @@ def _unknown(tree: Tree, tensors: Collection[str]) -> str:
     return f"not a family that weft reads; the nearest is {family.title} ('{family.kind}'), {'; '.join(reasons)}"
 
 
-def _misplaced(family: Family, tree: Tree, tensors: Collection[str]) -> list[str]:
-    """What a family can't say of a model: a value that it does not have, or each kind of tensor that one has and the
-    other has not."""
+def _asked(family: Family, tree: Tree, tensors: Collection[str]) -> tuple[set[str], list[str]]:
+    """The keys that a family has, whether or not it has the values that are there; and what it can't say of a model:
+    a value that it does not have, or each kind of tensor that one has and the other has not."""
+    settings, reasons = Settings(tree, "config.json"), list[str]()
     own = [name for name, head in family.architectures.items() if head == "lm"] or list(family.architectures)
-    known = {key: there(tensors) for key, there in family.by_weights.items()}
+    known: Flat = {key: there(tensors) for key, there in family.by_weights.items()}
     try:
-        model = family.read(Settings(tree, "config.json"), own[0], known)
+        model = family.read(settings, own[0], known)
     except WeftError as error:
-        return [f"where {str(error).partition(': ')[2]}"] * UNREAD
-    if len(tensors) < model.layers:  # before that many layers are listed
-        return []
-    wanted, copies = set(their_shapes(conversions(family.rules(model), model))), family.copies(model)
-    unused = re.compile("|".join(family.unused) or "$^")
-    foreign = [name for name in tensors if name not in wanted | copies.keys() and not unused.fullmatch(name)]
+        reasons = [f"where {str(error).partition(': ')[2]}"] * UNREAD
+        found: Flat = {**family.fixed, "head.kind": family.architectures[own[0]], **known}
+        for row in family.rows:
+            # a row may need what another would have read, had its value been one of the family's
+            with suppress(WeftError, KeyError):
+                found |= row.read(settings, found)
+    else:
+        if len(tensors) >= model.layers:  # before that many layers are listed
+            reasons = _misplaced(family, model, tensors)
+    return settings.asked | set(family.only), reasons
+
+
+def _misplaced(family: Family, model: Transformer, tensors: Collection[str]) -> list[str]:
+    wanted, unused = set(their_shapes(conversions(family.rules(model), model))), "|".join(family.unused) or "$^"
+    known = wanted | family.copies(model).keys()
+    foreign = [name for name in tensors if name not in known and not re.fullmatch(unused, name)]
     kinds = {re.sub(r"\d+", "0", name): f"which has no tensor '{name}'" for name in reversed(foreign)}
     for name in sorted(wanted.difference(tensors)):
         kinds.setdefault(re.sub(r"\d+", "0", name), f"which needs a tensor '{name}'")
@@ -108,14 +120,3 @@ def _stacks(tree: Tree) -> type[Transformer] | tuple[type[Transformer], ...]:
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         return Decoder
     return Encoder if name.endswith("ForMaskedLM") else (Decoder, Encoder, EncoderDecoder)
-
-
-def _keys(family: Family, tree: Tree) -> set[str]:
-    """The keys that a family has, whether or not it has the values that are there."""
-    settings = Settings(tree, "")
-    model: Flat = {**family.fixed, "head.kind": next(iter(family.heads))}
-    for row in family.rows:
-        # a row may need what another would have read, had its value been one of the family's
-        with suppress(WeftError, KeyError):
-            model |= row.read(settings, model)
-    return settings.asked | set(family.only)

@@ -3,8 +3,7 @@
 LLaMA 1–3 (Touvron et al. 2023; Dubey et al. 2024) and SmolLM2, which has the same architecture; Mistral (Jiang et al.
 2023) adds a window, Qwen2 biases, Qwen3 norms of queries and keys, SmolLM3 layers without positions, Granite factors,
 Phi-3 joins matrices; OLMo (Groeneveld et al. 2024) has norms without weights, OLMo 2 norms after each sublayer.
-Seed-OSS (2025) is Qwen2 with a choice of biases, Ministral 3 (2025) Mistral, CWM (2025) LLaMA 3 with a window in three
-of four layers.
+Seed-OSS (2025) chooses its biases, Ministral 3 is Mistral, CWM is LLaMA 3 with a window in three of four layers.
 Gemma 1–3 (2024, 2025) scale their embeddings and count a gain from 1; Gemma 2 caps scores and logits, has norms on both
 sides of each sublayer, and a window in every other layer; Gemma 3 a window in five of six layers, which rotate by a
 base of their own, and norms of queries and keys.
@@ -175,18 +174,10 @@ GRANITE = family(
     (*USUAL, ATTENTION_BIAS, FEEDFORWARD_BIAS, *granite_factors(*MULTIPLIERS, "logits_scaling")),
     without=("sequence", "token", "span"),
 )
-PHI3_DROPOUT = keys(dropout=("resid_pdrop", 0.0))
+PHI3_ROTARY = positions.rotary(fraction=1.0, original=4096)
 PHI3 = family(
     ("phi3", "Phi-3", "Phi3"),
-    (
-        *SIZES,
-        EPS,
-        positions.rotary(fraction=1.0, original=4096),
-        HEAD,
-        ACTIVATION,
-        positions.one_window(),
-        *PHI3_DROPOUT,
-    ),
+    (*SIZES, EPS, PHI3_ROTARY, HEAD, ACTIVATION, positions.one_window(), *keys(dropout=("resid_pdrop", 0.0))),
     body=names(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
     without=("span",),
     defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
@@ -207,8 +198,7 @@ def _write_biases(model: Flat) -> Tree:
 def _read_original(settings: Settings, model: Flat) -> Flat:
     """Ministral 3 multiplies queries beyond the original context by a factor that grows with their position, and that
     weft does not have: its context ends there."""
-    given, key = positions.table_of(settings, MINISTRAL3_ROPE)
-    rope = Settings(given, f"{settings.place}: {key}")
+    rope = Settings(positions.table_of(settings, MINISTRAL3_ROPE)[0], f"{settings.place}: rope_parameters")
     original, context = rope.whole("original_max_position_embeddings", model["context"]), model["context"]
     if not rope.number(LATER_QUERIES, 0.0) or context <= original:
         return {}
@@ -245,24 +235,17 @@ CWM_ROPE: Tree = {
     "rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
+ORIGINAL, CWM_ROTARY = Special(_read_original, _write_original), positions.rotary(1e6, absent=CWM_ROPE)
 GROUPED = {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5}
 MINISTRAL3 = family(
     ("ministral3", "Ministral 3", "Ministral3"),
-    (
-        *SIZES,
-        *(WIDTH, EPS, positions.rotary(absent=MINISTRAL3_ROPE), HEAD, ACTIVATION, positions.one_window()),
-        Special(_read_original, _write_original),
-    ),
+    (*SIZES, WIDTH, EPS, positions.rotary(absent=MINISTRAL3_ROPE), HEAD, ACTIVATION, positions.one_window(), ORIGINAL),
     only={"layer_types": None},
     defaults={"max_position_embeddings": 262144, **GROUPED},
 )
 CWM = family(
     ("cwm", "CWM", "Cwm"),
-    (
-        *SIZES,
-        *(WIDTH, EPS, positions.rotary(1e6, absent=CWM_ROPE), HEAD, ACTIVATION, FEEDFORWARD_BIAS),
-        some_windows(lambda layer: layer % 4 != 0, 8192),
-    ),
+    (*SIZES, WIDTH, EPS, CWM_ROTARY, HEAD, ACTIVATION, FEEDFORWARD_BIAS, some_windows(lambda at: at % 4 != 0, 8192)),
     without=("sequence", "token", "span"),
     defaults={"max_position_embeddings": 131072, **GROUPED},
 )

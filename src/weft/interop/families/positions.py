@@ -166,8 +166,7 @@ def rotary(
 ) -> Special:
     """The rows of rotary positions. `base` is taken where none is given; `fraction` too, in families that may rotate a
     part of each head; `keys` are what a family calls both, if not rope_theta and partial_rotary_factor; `original` is
-    the original context of a family that has a key for it, where that is absent; `absent` is the table that counts
-    where none is given."""
+    the original context of a family that has a key for it, where that is absent; `absent` the table where none is."""
     theta, part = keys or ("rope_theta", "partial_rotary_factor")
 
     def read(settings: Settings, model: Flat) -> Flat:

@@ -54,9 +54,7 @@ _ENCODINGS = (
 ENCODINGS = {each.number: each for each in _ENCODINGS}
 BY_NAME = {each.name: each for each in ENCODINGS.values()}
 # the names of mixtures, which keep more bits for some tensors than for most
-MIXTURES = {
-    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 21: "Q2_K_S",
-}  # fmt: skip
+MIXTURES = {11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M"}
 FILE_TYPES = {each.file_type: each.name for each in _ENCODINGS} | MIXTURES
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

@@ -99,15 +99,13 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     settings.asked |= {*GENERAL, "split.count", "tokenizer.chat_template"}
     unasked = {key: value for key, value in contents.keys.items() if key not in settings.asked}
     kept = {key: list(v) for key, v in unasked.items() if v.type != ARRAY or len(v.value) <= MAX_KEPT_VALUES}
+    notes = {"keys": kept, "encodings": stored, "file_type": file_type}
     return ModelBundle(
         model=model,
         weights={name: as_dtype(make, dtype) for name, make in weights.items()},
         tokenizer=own,
         origin=f"{path.name} (GGUF, {architecture}, {kind})",
-        notes={
-            "gguf": {"keys": kept, "encodings": stored, "file_type": file_type},
-            "license": in_keys(settings.tree),
-        },
+        notes={"gguf": notes, "license": in_keys(settings.tree)},
         unused=lazily(contents.blocks, (name for name, kind in stored.items() if kind not in DTYPES)),
     )
 

@@ -108,11 +108,8 @@ def _length(folder: Path, model: Transformer, tokenizer: Tokenizer | None) -> in
     """How many tokens of a text a sentence encoder reads, by the files of sentence-transformers where they are."""
     file = next((folder / name for name in SENTENCES if (folder / name).is_file()), folder / SENTENCES[0])
     settings = Settings(optional_object(file), str(file))
-    if (
-        settings.get("do_lower_case") is True
-        and tokenizer is not None
-        and tokenizer.encode("A") != tokenizer.encode("a")
-    ):
+    lowers = settings.get("do_lower_case") is True
+    if lowers and tokenizer is not None and tokenizer.encode("A") != tokenizer.encode("a"):
         warn(f"{file}: do_lower_case = true: not used; put texts in small letters before they are embedded")
     length = settings.get("max_seq_length")
     if length is None and (folder / MODULES).is_file():  # then the tokenizer says it
