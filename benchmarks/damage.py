@@ -3,7 +3,8 @@
     python benchmarks/damage.py --damages 1000
 
 Small runs of several kinds, finished and interrupted, are copied; one file of the copy is damaged (a bit flipped, a
-block overwritten, cut short, emptied, removed, lines moved …), and a command is run on it in a process of its own. The
+block overwritten, cut short, emptied, removed, lines moved, a pipe or an endless file in its place, a checkpoint of
+another run …), and a command is run on it in a process of its own. The
 command must end with exit code 2 and one line, or warn in a line that names the file, or give what it gives without the
 damage. Anything else, a traceback or a hang included, is a failure.
 """
@@ -15,6 +16,7 @@ import importlib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -33,6 +35,7 @@ from weft.runs.lines import read
 from weft.training.step import OptimisationStep
 
 SECONDS = 60  # after which a command is taken to hang
+MEMORY = 12 << 30  # of addresses, most of which torch's libraries take
 MOST = 13  # steps of the runs
 
 SMALL = [
@@ -160,6 +163,7 @@ def apart(go: Callable[[], int]) -> dict[str, Any]:
         if number == 0:
             code = 1
             signal.alarm(SECONDS)
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
             with open(out, "w") as sys.stdout, open(err, "w") as sys.stderr:
                 try:
                     code = go()
@@ -179,6 +183,9 @@ def act(action: str, kind: str, path: Path, folder: Path) -> dict[str, Any]:
         found = apart(lambda: command(["train", "--resume", str(path)]))
         found["answer"] = outcome(path) if found["code"] == 0 else None
         return found
+    if action == "runs":
+        found = apart(lambda: command(["runs", str(folder), "--json"]))
+        return {**found, "answer": found["out"] if found["code"] else None}
     if action == "evaluate":
         more = ["--data", str(folder / "text.txt")] if kind == "imported" else []
         found = apart(lambda: command(["evaluate", str(path), "--json", *more]))
@@ -212,6 +219,22 @@ def outcome(path: Path) -> dict[str, Any]:
 # ---- damages
 
 
+def swap(copy: Path, path: Path, others: list[Path], pick: random.Random) -> tuple[Path, str]:
+    """A checkpoint of the copy is another run's instead, often of one that differs in its seed alone; or it is gone."""
+    file = pick.choice(_checkpoints(copy))
+    twin = path.with_name(f"{path.name}-twin") / "checkpoints" / file.name
+    other = twin if twin.exists() and pick.random() < 0.7 else pick.choice(_checkpoints(pick.choice(others)))
+    shutil.rmtree(file)
+    if pick.random() < 0.8:
+        shutil.copytree(other, file)
+        return file, f"swapped for {other}"
+    return file, "removed"
+
+
+def _checkpoints(run: Path) -> list[Path]:
+    return [each for each in (run / "checkpoints").glob("*-0*") if not each.is_symlink()]
+
+
 def spoil(file: Path, pick: random.Random) -> str:
     """Damage a file somehow; how."""
     if file.is_symlink():
@@ -234,6 +257,10 @@ def spoil(file: Path, pick: random.Random) -> str:
         "appended": lambda: data + pick.randbytes(40),
         "folder": lambda: None,
         "dangling": lambda: None,
+        "pipe": lambda: None,
+        "endless": lambda: None,
+        "itself": lambda: None,
+        "doubled": lambda: data + data,
     }
     lines = data.splitlines(keepends=True)
     if file.suffix in (".jsonl", ".json", ".toml") and len(lines) > 2:
@@ -255,6 +282,12 @@ def spoil(file: Path, pick: random.Random) -> str:
         file.mkdir()
     elif how == "dangling":
         file.symlink_to("nowhere")
+    elif how == "pipe":
+        os.mkfifo(file)
+    elif how == "endless":
+        file.symlink_to("/dev/zero")
+    elif how == "itself":
+        file.symlink_to(file.name)
     return how
 
 
@@ -295,6 +328,7 @@ def bench(damages: int, seed: int, kinds: list[str]) -> Counter[str]:
         for kind in kinds:
             runs.append((kind, folder / f"{kind}-finished"))
             make(kind, runs[-1][1], None)
+            make(kind, folder / f"{kind}-finished-twin", None)
             if kind != "ngram":
                 runs.append((kind, folder / f"{kind}-interrupted"))
                 make(kind, runs[-1][1], 10)
@@ -305,7 +339,7 @@ def bench(damages: int, seed: int, kinds: list[str]) -> Counter[str]:
         for number in range(damages):
             kind, path = pick.choice(runs)
             action = pick.choice(
-                ["evaluate", "use", "export"] if kind == "imported" else ["evaluate", "use", "resume", "resume"]
+                ["evaluate", "use", "export"] if kind == "imported" else ["evaluate", "use", "resume", "resume", "runs"]
             )
             if (path, action) not in expected:
                 expected[path, action] = act(action, kind, copied(path, folder), folder)
@@ -315,10 +349,15 @@ def bench(damages: int, seed: int, kinds: list[str]) -> Counter[str]:
             files = damageable(copy)
             # a file of each kind as often as any other, not each of many checkpoints'
             file = pick.choice(pick.choice(list(_by_name(files).values())))
-            how = spoil(file, pick)
+            if number % 8 == 0 and (copy / "checkpoints").is_dir():
+                file, how = swap(copy, path, [other for _, other in runs if other != path], pick)
+            else:
+                how = spoil(file, pick)
             found = act(action, kind, copy, folder)
             result = verdict(found, expected[path, action], file)
             verdicts[result] += 1
+            if number % 100 == 99:
+                print(number + 1, dict(verdicts), flush=True)
             if result.isupper():
                 shown = found["err"].strip().splitlines()[-1:] or [""]
                 print(f"{number}: {path.name} {file.relative_to(copy)} {how}, {action}: {result} {shown[0][:300]}")
