@@ -53,6 +53,8 @@ def checked(function: T) -> T:
             hint = known.get(name, Any)
             if not _fits(value, hint):
                 shown, words = repr(value), re.sub(r"\b\w+\.", "", inspect.formatannotation(hint))
+                if isinstance(value, str) and _fits([value], hint):
+                    words += f", such as [{shown[:SHOWN]}]"
                 raise ConfigError(f"{name} = {shown[:SHOWN]}{'…' * (len(shown) > SHOWN)}: expected {words}")
         return function(*args, **given)
 
