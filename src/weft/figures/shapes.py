@@ -108,7 +108,7 @@ class _Frame:
         self.top += 20 if plot.y.clips else 14  # with space for what lies above
         self.rows = plot.y.ticks or plot.y.round_numbers(y_limits, max(2, int((height - self.top - 40) // 32)))
         beside = 0.0 if plot.y.ticks else LETTER * max(map(len, self.rows.values()), default=0) + 6
-        self.left, self.right = EDGE + beside + (GAP if plot.y.label else 0), width - EDGE - 6
+        self.left, self.right = EDGE + beside + (GAP + LETTER if plot.y.label else 0), width - EDGE - 6
         several, wide = (plot.x.round_numbers(x_limits, most) for most in range(7, 0, -1)), self.right - self.left
         self.columns = plot.x.ticks or next((ticks for ticks in several if _width_of(ticks.values()) <= wide), {})
         self.tilted = _width_of(self.columns.values()) > wide
