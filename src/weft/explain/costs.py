@@ -14,7 +14,7 @@ from weft.config import Config
 from weft.costs.count import Component, Count, count
 from weft.costs.memory import Memory, Workload, cache_bytes, kept_bytes, narrow, training_memory
 from weft.costs.units import byte_size, reach, short
-from weft.errors import ModelError
+from weft.errors import ModelError, counted
 from weft.figures.page import html_tables, template
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.figures.tables import Table, text_tables
@@ -99,7 +99,7 @@ class Costs(Picture):
                 pieces.append(Piece(name, each, cost / total, 55 if number % 2 else 75))
         around = (total - inside) / total
         pieces.append(Piece("around the layers", f"{around:.1%}", around, 18))
-        return Bar(title, f"{sum(layer.repeats for layer in self.layers)} layers", pieces)
+        return Bar(title, counted(sum(layer.repeats for layer in self.layers), "layer"), pieces)
 
     def _by_component(self) -> Table:
         cost = self.cost
