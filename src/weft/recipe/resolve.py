@@ -249,11 +249,13 @@ def _with_head(tree: Tree) -> Tree:
 
 def _with_warmup(tree: Tree, above: Mapping[str, Any], log: Log) -> Tree:
     """A recipe with a shorter warmup than its own, where it is told to take fewer steps than that."""
-    steps, own = above.get("steps"), flat(tree)
-    warmup, shorter = own.get("schedule.warmup"), max(1, steps // 10) if isinstance(steps, int) else None
-    too_long = shorter is not None and isinstance(warmup, int) and warmup > steps
-    if not too_long or "schedule.warmup" in flat(above) or own.get("schedule.kind") == "noam":
+    own, changed = flat(tree), flat(above)
+    steps, warmup = changed.get("steps"), own.get("schedule.warmup")
+    if not (isinstance(steps, int) and isinstance(warmup, int) and warmup > steps):
         return tree
+    if "schedule.warmup" in changed or own.get("schedule.kind") == "noam":
+        return tree
+    shorter = max(1, steps // 10)
     log(f"schedule.warmup = {shorter} instead of {warmup}, which would be longer than the {steps} steps")
     return merge(tree, {"schedule": {"warmup": shorter}})
 
