@@ -210,6 +210,17 @@ def test_a_checkpoint_of_another_run_is_not_this_ones(pair: Path, capsys: Captur
     assert says in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_a_newest_checkpoint_that_names_another_as_the_best_is_told(pair: Path, capsys: Capture) -> None:
+    """An older one of another run in the newest's place: what it notes led to an older one of this run, unsaid."""
+    shutil.rmtree(pair / "run" / LAST)
+    shutil.copytree(pair / "other" / FIRST, pair / "run" / LAST)
+    notes = json.loads((pair / "run" / LAST / "state/state.json").read_text())
+    notes["best_step"] = 2
+    (pair / "run" / LAST / "state/state.json").write_text(json.dumps(notes))
+    assert command(["evaluate", str(pair / "run")]) == 0
+    assert f"{pair / 'run' / LAST}" in capsys.readouterr().err
+
+
 def test_a_copy_of_a_whole_run_is_that_run(pair: Path, capsys: Capture) -> None:
     shutil.rmtree(pair / "run")
     shutil.copytree(pair / "other", pair / "run", symlinks=True)

@@ -274,6 +274,10 @@ def find(folder: Path, which: Literal["best", "latest"], use: Callable[[Path], T
         damage[line] = None
     if which == "best" and found:
         best = best_of(folder, found[-1]) or found[-1]
+        try:
+            manifest_of(found[-1])
+        except DamageError as error:  # which is the best may not be what it says
+            damage[str(error)] = None
         if not _state_of(found[-1]):
             state = found[-1] / "state/state.json"
             damage[f"{state}: damaged, so that the best may be another; taking {best.name}"] = None
