@@ -1,0 +1,117 @@
+"""The models of a server by name: loaded when first asked for, and unloaded when memory is short."""
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from weft.api.load import load
+from weft.api.run import Run
+from weft.costs.count import count
+from weft.errors import ConfigError, WeftError, suggestion
+from weft.runs.folder import RunFolder, open_run
+from weft.serve.config import Limits
+from weft.serve.errors import RefusedError
+from weft.serve.worker import Worker
+from weft.training.precision import pick_device
+from weft.training.preflight import free_memory
+
+RESERVE = 1.5  # times the size of its weights, that are free before a model is loaded
+BYTES = 4  # of a weight while it is loaded
+
+
+@dataclass
+class Shelf:
+    """One model: where its run is, and its thread while it is loaded."""
+
+    name: str
+    folder: RunFolder
+    created: int
+    worker: Worker | None = None
+    users: int = 0
+    used: float = 0.0
+
+    @property
+    def run(self) -> Run:
+        assert self.worker is not None, "it is in use"
+        return self.worker.run_
+
+
+class Library:
+    """All models that a server was given."""
+
+    def __init__(self, places: Sequence[str], quantize: str | None, limits: Limits):
+        self.quantize, self.limits, self.device = quantize, limits, torch.device(pick_device())
+        self.ready = False
+        self.shelves: dict[str, Shelf] = {}
+        for folder in found(places):
+            name = folder.path.resolve().name
+            if name in self.shelves:
+                other = self.shelves[name].folder.path
+                raise ConfigError(f"{folder.path}: {other} is named '{name}' as well; rename one of them")
+            self.shelves[name] = Shelf(name, folder, int(folder.config.stat().st_mtime))
+        self._loading = asyncio.Lock()
+
+    async def prepare(self) -> None:
+        """Load the model already, if there is only one; of several, each is loaded when it is asked for."""
+        if len(self.shelves) == 1:
+            with suppress(WeftError, RefusedError):  # whoever asks for it is told
+                async with self.lent(next(iter(self.shelves))):
+                    pass
+        self.ready = True
+
+    @asynccontextmanager
+    async def lent(self, name: str) -> AsyncIterator[Shelf]:
+        """A model, which is loaded as long as the `with` lasts."""
+        shelf = self.shelves.get(name)
+        if shelf is None:
+            known = suggestion(name[:60], self.shelves, what="served")
+            raise RefusedError(404, f"model '{name[:60]}': {known}", param="model")
+        shelf.users += 1
+        try:
+            if shelf.worker is None:
+                async with self._loading:
+                    if shelf.worker is None:
+                        shelf.worker = await asyncio.to_thread(self._load, shelf)
+            yield shelf
+        finally:
+            shelf.users -= 1
+            shelf.used = time.monotonic()
+
+    def close(self) -> None:
+        for shelf in self.shelves.values():
+            self._unload(shelf)
+
+    def _load(self, shelf: Shelf) -> Worker:
+        need = int(RESERVE * BYTES * count(shelf.folder.recipe().model).parameters)
+        for other in sorted(self.shelves.values(), key=lambda each: each.used):
+            if free_memory(self.device) >= need:
+                break
+            if other.worker is not None and not other.users:
+                self._unload(other)
+        return Worker(shelf.name, load(shelf.folder.path, self.device, quantize=self.quantize), self.limits)
+
+    def _unload(self, shelf: Shelf) -> None:
+        worker, shelf.worker = shelf.worker, None
+        if worker is not None:
+            worker.close()
+            del worker
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+
+def found(places: Sequence[str]) -> list[RunFolder]:
+    """The runs that are meant: each place is one, or a folder of some."""
+    runs: list[RunFolder] = []
+    for place in map(Path, places):
+        inside = sorted(place.glob("*/config.toml")) if place.is_dir() and not RunFolder(place).config.is_file() else []
+        if not inside and (place / "config.json").is_file():
+            raise ConfigError(f"{place}: a model of another program; first: weft import {place} runs/{place.name}")
+        runs += [open_run(file.parent) for file in inside] or [open_run(place)]
+    return runs
