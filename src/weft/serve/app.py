@@ -68,12 +68,11 @@ def make_app(library: Library, serving: Serving) -> App:
     inside: App = app
     if serving.origins:
         inside = CORSMiddleware(app, list(serving.origins), allow_methods=["*"], allow_headers=["*"])
-    return _counted(Gate(inside, serving), metrics, app)
+    return _counted(Gate(inside, serving), metrics)
 
 
-def _counted(app: App, metrics: Metrics, known: FastAPI) -> App:
+def _counted(app: App, metrics: Metrics) -> App:
     """The same, where each request is counted and has a line in the log."""
-    paths = {getattr(route, "path", "") for route in known.routes}
 
     async def counted(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -90,7 +89,7 @@ def _counted(app: App, metrics: Metrics, known: FastAPI) -> App:
         try:
             await app(scope, receive, noting)
         finally:
-            path = scope["path"] if scope["path"] in paths else "other"
+            path = getattr(scope.get("route"), "path", "other")  # not what a stranger may make up
             metrics.requests.labels(path, str(status)).inc()
             log.info("%s %s %d %.3f s", scope["method"], path, status, time.monotonic() - start)
 

@@ -79,6 +79,9 @@ class Library:
                     if shelf.worker is None:
                         shelf.worker = await asyncio.to_thread(self._load, shelf)
             yield shelf
+        except WeftError as error:  # a client knows the model by its name, and not where it lies
+            place = str(shelf.folder.path)
+            raise RefusedError(400, " ".join(str(error).replace(place, f"model '{shelf.name}'").split())) from None
         finally:
             shelf.users -= 1
             shelf.used = time.monotonic()
