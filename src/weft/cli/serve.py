@@ -12,7 +12,6 @@ from weft.progress import log_to_stderr
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ANY_ADDRESS = ("0.0.0.0", "::", "")
-DRAIN_SECONDS = 30  # that texts have to end after SIGTERM
 MAX_KEYS_BYTES = 1 << 20
 MIN_KEY = 8  # characters
 
@@ -63,6 +62,7 @@ def serve(
         from weft.serve.app import make_app
         from weft.serve.config import Limits, Serving
         from weft.serve.library import Library
+        from weft.serve.listen import uvicorn_config
 
     given = {"queue": queue, "per_client": per_key or queue, "rows": rows, "seconds": timeout, "max_tokens": max_tokens}
     limits = validate(Limits, given)
@@ -78,16 +78,12 @@ def serve(
     library = Library(places, quantize, limits)
     app = make_app(library, serving)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    config = uvicorn.Config(
+    config = uvicorn_config(
         app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
+        serving,
         uds=None if uds is None else str(uds),
         ssl_certfile=None if ssl_certfile is None else str(ssl_certfile),
         ssl_keyfile=None if ssl_keyfile is None else str(ssl_keyfile),
-        root_path=serving.root_path,
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     sockets = None if uds is not None else [_listening(host, port)]

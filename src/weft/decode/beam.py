@@ -56,7 +56,11 @@ def beam_search(
 
 
 def search_texts(
-    model: LanguageModel, prompts: Sequence[Prompt], settings: Beam, source: Source | None = None
+    model: LanguageModel,
+    prompts: Sequence[Prompt],
+    settings: Beam,
+    source: Source | None = None,
+    watch: Watch | None = None,
 ) -> list[list[Completion]]:
     """For each prompt the `settings.n` best continuations as text, best first, without prompt and stop strings."""
     if not prompts:
@@ -72,7 +76,7 @@ def search_texts(
             text.end()
         return Completion(text.take(), len(hypothesis.ids), hypothesis.finish, score=hypothesis.score)
 
-    found = beam_search(model, prompts, settings, source)
+    found = beam_search(model, prompts, settings, source, watch)
     return [[completion(each, prompt) for each in some] for prompt, some in zip(prompts, found, strict=True)]
 
 

@@ -13,8 +13,6 @@ from weft.serve.openai import client_of, server_of
 from weft.serve.schema import CountBody, MessagesBody, Turn
 from weft.serve.writing import Asked, Server, Writing, Written, conversation, drawn, whole
 
-STOPPED = {"eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens", None: None}
-
 router = APIRouter()
 
 
@@ -22,8 +20,8 @@ router = APIRouter()
 async def messages(request: Request, body: MessagesBody) -> Response:
     server, client = server_of(request), client_of(request)
     if body.stream:
-        return await streamed(request.receive, _events(server, body, client), request.url.path)
-    return await answered(request.receive, _message(server, body, client))
+        return await streamed(request, _events(server, body, client))
+    return await answered(request, _message(server, body, client))
 
 
 @router.post("/v1/messages/count_tokens")
@@ -52,8 +50,14 @@ def _object(asked: Asked, id: str, text: Written | None) -> dict[str, Any]:
     content = [] if text is None else [{"type": "text", "text": text.text}]
     value = {"id": id, "type": "message", "role": "assistant", "model": asked.shelf.name, "content": content}
     used = {"input_tokens": asked.prompt_tokens, "output_tokens": 0 if text is None else text.tokens}
-    reason = None if text is None else STOPPED[text.finish]
-    return {**value, "stop_reason": reason, "stop_sequence": None, "usage": used}
+    return {**value, **_ended(text or Written()), "usage": used}
+
+
+def _ended(text: Written) -> dict[str, str | None]:
+    """Why it ended: a model's own sign that its turn is over is no stop sequence."""
+    reasons = {"length": "max_tokens", None: None}
+    reason = "stop_sequence" if text.stopped is not None else reasons.get(text.finish, "end_turn")
+    return {"stop_reason": reason, "stop_sequence": text.stopped}
 
 
 async def _message(server: Server, body: MessagesBody, client: str) -> dict[str, Any]:
@@ -80,6 +84,5 @@ async def _events(server: Server, body: MessagesBody, client: str) -> Events:
                     if piece.text:
                         yield _told("content_block_delta", index=0, delta={"type": "text_delta", "text": piece.text})
         yield _told("content_block_stop", index=0)
-        ended = {"stop_reason": STOPPED[text.finish], "stop_sequence": None}
-        yield _told("message_delta", delta=ended, usage={"output_tokens": text.tokens})
+        yield _told("message_delta", delta=_ended(text), usage={"output_tokens": text.tokens})
         yield _told("message_stop")

@@ -65,10 +65,10 @@ def make_app(library: Library, serving: Serving) -> App:
     app.add_exception_handler(Exception, on_refused)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_invalid)
-    inside: App = app
-    if serving.origins:
-        inside = CORSMiddleware(app, list(serving.origins), allow_methods=["*"], allow_headers=["*"])
-    return _counted(Gate(inside, serving), metrics)
+    gate: App = Gate(app, serving)
+    if serving.origins:  # before the gate: a browser asks first, without a key
+        gate = CORSMiddleware(gate, list(serving.origins), allow_methods=["*"], allow_headers=["*"])
+    return _counted(gate, metrics)
 
 
 def _counted(app: App, metrics: Metrics) -> App:

@@ -5,9 +5,10 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.serve.errors import as_refused, body
+from weft.serve.errors import as_refused, body, path_of
 from weft.serve.gate import Receive, Scope, Send
 from weft.serve.writing import unless_gone
 
@@ -49,13 +50,13 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def streamed(receive: Receive, events: Events, path: str) -> Response:
+async def streamed(request: Request, events: Events) -> Response:
     """A stream of events. What is refused before the first one is an error like any other."""
-    first = await unless_gone(receive, anext(events))
-    return Response(status_code=499) if first is None else EventStream(first, events, path)
+    first = await unless_gone(request.receive, anext(events))
+    return Response(status_code=499) if first is None else EventStream(first, events, path_of(request))
 
 
-async def answered(receive: Receive, work: Coroutine[Any, Any, Any]) -> Response:
+async def answered(request: Request, work: Coroutine[Any, Any, Any]) -> Response:
     """What the work gives, as JSON."""
-    value = await unless_gone(receive, work)
+    value = await unless_gone(request.receive, work)
     return Response(status_code=499) if value is None else Response(encoded(value), media_type="application/json")

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -17,6 +18,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = {"/health", "/ready"}  # what a load balancer asks for has no secrets
+HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s\[\]:/@]+))(?::\d*)?")
 BODY_SECONDS = 30.0  # within which a body has to arrive
 
 
@@ -25,7 +27,7 @@ class Gate:
 
     def __init__(self, app: App, serving: Serving):
         self.app, self.serving = app, serving
-        self.hosts = {_bare(host) for host in serving.hosts}
+        self.hosts = {_bare(f"[{host}]" if host.count(":") > 1 else host) for host in serving.hosts}
         self.keys = [hashlib.sha256(key.encode()).digest() for key in serving.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,7 +49,7 @@ class Gate:
         if not length.isdigit() or int(length) > limit:
             await _refuse(send, path, 413, f"a body has at most {limit} bytes", close=True)
             return
-        content = b""
+        content = bytearray()
         if scope["method"] in ("POST", "PUT", "PATCH", "DELETE"):
             try:
                 async with asyncio.timeout(BODY_SECONDS):
@@ -64,24 +66,23 @@ class Gate:
             except TimeoutError:
                 await _refuse(send, path, 408, f"the body did not arrive within {BODY_SECONDS:.0f} seconds", close=True)
                 return
-        await self.app(scope, _replay(content, receive), send)
+        await self.app(scope, _replay(bytes(content), receive), send)
 
     def _client(self, headers: dict[bytes, bytes]) -> str | None:
         """Whose key it is, by its number; None for a wrong one. Anybody, where there are no keys."""
         if not self.keys:
             return "anybody"
-        given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
+        scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        given = headers.get(b"x-api-key") or (bearer.strip() if scheme.lower() == b"bearer" else b"")
         digest = hashlib.sha256(given).digest()
         same = [hmac.compare_digest(digest, key) for key in self.keys]  # all of them, whichever it is
         return f"key {same.index(True) + 1}" if any(same) else None
 
 
 def _bare(host: str) -> str:
-    """A host without its port."""
-    host = host.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host if host.count(":") > 1 else host.partition(":")[0]
+    """A host without its port; nothing where it is no host."""
+    found = HOST.fullmatch(host.strip().lower())
+    return "" if found is None else found[1] or found[2]
 
 
 def _replay(content: bytes, receive: Receive) -> Receive:

@@ -13,7 +13,7 @@ import torch
 from weft.api.load import load
 from weft.api.run import Run
 from weft.costs.count import count
-from weft.errors import ConfigError, WeftError, suggestion
+from weft.errors import ConfigError, WeftError, out_of_memory, suggestion
 from weft.runs.folder import RunFolder, open_run
 from weft.serve.config import Limits
 from weft.serve.errors import RefusedError
@@ -23,6 +23,7 @@ from weft.training.preflight import free_memory
 
 RESERVE = 1.5  # times the size of its weights, that are free before a model is loaded
 BYTES = 4  # of a weight while it is loaded
+RETRY_SECONDS = 10  # after which memory may be free again
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Library:
             if shelf.worker is None:
                 async with self._loading:
                     if shelf.worker is None:
-                        shelf.worker = await asyncio.to_thread(self._load, shelf)
+                        shelf.worker = await self._load(shelf)
             yield shelf
         except WeftError as error:  # a client knows the model by its name, and not where it lies
             place = str(shelf.folder.path)
@@ -88,25 +89,40 @@ class Library:
 
     def close(self) -> None:
         for shelf in self.shelves.values():
-            self._unload(shelf)
+            worker, shelf.worker = shelf.worker, None
+            if worker is not None:
+                worker.close()
 
-    def _load(self, shelf: Shelf) -> Worker:
+    async def _load(self, shelf: Shelf) -> Worker:
         need = int(RESERVE * BYTES * count(shelf.folder.recipe().model).parameters)
-        for other in sorted(self.shelves.values(), key=lambda each: each.used):
-            if free_memory(self.device) >= need:
-                break
-            if other.worker is not None and not other.users:
-                self._unload(other)
+        while free_memory(self.device) < need and await self._unload_one():
+            pass
+        while True:
+            try:
+                return await asyncio.to_thread(self._started, shelf)
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+            if not await self._unload_one():
+                raise RefusedError(503, f"there is no memory for model '{shelf.name}' now", retry_after=RETRY_SECONDS)
+
+    def _started(self, shelf: Shelf) -> Worker:
         return Worker(shelf.name, load(shelf.folder.path, self.device, quantize=self.quantize), self.limits)
 
-    def _unload(self, shelf: Shelf) -> None:
-        worker, shelf.worker = shelf.worker, None
-        if worker is not None:
-            worker.close()
-            del worker
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+    async def _unload_one(self) -> bool:
+        """Unload the model that nobody has used for longest; False where all are in use."""
+        idle = [each for each in self.shelves.values() if each.worker is not None and not each.users]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda each: each.used)
+        worker, oldest.worker = oldest.worker, None  # before anybody else can be lent it
+        assert worker is not None
+        await asyncio.to_thread(worker.close)
+        del worker
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return True
 
 
 def found(places: Sequence[str]) -> list[RunFolder]:

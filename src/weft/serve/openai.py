@@ -87,8 +87,8 @@ async def completions(request: Request, body: CompletionBody) -> Response:
     if best_of > n and (body.stream or body.beams):
         raise RefusedError(400, "best_of: whole texts are compared; leave out stream and beams", param="best_of")
     if body.stream:
-        return await streamed(request.receive, _completion_events(server, body, client), request.url.path)
-    return await answered(request.receive, _completion(server, body, client))
+        return await streamed(request, _completion_events(server, body, client))
+    return await answered(request, _completion(server, body, client))
 
 
 def _asked(server: Server, shelf: Shelf, body: CompletionBody, client: str) -> Asked:
@@ -164,8 +164,8 @@ async def chats(request: Request, body: ChatBody) -> Response:
     if body.top_logprobs is not None and not body.logprobs:
         raise RefusedError(400, "top_logprobs: needs logprobs = true", param="top_logprobs")
     if body.stream:
-        return await streamed(request.receive, _chat_events(server, body, client), request.url.path)
-    return await answered(request.receive, _chat(server, body, client))
+        return await streamed(request, _chat_events(server, body, client))
+    return await answered(request, _chat(server, body, client))
 
 
 def _asked_in_chat(server: Server, shelf: Shelf, body: ChatBody, client: str) -> Asked:
@@ -222,7 +222,7 @@ async def _chat_events(server: Server, body: ChatBody, client: str) -> Events:
 
 @router.post("/v1/embeddings")
 async def embeddings(request: Request, body: EmbeddingsBody) -> Response:
-    return await answered(request.receive, _embeddings(server_of(request), body, client_of(request)))
+    return await answered(request, _embeddings(server_of(request), body, client_of(request)))
 
 
 async def _embeddings(server: Server, body: EmbeddingsBody, client: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ async def _ask(request: Request, body: Body, function: Callable[[Run], Any]) -> 
             answer = await shelf.worker.ask(partial(function, shelf.run), client_of(request))
             return {"model": shelf.name, **answer}
 
-    return await answered(request.receive, work())
+    return await answered(request, work())
 
 
 def _listed(texts: str | Sequence[str]) -> list[str]:

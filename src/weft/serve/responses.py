@@ -21,8 +21,8 @@ router = APIRouter()
 async def responses(request: Request, body: ResponsesBody) -> Response:
     server, client = server_of(request), client_of(request)
     if body.stream:
-        return await streamed(request.receive, _events(server, body, client), request.url.path)
-    return await answered(request.receive, _response(server, body, client))
+        return await streamed(request, _events(server, body, client))
+    return await answered(request, _response(server, body, client))
 
 
 def _asked(server: Server, shelf: Shelf, body: ResponsesBody, client: str) -> Asked:

@@ -152,7 +152,7 @@ class ResponsesBody(Drawing):
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
     text: TextSettings | None = None
-    metadata: Ignored = None
+    metadata: dict[str, str] | None = None
     user: Ignored = None
     store: Ignored = None
     tools: Unsupported = None

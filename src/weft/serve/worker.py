@@ -20,10 +20,11 @@ from weft.decode.config import Sampling
 from weft.decode.engine.blocks import Request
 from weft.decode.engine.engine import Counts, Engine
 from weft.decode.engine.engine import Limits as Held
+from weft.decode.fast.stepper import stretches
 from weft.decode.generate import BLOCK_SIZE, MAX_ENGINE_LENGTH, generate
 from weft.decode.prompt import Prompt, check_prompts, context_window
 from weft.decode.text import Chunk
-from weft.errors import ModelError, WeftError
+from weft.errors import WeftError
 from weft.models.base import device_of
 from weft.models.transformer import Transformer
 from weft.serve.config import Limits
@@ -106,8 +107,11 @@ class Worker(threading.Thread):
         question = Question(function, client, deadline, loop, loop.create_future())
         self._queue([question])
         try:
-            answer: T = await question.answer
-            return answer
+            async with asyncio.timeout(self.limits.seconds):
+                answer: T = await question.answer
+                return answer
+        except TimeoutError:
+            raise RefusedError(408, f"not done within {self.limits.seconds:.0f} seconds") from None
         finally:
             question.cancelled = True
 
@@ -145,7 +149,9 @@ class Worker(threading.Thread):
         return blocks - self._engine.manager.pool.free_blocks, blocks
 
     def _queue(self, tasks: Sequence[Task]) -> None:
-        client = tasks[0].client
+        client, most = tasks[0].client, min(self.limits.queue, self.limits.per_client)
+        if len(tasks) > most:
+            raise RefusedError(400, f"{len(tasks)} texts in one request; this server takes at most {most}")
         with self._changed:
             own = len(self._waiting.get(client, ())) + sum(each.client == client for each in self._active)
             if self.waiting + len(tasks) > self.limits.queue:
@@ -207,7 +213,7 @@ class Worker(threading.Thread):
             else:
                 task.request = self._engine.submit(task.prompt, task.settings, task.seed)
             self._active.append(task)
-        except Exception as error:
+        except BaseException as error:  # a panic of a library in Rust is no Exception
             self._refuse(task, self._told(error))
 
     def _drop(self) -> None:
@@ -230,10 +236,11 @@ class Worker(threading.Thread):
             for ticket in list(self._active):
                 self._write_one(ticket)
             return
+        failure: RefusedError | None = None
         try:
             self._engine.step()
-        except Exception as error:
-            self._told(error)  # each request of the step knows that it has failed
+        except BaseException as error:
+            failure = self._told(error)  # of each request that has ended now
         for ticket in list(self._active):
             request = ticket.request
             assert request is not None
@@ -241,14 +248,14 @@ class Worker(threading.Thread):
             request.chunks.clear()
             if request.ended:
                 if request.error is not None:
-                    self._refuse(ticket, self._told(request.error))
+                    self._refuse(ticket, failure or self._told(request.error))
                 self._active.remove(ticket)
 
     def _write_one(self, ticket: Ticket) -> None:
         assert ticket.stream is not None
         try:
             chunk = next(ticket.stream)
-        except Exception as error:
+        except BaseException as error:
             self._refuse(ticket, self._told(error))
             self._leave(ticket)
             return
@@ -258,7 +265,7 @@ class Worker(threading.Thread):
         if chunk.finish is not None:
             self._leave(ticket)
 
-    def _told(self, error: Exception) -> RefusedError:
+    def _told(self, error: BaseException) -> RefusedError:
         if not isinstance(error, WeftError | RefusedError):
             log.exception("%s", self.name, exc_info=error)
         return as_refused(error)
@@ -290,10 +297,12 @@ class Worker(threading.Thread):
         layers = getattr(model.config, "layers", 1)
         per_block = 2 * layers * attention.groups * model.config.d_head * BLOCK_SIZE * size
         longest = min(context_window(model) or MAX_ENGINE_LENGTH, self.limits.max_tokens, MAX_ENGINE_LENGTH)
+        if stretches(model, longest):
+            return None  # a block holds what was read at one angle
         wanted = self.limits.rows * -(-longest // BLOCK_SIZE)
         able = int(CACHE_SHARE * free_memory(device_of(model))) // per_block
         if able < -(-longest // BLOCK_SIZE):
-            raise ModelError(f"{self.run_.path}: no memory for the keys and values of one text of {longest} tokens")
+            raise MemoryError(f"no room for the keys and values of one text of {longest} tokens")
         held = Held(blocks=min(wanted, able), block_size=BLOCK_SIZE, rows=self.limits.rows)
         return Engine(model, self.run_.tokenizer.vocab_size, held)
 

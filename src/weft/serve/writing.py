@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
@@ -65,6 +65,7 @@ class Piece(NamedTuple):
     tokens: int
     finish: Finish | None
     scored: list[Scored] = []  # noqa: RUF012 — nobody adds to it
+    stopped: str | None = None  # the stop string that ended it
 
 
 @dataclass
@@ -75,11 +76,12 @@ class Written:
     tokens: int = 0
     finish: Finish | None = None
     scored: tuple[Scored, ...] = ()
+    stopped: str | None = None
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
         self.tokens += piece.tokens
-        self.finish = piece.finish or self.finish
+        self.finish, self.stopped = piece.finish or self.finish, piece.stopped or self.stopped
         self.scored += tuple(piece.scored)
 
     @property
@@ -198,11 +200,13 @@ class Writing:
         self.tickets: list[Ticket] = []
         assert asked.shelf.worker is not None
         self.worker = asked.shelf.worker
+        self.left = False
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.left = True
         self.worker.cancel(self.tickets)
 
     async def __aiter__(self) -> AsyncIterator[list[Piece]]:
@@ -212,7 +216,7 @@ class Writing:
                 log.info("%s: %s", name, printable(text))
         self.server.metrics.prompt_tokens.labels(name).inc(asked.prompt_tokens)
         if isinstance(asked.settings, Beam) or writes_from_source(asked.shelf.run):
-            whole = await self.worker.ask(partial(_whole, asked), asked.client)
+            whole = await self.worker.ask(partial(_whole, asked, self._go_on), asked.client)
             self.server.metrics.written_tokens.labels(name).inc(sum(piece.tokens for piece in whole))
             yield whole
             return
@@ -224,6 +228,10 @@ class Writing:
         self.worker.write(self.tickets)
         async for some in self._arriving(queue):
             yield some
+
+    def _go_on(self, *_: object) -> None:
+        if self.left:
+            raise RefusedError(499, "nobody waits for it")
 
     async def _arriving(self, queue: "asyncio.Queue[tuple[int, Arrived]]") -> AsyncIterator[list[Piece]]:
         name, metrics = self.asked.shelf.name, self.server.metrics
@@ -250,7 +258,7 @@ class Writing:
     def _piece(self, index: int, chunks: list[Chunk]) -> Piece:
         text = chunks[0].text if len(chunks) == 1 else "".join(chunk.text for chunk in chunks)
         scored = [] if chunks[0].logprob is None else self._scored(chunks)
-        return Piece(index, text, len(chunks), chunks[-1].finish, scored)
+        return Piece(index, text, len(chunks), chunks[-1].finish, scored, chunks[-1].stopped)
 
     def _scored(self, chunks: Sequence[Chunk]) -> list[Scored]:
         tokenizer = self.asked.shelf.run.tokenizer
@@ -275,17 +283,17 @@ async def whole(server: Server, asked: Asked) -> list[Written]:
     return texts
 
 
-def _whole(asked: Asked) -> list[Piece]:
-    """What a beam search finds, or a model writes from its source: whole texts."""
+def _whole(asked: Asked, go_on: Callable[..., None]) -> list[Piece]:
+    """What a beam search finds, or a model writes from its source: whole texts. `go_on` raises when nobody waits."""
     run, settings = asked.shelf.run, asked.settings
     if writes_from_source(run):
         if asked.n > 1 or getattr(settings, "logprobs", None) is not None:
             raise RefusedError(400, "this model writes one text from another: n and logprobs are not for it")
         chosen = settings if isinstance(settings, Beam) else None
-        found = run.translate(asked.texts, chosen)
+        found = run.translate(asked.texts, chosen, progress=go_on)
         return [Piece(index, text, len(run.tokenizer.encode(text)), "eos") for index, text in enumerate(found)]
     assert isinstance(settings, Beam)
-    several = search_texts(run.model, list(asked.prompts), settings)
+    several = search_texts(run.model, list(asked.prompts), settings, watch=go_on)
     texts = [text for some in several for text in some[: asked.n]]
     return [Piece(index, text.text, text.tokens, text.finish) for index, text in enumerate(texts)]
 

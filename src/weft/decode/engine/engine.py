@@ -188,9 +188,9 @@ class Engine:
                 self._step(work)
             else:
                 self._catch_up()
-        except Exception as error:
+        except BaseException as error:
             if work and out_of_memory(error):
-                self._make_room(work)
+                self._make_room(work, error)
                 return not self.idle
             failed = error if isinstance(error, WeftError) else ModelError(f"the engine failed: {error}")
             for request in involved:
@@ -199,13 +199,15 @@ class Engine:
                 raise
         return not self.idle
 
-    def _make_room(self, work: Work) -> None:
+    def _make_room(self, work: Work, error: BaseException) -> None:
         """Memory ran out in a step: the request that had most to read ends, and the others are read again."""
         self._catch_up()
         going = sorted((item for item in work if not item[0].ended), key=lambda item: item[1])
+        failed = ModelError("not enough memory to read this text beside the others")
+        failed.__cause__ = error
         for place, (request, _) in enumerate(going, start=1):
             if place == len(going):
-                self._end(request, ModelError("not enough memory to read this text beside the others"))
+                self._end(request, failed)
             else:
                 self.scheduler.requeue(request)
 
