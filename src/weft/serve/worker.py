@@ -32,6 +32,7 @@ from weft.serve.errors import RefusedError, as_refused
 from weft.training.preflight import free_memory
 
 CACHE_SHARE = 0.5  # of the memory that is free once a model is loaded, for keys and values
+MIN_BLOCKS = 16  # that a model without memory for them is not served with
 IDLE_SECONDS = 0.2  # after which a thread without work looks whether it is to end
 
 T = TypeVar("T")
@@ -299,10 +300,12 @@ class Worker(threading.Thread):
         longest = min(context_window(model) or MAX_ENGINE_LENGTH, self.limits.max_tokens, MAX_ENGINE_LENGTH)
         if stretches(model, longest):
             return None  # a block holds what was read at one angle
-        wanted = self.limits.rows * -(-longest // BLOCK_SIZE)
+        # a text longer than those it learned from may be asked for, but hardly by all at once
+        usual = -(-min(longest, model.config.context) // BLOCK_SIZE)
         able = int(CACHE_SHARE * free_memory(device_of(model))) // per_block
-        if able < -(-longest // BLOCK_SIZE):
-            raise MemoryError(f"no room for the keys and values of one text of {longest} tokens")
+        if able < min(usual, MIN_BLOCKS):
+            raise MemoryError(f"no room for the keys and values of one text of {MIN_BLOCKS * BLOCK_SIZE} tokens")
+        wanted = max(self.limits.rows * usual, -(-longest // BLOCK_SIZE))
         held = Held(blocks=min(wanted, able), block_size=BLOCK_SIZE, rows=self.limits.rows)
         return Engine(model, self.run_.tokenizer.vocab_size, held)
 
