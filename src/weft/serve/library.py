@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from weft.api.load import load
+from weft.api.load import check_width, load
 from weft.api.run import Run
 from weft.costs.count import count
 from weft.errors import ConfigError, WeftError, out_of_memory, suggestion
@@ -47,6 +47,8 @@ class Library:
     """All models that a server was given."""
 
     def __init__(self, places: Sequence[str], quantize: str | None, limits: Limits):
+        if quantize is not None:
+            check_width(quantize)
         self.quantize, self.limits, self.device = quantize, limits, torch.device(pick_device())
         self.ready = False
         self.shelves: dict[str, Shelf] = {}
