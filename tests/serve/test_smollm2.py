@@ -58,11 +58,12 @@ def test_a_chat_is_the_run_s_own(client: openai.OpenAI, run: Path) -> None:
 
 def test_a_message_ends_with_the_turn(server: Served) -> None:
     claude = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=600)
-    found = claude.messages.create(model="smollm2", messages=ASKED, temperature=0, max_tokens=24)
+    cold = {"temperature": 0}
+    found = claude.messages.create(model="smollm2", messages=ASKED, max_tokens=24, extra_body=cold)
     assert found.content[0].type == "text" and "Paris" in found.content[0].text
     assert found.stop_reason == "end_turn" and found.stop_sequence is None
     stopped = claude.messages.create(
-        model="smollm2", messages=ASKED, temperature=0, max_tokens=24, stop_sequences=["Par"]
+        model="smollm2", messages=ASKED, max_tokens=24, stop_sequences=["Par"], extra_body=cold
     )
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "Par")
 

@@ -37,9 +37,10 @@ def _text_part(value: Any) -> Any:
     return "".join(texts)
 
 
-Unsupported = Annotated[Any, BeforeValidator(_unsupported)]
+Unsupported = Annotated[Any, BeforeValidator(_unsupported), Field(description="Refused: weft's models have none.")]
 Content = Annotated[str, BeforeValidator(_text_part)]
-Ignored = Any  # says who asks, or how to bill it; nothing that is written depends on it
+# it says who asks, or how to bill it; nothing that is written depends on it
+Ignored = Annotated[Any, Field(description="Ignored.")]
 
 
 class Turn(BaseModel):
