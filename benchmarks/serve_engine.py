@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import random
+import sys
 import tempfile
 import threading
 import time
@@ -22,6 +23,7 @@ import torch
 import uvicorn
 
 from weft.api.run import Run
+from weft.cli.serve import SWITCH_SECONDS
 from weft.decode.config import Sampling
 from weft.decode.engine.engine import Engine
 from weft.decode.engine.engine import Limits as Held
@@ -37,7 +39,7 @@ from weft.serve.worker import Worker
 from weft.text.config import Word
 from weft.text.tokenizer import build_tokenizer
 
-CLIENTS = 4  # processes
+CLIENTS = 8  # processes
 
 
 def main() -> None:
@@ -60,6 +62,7 @@ def main() -> None:
     with torch.device("cuda" if gpu else "cpu"):
         model = build(config).eval()
     torch.set_default_dtype(torch.float32)
+    sys.setswitchinterval(SWITCH_SECONDS)
     pool = ProcessPoolExecutor(CLIENTS, mp_context=get_context("spawn"))
     list(pool.map(time.sleep, [0.5] * CLIENTS))
     for streams in given.streams:

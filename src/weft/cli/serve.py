@@ -1,6 +1,7 @@
 """`weft serve`: put models behind the API that programs already speak."""
 
 import socket
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from weft.progress import log_to_stderr
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ANY_ADDRESS = ("0.0.0.0", "::", "")
 MAX_KEYS_BYTES = 1 << 20
+SWITCH_SECONDS = 0.001  # after which a model's thread gets its turn, beside many streams
 MIN_KEY = 8  # characters
 
 
@@ -90,6 +92,7 @@ def serve(
     scheme = "http" if ssl_certfile is None else "https"
     where = str(uds) if sockets is None else f"{scheme}://{_shown(host)}:{sockets[0].getsockname()[1]}"
     log_to_stderr(f"weft: serving {', '.join(library.shelves)} at {where}, routes at {where}/docs; Ctrl-C ends it")
+    sys.setswitchinterval(SWITCH_SECONDS)
     uvicorn.Server(config).run(sockets)
 
 

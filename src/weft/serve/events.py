@@ -14,11 +14,12 @@ from weft.serve.writing import unless_gone
 
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # a proxy must not hold it back
 DONE = b"data: [DONE]\n\n"
+ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 Events = AsyncGenerator[bytes, None]
 
 
 def encoded(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
+    return ENCODER.encode(value).encode("utf-8", "replace")
 
 
 def event(value: Any, name: str | None = None) -> bytes:

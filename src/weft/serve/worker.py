@@ -33,6 +33,7 @@ from weft.training.preflight import free_memory
 
 CACHE_SHARE = 0.5  # of the memory that is free once a model is loaded, for keys and values
 MIN_BLOCKS = 16  # that a model without memory for them is not served with
+MODEL_SHARE = 4.0  # times as long as event loops take for what was written, before they get more
 IDLE_SECONDS = 0.2  # after which a thread without work looks whether it is to end
 
 T = TypeVar("T")
@@ -88,6 +89,7 @@ class Worker(threading.Thread):
         self._active: list[Ticket] = []
         self._out: list[tuple[Ticket, Arrived]] = []  # of this step
         self._ended = False
+        self._delivering, self._next_delivery = False, 0.0
         self._engine = self._make_engine()
         if self._engine is not None:
             self.counts = self._engine.counts
@@ -183,6 +185,7 @@ class Worker(threading.Thread):
         with self._changed:
             left = [*self._active, *(task for tasks in self._waiting.values() for task in tasks)]
             self._waiting.clear()
+            self._active = []
         for task in left:
             self._refuse(task, RefusedError(503, "the model was unloaded", retry_after=1))
         self._hand_over()
@@ -281,13 +284,32 @@ class Worker(threading.Thread):
         _call(question.loop, question.settle, value, error)
 
     def _hand_over(self) -> None:
-        """All that a step has written, with one call for each event loop."""
+        """All that was written since the last time, with one call for each event loop.
+
+        Python runs one thread at a time. Where many texts are read at once, an event loop that woke for every token
+        would keep the model waiting: so it gets a few tokens of each at a time, as many as leave most of the time to
+        the model.
+        """
+        if not self._out or (self._active and (self._delivering or time.monotonic() < self._next_delivery)):
+            return
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Arrived]]] = {}
         for ticket, arrived in self._out:
             by_loop.setdefault(ticket.loop, []).append((ticket, arrived))
         self._out = []
         for loop, some in by_loop.items():
-            _call(loop, _deliver, some)
+            self._delivering = True
+            _call(loop, self._deliver, some, loop)
+
+    def _deliver(self, some: list[tuple[Ticket, Arrived]], loop: asyncio.AbstractEventLoop) -> None:
+        """In the event loop: wake who waits, and see how long that takes them."""
+        begin = time.monotonic()
+        for ticket, arrived in some:
+            ticket.arrived.put_nowait((ticket.index, arrived))
+        loop.call_soon(self._delivered, begin)
+
+    def _delivered(self, begin: float) -> None:
+        now = time.monotonic()
+        self._next_delivery, self._delivering = now + MODEL_SHARE * (now - begin), False
 
     def _make_engine(self) -> Engine | None:
         """An engine with blocks for as much as memory allows, where the model is a decoder that continues texts."""
@@ -308,11 +330,6 @@ class Worker(threading.Thread):
         wanted = max(self.limits.rows * usual, -(-longest // BLOCK_SIZE))
         held = Held(blocks=min(wanted, able), block_size=BLOCK_SIZE, rows=self.limits.rows)
         return Engine(model, self.run_.tokenizer.vocab_size, held)
-
-
-def _deliver(some: list[tuple[Ticket, Arrived]]) -> None:
-    for ticket, arrived in some:
-        ticket.arrived.put_nowait((ticket.index, arrived))
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *given: Any) -> None:
