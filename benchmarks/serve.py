@@ -1,0 +1,214 @@
+"""How fast `weft serve` writes for many clients at once, on loopback.
+
+    python benchmarks/serve.py --seconds 60 --streams 64
+
+One client alone, then many, each of which asks for a text of `--tokens` tokens, reads it as it comes and asks again.
+Then clients that go away at random, after which no block may be in use and memory must be as before. The server is a
+process of its own, by default of a decoder of 4 layers of 256 over bytes that is made first. `--run` takes another run,
+`--url` and `--model` another server that speaks OpenAI's API, which is only asked, and by as many requests as it likes.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import weft
+from weft.progress import log_to_stderr
+
+CHANGES = {"tokenizer": "byte", "steps": 1, "model.layers": 4, "model.d_model": 256, "model.context": 512}
+PROMPT = "The following story is told by somebody who was there, or says so: "
+
+
+@dataclass
+class Seen:
+    """What clients have seen, in seconds and tokens."""
+
+    first: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+    tokens: int = 0
+    texts: int = 0
+    failures: int = 0
+
+
+@dataclass(frozen=True)
+class Place:
+    """A model of a server."""
+
+    url: str
+    model: str
+
+    async def ask(self, tokens: int, seed: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        parts = urlsplit(self.url)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        body = {"model": self.model, "prompt": f"{PROMPT}{seed}", "max_tokens": tokens, "seed": seed, "stream": True}
+        content = json.dumps({**body, "temperature": 0.8, "stream_options": {"include_usage": True}}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        writer.write(head.encode() + content)
+        return reader, writer
+
+
+async def read_text(place: Place, tokens: int, seed: int, seen: Seen) -> None:
+    """One text as it comes."""
+    began = last = time.perf_counter()
+    writer, usage = None, None
+    try:
+        reader, writer = await place.ask(tokens, seed)
+        begun = False
+        while line := await reader.readline():
+            if not line.startswith(b"data: {"):
+                continue
+            now = time.perf_counter()
+            if b'"usage":{' in line or b'"usage": {' in line:
+                usage = json.loads(line[6:])["usage"] or usage
+            (seen.between if begun else seen.first).append(now - (last if begun else began))
+            last, begun = now, True
+    except OSError:
+        usage = None
+    finally:
+        if writer is not None:
+            writer.close()
+    seen.texts += 1
+    seen.failures += usage is None
+    seen.tokens += 0 if usage is None else usage["completion_tokens"]
+
+
+async def load(place: Place, streams: int, seconds: float, tokens: int) -> tuple[Seen, float]:
+    """What so many clients see in so many seconds; the texts they are reading then are read to their ends."""
+    seen, began = Seen(), time.perf_counter()
+
+    async def client(number: int) -> None:
+        seed = number
+        while time.perf_counter() - began < seconds:
+            await read_text(place, tokens, seed, seen)
+            seed += streams
+
+    await asyncio.gather(*(client(number) for number in range(streams)))
+    return seen, time.perf_counter() - began
+
+
+async def drop(place: Place, connections: int, at_once: int) -> None:
+    """Clients that go away: before the answer, at its beginning, in the middle."""
+    rng, free = random.Random(0), asyncio.Semaphore(at_once)
+
+    async def one(number: int) -> None:
+        async with free:
+            reader, writer = await place.ask(400, number)
+            try:
+                async with asyncio.timeout(rng.choice((0.0, 0.01, 0.1, 1.0))):
+                    await reader.read()
+            except (TimeoutError, OSError):
+                pass
+            finally:
+                writer.transport.abort() if number % 2 else writer.close()
+
+    await asyncio.gather(*(one(number) for number in range(connections)))
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
+
+
+def row(name: str, seen: Seen, seconds: float) -> float:
+    rate = seen.tokens / seconds
+    first = f"{1e3 * statistics.median(seen.first):.0f} / {1e3 * percentile(seen.first, 0.95):.0f}"
+    print(
+        f"| {name} | {rate:,.0f} | {first} | {1e3 * percentile(seen.between, 0.95):.1f} "
+        f"| {seen.texts:,} | {seen.failures} |",
+        flush=True,
+    )
+    return rate
+
+
+def serve(run: Path, log: Path) -> tuple["subprocess.Popen[bytes]", str]:
+    command = [sys.executable, "-m", "weft", "serve", str(run), "--port", "0", "--queue", "2000"]
+    with log.open("w") as stderr:
+        server = subprocess.Popen(command, stderr=stderr)
+    for _ in range(600):
+        time.sleep(0.1)
+        if found := re.search(r" at (http://\S+), routes", log.read_text()):
+            with_ready = f"{found[1]}/ready"
+            try:
+                if json.load(urlopen(with_ready, timeout=5))["ready"]:
+                    return server, found[1]
+            except OSError:
+                continue
+    raise SystemExit(f"the server has not begun: {log.read_text()}")
+
+
+def used_blocks(url: str) -> int:
+    text = urlopen(f"{url}/metrics", timeout=60).read().decode()
+    return sum(int(float(value)) for value in re.findall(r"weft_cache_blocks_used\{.*\} (\S+)", text))
+
+
+def memory(server: "subprocess.Popen[bytes]") -> int:
+    """Megabytes that the server holds now."""
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{server.pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) // 1024
+
+
+def drops(place: Place, server: "subprocess.Popen[bytes]", connections: int, at_once: int) -> None:
+    """Twice: what the first round leaves in memory, the second finds there."""
+    held = []
+    for _ in range(2):
+        asyncio.run(drop(place, connections, at_once))
+        end = time.monotonic() + 60
+        while used_blocks(place.url) and time.monotonic() < end:
+            time.sleep(0.2)
+        held.append(memory(server))
+    print(f"{connections:,} connections dropped, twice: {used_blocks(place.url)} blocks in use, {held} MB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--drops", type=int, default=200)
+    parser.add_argument("--run", type=Path)
+    parser.add_argument("--url")
+    parser.add_argument("--model", default="")
+    given = parser.parse_args()
+    print("| | tokens/s | first token p50 / p95, ms | between p95, ms | texts | failures |\n|---|---|---|---|---|---|")
+    if given.url is not None:
+        measure(Place(given.url, given.model), given)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        if given.run is None:
+            text = Path(folder, "text.txt")
+            text.write_text(Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8") * 5)
+            given.run = Path(folder, "small")
+            weft.train("llama-tiny", data=str(text), run=given.run, changes=CHANGES, log=lambda line: None)
+        server, url = serve(given.run, Path(folder, "log"))
+        try:
+            place = Place(url, given.run.resolve().name)
+            measure(place, given)
+            if given.drops:
+                drops(place, server, given.drops, 100)
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(60)
+
+
+def measure(place: Place, given: argparse.Namespace) -> None:
+    asyncio.run(load(place, 2, 1.0, 16))  # what is done once
+    alone = row("1 stream", *asyncio.run(load(place, 1, min(given.seconds, 20.0), given.tokens)))
+    many = row(f"{given.streams} streams", *asyncio.run(load(place, given.streams, given.seconds, given.tokens)))
+    log_to_stderr(f"{given.streams} streams are {many / alone:.1f} times as fast as one")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""What the server costs: streams of one model over HTTP against the bare engine, in one run.
+
+    python benchmarks/serve_engine.py                                                          # a small model
+    python benchmarks/serve_engine.py --layers 32 --d-model 4096 --d-ff 11008 --vocab 32000 --streams 64 256   # 7B
+
+Weights are random; each stream asks for as many tokens as the others, from a prompt of its own, and reads server-sent
+events in client processes of their own. The engine is timed before and after the server, with the same requests.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+import uvicorn
+
+from weft.api.run import Run
+from weft.cli.serve import SWITCH_SECONDS
+from weft.decode.config import Sampling
+from weft.decode.engine.engine import Engine
+from weft.decode.engine.engine import Limits as Held
+from weft.decode.prompt import Prompt
+from weft.models.build import build
+from weft.models.presets import llama
+from weft.recipe.config import Recipe
+from weft.recipe.resolve import resolve
+from weft.serve.app import make_app
+from weft.serve.config import Limits, Serving
+from weft.serve.library import Library, Shelf
+from weft.serve.worker import Worker
+from weft.text.config import Word
+from weft.text.tokenizer import build_tokenizer
+
+CLIENTS = 8  # processes
+
+
+def main() -> None:
+    """Tokens a second of both, for each number of streams."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--d-model", type=int, default=256)
+    parser.add_argument("--d-ff", type=int, default=768)
+    parser.add_argument("--vocab", type=int, default=2000)
+    parser.add_argument("--streams", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--answer", type=int, default=128)
+    given = parser.parse_args()
+
+    tokenizer = build_tokenizer(Word(), [" ".join(f"w{number}" for number in range(given.vocab - 4))])
+    gpu = torch.cuda.is_available()
+    heads = given.d_model // (128 if given.d_model >= 1024 else 32)
+    config = llama(given.layers, given.d_model, heads, given.d_ff, vocab_size=given.vocab, context=2048)
+    torch.set_default_dtype(torch.bfloat16 if gpu else torch.float32)
+    with torch.device("cuda" if gpu else "cpu"):
+        model = build(config).eval()
+    torch.set_default_dtype(torch.float32)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    pool = ProcessPoolExecutor(CLIENTS, mp_context=get_context("spawn"))
+    list(pool.map(time.sleep, [0.5] * CLIENTS))
+    for streams in given.streams:
+        rng = random.Random(streams)
+        size = tokenizer.vocab_size
+        prompts = [[rng.randrange(8, size) for _ in range(given.prompt)] for _ in range(streams)]
+        settings = Sampling(max_tokens=given.answer, temperature=0.0)
+        blocks = streams * -(-(given.prompt + given.answer) // 16) + 64
+        engine = Engine(model, size, Held(blocks=blocks, rows=streams))
+
+        def bare(engine: Engine = engine, prompts: list[list[int]] = prompts, settings: Sampling = settings) -> float:
+            begin, asked = (
+                time.perf_counter(),
+                [engine.submit(Prompt.of(tokenizer, ids), settings, 0) for ids in prompts],
+            )
+            while engine.step():
+                pass
+            return sum(each.written for each in asked) / (time.perf_counter() - begin)
+
+        first = time.perf_counter()
+        bare()
+        print(f"{streams} streams: first use of the engine {time.perf_counter() - first:.1f} s", flush=True)
+        before = bare()
+        with tempfile.TemporaryDirectory() as folder:
+            recipe = resolve("llama-tiny", []).model_copy(update={"model": config})
+            run = Run(Path(folder), Recipe.model_validate(recipe.model_dump()), model, tokenizer)
+            served = over_http(run, prompts, given.answer, pool)
+        after = bare()
+        best = max(before, after)
+        print(
+            f"{streams} streams of {given.prompt} + {given.answer} tokens: engine {before:,.0f} and {after:,.0f} tokens/s, "
+            f"server {', '.join(f'{each:,.0f}' for each in served)}: {max(served) / best:.1%} of the engine",
+            flush=True,
+        )
+        del engine
+    pool.shutdown()
+
+
+def over_http(run: Run, prompts: list[list[int]], answer: int, pool: ProcessPoolExecutor) -> list[float]:
+    """Tokens a second by a server in this process, three times; the first also compiles."""
+    limits = Limits(rows=len(prompts), queue=2 * len(prompts), per_client=2 * len(prompts))
+    library = Library([], None, limits)
+    shelf = library.shelves["model"] = Shelf("model", None, 0)  # type: ignore[arg-type]
+    shelf.worker = Worker("model", run, limits)
+    config = uvicorn.Config(make_app(library, Serving(limits=limits)), port=0, log_config=None, access_log=False)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.05)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    rates = []
+    for _ in range(3):
+        parts = [prompts[number::CLIENTS] for number in range(CLIENTS)]
+        begin = time.perf_counter()
+        futures = [pool.submit(streams_of, port, part, answer) for part in parts]
+        tokens = sum(future.result() for future in futures)
+        rates.append(tokens / (time.perf_counter() - begin))
+    server.should_exit = True
+    thread.join()
+    return rates
+
+
+def streams_of(port: int, prompts: list[list[int]], answer: int) -> int:
+    """Read so many streams at once; how many tokens they had."""
+
+    async def one(ids: list[int]) -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
+        body = {"model": "model", "prompt": ids, "max_tokens": answer, "temperature": 0, "stream": True}
+        content = json.dumps({**body, "stream_options": {"include_usage": True}}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Connection: close\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
+        tail = b""
+        while part := await reader.read(1 << 16):
+            tail = (tail + part)[-2000:]
+        writer.close()
+        return int(
+            json.loads(b'{"' + tail[tail.rindex(b"completion_tokens") :].split(b",")[0] + b"}")["completion_tokens"]
+        )
+
+    async def all_of_them() -> int:
+        return sum(await asyncio.gather(*map(one, prompts)))
+
+    return asyncio.run(all_of_them())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""`weft serve`: put models behind the API that programs already speak."""
+
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from weft.cli.console import options
+from weft.cli.console.options import argument, flag, option
+from weft.cli.console.terminal import loading
+from weft.errors import ConfigError
+from weft.progress import log_to_stderr
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ANY_ADDRESS = ("0.0.0.0", "::", "")
+MAX_KEYS_BYTES = 1 << 20
+SWITCH_SECONDS = 0.001  # after which a model's thread gets its turn, beside many streams
+MIN_KEY = 8  # characters
+
+
+def serve(
+    places: Annotated[list[str], argument("RUN", "Runs, or folders of runs.", autocompletion=options.complete_runs)],
+    host: str = option("127.0.0.1", "The address to listen at; the default is reached from this machine alone."),
+    port: int = option(8000, "The port to listen at."),
+    api_key_file: Annotated[
+        Path | None, option(..., "Answer only who sends a key of this file, one a line.", value="FILE")
+    ] = None,
+    without_key: bool = flag("--without-key", "Listen at an address that others reach, without a key."),
+    allow_host: Annotated[list[str] | None, option(..., "A name that this server has; may be repeated.")] = None,
+    allow_origin: Annotated[
+        list[str] | None, option(..., "Let pages of this site read the answers; may be repeated.")
+    ] = None,
+    quantize: str | None = option(None, "Use smaller weights: bf16, int8, int4 or auto.", value="BITS"),
+    rows: int = option(64, "How many texts a model writes at a time."),
+    queue: int = option(256, "How many requests may wait for a model."),
+    per_key: int | None = option(None, "How many texts of one key may wait or be written (default: as many as wait)."),
+    timeout: float = option(600.0, "End a request after so many seconds."),
+    max_tokens: int = option(65536, "How many tokens a text may have at most."),
+    ssl_certfile: Annotated[Path | None, option(..., "A certificate, for https.", value="FILE")] = None,
+    ssl_keyfile: Annotated[Path | None, option(..., "Its private key.", value="FILE")] = None,
+    uds: Annotated[Path | None, option(..., "Listen at this Unix socket instead.", value="PATH")] = None,
+    root_path: str = option("", "The path under which a proxy shows this server.", value="PATH"),
+    log_prompts: bool = flag("--log-prompts", "Write prompts to the log, which otherwise has none of their words."),
+) -> None:
+    """Serve models over HTTP: OpenAI's and Anthropic's routes, and weft's own.
+
+    Each model is loaded when it is first asked for, and unloaded when memory is short. /docs lists the routes.
+
+      weft serve runs/mine
+
+      curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"model": "mine", "prompt": "Once"}'
+    """
+    if api_key_file is None and host not in LOOPBACK and uds is None and not without_key:
+        raise ConfigError(f"--host {host}: others can reach it; give --api-key-file, or say --without-key as well")
+    if (ssl_certfile is None) != (ssl_keyfile is None):
+        raise ConfigError("--ssl-certfile and --ssl-keyfile go together")
+    keys = () if api_key_file is None else _keys(api_key_file)
+    with loading():
+        import logging
+
+        import uvicorn
+
+        from weft.config import validate
+        from weft.serve.app import make_app
+        from weft.serve.config import Limits, Serving
+        from weft.serve.library import Library
+        from weft.serve.listen import uvicorn_config
+
+    given = {"queue": queue, "per_client": per_key or queue, "rows": rows, "seconds": timeout, "max_tokens": max_tokens}
+    limits = validate(Limits, given)
+    hosts = ("*",) if uds is not None or (keys and host not in LOOPBACK) else (*LOOPBACK, *_names(host))
+    serving = Serving(
+        keys=keys,
+        hosts=(*hosts, *(allow_host or ())),
+        origins=tuple(allow_origin or ()),
+        root_path=root_path.rstrip("/"),
+        log_prompts=log_prompts,
+        limits=limits,
+    )
+    library = Library(places, quantize, limits)
+    app = make_app(library, serving)
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    config = uvicorn_config(
+        app,
+        serving,
+        uds=None if uds is None else str(uds),
+        ssl_certfile=None if ssl_certfile is None else str(ssl_certfile),
+        ssl_keyfile=None if ssl_keyfile is None else str(ssl_keyfile),
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    sockets = None if uds is not None else [_listening(host, port)]
+    scheme = "http" if ssl_certfile is None else "https"
+    where = str(uds) if sockets is None else f"{scheme}://{_shown(host)}:{sockets[0].getsockname()[1]}"
+    log_to_stderr(f"weft: serving {', '.join(library.shelves)} at {where}, routes at {where}/docs; Ctrl-C ends it")
+    sys.setswitchinterval(SWITCH_SECONDS)
+    uvicorn.Server(config).run(sockets)
+
+
+def _keys(path: Path) -> tuple[str, ...]:
+    from weft import files
+
+    try:
+        lines = files.read_text(path, MAX_KEYS_BYTES).splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    short = next((number for number, key in enumerate(keys, start=1) if len(key) < MIN_KEY), None)
+    if not keys or short:
+        raise ConfigError(f"{path}: expected a key a line, each of at least {MIN_KEY} characters")
+    return keys
+
+
+def _names(host: str) -> list[str]:
+    """What this machine is called from outside, where it listens at all of its addresses."""
+    if host not in ANY_ADDRESS:
+        return [host]
+    name = socket.gethostname()
+    try:
+        return [name, *socket.gethostbyname_ex(name)[2]]
+    except OSError:
+        return [name]
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"--host {host} --port {port}: {reason}; another port may be free") from None
+    listener.set_inheritable(True)
+    return listener
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else "127.0.0.1" if host in ANY_ADDRESS else host

@@ -1,0 +1,96 @@
+"""The server: all routes behind the gate, over a library of models."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from weft import __version__
+from weft.errors import WeftError
+from weft.serve import anthropic, openai, own, responses
+from weft.serve.config import Serving
+from weft.serve.errors import RefusedError, on_http, on_invalid, on_refused
+from weft.serve.gate import App, Gate, Message, Receive, Scope, Send
+from weft.serve.library import Library
+from weft.serve.metrics import Metrics
+from weft.serve.page import POLICY, routes_page
+from weft.serve.writing import Server
+
+log = logging.getLogger("weft.serve")
+
+
+def make_app(library: Library, serving: Serving) -> App:
+    """An ASGI application that serves these models."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        first = asyncio.create_task(library.prepare())
+        yield
+        first.cancel()
+        library.close()
+
+    app = FastAPI(title="weft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    metrics = Metrics(library)
+    app.state.server = Server(library, metrics, serving)
+    for routes in (openai, responses, anthropic, own):
+        app.include_router(routes.router)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        loaded = [name for name, shelf in library.shelves.items() if shelf.worker is not None]
+        return JSONResponse({"ready": library.ready, "loaded": loaded}, 200 if library.ready else 503)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(routes_page(app.openapi()), headers={"Content-Security-Policy": POLICY})
+
+    @app.get("/metrics")
+    async def counters() -> Response:
+        return PlainTextResponse(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    app.add_exception_handler(RefusedError, on_refused)
+    app.add_exception_handler(WeftError, on_refused)
+    app.add_exception_handler(Exception, on_refused)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    gate: App = Gate(app, serving)
+    if serving.origins:  # before the gate: a browser asks first, without a key
+        gate = CORSMiddleware(gate, list(serving.origins), allow_methods=["*"], allow_headers=["*"])
+    return _counted(gate, metrics)
+
+
+def _counted(app: App, metrics: Metrics) -> App:
+    """The same, where each request is counted and has a line in the log."""
+
+    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        status, start = 499, time.monotonic()  # 499: the client has gone
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await app(scope, receive, noting)
+        finally:
+            path = getattr(scope.get("route"), "path", "other")  # not what a stranger may make up
+            metrics.requests.labels(path, str(status)).inc()
+            log.info("%s %s %d %.3f s", scope["method"], path, status, time.monotonic() - start)
+
+    return counted

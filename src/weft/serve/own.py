@@ -1,0 +1,147 @@
+"""weft's own routes: what a model has learned beside writing, how it reads a text, and what can be seen inside."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+from torch import Tensor
+
+from weft.api.run import Run
+from weft.api.settings import translation_beam
+from weft.objectives.frame import Asked
+from weft.serve.errors import RefusedError
+from weft.serve.events import answered
+from weft.serve.openai import client_of, server_of
+from weft.serve.schema import (
+    Body,
+    ClassifyBody,
+    DetokenizeBody,
+    ExplainBody,
+    ScoreBody,
+    TokenizeBody,
+    TranslateBody,
+)
+
+View = Literal["attention", "heads", "lens", "saliency", "search", "surprise"]
+MAX_EXPLAINED = 4000  # characters of a text that is looked at: maps of attention grow with its square
+
+router = APIRouter()
+
+
+async def _ask(request: Request, body: Body, function: Callable[[Run], Any]) -> Response:
+    """A question to the model that the body names."""
+
+    async def work() -> dict[str, Any]:
+        async with server_of(request).library.lent(body.model) as shelf:
+            assert shelf.worker is not None
+            answer = await shelf.worker.ask(partial(function, shelf.run), client_of(request))
+            return {"model": shelf.name, **answer}
+
+    return await answered(request, work())
+
+
+def _listed(texts: str | Sequence[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else list(texts)
+
+
+@router.post("/v1/translate")
+async def translate(request: Request, body: TranslateBody) -> Response:
+    """What the model writes from each text."""
+
+    def function(run: Run) -> dict[str, Any]:
+        languages = Asked(body.source, body.target)
+        settings = None
+        if body.beams is not None:
+            length = getattr(run.objective, "length", 128)
+            settings = translation_beam(length, {**run.beam_defaults, "beams": body.beams})
+        return {"translations": run.translate(_listed(body.input), settings, languages)}
+
+    return await _ask(request, body, function)
+
+
+@router.post("/v1/classify")
+async def classify(request: Request, body: ClassifyBody) -> Response:
+    """The probability of each label for each text, the likeliest first."""
+    texts, second = _listed(body.input), None if body.second is None else _listed(body.second)
+    if second is not None and len(second) != len(texts):
+        raise RefusedError(400, f"second: {len(second)} texts beside {len(texts)}", param="second")
+    return await _ask(request, body, lambda run: {"labels": run.classify(texts, second)})
+
+
+@router.post("/v1/tokenize")
+async def tokenize(request: Request, body: TokenizeBody) -> Response:
+    """The tokens of a text, with the places where they begin and end in it."""
+
+    def function(run: Run) -> dict[str, Any]:
+        spans = run.tokenizer.token_spans(body.input)
+        return {"tokens": [each.id for each in spans], "spans": [[each.start, each.end] for each in spans]}
+
+    return await _ask(request, body, function)
+
+
+@router.post("/v1/detokenize")
+async def detokenize(request: Request, body: DetokenizeBody) -> Response:
+    """The text that tokens make."""
+
+    def function(run: Run) -> dict[str, Any]:
+        size = run.tokenizer.vocab_size
+        if body.tokens and max(body.tokens) >= size:
+            raise RefusedError(400, f"tokens: {max(body.tokens)} is no token's id; there are {size}", param="tokens")
+        return {"text": run.tokenizer.decode(body.tokens)}
+
+    return await _ask(request, body, function)
+
+
+@router.post("/v1/score")
+async def score(request: Request, body: ScoreBody) -> Response:
+    """The surprisal of each token of a text, −log p in nats, and the text's perplexity."""
+
+    def function(run: Run) -> dict[str, Any]:
+        scored = run.surprisal(body.input)
+        nats = [each.nats for each in scored if each.nats is not None]
+        mean = sum(nats) / len(nats) if nats else None
+        perplexity = math.exp(mean) if mean is not None and mean < 700 else None
+        return {"tokens": as_json(scored), "perplexity": perplexity}
+
+    return await _ask(request, body, function)
+
+
+@router.post("/v1/explain/{view}")
+async def explain(request: Request, view: View, body: ExplainBody) -> Response:
+    """What `weft explain` shows of a model and a text, as numbers."""
+    if len(body.input or "") > MAX_EXPLAINED:
+        raise RefusedError(400, f"input: at most {MAX_EXPLAINED} characters can be looked at", param="input")
+
+    def function(run: Run) -> dict[str, Any]:
+        given = {"text": body.input, "target": body.target}
+        if view == "search":
+            if body.target is not None:
+                raise RefusedError(400, "target: a search has none", param="target")
+            del given["target"]
+        return {view: as_json(getattr(run.explain, view)(**given))}
+
+    return await _ask(request, body, function)
+
+
+def as_json(value: Any) -> Any:
+    """A view's values: arrays as lists, what is not finite as null."""
+    if isinstance(value, Tensor):
+        value = value.detach().float().cpu().numpy()
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return as_json(value._asdict())
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: as_json(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): as_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [as_json(each) for each in value]
+    return value if isinstance(value, str | int | bool | None) else str(value)

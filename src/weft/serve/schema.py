@@ -1,0 +1,229 @@
+"""What requests may hold. A setting that is not here, or that weft can't keep to, is refused by name."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+
+MAX_STOPS = 16
+MAX_INPUTS = 2048  # texts in one request
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)]
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    model: Name
+
+
+def _unsupported(value: Any) -> None:
+    if value not in (None, [], {}, "none", "auto", False):
+        raise ValueError("weft's models have no such thing; leave it out")
+
+
+def _text_part(value: Any) -> Any:
+    """A content that is given in parts, as one text."""
+    if not isinstance(value, list):
+        return value
+    texts = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "input_text", "output_text"):
+            raise ValueError(f"weft reads text alone, not {kind!r:.40}")
+        if not isinstance(part.get("text"), str):
+            raise ValueError("a part of type 'text' has a text")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+Unsupported = Annotated[Any, BeforeValidator(_unsupported), Field(description="Refused: weft's models have none.")]
+Content = Annotated[str, BeforeValidator(_text_part)]
+# it says who asks, or how to bill it; nothing that is written depends on it
+Ignored = Annotated[Any, Field(description="Ignored.")]
+
+
+class Turn(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    name: str | None = None
+    type: Literal["message"] = "message"
+
+
+class Drawing(Body):
+    """How a text is drawn, in the words that the APIs share."""
+
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
+    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stream: bool | None = None
+
+
+class Schema(BaseModel):
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class Format(BaseModel):
+    """What a text has to be: JSON, JSON of a schema, a match of a regular expression, a text of a Lark grammar."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
+    json_schema: Schema | None = None
+    # the Responses API has the schema's parts here
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    pattern: str | None = Field(default=None, max_length=10_000)
+    grammar: str | None = Field(default=None, max_length=100_000)
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class OpenAI(Drawing):
+    """What completions and chats have in common."""
+
+    n: int | None = Field(default=None, ge=1, le=128)
+    stop: Stops | Annotated[str, Field(min_length=1)] | None = None
+    frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
+    presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
+    repetition_penalty: float | None = Field(default=None, gt=0.0, le=100.0)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = None
+    response_format: Format | None = None
+    beams: int | None = Field(default=None, ge=1, le=64, description="Search with so many beams instead of drawing.")
+    stream_options: StreamOptions | None = None
+    user: Ignored = None
+    metadata: Ignored = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+
+
+class CompletionBody(OpenAI):
+    prompt: str | Ids | Annotated[list[str] | list[Ids], Field(min_length=1, max_length=128)] = ""
+    max_tokens: int | None = Field(default=None, ge=1)
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    best_of: int | None = Field(default=None, ge=1, le=128)
+    echo: bool | None = None
+    suffix: Unsupported = None
+
+
+class ChatBody(OpenAI):
+    messages: Annotated[list[Turn], Field(min_length=1)]
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    modalities: list[Literal["text"]] | None = None
+    tools: Unsupported = None
+    tool_choice: Unsupported = None
+    parallel_tool_calls: Ignored = None
+    functions: Unsupported = None
+    function_call: Unsupported = None
+    reasoning_effort: Unsupported = None
+
+
+class TextSettings(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    format: Format | None = None
+    verbosity: Unsupported = None
+
+
+class ResponsesBody(Drawing):
+    input: str | Annotated[list[Turn], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    text: TextSettings | None = None
+    metadata: dict[str, str] | None = None
+    user: Ignored = None
+    store: Ignored = None
+    tools: Unsupported = None
+    tool_choice: Unsupported = None
+    parallel_tool_calls: Ignored = None
+    previous_response_id: Unsupported = None
+    reasoning: Unsupported = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+
+class MessagesTurn(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["user", "assistant"]
+    content: Content
+
+
+class CountBody(Body):
+    messages: Annotated[list[MessagesTurn], Field(min_length=1)]
+    system: Content | None = None
+    tools: Unsupported = None
+    tool_choice: Unsupported = None
+    thinking: Unsupported = None
+
+
+class MessagesBody(CountBody):
+    max_tokens: int = Field(ge=1)
+    temperature: float | None = Field(default=None, ge=0.0, le=1.0)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    top_k: int | None = Field(default=None, ge=1, lt=2**31)
+    stop_sequences: Stops | None = None
+    stream: bool | None = None
+    metadata: Ignored = None
+    service_tier: Ignored = None
+
+
+class EmbeddingsBody(Body):
+    input: str | Ids | Annotated[list[str] | list[Ids], Field(min_length=1, max_length=MAX_INPUTS)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(default=None, ge=1)
+    user: Ignored = None
+
+
+Texts = str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+
+
+class TranslateBody(Body):
+    input: Texts
+    source: str | None = None
+    target: str | None = None
+    beams: int | None = Field(default=None, ge=1, le=64)
+
+
+class ClassifyBody(Body):
+    input: Texts
+    second: Texts | None = None
+
+
+class TokenizeBody(Body):
+    input: str
+
+
+class DetokenizeBody(Body):
+    tokens: list[Annotated[int, Field(ge=0, lt=2**31)]]
+
+
+class ScoreBody(Body):
+    input: str
+
+
+class ExplainBody(Body):
+    input: str | None = None
+    target: str | None = None

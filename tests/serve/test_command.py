@@ -1,0 +1,128 @@
+"""`weft serve` as a process: what it refuses to begin with, and how it ends."""
+
+import json
+import os
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.serve.serving import RUNS, until
+
+from weft.cli.main import run as command
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--host", "0.0.0.0"], "--host 0.0.0.0: others can reach it; give --api-key-file, or say --without-key"),
+        (["--host", "::"], "others can reach it"),
+        (["--ssl-certfile", "a.pem"], "--ssl-certfile and --ssl-keyfile go together"),
+        (["--api-key-file", "missing"], "missing: cannot be read"),
+        (["--api-key-file", "short"], "short: expected a key a line, each of at least 8 characters"),
+        (["--api-key-file", "empty"], "empty: expected a key a line"),
+        (["--rows", "0"], "rows"),
+        (["--timeout", "nan"], "seconds"),
+        (["--port", "99999"], "--port 99999"),
+        (["--port", "-1"], "--port -1"),
+        (["nowhere"], "nowhere: not a run"),
+        (["--quantize", "int3"], "int3"),
+    ],
+)
+def test_what_it_refuses_to_begin_with(
+    given: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(RUNS / "gpt", "gpt")
+    Path("short").write_text("long enough\nshort\n")
+    Path("empty").write_text("# none\n")
+    assert command(["serve", str(tmp_path / "gpt"), *given]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and said in lines[0]
+
+
+def test_two_runs_of_one_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(RUNS / "gpt", tmp_path / "gpt")
+    assert command(["serve", str(RUNS / "gpt"), str(tmp_path / "gpt")]) == 2
+    assert "is named 'gpt' as well; rename one of them" in capsys.readouterr().err
+
+
+def test_texts_end_before_the_server_does(tmp_path: Path) -> None:
+    """SIGTERM in the middle of a text, which is read from a Unix socket to its last word."""
+    socket = tmp_path / "weft.sock"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = shutil.copytree(RUNS / "ngram", tmp_path / "ngram")
+    words = [sys.executable, "-m", "weft", "serve", str(run), "--uds", str(socket)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, env=environment, text=True) as server:
+        try:
+            until(socket.exists, 60)
+            transport = httpx.HTTPTransport(uds=str(socket))
+            with httpx.Client(transport=transport, base_url="http://weft", timeout=60) as client:
+                body = {"model": "ngram", "prompt": "a", "max_tokens": 2000, "logit_bias": {"3": -100}, "stream": True}
+                with client.stream("POST", "/v1/completions", json=body) as response:
+                    lines = response.iter_lines()
+                    next(lines)
+                    server.send_signal(signal.SIGTERM)
+                    rest = [line for line in lines if line]
+            assert rest[-1] == "data: [DONE]"
+            assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+            assert server.wait(30) == 128 + signal.SIGTERM
+        finally:
+            server.kill()
+        assert server.stderr is not None and "Traceback" not in server.stderr.read()
+
+
+@pytest.mark.slow
+def test_https(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl that would make a certificate")
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    openssl = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+    ]
+    openssl += ["-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run(openssl, check=True, capture_output=True)
+    run = shutil.copytree(RUNS / "ngram", tmp_path / "ngram")
+    words = [sys.executable, "-m", "weft", "serve", str(run), "--port", "0"]
+    words += ["--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            line = server.stderr.readline()
+            port = line.partition("https://127.0.0.1:")[2].partition(",")[0]
+            for _ in range(100):
+                try:
+                    found = httpx.get(f"https://localhost:{port}/v1/models", verify=trusting)
+                    break
+                except httpx.ConnectError:
+                    time.sleep(0.1)
+            assert found.json()["data"][0]["id"] == "ngram"
+        finally:
+            server.terminate()
+            assert server.wait(30) == 128 + signal.SIGTERM
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_requests_that_nobody_would_write() -> None:
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
+    words = [sys.executable, str(root / "benchmarks" / "serve_fuzz.py"), "--cases", "300"]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
