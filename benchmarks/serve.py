@@ -4,8 +4,8 @@
 
 One client alone, then many, each of which asks for a text of `--tokens` tokens, reads it as it comes and asks again.
 Then clients that go away at random, after which no block may be in use and memory must be as before. The server is a
-process of its own, by default of a decoder of 4 layers of 256 over bytes that is made first. `--run` takes another run,
-`--url` and `--model` another server that speaks OpenAI's API, which is only asked, and by as many requests as it likes.
+process of its own, by default of a decoder of 4 layers of 256 over characters that is made first. `--run` takes another
+run; `--url` and `--model` ask another server that speaks OpenAI's API, with `--chat` for conversations alone.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from urllib.request import urlopen
 import weft
 from weft.progress import log_to_stderr
 
-CHANGES = {"tokenizer": "byte", "steps": 1, "model.layers": 4, "model.d_model": 256, "model.context": 512}
+CHANGES = {"tokenizer": "char", "steps": 1, "model.layers": 4, "model.d_model": 256, "model.context": 512}
 PROMPT = "The following story is told by somebody who was there, or says so: "
 
 
@@ -48,13 +48,17 @@ class Place:
 
     url: str
     model: str
+    chat: bool = False
 
     async def ask(self, tokens: int, seed: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         parts = urlsplit(self.url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-        body = {"model": self.model, "prompt": f"{PROMPT}{seed}", "max_tokens": tokens, "seed": seed, "stream": True}
-        content = json.dumps({**body, "temperature": 0.8, "stream_options": {"include_usage": True}}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
+        said = f"{PROMPT}{seed}"
+        asked = {"messages": [{"role": "user", "content": said}]} if self.chat else {"prompt": said}
+        body = {"model": self.model, **asked, "max_tokens": tokens, "seed": seed, "temperature": 0.8, "stream": True}
+        content = json.dumps({**body, "stream_options": {"include_usage": True}}).encode()
+        path = "chat/completions" if self.chat else "completions"
+        head = f"POST /v1/{path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
         writer.write(head.encode() + content)
         return reader, writer
@@ -181,10 +185,11 @@ def main() -> None:
     parser.add_argument("--run", type=Path)
     parser.add_argument("--url")
     parser.add_argument("--model", default="")
+    parser.add_argument("--chat", action="store_true")
     given = parser.parse_args()
     print("| | tokens/s | first token p50 / p95, ms | between p95, ms | texts | failures |\n|---|---|---|---|---|---|")
     if given.url is not None:
-        measure(Place(given.url, given.model), given)
+        measure(Place(given.url, given.model, given.chat), given)
         return
     with tempfile.TemporaryDirectory() as folder:
         if given.run is None:
@@ -194,7 +199,7 @@ def main() -> None:
             weft.train("llama-tiny", data=str(text), run=given.run, changes=CHANGES, log=lambda line: None)
         server, url = serve(given.run, Path(folder, "log"))
         try:
-            place = Place(url, given.run.resolve().name)
+            place = Place(url, given.run.resolve().name, given.chat)
             measure(place, given)
             if given.drops:
                 drops(place, server, given.drops, 100)

@@ -93,8 +93,9 @@ def main() -> None:
         after = bare()
         best = max(before, after)
         print(
-            f"{streams} streams of {given.prompt} + {given.answer} tokens: engine {before:,.0f} and {after:,.0f} "
-            f"tokens/s, server {', '.join(f'{each:,.0f}' for each in served)}: {max(served) / best:.1%} of the engine",
+            f"{streams} streams of {given.prompt} + {given.answer} tokens: "
+            f"engine {before:,.0f} and {after:,.0f} tokens/s, "
+            f"server {', '.join(f'{each:,.0f}' for each in served)}: {max(served) / best:.1%} of the engine",
             flush=True,
         )
         del engine

@@ -53,6 +53,7 @@ def test_two_runs_of_one_name_are_refused(tmp_path: Path, capsys: pytest.Capture
     assert "is named 'gpt' as well; rename one of them" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_texts_end_before_the_server_does(tmp_path: Path) -> None:
     """SIGTERM in the middle of a text, which is read from a Unix socket to its last word."""
     socket = tmp_path / "weft.sock"

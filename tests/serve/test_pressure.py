@@ -17,6 +17,7 @@ from tests.serve.serving import Served, served, until
 from weft.api.load import load
 from weft.api.settings import sampling
 from weft.serve import library as shelves
+from weft.serve import listen
 from weft.serve.config import Limits, Serving
 from weft.serve.worker import Worker
 
@@ -156,6 +157,21 @@ def test_a_slow_reader_holds_nobody_up(server: Served) -> None:
         answer = server.post(COMPLETE, {**LONG, "max_tokens": 5})
         assert answer.status_code == 200
     until(lambda: server.worker("bytes").idle and server.library.shelves["bytes"].users == 0)
+
+
+def test_a_client_that_reads_nothing_is_let_go(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "PATIENCE_SECONDS", 0.5)
+    body = {**LONG, "n": 16, "max_tokens": 512, "logprobs": 20, "stream": True}
+    content = json.dumps({key: value for key, value in body.items() if key != "logit_bias"}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    shelf = server.library.shelves["bytes"]
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(content) + content)
+        until(lambda: shelf.users == 1)
+        until(lambda: shelf.users == 0, 60)  # while the connection is open
+        assert server.worker("bytes").blocks[0] == 0
 
 
 def test_connections_that_drop_at_random_leave_nothing(server: Served) -> None:

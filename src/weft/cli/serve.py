@@ -79,6 +79,7 @@ def serve(
     )
     library = Library(places, quantize, limits)
     app = make_app(library, serving)
+    sockets = None if uds is not None else [_listening(host, port)]
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     config = uvicorn_config(
         app,
@@ -88,7 +89,6 @@ def serve(
         ssl_keyfile=None if ssl_keyfile is None else str(ssl_keyfile),
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    sockets = None if uds is not None else [_listening(host, port)]
     scheme = "http" if ssl_certfile is None else "https"
     where = str(uds) if sockets is None else f"{scheme}://{_shown(host)}:{sockets[0].getsockname()[1]}"
     log_to_stderr(f"weft: serving {', '.join(library.shelves)} at {where}, routes at {where}/docs; Ctrl-C ends it")

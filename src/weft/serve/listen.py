@@ -9,7 +9,7 @@ from weft.serve.config import Serving
 from weft.serve.gate import App
 
 DRAIN_SECONDS = 30  # that texts have to end after SIGTERM
-PATIENCE_SECONDS = 20.0  # within which a request has to begin, and an answer has to be fetched once it is written
+PATIENCE_SECONDS = 20.0  # within which a request has to begin, and some of an answer has to be fetched
 MAX_HEADER_BYTES = 1 << 16
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class PatientProtocol(Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._header_bytes, self._seen = 0, self.cycle
+        self._header_bytes, self._seen, self._unsent = 0, self.cycle, 0
         self._watch = self.loop.call_later(PATIENCE_SECONDS, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -42,10 +42,12 @@ class PatientProtocol(Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _look(self) -> None:
-        if self.transport.is_closing() or (self._idle and self.cycle is self._seen):
+        unsent = self.transport.get_write_buffer_size()
+        unread = self.flow.write_paused and unsent == self._unsent
+        if self.transport.is_closing() or unread or (self._idle and self.cycle is self._seen):
             self.transport.abort()
             return
-        self._seen = self.cycle
+        self._seen, self._unsent = self.cycle, unsent
         self._watch = self.loop.call_later(PATIENCE_SECONDS, self._look)
 
 
