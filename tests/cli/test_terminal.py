@@ -205,6 +205,7 @@ def test_replies_break_between_words_and_lose_nothing() -> None:
         assert [line.strip() for line in lines[:3]] == ["A reply  that", "comes", "in parts, one"]
 
 
+@pytest.mark.slow
 def test_what_is_explained_in_words_fits_80_columns(capsys: Capture) -> None:
     assert run(["explain", "parallel"]) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80

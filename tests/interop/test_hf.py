@@ -380,6 +380,8 @@ SLOW = {
     *("roberta-tags", "roberta-labels", "roberta-headless", "distilbert-tags", "distilbert-answers"),
     *("gpt2-tags", "gpt2-answers", "llama-labels", "llama-tags", "llama-answers", "xlm-roberta", "camembert"),
     *("electra-labels", "albert-headless", "mpnet-headless", "modernbert-labels", "deberta-v2-labels"),
+    *("llama-tied-biased", "opt-350m", "gpt_neox-sequential", "phi-normed", "stablelm-parallel", "falcon-grouped"),
+    *("falcon-sequential", "electra-wide", "electra-generator", "albert-groups", "qwen2-layers", "marian-two-tables"),
     *("distilbert-labels", "distilbert-headless", "albert-pretraining", "olmo-clipped", "falcon-one-norm"),
 }
 STEPS_OF_OTHERS = {"marian-two-tables", "mt5"}  # which are stepped as marian and t5-v1.1 are

@@ -83,6 +83,7 @@ def test_an_encoder(runtime: Any, tmp_path: Path) -> None:
         close(next_sentence, mine.next_sentence)
 
 
+@pytest.mark.slow
 def test_a_decoder_that_writes(runtime: Any, tmp_path: Path) -> None:
     """Grouped queries, rotary positions and a window: greedy text token by token, with the cache in and out."""
     config = llama(1, D, HEADS, FF, 32, vocab_size=VOCAB, kv_heads=1).replace(

@@ -138,6 +138,7 @@ def test_xavier_draws_stacked_matrices_one_by_one() -> None:
     assert float(keys.abs().max()) == pytest.approx((6 / (16 + 64)) ** 0.5, rel=0.02)
 
 
+@pytest.mark.slow
 def test_building_with_empty_weights_does_not_import_the_compiler() -> None:
     code = (
         "import sys; from weft.models.build import build; from weft.models.presets import preset\n"

@@ -170,6 +170,7 @@ def test_every_gradient_is_that_of_one_process(tmp_path: Path) -> None:
     check_gradients(tmp_path, EVERY)
 
 
+@pytest.mark.slow
 def test_two_axes_at_once(tmp_path: Path) -> None:
     both: dict[str, Any] = {"tensor": 2, "shard": 2}
     cases = [("llama", {**both, "sequence": True}), ("vaswani", both), ("bert", {"tensor": 2})]
@@ -346,6 +347,7 @@ def _twice(ranks: Ranks, folder: Path, axis: str) -> None:
     _resumed(ranks, folder / "cut", {axis: ranks.ranks})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("axis", "count"), [("tensor", 2), pytest.param("replicate", 4, marks=pytest.mark.slow)])
 def test_a_run_resumes_to_the_bit_on_its_own_mesh(tmp_path: Path, axis: str, count: int) -> None:
     assert together(_twice, tmp_path, axis, count=count) == [0] * count

@@ -279,6 +279,7 @@ def _four(ranks: Ranks, folder: Path, divided: list[str], sequences: list[str]) 
     ranks.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("divided", "sequences"),
     [

@@ -252,6 +252,7 @@ TINY = ["gpt-tiny", "--data", "book.txt", "tokenizer=char", "model.layers=1", "m
 TINY += ["model.attention.heads=2", "model.feedforward.d_ff=16", "steps=6", "batch.size=6", "batch.length=16"]
 
 
+@pytest.mark.slow
 def test_the_command_trains_over_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = (f"line {line} has {line * line} as its square and {line % 7} left of sevens." for line in range(400))
     (tmp_path / "book.txt").write_text("\n".join(lines), encoding="utf-8")
