@@ -31,7 +31,9 @@ LACKING = {
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "bahdanau")) for n in LACKING])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("bahdanau", "lstm", "classify"))) for n in LACKING]
+)
 def test_every_kind_of_model(name: str) -> None:
     """What a model has is told or drawn; of what it doesn't have, one line says why."""
     explain = weft.load(RUNS / name).explain

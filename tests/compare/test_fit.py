@@ -148,6 +148,7 @@ def test_too_few_runs() -> None:
     assert len(fit([*points[4:], *lost], draws=20).points) == 16
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(st.lists(st.floats(0.1, 10), min_size=9, max_size=9))
 @example([1.0, 4.0, 1.0, 0.125, 4.0, 5.0, 8.0, 4.0, 0.5])  # which fall with neither

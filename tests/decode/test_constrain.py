@@ -9,6 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.decode.small import complete
+from tests.pairwise import each_once
 
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
@@ -239,8 +240,9 @@ def model_for(tokenizer: Tokenizer, seed: int = 0) -> LanguageModel:
     return build(Recurrent(vocab_size=tokenizer.vocab_size, d_model=8, cell="gru")).eval()
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
-@pytest.mark.parametrize("expression", [r"(the|cat|on)( (the|cat|on)){2,4}\.", r"\[\d(, \d){0,3}\]"])
+@pytest.mark.parametrize(
+    ("name", "expression"), each_once(TOKENIZERS, [r"(the|cat|on)( (the|cat|on)){2,4}\.", r"\[\d(, \d){0,3}\]"])
+)
 def test_texts_keep_to_a_pattern(name: str, expression: str) -> None:
     tokenizer = TOKENIZERS[name]
     pattern = regex(tokenizer, expression)

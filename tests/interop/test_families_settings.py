@@ -91,7 +91,9 @@ def test_every_family_is_here() -> None:
     assert set(KINDS) == set(FAMILIES)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (place % 2)) for place, kind in enumerate(KINDS)]
+)
 def test_a_strange_value_gives_a_model_or_one_line(kind: str) -> None:
     tree = tree_of(kind)
     family, architecture = family_of(tree, "config.json")

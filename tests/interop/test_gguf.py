@@ -417,7 +417,9 @@ def check_names(contents: Contents) -> None:
     assert "output" in written or architecture.name not in ("OLMO2", "GPTNEOX", "PHI2", "STABLELM")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (place % 2)) for place, name in enumerate(FAMILIES)]
+)
 def test_writing_and_reading_changes_nothing(name: str, tmp_path: Path) -> None:
     model, tokenizer = FAMILIES[name], bpe()
     tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
@@ -448,7 +450,14 @@ def test_norms_of_each_head_stay_in_fp32(tmp_path: Path) -> None:
     assert kinds["blk.0.attn_q.weight"] == "F16"
 
 
-@pytest.mark.parametrize("name", ["gemma2", "starcoder2", "gemma3", "falcon", "stablelm", "bloom"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma3",
+        "falcon",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "starcoder2", "stablelm", "bloom")),
+    ],
+)
 def test_transformers_reads_other_decoders(name: str, tmp_path: Path) -> None:
     """Of those that weft writes, the ones whose files transformers knows."""
     pytest.importorskip("accelerate", reason="transformers needs accelerate to read GGUF files")

@@ -201,6 +201,7 @@ def test_tags(tmp_path: Path) -> None:
     assert run.tag([[], ["dog"]])[0] == []
 
 
+@pytest.mark.slow
 def test_tags_of_a_long_text(tmp_path: Path) -> None:
     """More words than a row holds: no word is left out, and each part is read as if it were a text of its own."""
     made = [{"words": sentence(n)[:-1].split(), "tags": [str(k % 2) for k in range(6)]} for n in range(80)]
@@ -304,6 +305,7 @@ def test_what_the_weights_mean_stays_as_it_was(tmp_path: Path) -> None:
         api.train(recipe, data=data, run=tmp_path / "third", changes=changed, log=lambda line: None)
 
 
+@pytest.mark.slow
 def test_an_adapter_leaves_its_base_alone(tmp_path: Path) -> None:
     base = learn(tmp_path, text(tmp_path), transformer("decoder"), "base", tokenizer={"kind": "bpe", "vocab_size": 300})
     before = {name: value.clone() for name, value in base.model.state_dict().items()}
@@ -357,6 +359,7 @@ def test_labels_that_are_all_the_same(tmp_path: Path, labels: list[str]) -> None
         learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "classify", "labels": labels})
 
 
+@pytest.mark.slow
 def test_missing_held_out_rows_are_noticed(tmp_path: Path) -> None:
     made = [{"text": sentence(n), "label": n % 2} for n in range(80)]
     objective, source = {"kind": "classify"}, rows(tmp_path, made)
@@ -427,6 +430,7 @@ def labelled(folder: Path) -> str:
     return rows(folder, [{"text": sentence(n), "label": str(n % 2)} for n in range(80)])
 
 
+@pytest.mark.slow
 def test_the_new_head_beside_an_adapter_is_learned_and_kept(tmp_path: Path) -> None:
     """It was drawn anew at every load, and answered at random."""
     learn(tmp_path, text(tmp_path), transformer("decoder"), "base")
@@ -462,6 +466,7 @@ def pretrained(path: Path) -> dict[str, str]:
     return {"kind": "pretrained", "path": str(path)}
 
 
+@pytest.mark.slow
 def test_conversations_that_leave_no_room_for_an_answer_are_measured_and_not_answered(tmp_path: Path) -> None:
     long = " ".join(sentence(n) for n in range(9))
     asked = [f"{n} {long}" if n % 2 else f"Hi {n}" for n in range(80)]

@@ -168,6 +168,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return noted(folder, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_those_of_one_process(case: str, results: list[dict[str, Any]]) -> None:
     _same([found[case] for found in results], *CASES[case])
