@@ -17,7 +17,7 @@ from engine_trace import Trace, kernels_of
 from weft.decode.config import Sampling
 from weft.decode.engine.blocks import BlockManager, Request
 from weft.decode.engine.engine import Engine, Limits
-from weft.decode.engine.paging import BlockStore
+from weft.decode.engine.paging import BlockStore, block_bytes
 from weft.decode.fast.cuda import CROWD, Chunk
 from weft.decode.fast.stepper import paged_graphs
 from weft.decode.prompt import Prompt
@@ -46,13 +46,12 @@ def submit(engine: Engine, tokenizer: Tokenizer, prompt: str | list[int], settin
 
 def blocks_for(model: Transformer, block_size: int) -> int:
     """Blocks that a GPU has memory for; on a CPU, 2048."""
-    table, config = model.embedding.weight, model.config
+    table = model.embedding.weight
     if not table.is_cuda:
         return 2048
     free, _ = torch.cuda.mem_get_info(table.device)
     free += torch.cuda.memory_reserved(table.device) - torch.cuda.memory_allocated(table.device)
-    size = 2 * config.layers * config.attention.groups * config.d_head * block_size * table.element_size()
-    return max(1, min(1 << 15, int(MEMORY_SHARE * free) // size))
+    return max(1, min(1 << 15, int(MEMORY_SHARE * free) // block_bytes(model, block_size)))
 
 
 def wishes(given: argparse.Namespace, vocab_size: int, seed: int) -> Wishes:

@@ -72,6 +72,10 @@ def served(*places: Path, serving: Serving | None = None, **limits: Any) -> Iter
         assert not thread.is_alive()
 
 
+def idle(worker: Worker) -> bool:
+    return not worker.active and not worker.waiting
+
+
 def until(holds: Callable[[], object], seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not holds():

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.serve.serving import Served, served, until
+from tests.serve.serving import Served, idle, served, until
 
 from weft.api.load import load
 from weft.api.settings import sampling
@@ -129,7 +129,7 @@ def test_a_client_that_goes_away_frees_its_blocks(server: Served, stream: bool) 
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(content) + content)
         until(lambda: worker.blocks[0] > 0)
-    until(lambda: worker.idle and worker.blocks[0] == 0)
+    until(lambda: idle(worker) and worker.blocks[0] == 0)
     assert worker.counts.written - before < 4 * 512
     assert server.library.shelves["bytes"].users == 0
 
@@ -142,7 +142,7 @@ def test_a_beam_search_that_nobody_waits_for_ends(server: Served) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(content) + content)
         until(lambda: server.library.shelves["ngram"].users == 1)
-    until(lambda: server.library.shelves["ngram"].users == 0 and server.worker("ngram").idle)
+    until(lambda: server.library.shelves["ngram"].users == 0 and idle(server.worker("ngram")))
     assert server.post(COMPLETE, {"model": "ngram", "prompt": "a"}).status_code == 200
 
 
@@ -156,7 +156,7 @@ def test_a_slow_reader_holds_nobody_up(server: Served) -> None:
         assert connection.recv(10)
         answer = server.post(COMPLETE, {**LONG, "max_tokens": 5})
         assert answer.status_code == 200
-    until(lambda: server.worker("bytes").idle and server.library.shelves["bytes"].users == 0)
+    until(lambda: idle(server.worker("bytes")) and server.library.shelves["bytes"].users == 0)
 
 
 def test_a_client_that_reads_nothing_is_let_go(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_connections_that_drop_at_random_leave_nothing(server: Served) -> None:
             await asyncio.gather(*(drop(number, http) for number in range(40)))
 
     asyncio.run(all_of_them())
-    until(lambda: worker.idle and worker.blocks[0] == 0)
+    until(lambda: idle(worker) and worker.blocks[0] == 0)
     assert server.library.shelves["bytes"].users == 0
     assert server.post(COMPLETE, {**LONG, "max_tokens": 2}).status_code == 200
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.serve.serving import Served, served, until
+from tests.serve.serving import Served, idle, served, until
 
 from weft.serve import gate, listen
 from weft.serve.config import Limits, Serving
@@ -194,14 +194,14 @@ def test_a_poisoned_request_fails_alone(server: Served, monkeypatch: pytest.Monk
     def fails(*_: Any) -> None:
         raise Panic("inside: /secret/path")
 
-    monkeypatch.setattr(worker.run_.tokenizer, "token_spans", fails)
+    monkeypatch.setattr(worker.loaded.tokenizer, "token_spans", fails)
     assert refused(server.post("/v1/tokenize", {"model": "gpt", "input": "a"}), 500) == (
         "the server failed; its log says why"
     )
     monkeypatch.setattr(worker._engine, "_step", fails)
     refused(server.post(COMPLETE, GOOD), 500)
     monkeypatch.undo()
-    until(lambda: worker.idle)
+    until(lambda: idle(worker))
     assert server.post(COMPLETE, GOOD).status_code == 200 and worker.blocks[0] == 0
 
 
@@ -224,7 +224,7 @@ def test_memory_that_runs_out_fails_one_request(server: Served, monkeypatch: pyt
     def never(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(worker.run_.tokenizer, "token_spans", never)
+    monkeypatch.setattr(worker.loaded.tokenizer, "token_spans", never)
     assert "memory" in refused(server.post("/v1/tokenize", {"model": "gpt", "input": "a"}), 503)
 
 
@@ -257,7 +257,7 @@ def test_a_text_has_only_so_long(runs: Path) -> None:
         assert "within" in refused(it.post(COMPLETE, {**body, "beams": 4}), 408)
         streamed = it.post(COMPLETE, {**body, "stream": True}).text.split("\n\n")
         assert "within" in json.loads(streamed[-2].partition("data: ")[2])["error"]["message"]
-        until(lambda: it.worker("ngram").idle)
+        until(lambda: idle(it.worker("ngram")))
 
 
 def test_limits_are_checked() -> None:

@@ -5,6 +5,7 @@ When the model's window is full, the last part of each text is read again and wr
 """
 
 from collections.abc import Generator, Iterator, Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -179,12 +180,16 @@ def engine_is_faster(model: LanguageModel, prompts: Sequence[Prompt], settings: 
     Measured with `benchmarks/engine.py`: it is where prompts of unequal length are many. Lockstep pads them, can't take
     the CPU fast path for them, and has fewer and fewer rows while the last texts of a batch end; the engine lets the
     next ones in. Lockstep is faster where prompts are of one length, or few, and for recurrent and n-gram models, which
-    have nothing to page. A text that may grow very long is left to lockstep as well, whose capacity grows with it, and
-    one whose positions change as it grows, since a block holds what was read by one angle; so are those of a model in
-    parts, as the engine's blocks hold all heads.
+    have nothing to page. A text that may grow very long is left to lockstep as well, whose capacity grows with it.
     """
-    if not isinstance(model, Transformer) or model.encoder is not None or model.parts > 1:
-        return False
     ids, many = [prompt.ids for prompt in prompts], len(prompts) > rows or len(prompts) >= MIN_ENGINE_TEXTS
     longest = max_length(ids, settings.max_tokens, model)
-    return many and len(set(map(len, ids))) > 1 and longest <= MAX_ENGINE_LENGTH and not stretches(model, longest)
+    return many and len(set(map(len, ids))) > 1 and engine_can_hold(model, longest)
+
+
+def engine_can_hold(model: LanguageModel, longest: int) -> TypeGuard[Transformer]:
+    """Whether the engine can write texts of up to `longest` tokens with a model: a decoder in one piece, whose
+    positions stay as they are while a text grows, since a block holds what was read by one angle."""
+    if not isinstance(model, Transformer) or model.encoder is not None or model.parts > 1:
+        return False
+    return longest <= MAX_ENGINE_LENGTH and not stretches(model, longest)

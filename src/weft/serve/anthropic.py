@@ -7,9 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from weft.serve.events import Events, answered, event, streamed
+from weft.serve.events import Events, event, respond, server_of
 from weft.serve.library import Shelf
-from weft.serve.openai import client_of, server_of
 from weft.serve.schema import CountBody, MessagesBody, Turn
 from weft.serve.writing import Asked, Server, Writing, Written, conversation, drawn, whole
 
@@ -18,10 +17,7 @@ router = APIRouter()
 
 @router.post("/v1/messages")
 async def messages(request: Request, body: MessagesBody) -> Response:
-    server, client = server_of(request), client_of(request)
-    if body.stream:
-        return await streamed(request, _events(server, body, client))
-    return await answered(request, _message(server, body, client))
+    return await respond(request, body, _message, _events)
 
 
 @router.post("/v1/messages/count_tokens")

@@ -1,7 +1,7 @@
 """Answers: whole, or as server-sent events that go to the client as they come."""
 
 import json
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -10,12 +10,21 @@ from starlette.responses import Response
 
 from weft.serve.errors import as_refused, body, path_of
 from weft.serve.gate import Receive, Scope, Send
-from weft.serve.writing import unless_gone
+from weft.serve.writing import Server, unless_gone
 
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # a proxy must not hold it back
 DONE = b"data: [DONE]\n\n"
 ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 Events = AsyncGenerator[bytes, None]
+
+
+def server_of(request: Request) -> Server:
+    server: Server = request.app.state.server
+    return server
+
+
+def client_of(request: Request) -> str:
+    return str(request.state.client)
 
 
 def encoded(value: Any) -> bytes:
@@ -55,6 +64,14 @@ async def streamed(request: Request, events: Events) -> Response:
     """A stream of events. What is refused before the first one is an error like any other."""
     first = await unless_gone(request.receive, anext(events))
     return Response(status_code=499) if first is None else EventStream(first, events, path_of(request))
+
+
+async def respond(
+    request: Request, body: Any, whole: Callable[..., Coroutine[Any, Any, Any]], events: Callable[..., Events]
+) -> Response:
+    """What a body asks for, `whole` or as `events`: both are given the server, the body and the client."""
+    given = server_of(request), body, client_of(request)
+    return await streamed(request, events(*given)) if body.stream else await answered(request, whole(*given))
 
 
 async def answered(request: Request, work: Coroutine[Any, Any, Any]) -> Response:

@@ -40,7 +40,7 @@ class Shelf:
     @property
     def run(self) -> Run:
         assert self.worker is not None, "it is in use"
-        return self.worker.run_
+        return self.worker.loaded
 
 
 class Library:

@@ -16,7 +16,7 @@ from weft import __version__
 from weft.decode.config import Beam
 from weft.decode.prompt import Prompt, choices
 from weft.serve.errors import RefusedError
-from weft.serve.events import DONE, Events, answered, event, streamed
+from weft.serve.events import DONE, Events, answered, client_of, event, respond, server_of
 from weft.serve.library import Shelf
 from weft.serve.schema import ChatBody, CompletionBody, EmbeddingsBody
 from weft.serve.writing import (
@@ -37,15 +37,6 @@ FINISH = {"eos": "stop", "stop": "stop", "length": "length", None: None}
 DEFAULT_TOKENS = 16  # of a completion, as OpenAI has it
 
 router = APIRouter()
-
-
-def server_of(request: Request) -> Server:
-    server: Server = request.app.state.server
-    return server
-
-
-def client_of(request: Request) -> str:
-    return str(request.state.client)
 
 
 # ---- models
@@ -78,17 +69,15 @@ def _head(shelf: Shelf, kind: str, prefix: str) -> dict[str, Any]:
 
 @router.post("/v1/completions")
 async def completions(request: Request, body: CompletionBody) -> Response:
-    server, client = server_of(request), client_of(request)
+    most = server_of(request).limits.choices
     if body.echo and body.logprobs is not None:
         raise RefusedError(400, "echo: the log-probabilities of a prompt are at /v1/score", param="echo")
     n, best_of = body.n or 1, body.best_of or body.n or 1
-    if best_of < n or best_of > server.limits.choices:
-        raise RefusedError(400, f"best_of = {best_of}: expected {n} … {server.limits.choices}", param="best_of")
+    if best_of < n or best_of > most:
+        raise RefusedError(400, f"best_of = {best_of}: expected {n} … {most}", param="best_of")
     if best_of > n and (body.stream or body.beams):
         raise RefusedError(400, "best_of: whole texts are compared; leave out stream and beams", param="best_of")
-    if body.stream:
-        return await streamed(request, _completion_events(server, body, client))
-    return await answered(request, _completion(server, body, client))
+    return await respond(request, body, _completion, _completion_events)
 
 
 def _asked(server: Server, shelf: Shelf, body: CompletionBody, client: str) -> Asked:
@@ -160,12 +149,9 @@ async def _completion_events(server: Server, body: CompletionBody, client: str) 
 
 @router.post("/v1/chat/completions")
 async def chats(request: Request, body: ChatBody) -> Response:
-    server, client = server_of(request), client_of(request)
     if body.top_logprobs is not None and not body.logprobs:
         raise RefusedError(400, "top_logprobs: needs logprobs = true", param="top_logprobs")
-    if body.stream:
-        return await streamed(request, _chat_events(server, body, client))
-    return await answered(request, _chat(server, body, client))
+    return await respond(request, body, _chat, _chat_events)
 
 
 def _asked_in_chat(server: Server, shelf: Shelf, body: ChatBody, client: str) -> Asked:

@@ -15,8 +15,7 @@ from weft.api.run import Run
 from weft.api.settings import translation_beam
 from weft.objectives.frame import Asked
 from weft.serve.errors import RefusedError
-from weft.serve.events import answered
-from weft.serve.openai import client_of, server_of
+from weft.serve.events import answered, client_of, server_of
 from weft.serve.schema import (
     Body,
     ClassifyBody,

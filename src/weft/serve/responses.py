@@ -8,9 +8,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from weft.serve.events import Events, answered, event, streamed
+from weft.serve.events import Events, event, respond
 from weft.serve.library import Shelf
-from weft.serve.openai import client_of, server_of
 from weft.serve.schema import ResponsesBody, Turn
 from weft.serve.writing import Asked, Server, Writing, Written, conversation, drawn, grammar, whole
 
@@ -19,10 +18,7 @@ router = APIRouter()
 
 @router.post("/v1/responses")
 async def responses(request: Request, body: ResponsesBody) -> Response:
-    server, client = server_of(request), client_of(request)
-    if body.stream:
-        return await streamed(request, _events(server, body, client))
-    return await answered(request, _response(server, body, client))
+    return await respond(request, body, _response, _events)
 
 
 def _asked(server: Server, shelf: Shelf, body: ResponsesBody, client: str) -> Asked:

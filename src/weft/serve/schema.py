@@ -43,6 +43,14 @@ Content = Annotated[str, BeforeValidator(_text_part)]
 Ignored = Annotated[Any, Field(description="Ignored.")]
 
 
+class NoTools(BaseModel):
+    """weft's models call no tools; clients may send the switches that go with none."""
+
+    tools: Unsupported = None
+    tool_choice: Unsupported = None
+    parallel_tool_calls: Ignored = None
+
+
 class Turn(BaseModel):
     """One message of a conversation."""
 
@@ -126,16 +134,13 @@ class CompletionBody(OpenAI):
     suffix: Unsupported = None
 
 
-class ChatBody(OpenAI):
+class ChatBody(OpenAI, NoTools):
     messages: Annotated[list[Turn], Field(min_length=1)]
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     modalities: list[Literal["text"]] | None = None
-    tools: Unsupported = None
-    tool_choice: Unsupported = None
-    parallel_tool_calls: Ignored = None
     functions: Unsupported = None
     function_call: Unsupported = None
     reasoning_effort: Unsupported = None
@@ -148,7 +153,7 @@ class TextSettings(BaseModel):
     verbosity: Unsupported = None
 
 
-class ResponsesBody(Drawing):
+class ResponsesBody(Drawing, NoTools):
     input: str | Annotated[list[Turn], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
@@ -156,9 +161,6 @@ class ResponsesBody(Drawing):
     metadata: dict[str, str] | None = None
     user: Ignored = None
     store: Ignored = None
-    tools: Unsupported = None
-    tool_choice: Unsupported = None
-    parallel_tool_calls: Ignored = None
     previous_response_id: Unsupported = None
     reasoning: Unsupported = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -171,11 +173,9 @@ class MessagesTurn(BaseModel):
     content: Content
 
 
-class CountBody(Body):
+class CountBody(Body, NoTools):
     messages: Annotated[list[MessagesTurn], Field(min_length=1)]
     system: Content | None = None
-    tools: Unsupported = None
-    tool_choice: Unsupported = None
     thinking: Unsupported = None
 
 

@@ -13,20 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
-
 from weft.api.run import Run
 from weft.decode.config import Sampling
 from weft.decode.engine.blocks import Request
 from weft.decode.engine.engine import Counts, Engine
 from weft.decode.engine.engine import Limits as Held
-from weft.decode.fast.stepper import stretches
-from weft.decode.generate import BLOCK_SIZE, MAX_ENGINE_LENGTH, generate
+from weft.decode.engine.paging import block_bytes
+from weft.decode.generate import BLOCK_SIZE, MAX_ENGINE_LENGTH, engine_can_hold, generate
 from weft.decode.prompt import Prompt, check_prompts, context_window
 from weft.decode.text import Chunk
 from weft.errors import WeftError
 from weft.models.base import device_of
-from weft.models.transformer import Transformer
 from weft.serve.config import Limits
 from weft.serve.errors import RefusedError, as_refused
 from weft.training.preflight import free_memory
@@ -34,7 +31,6 @@ from weft.training.preflight import free_memory
 CACHE_SHARE = 0.5  # of the memory that is free once a model is loaded, for keys and values
 MIN_BLOCKS = 16  # that a model without memory for them is not served with
 MODEL_SHARE = 4.0  # times as long as event loops take for what was written, before they get more
-IDLE_SECONDS = 0.2  # after which a thread without work looks whether it is to end
 
 T = TypeVar("T")
 log = logging.getLogger("weft.serve")
@@ -82,7 +78,7 @@ class Worker(threading.Thread):
 
     def __init__(self, name: str, run: Run, limits: Limits):
         super().__init__(name=f"weft {name}", daemon=True)
-        self.run_, self.limits = run, limits
+        self.loaded, self.limits = run, limits
         self.counts = Counts()
         self._changed = threading.Condition()
         self._waiting: OrderedDict[str, deque[Task]] = OrderedDict()  # by client, who was served longest ago first
@@ -140,10 +136,6 @@ class Worker(threading.Thread):
         return len(self._active)
 
     @property
-    def idle(self) -> bool:
-        return not self._active and not self.waiting
-
-    @property
     def blocks(self) -> tuple[int, int]:
         """Blocks of keys and values in use, and all."""
         if self._engine is None:
@@ -173,7 +165,7 @@ class Worker(threading.Thread):
         while True:
             with self._changed:
                 while not (self._waiting or self._active or self._ended):
-                    self._changed.wait(IDLE_SECONDS)
+                    self._changed.wait()
                 if self._ended:
                     break
                 fresh = self._next()
@@ -211,9 +203,9 @@ class Worker(threading.Thread):
             if isinstance(task, Question):
                 self._settle(task, task.function(), None)
                 return
-            check_prompts(self.run_.model, [task.prompt], [task.settings])
+            check_prompts(self.loaded.model, [task.prompt], [task.settings])
             if self._engine is None:
-                task.stream = generate(self.run_.model, [task.prompt], task.settings, [task.seed])
+                task.stream = generate(self.loaded.model, [task.prompt], task.settings, [task.seed])
             else:
                 task.request = self._engine.submit(task.prompt, task.settings, task.seed)
             self._active.append(task)
@@ -313,23 +305,18 @@ class Worker(threading.Thread):
 
     def _make_engine(self) -> Engine | None:
         """An engine with blocks for as much as memory allows, where the model is a decoder that continues texts."""
-        model = self.run_.model
-        if not isinstance(model, Transformer) or not self.run_.config.objective.continues:
-            return None
-        attention, size = model.config.attention, torch.finfo(model.embedding.weight.dtype).bits // 8
-        layers = getattr(model.config, "layers", 1)
-        per_block = 2 * layers * attention.groups * model.config.d_head * BLOCK_SIZE * size
+        model, continues = self.loaded.model, self.loaded.config.objective.continues
         longest = min(context_window(model) or MAX_ENGINE_LENGTH, self.limits.max_tokens, MAX_ENGINE_LENGTH)
-        if stretches(model, longest):
-            return None  # a block holds what was read at one angle
+        if not continues or not engine_can_hold(model, longest):
+            return None
         # a text longer than those it learned from may be asked for, but hardly by all at once
         usual = -(-min(longest, model.config.context) // BLOCK_SIZE)
-        able = int(CACHE_SHARE * free_memory(device_of(model))) // per_block
+        able = int(CACHE_SHARE * free_memory(device_of(model))) // block_bytes(model, BLOCK_SIZE)
         if able < min(usual, MIN_BLOCKS):
             raise MemoryError(f"no room for the keys and values of one text of {MIN_BLOCKS * BLOCK_SIZE} tokens")
         wanted = max(self.limits.rows * usual, -(-longest // BLOCK_SIZE))
         held = Held(blocks=min(wanted, able), block_size=BLOCK_SIZE, rows=self.limits.rows)
-        return Engine(model, self.run_.tokenizer.vocab_size, held)
+        return Engine(model, self.loaded.tokenizer.vocab_size, held)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *given: Any) -> None:

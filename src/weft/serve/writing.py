@@ -64,7 +64,7 @@ class Piece(NamedTuple):
     text: str
     tokens: int
     finish: Finish | None
-    scored: list[Scored] = []  # noqa: RUF012 — nobody adds to it
+    scored: Sequence[Scored] = ()
     stopped: str | None = None  # the stop string that ended it
 
 
@@ -242,22 +242,25 @@ class Writing:
             some = [await queue.get()]
             while not queue.empty():
                 some.append(queue.get_nowait())
-            now = time.monotonic()
-            (between if begun else first).observe(now - before)
-            before, begun = now, True
-            written.inc(len(some))
             chunks: dict[int, list[Chunk]] = {}
             for index, arrived in some:
                 if isinstance(arrived, RefusedError):
                     raise arrived
                 chunks.setdefault(index, []).append(arrived)
+            now = time.monotonic()
+            if not begun:
+                first.observe(now - before)
+            else:  # several tokens of a text may come at a time
+                between.observe((now - before) / max(map(len, chunks.values())))
+            before, begun = now, True
+            written.inc(len(some))
             pieces = [self._piece(index, own) for index, own in chunks.items()]
             left -= {piece.row for piece in pieces if piece.finish is not None}
             yield pieces
 
     def _piece(self, index: int, chunks: list[Chunk]) -> Piece:
         text = chunks[0].text if len(chunks) == 1 else "".join(chunk.text for chunk in chunks)
-        scored = [] if chunks[0].logprob is None else self._scored(chunks)
+        scored = () if chunks[0].logprob is None else self._scored(chunks)
         return Piece(index, text, len(chunks), chunks[-1].finish, scored, chunks[-1].stopped)
 
     def _scored(self, chunks: Sequence[Chunk]) -> list[Scored]:

@@ -24,6 +24,14 @@ from weft.models.transformer import Transformer
 Key = bytes
 
 
+def block_bytes(model: Transformer, block_size: int) -> int:
+    """Bytes of the keys and values of `block_size` tokens in all layers."""
+    assert model.decoder is not None
+    config = model.config
+    per_token = 2 * len(model.decoder.blocks) * config.attention.groups * config.d_head
+    return per_token * block_size * model.embedding.weight.dtype.itemsize
+
+
 class BlockStore:
     """A Transformer's blocks: data (layers, blocks + 1, 2, kv_heads, block_size, d_head), allocated once.
 
