@@ -1,38 +1,19 @@
-"""What the tests of lectures/ share: how a file is loaded and run, and when its model is weft's."""
+"""When the model of a file of lectures/ is weft's: the same loss and the same gradients, by names that are mapped."""
 
-import importlib.util
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
+from tests.lectures.textbook.lecture import TOLERANCE, assert_gradients
 from torch import Tensor, nn
 
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel
 from weft.models.build import build
 
-LECTURES = Path(__file__).parents[3] / "lectures"
-TOLERANCE = 1e-5
-NEGLIGIBLE = 1e-10  # a gradient that is 0 but for rounding, as that of the keys' biases
-MAX_SECONDS = 300  # of processor time
 Tensors = Mapping[str, Tensor]
 Rename = Callable[[Tensors], dict[str, Tensor]]  # weft's tensors by their names there → by their names in the file
-
-
-def load(name: str) -> ModuleType:
-    """A lecture's file as a module."""
-    spec = importlib.util.spec_from_file_location(f"lectures_{name}", LECTURES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def random_weights(settings: Any) -> LanguageModel:
@@ -64,11 +45,7 @@ def assert_same(
     assert found.keys() <= expected.keys() and sum(weight.numel() for weight in ours.parameters()) == sum(
         weight.numel() for weight in theirs.parameters()
     )
-    for name, gradient in found.items():
-        atol = TOLERANCE * float(expected[name].abs().max()) + NEGLIGIBLE
-        torch.testing.assert_close(
-            gradient, expected[name], rtol=TOLERANCE, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
-        )
+    assert_gradients(found, {name: expected[name] for name in found})
 
 
 def linear(weights: Tensors, theirs: str, ours: str) -> dict[str, Tensor]:
@@ -91,16 +68,6 @@ def split(weights: Tensors, theirs: str, names: tuple[str, ...], ours: str, heig
             pieces = weights[f"{ours}.{part}"].split(heights)
             found |= {f"{theirs}.{name}.{part}": piece for name, piece in zip(names, pieces, strict=True)}
     return found
-
-
-def run(name: str, *words: str) -> tuple[int, str, str]:
-    """`python lectures/name.py words`: exit code, stdout, stderr. It takes no more than its processor time."""
-    before = os.times()
-    done = subprocess.run([sys.executable, LECTURES / f"{name}.py", *words], capture_output=True, text=True)
-    after = os.times()
-    used = after.children_user + after.children_system - before.children_user - before.children_system
-    assert used < MAX_SECONDS, f"{name}.py took {used:.0f} s of processor time"
-    return done.returncode, done.stdout, done.stderr
 
 
 def numbers(pattern: str, text: str) -> list[float]:

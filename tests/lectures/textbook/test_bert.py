@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.lectures.textbook import parity
-from tests.lectures.textbook.parity import Tensors, linear, load, split
+from tests.lectures.textbook.lecture import load, run
+from tests.lectures.textbook.parity import Tensors, linear, split
 from tests.pairwise import pairwise
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -162,7 +163,7 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_docstrings_figure() -> None:
-    code, out, err = parity.run("bert")
+    code, out, err = run("bert")
     assert code == 0, err
     told = parity.numbers(r"it labels (\d+) % of 500 other reviews right", bert.__doc__)
     assert parity.numbers(r"has not seen, ([\d.]+)% are labelled right", out) == pytest.approx(told, abs=5)

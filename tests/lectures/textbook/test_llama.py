@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.lectures.textbook import parity
-from tests.lectures.textbook.parity import Tensors, linear, load, norm, split
+from tests.lectures.textbook.lecture import load, run
+from tests.lectures.textbook.parity import Tensors, linear, norm, split
 from tests.pairwise import pairwise
 from torch import Tensor
 
@@ -106,7 +107,7 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_docstrings_figure() -> None:
-    code, out, err = parity.run("llama")
+    code, out, err = run("llama")
     assert code == 0, err
     told = parity.numbers(
         r"the loss is ([\d.]+) nats a character; the grammar's own entropy is ([\d.]+)", llama.__doc__

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from tests.lectures.textbook import parity
-from tests.lectures.textbook.parity import load, split
+from tests.lectures.textbook.lecture import load, run
+from tests.lectures.textbook.parity import split
 from torch import Tensor
 
 from weft.nn.attention import SelfAttention
@@ -124,7 +125,7 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_docstrings_figure() -> None:
-    code, out, err = parity.run("megatron")
+    code, out, err = run("megatron")
     assert code == 0, err
     told = parity.numbers(
         r"each reach a loss of ([\d.]+), and one with all of them reaches ([\d.]+)\.", megatron.__doc__

@@ -4,7 +4,7 @@ import re
 import shlex
 
 import pytest
-from tests.lectures.textbook.parity import LECTURES
+from tests.lectures.textbook.lecture import LECTURES
 
 from weft.cli.main import program
 from weft.models.presets import PRESETS

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.lectures.textbook import parity
-from tests.lectures.textbook.parity import Tensors, linear, load, norm, split
+from tests.lectures.textbook.lecture import load, run
+from tests.lectures.textbook.parity import Tensors, linear, norm, split
 from tests.pairwise import pairwise
 from torch import Tensor
 
@@ -114,7 +115,7 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_docstrings_figure() -> None:
-    code, out, err = parity.run("transformer")
+    code, out, err = run("transformer")
     assert code == 0, err
     (told,) = parity.numbers(r"it writes ([\d.]+) % without a mistake", transformer.__doc__)
     (found,) = parity.numbers(r"without a mistake: ([\d.]+) %", out)
