@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,17 +17,29 @@ from weft.nn.relative_attention import RelativeAttention, ScoredAttention
 from weft.nn.scaled_dot_product import masked_softmax, reference_attention
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """An attention whose stages are being added: the beginning of their ids, and the place that is followed."""
+
+    way: Way
+    id: str
+    module: Any
+    compared: Compared
+    place: int
+
+
 def attention_stages(way: Way, followed: Followed, part: str, read: str, source: str | None) -> str:
     """Attention of the opened layer: `read` is the stage whose result it reads, `source` the one that gave a source."""
     module, compared = getattr(followed.block(followed.opened), part), followed.compared(part)
     id, place = f"{followed.name}.{followed.opened}.{part}", followed.place
-    queries, keys, values = _projected(way, id, module, compared, place, read, source or read)
+    opened = _Opened(way, id, module, compared, place)
+    queries, keys, values = _projected(opened, read, source or read)
     matched = [queries, keys]
     if compared.mask.angles is not None and part == "attention":
-        matched = [_rotary(way, id, compared, place, matched)]
+        matched = [_rotary(opened, matched)]
     scores = module.scores(compared.rotated, compared.mask)[0, :, place]
-    _scores(way, id, module, scores, compared.keys, matched)
-    _mask(way, id, compared, place, scores)
+    _scores(opened, scores, matched)
+    _mask(opened, scores)
     probabilities = followed.seen[f"{id}.probabilities"][0, :, place]
     way.add(
         f"{id}.softmax",
@@ -60,10 +73,9 @@ def attention_stages(way: Way, followed: Followed, part: str, read: str, source:
     )
 
 
-def _projected(
-    way: Way, id: str, module: Any, compared: Compared, place: int, read: str, source: str
-) -> tuple[str, str, str]:
+def _projected(opened: _Opened, read: str, source: str) -> tuple[str, str, str]:
     """Queries of the token, keys and values of all that it may look at: the ids of these stages."""
+    way, id, module, compared = opened.way, opened.id, opened.module, opened.compared
     cross, (q, k, v) = isinstance(module, CrossAttention), compared.plain
     H, G, d_head = module.heads, module.kv_heads, module.d_head
     linear = module.q if cross else module.qkv
@@ -75,7 +87,7 @@ def _projected(
         "Queries",
         f"The token's vector times W_Q, in {H} heads{bound}{normed}: what each head looks for.",
         f"q = W_Q x{bias}",
-        shown("queries", q[0, :, place], "head", "coordinate"),
+        shown("queries", q[0, :, opened.place], "head", "coordinate"),
         numbers={"heads": H, "d_head": d_head},
         inputs=(read,),
         by=CrossAttention.forward if cross else SelfAttention.project,
@@ -107,11 +119,12 @@ def _part_cost(linear: Any, weights: int) -> dict[str, int]:
     return {"flops": 2 * weights, "parameters": stored, "bytes": stored * linear.weight.element_size()}
 
 
-def _rotary(way: Way, id: str, compared: Compared, place: int, inputs: Sequence[str]) -> str:
+def _rotary(opened: _Opened, inputs: Sequence[str]) -> str:
+    compared, place = opened.compared, opened.place
     assert compared.mask.angles is not None
     cos, sin = (each[0, 0, place] for each in compared.mask.angles)
-    return way.add(
-        f"{id}.rotary",
+    return opened.way.add(
+        f"{opened.id}.rotary",
         "Rotary positions",
         "Pairs of coordinates of queries and keys are rotated, by angles that grow with the position.",
         "(a, b) → (a cos θ − b sin θ, b cos θ + a sin θ)",
@@ -125,7 +138,8 @@ def _rotary(way: Way, id: str, compared: Compared, place: int, inputs: Sequence[
     )
 
 
-def _scores(way: Way, id: str, module: Any, scores: Tensor, keys: Sequence[str], inputs: Sequence[str]) -> None:
+def _scores(opened: _Opened, scores: Tensor, inputs: Sequence[str]) -> None:
+    module, keys = opened.module, opened.compared.keys
     H, d_head, scored = module.heads, module.d_head, isinstance(module, ScoredAttention)
     root = math.isclose(module.scale, d_head**-0.5)
     formula = ("(Q Kᵀ + distances)" if scored else "Q Kᵀ") + (" / √d_head" if root else " · scale")
@@ -134,8 +148,8 @@ def _scores(way: Way, id: str, module: Any, scores: Tensor, keys: Sequence[str],
     if module.softcap is not None:
         formula, about = f"c · tanh({formula} / c)", f"{about}; no score passes the cap c"
         numbers["c"] = module.softcap
-    way.add(
-        f"{id}.scores",
+    opened.way.add(
+        f"{opened.id}.scores",
         "Scores",
         f"{about}.",
         f"S = {formula}",
@@ -147,8 +161,9 @@ def _scores(way: Way, id: str, module: Any, scores: Tensor, keys: Sequence[str],
     )
 
 
-def _mask(way: Way, id: str, compared: Compared, place: int, scores: Tensor) -> None:
+def _mask(opened: _Opened, scores: Tensor) -> None:
     """What positions add to the scores, and which keys are hidden."""
+    way, id, place, compared = opened.way, opened.id, opened.place, opened.compared
     mask, axes = compared.mask, ("head", ("key", compared.keys))
     bias = mask.position.heads_bias(mask.queries[:, place : place + 1], mask.keys)
     if bias is not None:
@@ -164,7 +179,7 @@ def _mask(way: Way, id: str, compared: Compared, place: int, scores: Tensor) -> 
             cost=cost(0, *mask.position.parameters()),
         )
     seen = mask.mask.dense(slice(place, place + 1), slice(0, len(compared.keys)), scores.device)[0, 0, 0]
-    hidden = {"future": sum(_later(mask.mask, place, len(seen)))}
+    hidden = {"future": len(seen) - 1 - place if mask.mask.causal else 0}
     hidden["window"] = int((~seen).sum()) - hidden["future"]
     told = [f"{count} keys are hidden, {_WHY[why]}" for why, count in hidden.items() if count]
     way.add(
@@ -180,7 +195,3 @@ def _mask(way: Way, id: str, compared: Compared, place: int, scores: Tensor) -> 
 
 
 _WHY = {"future": "for they come later", "window": "for they are outside of the window"}
-
-
-def _later(mask: Mask, place: int, keys: int) -> list[bool]:
-    return [mask.causal and key > place for key in range(keys)]

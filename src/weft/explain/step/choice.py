@@ -39,15 +39,14 @@ class Choice:
 
     def answer(self) -> dict[str, Any]:
         numbers = self.logits, self.scaled, self.probability, self.final
-        columns = [*(rounded(each[self.ids].double().cpu()) for each in numbers), self.kept[self.ids].tolist()]
+        columns = [*(rounded(each[self.ids].cpu()) for each in numbers), self.kept[self.ids].tolist()]
         names = ("id", "piece", "logit", "scaled", "probability", "final", "kept")
+        rows = zip(self.ids, self.pieces, *columns, strict=True)
         return {
             "temperature": self.sampling.temperature,
             "top_k": self.sampling.top_k,
             "top_p": self.sampling.top_p,
-            "candidates": [
-                dict(zip(names, row, strict=True)) for row in zip(self.ids, self.pieces, *columns, strict=True)
-            ],
+            "candidates": [dict(zip(names, row, strict=True)) for row in rows],
             "kept": int(self.kept.sum()),
             "vocab_size": len(self.logits),
         }

@@ -19,19 +19,19 @@ def word_stages(way: Way, reading: Reading, features: Tensor, settings: Sampling
     """Logits of all tokens after features (d_model,), and the choice of one."""
     model = reading.model
     readout = model.readout(features)
+    assert readout is not None  # it is a product of features and a table
     logits = readout.logits()[: choices(model, reading.tokenizer.vocab_size)]
     choice = choose(logits, settings, lambda ids: pieces(reading.tokenizer, ids))
-    capped = readout.softcap is not None
+    c, sizes = readout.softcap, {"vocab_size": readout.weight.shape[0], "width": readout.weight.shape[1]}
     bias = "" if readout.bias is None else " + b"
-    V, width = readout.weight.shape
     way.add(
         "output.logits",
         "Logits",
-        f"Every token of the vocabulary has a score: the product of its vector and the token's own. "
+        "Every token of the vocabulary has a score: its row of the table times the vector. "
         f"The {len(choice.ids)} highest are shown.",
-        f"z = c · tanh((E x{bias}) / c)" if capped else f"z = E x{bias}",
+        f"z = c · tanh((E x{bias}) / c)" if c is not None else f"z = E x{bias}",
         choice.vector("logits", choice.logits, "signed"),
-        numbers={"vocab_size": V, "width": width} | ({"c": readout.softcap} if capped else {}),
+        numbers=sizes if c is None else {**sizes, "c": c},
         by=Readout.logits,
         cost=cost(2 * readout.weight.numel(), readout.weight, readout.bias),
     )
@@ -81,19 +81,17 @@ def _prepared(way: Way, head: heads.TokenHead, features: Tensor) -> None:
         return
     masked = isinstance(head, heads.MaskedLMHead)
     about = "A matrix, an activation and a norm prepare the vector." if masked else "The vector is made ready."
-    formula = "norm(f(W x + b))" if masked else " · ".join(
-        [*(["W"] if head.dense is not None else []), *(["scale"] if head.scale is not None else []), "x"]  # type: ignore[union-attr]
-    )  # fmt: skip
-    parts = [getattr(head, name, None) for name in ("dense", "norm")]
-    dense = parts[0]
+    dense, scale, after = (getattr(head, name, None) for name in ("dense", "scale", "norm"))
+    factors = ("" if scale is None else "scale · ") + ("" if dense is None else "W ")
     way.add(
         "output.transform",
         "Transform",
         about,
-        formula,
+        "norm(f(W x + b))" if masked else f"{factors}x",
         shown("prepared", prepared, "coordinate"),
+        numbers={} if scale is None else {"scale": scale},
         by=type(head).prepare,
-        cost=cost(0 if dense is None else 2 * dense.weight.numel(), *parts),
+        cost=cost(0 if dense is None else 2 * dense.weight.numel(), dense, after),
     )
 
 

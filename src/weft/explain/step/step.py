@@ -1,7 +1,7 @@
 """Inside a step: one token's way through a model, with the model's own numbers at each stage."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -9,20 +9,36 @@ import torch
 from weft.decode.config import Sampling
 from weft.errors import ConfigError, DataError
 from weft.explain.reading import Reading
+from weft.explain.step.bahdanau import bahdanau_stages
 from weft.explain.step.choice import Choice
 from weft.explain.step.head import head_stages
+from weft.explain.step.ngram import ngram_stages
 from weft.explain.step.passing import Followed, watched
+from weft.explain.step.recurrent import recurrent_stages
 from weft.explain.step.stage import Stage, Way
 from weft.explain.step.transformer import stack_stages
+from weft.figures.charts import Chart, Charts
+from weft.figures.picture import COLOURS
+from weft.figures.shaded import drawable, percent
+from weft.figures.tables import Table
 from weft.models import heads
-from weft.models.base import evaluating
+from weft.models.bahdanau import Bahdanau
+from weft.models.base import LanguageModel, evaluating
+from weft.models.ngram import NGram
+from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
 
+FAMILIES: dict[type[LanguageModel], tuple[str, Callable[[Way, Reading, int, Sampling], Choice]]] = {
+    Recurrent: ("recurrent", recurrent_stages),
+    Bahdanau: ("bahdanau", bahdanau_stages),
+    NGram: ("ngram", ngram_stages),
+}
 MAX_TOKENS = 256  # of a text whose step is shown
+SHOWN_CANDIDATES = 12  # in a picture
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Charts):
     """One token's way: what was read, the `place` that is followed, the stages and the choice they end in.
 
     Of a masked model the token at the place is hidden from it: `masked` is what stands there in the text. An
@@ -30,22 +46,67 @@ class Step:
     """
 
     kind: str
-    text: str
-    pieces: list[str]
-    ids: list[int]
-    source_pieces: list[str] | None
-    source_ids: list[int] | None
+    given: str
+    reading: Reading
     place: int
-    masked: str | None
-    source_place: int | None
     stages: list[Stage]
     choice: Choice | None
+    masked: str | None = None
+    source_place: int | None = None
+
+    title = "Inside a step"
+    about = (
+        "One token's way through the model, stage by stage: the shape of what each computes, and its norm. The last "
+        "stages choose the next token."
+    )
 
     def answer(self) -> dict[str, Any]:
         """As plain lists and numbers."""
-        told = {name: value for name, value in vars(self).items() if name not in ("stages", "choice")}
-        stages = [vars(stage) for stage in self.stages]
-        return {**told, "stages": stages, "choice": None if self.choice is None else self.choice.answer()}
+        read = self.reading
+        return {
+            "kind": self.kind,
+            "text": self.given,
+            "pieces": read.pieces,
+            "ids": list(read.ids),
+            "source_pieces": read.source_pieces,
+            "source_ids": None if read.source is None else list(read.source),
+            "place": self.place,
+            "masked": self.masked,
+            "source_place": self.source_place,
+            "stages": [vars(stage) for stage in self.stages],
+            "choice": None if self.choice is None else self.choice.answer(),
+        }
+
+    def charts(self) -> list[Chart]:
+        if self.choice is None:
+            return [_bars("Norm of what each stage gives", [(stage.id, stage.norm) for stage in self.stages])]
+        rows = zip(self.choice.pieces, self.choice.final[self.choice.ids].tolist(), strict=True)
+        return [_bars("What may come next", [(drawable(piece), share) for piece, share in rows][:SHOWN_CANDIDATES])]
+
+    def tables(self) -> list[Table]:
+        rows = [(s.id, s.title, " × ".join(map(str, s.tensors[0]["shape"])), f"{s.norm:.4g}") for s in self.stages]
+        title = f"The way of token {self.place}, {self.masked or self.reading.pieces[self.place]}"
+        tables = [Table(("stage", "", "shape", "norm"), rows, title, text=(0, 1), spare=(1,))]
+        if self.choice is not None:
+            numbers = (self.choice.logits, self.choice.probability, self.choice.final)
+            columns = [each[self.choice.ids].tolist() for each in numbers]
+            likely = [
+                (piece, f"{logit:.4g}", percent(share), percent(final))
+                for piece, logit, share, final in zip(self.choice.pieces, *columns, strict=True)
+            ]
+            header = ("", "logit", "probability", "after the cut")
+            tables.append(Table(header, likely[:SHOWN_CANDIDATES], "What may come next"))
+        return tables
+
+
+def _bars(title: str, rows: Sequence[tuple[str, float]]) -> Chart:
+    def draw(axes: Any) -> None:
+        names, values = zip(*rows, strict=True)
+        axes.barh(range(len(rows)), values, color=COLOURS[0])
+        axes.set_yticks(range(len(rows)), names, fontsize=8 if len(rows) <= SHOWN_CANDIDATES else 5, parse_math=False)
+        axes.invert_yaxis()
+
+    return Chart(title, draw)
 
 
 @dataclass(frozen=True)
@@ -56,7 +117,7 @@ class Asked:
     text: str = ""
     place: int | None = None
     layer: int | None = None
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     labels: Sequence[str] = ()
 
 
@@ -66,12 +127,15 @@ def step(reading: Reading, asked: Asked) -> Step:
     for ids, what in ((reading.ids, "the text"), (reading.source or (), "the source")):
         if len(ids) > MAX_TOKENS:
             raise DataError(f"{what} has {len(ids)} tokens; a step is shown of at most {MAX_TOKENS}. Shorten it")
-    model = reading.model
-    place = _place(reading, asked.place)
+    model, place, way = reading.model, _place(reading, asked.place), Way()
     with evaluating(model):
         if isinstance(model, Transformer):
             return _transformer(model, reading, place, asked)
-    raise AssertionError
+        if asked.layer is not None:
+            raise ConfigError(f"layer = {asked.layer}: only of a Transformer one layer is opened; leave it out")
+        kind, stages = FAMILIES[type(model)]
+        choice = stages(way, reading, place, asked.sampling)
+        return Step(kind, asked.text, reading, place, way.stages, choice)
 
 
 def _place(reading: Reading, place: int | None) -> int:
@@ -110,7 +174,7 @@ def _transformer(model: Transformer, reading: Reading, place: int, asked: Asked)
         followed = replace(followed, other=reading.source_pieces)
     stack_stages(way, followed, source)
     choice = head_stages(way, reading, followed, asked.sampling, asked.labels)
-    return _found(kind, reading, asked.text, place, way, choice, masked, source_place)
+    return Step(kind, asked.text, reading, place, way.stages, choice, masked, source_place)
 
 
 def _hidden(model: Transformer, reading: Reading, wanted: int | None, place: int) -> tuple[int, Reading, str | None]:
@@ -126,18 +190,3 @@ def _hidden(model: Transformer, reading: Reading, wanted: int | None, place: int
         return place, reading, None
     ids = (*reading.ids[:place], mask, *reading.ids[place + 1 :])
     return place, replace(reading, ids=ids), reading.pieces[place]
-
-
-def _found(
-    kind: str,
-    reading: Reading,
-    text: str,
-    place: int,
-    way: Way,
-    choice: Choice | None,
-    masked: str | None = None,
-    source_place: int | None = None,
-) -> Step:
-    source = None if reading.source is None else list(reading.source)
-    read = reading.pieces, list(reading.ids), reading.source_pieces, source
-    return Step(kind, text, *read, place, masked, source_place, way.stages, choice)

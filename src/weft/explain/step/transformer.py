@@ -6,7 +6,7 @@ from torch.nn.functional import cosine_similarity
 
 from weft.explain.step.attention import attention_stages
 from weft.explain.step.passing import NAMES, Followed
-from weft.explain.step.stage import Way, cost, products, shown
+from weft.explain.step.stage import Way, cost, products, shown, token_stage
 from weft.models.transformer import Stack, Transformer
 from weft.nn import feedforward, norm
 from weft.nn.block import Block, Sublayer
@@ -28,24 +28,24 @@ def stack_stages(way: Way, followed: Followed, source: str | None = None) -> str
             _block(way, followed, source)
         _summary(way, followed, layer, before)
     if followed.stack.norm is not None:
-        group = "output" if followed.embedding == "embedding" else f"{followed.name}.output"
+        group = "output" if followed.embedding == "embedding" else "source_output"
         normed = followed.at(f"{followed.name}.norm")
-        norm_stage(way, f"{group}.norm", followed.stack.norm, normed, "after the last block", (way.last,))
+        norm_stage(way, f"{group}.norm", followed.stack.norm, normed)
     return way.last
 
 
-def norm_stage(way: Way, id: str, module: Norm, x: Tensor, where: str, inputs: tuple[str, ...]) -> str:
-    """A norm that gave x (width,)."""
+def norm_stage(way: Way, id: str, module: Norm, x: Tensor, read: str | None = None) -> str:
+    """A norm that gave x (width,) of what the stage `read` gave, by default the last one."""
     layer = isinstance(module, norm.LayerNorm)
     becomes = "mean becomes 0 and its deviation 1" if layer else "root mean square becomes 1"
     return way.add(
         id,
         "LayerNorm" if layer else "RMSNorm",
-        f"The vector is normed, {where}: its {becomes}, then each coordinate has a gain of its own.",
+        f"The vector is normed: its {becomes}, then each coordinate has a gain of its own.",
         "gain · (x − μ) / σ + bias" if layer else "gain · x / RMS(x)",
         shown("normed", x, "coordinate"),
         numbers={"eps": module.eps or 0.0, "width": len(x)},
-        inputs=inputs,
+        inputs=(read or way.last,),
         by=type(module),
         cost=cost(0, module),
     )
@@ -57,15 +57,7 @@ def _embed(way: Way, followed: Followed) -> None:
     table = model.embedding if own else model.source_embedding
     assert table is not None
     ids = torch.tensor([followed.ids], device=table.weight.device)
-    way.add(
-        f"{group}.tokens",
-        "Tokens",
-        f"The text as {ids.shape[1]} ids. The token that is followed is at place {place}.",
-        "text → ids",
-        shown("ids", ids[0], ("token", followed.pieces), scale="positive"),
-        numbers={"tokens": ids.shape[1], "place": place, "id": followed.ids[place]},
-        inputs=(),
-    )
+    token_stage(way, group, followed.ids, followed.pieces, place)
     x, factor = model.embed(ids, table)[0, place], model.config.embedding_factor
     segment = "" if model.segments is None else " + S[0]"
     way.add(
@@ -98,7 +90,7 @@ def _embed(way: Way, followed: Followed) -> None:
         )
     if stack.embedding_norm is not None:
         normed = followed.at(f"{followed.name}.embedding_norm")
-        norm_stage(way, f"{group}.norm", stack.embedding_norm, normed, "before the first block", (way.last,))
+        norm_stage(way, f"{group}.norm", stack.embedding_norm, normed)
     if stack.projection is not None and stack.narrow:
         _project(way, followed, stack.projection)
 
@@ -118,7 +110,7 @@ def _block(way: Way, followed: Followed, source: str | None) -> None:
         skip, start = getattr(block, f"{part}_skip"), before if block.parallel else way.last
         if skip.norm is not None and skip.pre:
             x = followed.layer(f"{part}_skip.norm")
-            normed = norm_stage(way, f"{name}.{part}.norm", skip.norm, x, f"before {NAMES[part]}", (start,))
+            normed = norm_stage(way, f"{name}.{part}.norm", skip.norm, x, start)
         elif not block.parallel:  # side by side, a layer without a norm of its own reads what the other's gave
             normed = start
         if part == "feedforward":
@@ -127,7 +119,7 @@ def _block(way: Way, followed: Followed, source: str | None) -> None:
             attention_stages(way, followed, part, normed, source)
         if skip.norm_out is not None:
             x = followed.layer(f"{part}_skip.norm_out")
-            norm_stage(way, f"{name}.{part}.norm_out", skip.norm_out, x, "before it is added", (way.last,))
+            norm_stage(way, f"{name}.{part}.norm_out", skip.norm_out, x)
         ends.append(way.last)
         if not block.parallel:
             _residual(way, followed, part, start)
@@ -166,14 +158,14 @@ def _residual(way: Way, followed: Followed, part: str, start: str) -> None:
         by=Sublayer.write,
     )
     if post:
-        norm_stage(way, f"{id}.norm", skip.norm, end, "after the sum", (way.last,))
+        norm_stage(way, f"{id}.norm", skip.norm, end)
 
 
 def _feedforward(way: Way, followed: Followed, read: str) -> None:
     id, module = f"{followed.name}.{followed.opened}.feedforward", followed.block(followed.opened).feedforward
     gated = isinstance(module, feedforward.Gated)
     up = module.gate_up if gated else module.up
-    f, bias = _activation(followed), "" if up.bias is None else " + b"
+    f, bias = followed.model.config.feedforward.activation, "" if up.bias is None else " + b"
     before = followed.at(f"{id}.{'gate_up' if gated else 'up'}")
     gate, *more = before.chunk(2) if gated else (before,)
     hidden = followed.at(f"{id}.hidden")
@@ -215,10 +207,6 @@ def _feedforward(way: Way, followed: Followed, read: str) -> None:
     )
 
 
-def _activation(followed: Followed) -> str:
-    return followed.model.config.feedforward.activation
-
-
 def _summary(way: Way, followed: Followed, layer: int, before: str) -> None:
     """What a block attends to at the place, and how much of what it adds."""
     name, block, layers = f"{followed.name}.{layer}", followed.block(layer), followed.stack.layers
@@ -240,17 +228,16 @@ def _summary(way: Way, followed: Followed, layer: int, before: str) -> None:
         + (f" Its weights are those of {followed.stack.sharing} layers." if followed.stack.sharing > 1 else ""),
         "x + attention + feed-forward" if len(parts) == 2 else "x + attention + cross + feed-forward",
         *tensors,
-        shown("norm added", torch.stack([each.norm() for each in added]), axis, scale="positive"),
+        shown("norm added", torch.stack(added).norm(dim=1), axis, scale="positive"),
         shown(
             "cosine", torch.stack([cosine_similarity(*pair, dim=0) for pair in zip(added, stream, strict=True)]), axis
         ),
         shown("residual", followed.at(f"{name}.residual"), "coordinate"),
-        group=name,
         numbers={
             "norm before": float(stream[0].norm()),
             "norm after": float(followed.at(f"{name}.residual").norm()),
         },
         inputs=(before,),
         by=Block.forward,
-        cost=cost(sum(products(m) for m in block.modules() if isinstance(m, Linear)), block),
+        cost=cost(sum(products(part) for part in block.modules() if isinstance(part, Linear)), block),
     )
