@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.cli.test_explain import RUNS
 from tests.explain.small import small
 from tests.pairwise import each_once
 from torch import Tensor
 
+from weft.api.load import load
 from weft.decode import sampling
 from weft.decode.config import Sampling
 from weft.errors import ConfigError, DataError
@@ -442,3 +444,19 @@ def test_numbers_have_six_digits() -> None:
         None,
     ]
     assert rounded(torch.tensor([True, False])) == [1, 0] and rounded(2.0**0.5) == 1.41421
+
+
+@torch.no_grad()
+def test_a_masked_model_does_not_see_the_token() -> None:
+    run = load(RUNS / "masked-next")
+    found = run.explain.step("the cat sat", place=2)
+    answer, surprise = found.answer(), run.explain.surprise("the cat sat")
+    assert answer["masked"] == surprise.tokens[1].piece and found.reading.ids[2] == run.tokenizer.mask_id
+    assert found.choice is not None
+    same(found.choice.logits, run.model(found.reading.tokens).words[0, 2][: len(found.choice.logits)])
+    own = run.explain.reading("the cat sat").ids[2]
+    nats = surprise.nats[1]
+    assert nats is not None
+    assert float(found.choice.probability[own]) == pytest.approx(math.exp(-nats), rel=1e-4)
+    last = run.explain.step("the cat sat")
+    assert last.masked == surprise.tokens[-2].piece and last.place == len(last.reading.ids) - 2
