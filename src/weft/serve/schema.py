@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
+from weft.decode.config import Branching
+
 MAX_STOPS = 16
 MAX_INPUTS = 2048  # texts in one request
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -227,3 +229,5 @@ class ScoreBody(Body):
 class ExplainBody(Body):
     input: str | None = None
     target: str | None = None
+    place: int | None = None
+    settings: Branching | None = None

@@ -1,0 +1,28 @@
+// The logit lens: what each layer would predict, layers by tokens.
+import { laidOut } from "./laid.js";
+import * as lens from "./lens.js";
+import { readingView } from "./reading.js";
+
+const KINDS = ["decoder", "encoder", "encoder_decoder"]; // what has a residual stream
+
+export const title = "Lens";
+export const about = "What each layer would predict, if the model ended there.";
+export const path = "lens";
+export const shows = (info) => Boolean(info?.words && KINDS.includes(info.kind));
+
+export function mount(main, context) {
+  const changed = ({ show, row, column }) => context.set({ show: show === "guess" ? undefined : show, row, column });
+  return readingView(main, context, {
+    view: "lens",
+    reset: ["row", "column"],
+    draw: (drawn, data) => lens.mount(drawn, data, { ...context.state, changed }),
+    svg: (drawn) => {
+      const scroll = drawn.querySelector(".scroll");
+      const at = scroll.scrollLeft;
+      scroll.scrollLeft = 0; // where the layers' names cover nothing
+      const picture = laidOut(drawn.querySelector("table"));
+      scroll.scrollLeft = at;
+      return picture;
+    },
+  });
+}
