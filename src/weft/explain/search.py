@@ -56,11 +56,12 @@ class Laid(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchTrees(Picture):
-    """The continuations of `prompt` that each search looked at."""
+    """The continuations of `prompt`, or its translations, that each search looked at."""
 
     prompt: str
     trees: tuple[Tree, ...]
     title: str = "Search trees"
+    translates: bool = False
 
     module = "search.js"
 
@@ -68,9 +69,10 @@ class SearchTrees(Picture):
     def about(self) -> str:  # type: ignore[override]
         """How to read it, and what greedy search missed here."""
         told = (
-            "How the text could go on: nodes are tokens, edges their probabilities. Bold leads to what was written; "
-            "dashed edges were looked at and dropped. Greedy search takes the likeliest edge at each node, beam search "
-            "follows several beginnings, sampling draws edges by their probability."
+            f"How {'a translation could begin' if self.translates else 'the text could go on'}: nodes are tokens, "
+            "edges their probabilities. Bold leads to what was written; dashed edges were looked at and dropped. "
+            "Greedy search takes the likeliest edge at each node, beam search follows several beginnings, sampling "
+            "draws edges by their probability."
         )
         found = {tree.name: tree.written[0].logprob for tree in self.trees if tree.written}
         if "greedy" in found and found.get("beam", -1e9) > found["greedy"] + 1e-6:
@@ -102,7 +104,7 @@ class SearchTrees(Picture):
         return figure
 
     def data(self) -> dict[str, Any]:
-        return as_json({"about": self.about, "prompt": self.prompt, "trees": self.trees, "laid": self.laid})
+        return super().data() | as_json({"about": self.about, "laid": self.laid})
 
     def text(self) -> str:
         return "\n".join("\n  ".join((TITLES[tree.name], *_lines(tree))) for tree in self.trees)

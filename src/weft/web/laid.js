@@ -41,7 +41,8 @@ export function laidOut(root) {
   const walk = (element) => {
     const style = getComputedStyle(element);
     for (const { box, fill, edge } of boxes(element, style)) {
-      parts.push(s("rect", { x: x(box.left), y: y(box.top), width: box.width, height: box.height, fill, stroke: edge }));
+      const { width, height } = box;
+      parts.push(s("rect", { x: x(box.left), y: y(box.top), width, height, fill, stroke: edge }));
     }
     pen.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
     const rise = pen.measureText("x").fontBoundingBoxAscent;

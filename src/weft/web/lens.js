@@ -25,7 +25,8 @@ function told(data, names, row, column) {
   const here = row === data.guesses.length - 1 ? [] : [" The output's ", h("b", {}, final),
     ` has ${percent(data.final_probability[row][column])} here, rank ${rankOf(data, row, column)}.`];
   return [
-    h("p", {}, `${names[row]}, ${at} `, h("b", {}, data.read[column]), ": ", h("b", {}, piece), ` ${percent(probability)}.`, here),
+    h("p", {}, `${names[row]}, ${at} `, h("b", {}, data.read[column]), ": ", h("b", {}, piece),
+      ` ${percent(probability)}.`, here),
     h("p", { class: "soft" }, "Rank of ", h("b", {}, final), ` from the embedding to the output: ${way}`),
   ];
 }
@@ -39,8 +40,8 @@ export function mount(element, data, { show = "guess", row, column, changed = ()
   let state = { show: SHOWS[show] ? show : "guess", row: layers - 1, column: last };
   const cells = data.guesses.map((guesses, layer) => guesses.map((_, place) => {
     const same = data.final_rank[layer][place] === 1;
-    return h("td", { tabindex: "-1", class: same ? "lens-same" : "", "data-row": String(layer), "data-column": String(place) },
-      h("span", {}));
+    const at = { row: layer, column: place };
+    return h("td", { tabindex: "-1", class: same ? "lens-same" : "", dataset: at }, h("span"));
   }));
   const fill = () => cells.forEach((line, layer) => line.forEach((cell, place) => {
     const [text, share] = content(data, state.show, layer, place);
@@ -71,8 +72,10 @@ export function mount(element, data, { show = "guess", row, column, changed = ()
   const heads = (pieces) => pieces.map((piece) => h("th", { scope: "col" }, h("span", {}, piece)));
   const lines = cells.map((line, layer) => h("tr", {}, h("th", { scope: "row" }, names[layer]), line)).reverse();
   const body = h("tbody", {}, lines);
-  const table = h("table", { role: "grid", "aria-label": "The likeliest token at every layer; arrow keys go from cell to cell" },
-    h("thead", {}, h("tr", {}, h("th", { scope: "row" }, data.masked ? "in the text" : "next in the text"), heads(data.following))),
+  const label = "The likeliest token at every layer; arrow keys go from cell to cell";
+  const followed = data.masked ? "in the text" : "next in the text";
+  const table = h("table", { role: "grid", "aria-label": label },
+    h("thead", {}, h("tr", {}, h("th", { scope: "row" }, followed), heads(data.following))),
     body,
     h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "token read"), heads(data.read))));
   body.addEventListener("focusin", (event) => {
@@ -111,10 +114,11 @@ export function mount(element, data, { show = "guess", row, column, changed = ()
       changed({ ...state });
     },
   }, Object.entries(SHOWS).map(([name, text]) => h("option", { value: name, selected: name === state.show }, text))));
-  const scroll = h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Logit lens, scrolls sideways" }, table);
+  const region = { class: "scroll", role: "region", tabindex: "0", "aria-label": "Logit lens, scrolls sideways" };
+  const scroll = h("div", region, table);
   fill();
   explain();
-  element.replaceChildren(h("div", { class: "lens" }, chosen, key, scroll, tells));
+  element.replaceChildren(h("div", { class: "lens" }, chosen, key, tells, scroll));
   const there = cells[row]?.[column];
   mark(there ? Number(row) : state.row, there ? Number(column) : state.column);
   scroll.scrollLeft = there ? there.offsetLeft - scroll.clientWidth / 2 : scroll.scrollWidth;

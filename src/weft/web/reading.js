@@ -5,6 +5,8 @@ import { quoted, tools } from "./save.js";
 const MAX_CHARACTERS = 4000; // that the server looks at
 const REFUSED = [400, 413, 422]; // what a person can mend in the boxes
 
+const sentence = (text) => `${text.slice(0, 1).toUpperCase()}${text.slice(1)}.`;
+
 function box(label, value, placeholder, oninput) {
   const area = h("textarea", { rows: 3, maxlength: MAX_CHARACTERS, spellcheck: "false", placeholder, oninput });
   area.value = value;
@@ -13,9 +15,9 @@ function box(label, value, placeholder, oninput) {
   return { made, area };
 }
 
-// `view` is the route's name. `draw(place, data)` draws an answer, `asked()` says what else is asked for; `options()` are
-// words of the command, `reset` what no longer holds of another text, `controls` elements below the boxes, `svg(place)` the
-// pictures. `begun(later)` is given what asks again, once nobody has called it for a moment.
+// `view` is the route's name. `draw(place, data)` draws an answer, `asked()` says what else is asked for; `options()`
+// are words of the command, `reset` what no longer holds of another text, `controls` elements below the boxes,
+// `svg(place)` the pictures. `begun(later)` is given what asks again, once nobody has called it for a moment.
 export async function readingView(main, context, given) {
   const { view, draw, svg, asked = () => ({}), options = () => [], reset = [], controls = [], target = true,
     begun = () => {} } = given;
@@ -41,7 +43,7 @@ export async function readingView(main, context, given) {
       context.done();
     } catch (error) {
       if (error.name === "AbortError") return;
-      if (REFUSED.includes(error.status)) problem.textContent = `${error.message[0].toUpperCase()}${error.message.slice(1)}.`;
+      if (REFUSED.includes(error.status)) problem.textContent = sentence(error.message);
       else context.fail(error);
     }
     if (mine === running) drawn.removeAttribute("aria-busy");
@@ -63,8 +65,9 @@ export async function readingView(main, context, given) {
   const command = () => ["weft explain", quoted(`runs/${info.id}`), `--only ${view}`,
     ...(state.text ? [`--text ${quoted(state.text)}`] : []),
     ...(target && state.target ? [`--target ${quoted(state.target)}`] : []), ...options()].join(" ");
-  main.append(h("div", { class: "reading-boxes" }, text.made, info.writes && target ? written.made : null), origin, ...controls,
-    problem, about, drawn, tools({ svg: () => svg(drawn), name: view, command }));
+  const boxes = [text.made, info.writes && target ? written.made : null];
+  main.append(h("div", { class: "reading-boxes" }, boxes), origin, ...controls, problem, drawn, about,
+    tools({ svg: () => svg(drawn), name: view, command }));
 
   const first = ask();
   const found = await api.post("v1/explain/text", { model: info.id }, signal);

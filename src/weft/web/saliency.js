@@ -5,37 +5,41 @@ import { folded, legend, minus, panel, percent, shadeOf, shaded } from "./shaded
 const MEASURES = { norm: "gradient norm", times_input: "gradient × input" };
 const MOST = 6; // tokens that are told as those that matter most
 
-const signed = (value) => (value > 0 ? "+" : "") + minus(String(+value.toPrecision(3)));
-const plain = (value) => String(+value.toPrecision(3));
+const SIGNED = 0.05; // a shade from which on a sign is marked
+const large = (value) => value === 0 || Math.abs(value) >= 0.001;
+const plain = (value) => (large(value) ? String(+value.toPrecision(3)) : value.toExponential(1));
+const signed = (value) => (value > 0 ? "+" : "") + plain(value).replaceAll("-", "−");
 const NEXT = { text: "", piece: "next?" };
 
 function heading(data, own) {
   const kind = own ? "What the model would write next, " : "";
   const given = data.masked ? ", masked and predicted from both sides" : "";
-  return h("p", { class: "saliency-target" }, kind, h("b", {}, data.target),
-    `${given}: probability ${percent(Math.exp(data.log_prob))}, log p ${minus(data.log_prob.toFixed(2))} nats. It depends on:`);
+  const likely = `probability ${percent(Math.exp(data.log_prob))}, log p ${minus(data.log_prob.toFixed(2))} nats`;
+  return h("p", { class: "saliency-target" }, kind, h("b", {}, data.target), `${given}: ${likely}. It depends on:`);
 }
 
-// The tokens of all sides that matter most to the measure, with bars, which begin at the left where they raise log p.
+// The tokens of all sides that matter most, with bars; those that lower log p are hatched.
 function most(data, measure, top) {
   const all = data.sides.flatMap((side) => side.tokens.map((token, n) => ({ side, token, value: side[measure][n] })));
   all.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+  const bar = (value) => h("span", { class: `saliency-bar${value < 0 ? " saliency-less" : ""}`,
+    style: { "--s": shadeOf(value, top).toFixed(3) } });
   return h("ol", { class: "saliency-most" }, all.slice(0, MOST).map(({ side, token, value }) => h("li", {},
-    h("b", {}, token.piece), h("span", { class: "soft" }, data.sides.length > 1 ? side.name : ""),
-    h("span", { class: `saliency-bar${value < 0 ? " saliency-less" : ""}`, style: { "--s": shadeOf(value, top).toFixed(3) } }),
+    h("b", {}, token.piece), h("span", { class: "soft" }, data.sides.length > 1 ? side.name : ""), bar(value),
     h("span", { class: "saliency-number" }, measure === "norm" ? plain(value) : signed(value)))));
 }
 
-// `data` is the JSON of explain/saliency.py's Saliency. `options`: the measure that is chosen at first, `changed({ measure })`,
-// and, where another prediction can be asked for, `explain(place)`.
+// `data` is the JSON of explain/saliency.py's Saliency. `options`: the measure that is chosen at first,
+// `changed({ measure })`, and, where another prediction can be asked for, `explain(place)`.
 export function mount(element, data, { measure = "norm", explain = null, changed = () => {} } = {}) {
   const focused = element.querySelector(".saliency-text")?.contains(document.activeElement);
   const text = data.sides.at(-1);
   let chosen = MEASURES[measure] ? measure : "norm";
-  const { element: tells, tell } = panel(explain ? "Point at a token to see its numbers." : "Choose a token to see its numbers.");
+  const { element: tells, tell } = panel(`${explain ? "Point at" : "Choose"} a token to see its numbers.`);
   const tellOf = (side) => (n) => {
     if (side.norm[n] === undefined) return;
-    tell(h("p", {}, h("b", {}, side.tokens[n].piece), ` gradient norm ${plain(side.norm[n])}, gradient × input ${signed(side.times_input[n])}`));
+    const numbers = ` gradient norm ${plain(side.norm[n])}, gradient × input ${signed(side.times_input[n])}`;
+    tell(h("p", {}, h("b", {}, side.tokens[n].piece), numbers));
   };
 
   // where a translation has ended, nothing comes next; a masked model's tokens are all there
@@ -54,10 +58,13 @@ export function mount(element, data, { measure = "norm", explain = null, changed
   const key = h("div", {});
   const list = h("div", {});
   const shade = () => {
-    const top = Math.max(...data.sides.flatMap((side) => side[chosen].map(Math.abs)));
+    // a mask matters more to its own place than all else, and would leave the rest white
+    const others = (value, n) => (data.masked && n === data.place ? 0 : Math.abs(value));
+    const top = Math.max(...data.sides.flatMap((side) => side[chosen].map(others)));
     const below = data.sides.some((side) => side[chosen].some((value) => value < 0));
-    key.replaceChildren(legend(MEASURES[chosen], top, { below }));
-    strips.forEach((strip, n) => strip.shade(data.sides[n][chosen].map((value) => Math.sign(value) * shadeOf(value, top))));
+    key.replaceChildren(legend(MEASURES[chosen], top, { below, more: data.masked, show: (value) => plain(+value.toPrecision(2)) }));
+    const mark = (value) => shadeOf(value, top) * (value < 0 && shadeOf(value, top) >= SIGNED ? -1 : 1);
+    strips.forEach((strip, n) => strip.shade(data.sides[n][chosen].map(mark)));
     list.replaceChildren(most(data, chosen, top));
   };
   const select = h("select", {
@@ -74,8 +81,9 @@ export function mount(element, data, { measure = "norm", explain = null, changed
   const titled = (strip, n) => (data.sides.length > 1
     ? [h("h3", {}, n < strips.length - 1 ? "Source" : "Text"), strip.element] : strip.element);
   element.replaceChildren(h("div", { class: "saliency" },
-    h("label", { class: "saliency-measure" }, "Shaded by ", select), key, heading(data, target >= text.tokens.length + data.rest.length),
-    strips.map(titled).flat(), tells, h("h3", {}, "What matters most"), list, tables));
+    h("label", { class: "saliency-measure" }, "Shaded by ", select), key, 
+    heading(data, target >= text.tokens.length + data.rest.length), tells, strips.map(titled),
+    h("h3", {}, "What matters most"), list, tables));
   shade();
   if (explain === null) return;
   own.mark(target);

@@ -5,15 +5,17 @@ import { folded, minus, panel, percent } from "./shaded.js";
 // explain/search.py lays trees out with the same measures
 const [BOX, CURVE, EDGE, ROOT] = [19, 13, 5, 7];
 const TITLES = { greedy: "Greedy search", beam: "Beam search", sampling: "Sampling" };
+const WHITE = { "\n": "⏎", "\t": "⇥", "\r": "␍" };
 const STATES = ["pruned", "kept", "chosen"];
 const PACE = 900; // milliseconds a step
-const TICK = { pruned: "was looked at and dropped", kept: "was followed", chosen: "leads to what was written" };
+const BECAME = { pruned: "was looked at and dropped", kept: "was followed", chosen: "leads to what was written" };
 
 const fixed = (value) => minus(value.toFixed(2));
 
 // A text with its whitespace as signs; a space between words stays one.
 export function signs(text) {
-  return text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍").replace(/^ +| +$/g, (some) => "␣".repeat(some.length));
+  const seen = text.replace(/[\n\t\r]/g, (sign) => WHITE[sign]);
+  return seen.replace(/^ +| +$/g, (some) => "␣".repeat(some.length));
 }
 
 // Of every node how many tokens lead to it, and the text from the prompt to it.
@@ -30,9 +32,10 @@ function branch(node, spot) {
   const [fromX, fromY] = spot.start;
   const turn = spot.label_x - CURVE;
   const bend = turn + CURVE / 2;
-  return s("g", { "data-state": node.state },
+  const edge = `M${fromX} ${fromY}H${turn}C${bend} ${fromY} ${bend} ${spot.y} ${spot.label_x} ${spot.y}H${spot.x}`;
+  return s("g", {},
     s("title", {}, `log p ${fixed(node.logprob)}, of the whole ${fixed(node.total)}`),
-    s("path", { d: `M${fromX} ${fromY}H${turn}C${bend} ${fromY} ${bend} ${spot.y} ${spot.label_x} ${spot.y}H${spot.x}` }),
+    s("path", { d: edge }),
     s("rect", { x: spot.x, y: spot.y - BOX / 2, width: spot.width, height: BOX, rx: 4 }),
     s("text", { x: spot.x + spot.width / 2, y: spot.y + 4.5, class: "search-token" }, spot.text),
     s("text", { x: spot.label_x + 2, y: spot.y - 4, class: "search-p" }, spot.label));
@@ -46,7 +49,8 @@ function written(tree) {
   }
   return h("ul", { class: "search-written" }, [...counts].map(([line, count]) => {
     const [text, logprob] = JSON.parse(line);
-    return h("li", {}, h("code", {}, text), h("span", { class: "soft" }, ` log p ${logprob}${count > 1 ? ` ×${count}` : ""}`));
+    const times = count > 1 ? ` ×${count}` : "";
+    return h("li", {}, h("code", {}, text || "(nothing)"), h("span", { class: "soft" }, ` log p ${logprob}${times}`));
   }));
 }
 
@@ -59,24 +63,30 @@ function drawing(tree, laid, tell) {
   const branches = tree.nodes.map((node, n) => branch(node, laid.spots[n]));
   branches.forEach((each, n) => each.addEventListener("pointerenter", () => {
     const node = tree.nodes[n];
-    tell(h("p", {}, h("b", {}, signs(found[n].text)), ` ${TICK[node.state]}: probability of its last token ${percent(Math.exp(node.logprob))}, log p of the whole ${fixed(node.total)}`));
+    const numbers = `log p of its last token ${fixed(node.logprob)}, of the whole ${fixed(node.total)}`;
+    tell(h("p", {}, h("b", {}, signs(found[n].text)), ` ${BECAME[node.state]}: ${numbers}`));
   }));
   // what was chosen is drawn over the rest
-  const order = tree.nodes.map((_, n) => n).sort((a, b) => STATES.indexOf(tree.nodes[a].state) - STATES.indexOf(tree.nodes[b].state));
-  const svg = s("svg", { viewBox: `0 0 ${laid.width} ${laid.height}`, role: "img", "aria-label": `${title} as a tree; the table below has its nodes` },
-    s("circle", { cx: EDGE + ROOT / 2, cy: laid.root, r: ROOT / 2 }), order.map((n) => branches[n]));
+  const order = STATES.flatMap((state) => branches.filter((_, n) => tree.nodes[n].state === state));
+  const svg = s("svg", { viewBox: `0 0 ${laid.width} ${laid.height}`, role: "img",
+    "aria-label": `${title} as a tree; the table below has its nodes` },
+  s("circle", { cx: EDGE + ROOT / 2, cy: laid.root, r: ROOT / 2 }), order);
   const texts = written(tree);
-  const table = folded("All nodes as a table", ["beginning", "probability", "log p of all", "became"],
-    tree.nodes.map((node, n) => [signs(found[n].text), percent(Math.exp(node.logprob)), fixed(node.total), node.state]), [0, 3]);
+  const rows = tree.nodes.map((node, n) =>
+    [signs(found[n].text), percent(Math.exp(node.logprob)), fixed(node.total), node.state]);
+  const table = folded("All nodes as a table", ["beginning", "probability", "log p of all", "became"], rows, [0, 3]);
   table.querySelector(".scroll").setAttribute("aria-label", `${title}: table`);
   const element = h("figure", { class: "search-tree", style: { "--width": `${Math.round(laid.width)}px` } },
     h("figcaption", {}, h("b", {}, title)),
-    h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": `${title}: tree, scrolls sideways` }, svg), texts, table);
+    h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": `${title}: tree, scrolls sideways` }, svg),
+    texts, table);
   const show = (step, last) => {
     branches.forEach((each, n) => {
-      const open = tree.name === "beam" && step <= last && tree.nodes[n].state === "chosen";
-      const hidden = found[n].depth > step;
-      each.setAttribute("class", `search-${open ? "kept" : tree.nodes[n].state}${hidden ? " search-later" : ""}${found[n].depth === step ? " search-new" : ""}`);
+      const { state } = tree.nodes[n];
+      const open = tree.name === "beam" && step <= last && state === "chosen";
+      each.setAttribute("class", `search-${open ? "kept" : state}`);
+      each.classList.toggle("search-later", found[n].depth > step);
+      each.classList.toggle("search-new", found[n].depth === step);
     });
     texts.classList.toggle("search-later", step <= last);
   };
@@ -118,8 +128,10 @@ export function mount(element, data, { step, play = false, changed = () => {} } 
   const back = button("Back", () => { show(at - 1); rest(); });
   const next = button("Next", () => { show(at + 1); rest(); });
   element.replaceChildren(h("div", { class: "search" },
-    h("p", {}, "After ", h("code", {}, signs(data.prompt))),
-    h("div", { class: "search-steps", role: "group", "aria-label": "The search, token by token" }, player, back, next, status), tells,
+    h("p", {}, data.translates ? "From " : "After ", h("code", {}, signs(data.prompt))),
+    h("div", { class: "search-steps", role: "group", "aria-label": "The search, token by token" },
+      player, back, next, status),
+    tells,
     h("div", { class: "search-trees" }, trees.map((tree) => tree.element))));
   const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
   show(play && !calm ? 0 : step === undefined ? last + 1 : Number(step));

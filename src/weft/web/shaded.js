@@ -18,8 +18,10 @@ export function shadeOf(value, top) {
   return value === null || top <= 0 ? 0 : Math.min(1, Math.abs(value) / top);
 }
 
+const short = (value) => String(+value.toPrecision(2));
+
 // The shades with the numbers that they stand for; `more`: some numbers are larger; `below`: some are less than 0.
-export function legend(name, top, { more = false, below = false, show = (value) => String(+value.toPrecision(2)) } = {}) {
+export function legend(name, top, { more = false, below = false, show = short } = {}) {
   const swatch = (step) => h("span", { class: "shaded-swatch", style: { "--s": step } },
     show(step * top) + (more && step === 1 ? "+" : ""));
   return h("p", { class: "shaded-legend" }, h("span", {}, name), LEGEND.map(swatch),
@@ -144,6 +146,6 @@ export function folded(title, header, rows, text = [0, 1]) {
   const head = h("tr", {}, header.map((name, n) => h("th", { scope: "col", ...kind(n) }, name)));
   const body = rows.map((row) => h("tr", {}, row.map((cell, n) => h("td", kind(n), cell))));
   const table = h("table", { class: "table" }, h("thead", {}, head), h("tbody", {}, body));
-  return h("details", { class: "fold" }, h("summary", {}, `${title}: ${rows.length} rows`),
+  return h("details", { class: "fold" }, h("summary", {}, `${title}: ${rows.length} ${rows.length === 1 ? "row" : "rows"}`),
     h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": title }, table));
 }

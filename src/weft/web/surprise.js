@@ -20,17 +20,18 @@ export function totals(data) {
   const sizes = data.tokens.map((token) => new TextEncoder().encode(token.text).length);
   const bytes = sizes.reduce((a, b, n) => a + (all[n] === null ? 0 : b), 0);
   const mean = sum / scored.length;
-  return { tokens: scored.length, mean, perplexity: Math.exp(mean), bitsPerByte: sum / Math.LN2 / bytes };
+  return { tokens: scored.length, mean, perplexity: Math.exp(mean), bitsPerByte: bytes ? sum / Math.LN2 / bytes : NaN };
 }
 
 function summary(data, unit) {
   const { tokens, mean, perplexity, bitsPerByte } = totals(data);
-  const large = perplexity >= 1e7 ? perplexity.toExponential(2) : perplexity.toLocaleString("en", { maximumSignificantDigits: 4 });
+  const digits = { maximumSignificantDigits: 4 };
+  const large = perplexity >= 1e7 ? perplexity.toExponential(2) : perplexity.toLocaleString("en", digits);
   const facts = [
     [tokens.toLocaleString("en"), tokens === 1 ? "token" : "tokens"],
     [Number.isFinite(mean) ? (mean / UNITS[unit]).toFixed(3) : "∞", `${unit} per token`],
     [Number.isFinite(perplexity) ? large : "∞", data.masked ? "pseudo-perplexity" : "perplexity"],
-    [Number.isFinite(bitsPerByte) ? bitsPerByte.toFixed(3) : "∞", "bits per byte"],
+    [Number.isNaN(bitsPerByte) ? "–" : Number.isFinite(bitsPerByte) ? bitsPerByte.toFixed(3) : "∞", "bits per byte"],
   ];
   return h("dl", { class: "surprise-facts" }, facts.map(([value, name]) =>
     h("div", {}, h("dt", {}, name), h("dd", {}, value))));
@@ -52,7 +53,7 @@ function chart(values, unit, width) {
   const step = (width - left) / values.length;
   const y = (value) => top + (height - top - bottom) * (1 - Math.min(1, value / most));
   const x = (n) => left + step * (n + 0.5);
-  const stem = (n) => (values[n] === null || values[n] === undefined ? "" : `M${x(n).toFixed(1)} ${height - bottom}V${y(values[n]).toFixed(1)}`);
+  const stem = (n) => (values[n] === null ? "" : `M${x(n).toFixed(1)} ${height - bottom}V${y(values[n]).toFixed(1)}`);
   const thick = Math.max(1, Math.min(12, step - 1.5)).toFixed(1);
   const chosen = s("path", { class: "surprise-chosen", "stroke-width": thick });
   const picture = s("svg", { class: "surprise-chart", viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
@@ -73,23 +74,24 @@ function chart(values, unit, width) {
 function told(data, values, unit, n) {
   const name = h("b", {}, data.tokens[n].piece);
   if (values[n] === null) return [h("p", {}, name, " Nothing predicts it.")];
-  const rank = data.ranks[n].toLocaleString("en");
+  const rank = `rank ${data.ranks[n].toLocaleString("en")} of ${data.vocab_size.toLocaleString("en")}`;
   const p = percent(Math.exp(-values[n] * UNITS[unit]));
-  const facts = ` probability ${p}, ${shown(values[n])} ${unit}, rank ${rank} of ${data.vocab_size.toLocaleString("en")}. Expected:`;
+  const facts = ` probability ${p}, ${shown(values[n])} ${unit}, ${rank}. Expected:`;
   return [h("p", {}, name, facts), likeliest(data.guesses[n])];
 }
 
 // The places that surprise most, in what stands around them.
 function most(data, values, unit, choose) {
   const order = values.map((_, n) => n).filter((n) => values[n] !== null).sort((a, b) => values[b] - values[a]);
-  const words = (from, to) => data.tokens.slice(Math.max(0, from), to).map((token) => token.text).join("").replace(/\s+/g, " ");
+  const texts = data.tokens.map((token) => token.text);
+  const words = (from, to) => texts.slice(Math.max(0, from), to).join("").replace(/\s+/g, " ");
   return h("ol", { class: "surprise-most" }, order.slice(0, PLACES).map((n) => {
     const expected = data.guesses[n][0];
-    const [space, word] = parted(data.tokens[n].text);
+    const [space, word] = parted(texts[n]);
     return h("li", {}, h("button", { type: "button", onclick: () => choose(n) },
       h("span", { class: "surprise-number" }, `${shown(values[n])} ${unit}`),
-      h("span", { class: "surprise-around" }, words(n - AROUND, n) + space, h("b", {}, word.trim() ? word : data.tokens[n].piece),
-        words(n + 1, n + 1 + AROUND)),
+      h("span", { class: "surprise-around" }, words(n - AROUND, n) + space,
+        h("b", {}, word.trim() ? word : data.tokens[n].piece), words(n + 1, n + 1 + AROUND)),
       h("span", { class: "soft" }, "expected ", h("code", {}, expected.piece), ` ${percent(expected.probability)}`)));
   }));
 }
@@ -98,11 +100,13 @@ function most(data, values, unit, choose) {
 // `changed({ unit, place })`, which hears of others.
 export function mount(element, data, { unit = "nats", place, changed = () => {} } = {}) {
   const box = h("div", { class: "surprise" });
-  let state = { unit: UNITS[unit] ? unit : "nats", place: data.tokens[place] ? Number(place) : undefined };
+  const nats = surprisals(data);
+  const first = nats.indexOf(Math.max(...nats)); // the most surprising one, where none is chosen
+  let state = { unit: UNITS[unit] ? unit : "nats", place: data.tokens[place] ? Number(place) : first };
   let draw = () => {};
 
   const build = () => {
-    const values = surprisals(data).map((nats) => (nats === null ? null : nats / UNITS[state.unit]));
+    const values = nats.map((each) => (each === null ? null : each / UNITS[state.unit]));
     const top = topOf(values);
     const { element: tells, tell } = panel("Choose a token to see what was expected in its place.");
     tells.classList.add("shaded-tall");
@@ -121,24 +125,25 @@ export function mount(element, data, { unit = "nats", place, changed = () => {} 
       const width = Math.min(CHART.widest, Math.max(240, Math.floor(element.clientWidth)));
       drawn = chart(values, state.unit, width);
       drawn.picture.addEventListener("click", (event) => choose(drawn.nearest(event.clientX)));
-      if (state.place !== undefined) drawn.mark(state.place);
+      drawn.mark(state.place);
       holder.replaceChildren(drawn.picture);
     };
     const units = h("label", { class: "surprise-unit" }, "Surprisal in ",
       h("select", { onchange: (event) => switchTo(event.target.value) }, Object.keys(UNITS).map((name) =>
         h("option", { value: name, selected: name === state.unit }, name))));
-    const rows = data.tokens.map((token, n) => [String(n + 1), token.piece,
-      ...(values[n] === null ? ["–", "–", "–"] : [shown(values[n]), percent(Math.exp(-values[n] * UNITS[state.unit])),
-        data.ranks[n].toLocaleString("en")]),
-      data.guesses[n].map((guess) => `${guess.piece} ${percent(guess.probability)}`).join(" · ")]);
+    const numbers = (n) => (values[n] === null ? ["–", "–", "–"]
+      : [shown(values[n]), percent(Math.exp(-nats[n])), data.ranks[n].toLocaleString("en")]);
+    const expected = (n) => data.guesses[n].map((guess) => `${guess.piece} ${percent(guess.probability)}`).join(" · ");
+    const rows = data.tokens.map((token, n) => [String(n + 1), token.piece, ...numbers(n), expected(n)]);
+    const header = ["place", "token", state.unit, "probability", "rank", "likeliest"];
     box.replaceChildren(summary(data, state.unit), units,
       legend(`surprisal, ${state.unit}`, top, { more: values.some((value) => value > top * 1.001) }),
-      strip.element, tells,
+      tells, strip.element,
       h("h3", {}, "Token by token"), holder,
       h("h3", {}, "The most surprising places"), most(data, values, state.unit, choose),
-      folded("All tokens as a table", ["place", "token", state.unit, "probability", "rank", "likeliest"], rows, [0, 1, 5]));
+      folded("All tokens as a table", header, rows, [0, 1, 5]));
     draw();
-    if (state.place !== undefined) choose(state.place, true);
+    choose(state.place, true);
   };
   const switchTo = (name) => {
     state = { ...state, unit: name };

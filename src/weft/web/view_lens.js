@@ -3,12 +3,10 @@ import { laidOut } from "./laid.js";
 import * as lens from "./lens.js";
 import { readingView } from "./reading.js";
 
-const KINDS = ["decoder", "encoder", "encoder_decoder"]; // what has a residual stream
-
 export const title = "Lens";
 export const about = "What each layer would predict, if the model ended there.";
 export const path = "lens";
-export const shows = (info) => Boolean(info?.words && KINDS.includes(info.kind));
+export const shows = (info) => Boolean(info?.words && info.heads); // what has heads has a residual stream
 
 export function mount(main, context) {
   const changed = ({ show, row, column }) => context.set({ show: show === "guess" ? undefined : show, row, column });

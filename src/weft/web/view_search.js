@@ -23,13 +23,15 @@ export function mount(main, context) {
   const { state } = context;
   let again = () => {};
   let drawing = null;
-  const chosen = () => SETTINGS.filter(([name]) => state[name] !== undefined).map(([name]) => [name, Number(state[name])]);
+  const names = SETTINGS.map(([name]) => name);
+  const chosen = () => names.filter((name) => state[name] !== undefined).map((name) => [name, Number(state[name])]);
   const control = ([name, label, min, max, usual]) => field(label, h("input", {
     type: "number", min, max, step: name === "temperature" ? 0.05 : 1, value: state[name] ?? usual,
     placeholder: usual === undefined ? "all" : undefined,
     oninput: ({ target }) => {
       if (!target.checkValidity()) return;
-      context.set({ step: undefined, [name]: target.value === "" || Number(target.value) === usual ? undefined : target.value });
+      const same = target.value === "" || Number(target.value) === usual;
+      context.set({ step: undefined, [name]: same ? undefined : target.value });
       again();
     },
   }));
