@@ -1,6 +1,7 @@
 // What a page has laid out as HTML, such as a shaded text or a table, as an SVG: the same boxes, the same texts.
 import { s } from "./dom.js";
 
+const EDGE = 8; // pixels around it
 const pen = document.createElement("canvas").getContext("2d");
 
 // A text node in pieces, one a line, with where each begins; what its box cuts off is left out.
@@ -36,7 +37,7 @@ function boxes(element, style) {
 
 export function laidOut(root) {
   const whole = root.getBoundingClientRect();
-  const [x, y] = [(value) => value - whole.left, (value) => value - whole.top];
+  const [x, y] = [(value) => value - whole.left + EDGE, (value) => value - whole.top + EDGE];
   const parts = [];
   const walk = (element) => {
     const style = getComputedStyle(element);
@@ -57,5 +58,5 @@ export function laidOut(root) {
     }
   };
   walk(root);
-  return s("svg", { viewBox: `0 0 ${Math.ceil(whole.width)} ${Math.ceil(whole.height)}` }, parts);
+  return s("svg", { viewBox: `0 0 ${Math.ceil(whole.width) + 2 * EDGE} ${Math.ceil(whole.height) + 2 * EDGE}` }, parts);
 }

@@ -69,7 +69,7 @@ export function mount(element, data, { show = "guess", row, column, changed = ()
     return cell ? [Number(cell.dataset.row), Number(cell.dataset.column)] : null;
   };
 
-  const heads = (pieces) => pieces.map((piece) => h("th", { scope: "col" }, h("span", {}, piece)));
+  const heads = (pieces) => pieces.map((piece) => h("th", { scope: "col" }, h("span", {}, piece || "?")));
   const lines = cells.map((line, layer) => h("tr", {}, h("th", { scope: "row" }, names[layer]), line)).reverse();
   const body = h("tbody", {}, lines);
   const label = "The likeliest token at every layer; arrow keys go from cell to cell";

@@ -66,7 +66,8 @@ export async function readingView(main, context, given) {
     ...(state.text ? [`--text ${quoted(state.text)}`] : []),
     ...(target && state.target ? [`--target ${quoted(state.target)}`] : []), ...options()].join(" ");
   const boxes = [text.made, info.writes && target ? written.made : null];
-  main.append(h("div", { class: "reading-boxes" }, boxes), origin, ...controls, problem, drawn, about,
+  main.append(h("div", { class: "reading-boxes" }, boxes), origin, ...controls, problem,
+    h("h2", { class: "unseen" }, "The text as the model sees it"), drawn, about,
     tools({ svg: () => svg(drawn), name: view, command }));
 
   const first = ask();

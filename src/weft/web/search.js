@@ -90,7 +90,7 @@ function drawing(tree, laid, tell) {
     });
     texts.classList.toggle("search-later", step <= last);
   };
-  return { element, svg, steps, show };
+  return { element, steps, show };
 }
 
 // `data` is the JSON of explain/search.py's SearchTrees. `options`: the `step` that is shown at first, by default the
@@ -136,5 +136,5 @@ export function mount(element, data, { step, play = false, changed = () => {} } 
   const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
   show(play && !calm ? 0 : step === undefined ? last + 1 : Number(step));
   if (play && !calm) go();
-  return { svgs: () => trees.map((tree) => tree.svg), close: () => clearInterval(timer) };
+  return { close: () => clearInterval(timer) };
 }

@@ -1,5 +1,6 @@
 // Search: greedy search, beam search and sampling as trees that grow.
 import { field, h } from "./dom.js";
+import { laidOut } from "./laid.js";
 import { readingView } from "./reading.js";
 import * as search from "./search.js";
 
@@ -49,7 +50,8 @@ export function mount(main, context) {
     options: () => chosen().map(([name, value]) => `${name}=${value}`),
     begun: (later) => { again = later; },
     draw,
-    svg: () => drawing.svgs(),
+    svg: (drawn) => [...drawn.querySelectorAll(".search-tree :is(figcaption, svg)")].map((part) =>
+      (part.localName === "svg" ? part : laidOut(part))),
   });
   context.signal.addEventListener("abort", () => drawing?.close());
   return view;
