@@ -1,6 +1,6 @@
 // The logit lens: what each layer would predict if the model ended there, layers by tokens.
 import { h } from "./dom.js";
-import { legend, panel, percent } from "./shaded.js";
+import { legend, panel, percent, placeIn } from "./shaded.js";
 
 const SHOWS = { guess: "the layer's guess", rank: "the final answer's rank" };
 
@@ -37,7 +37,7 @@ export function mount(element, data, { show = "guess", row, column, changed = ()
   const layers = data.guesses.length;
   const names = layerNames(layers);
   const last = data.read.length - 1;
-  let state = { show: SHOWS[show] ? show : "guess", row: layers - 1, column: last };
+  let state = { show: Object.hasOwn(SHOWS, show) ? show : "guess", row: layers - 1, column: last };
   const cells = data.guesses.map((guesses, layer) => guesses.map((_, place) => {
     const same = data.final_rank[layer][place] === 1;
     const at = { row: layer, column: place };
@@ -119,7 +119,6 @@ export function mount(element, data, { show = "guess", row, column, changed = ()
   fill();
   explain();
   element.replaceChildren(h("div", { class: "lens" }, chosen, key, tells, scroll));
-  const there = cells[row]?.[column];
-  mark(there ? Number(row) : state.row, there ? Number(column) : state.column);
-  scroll.scrollLeft = there ? there.offsetLeft - scroll.clientWidth / 2 : scroll.scrollWidth;
+  mark(placeIn(cells, row) ?? state.row, placeIn(data.read, column) ?? state.column);
+  scroll.scrollLeft = cells[state.row][state.column].offsetLeft - scroll.clientWidth / 2;
 }

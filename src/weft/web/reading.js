@@ -40,6 +40,7 @@ export async function readingView(main, context, given) {
       problem.textContent = "";
       about.textContent = answer[view].about;
       draw(drawn, answer[view]);
+      if (!row.isConnected) main.append(row);
       context.done();
     } catch (error) {
       if (error.name === "AbortError") return;
@@ -67,8 +68,8 @@ export async function readingView(main, context, given) {
     ...(target && state.target ? [`--target ${quoted(state.target)}`] : []), ...options()].join(" ");
   const boxes = [text.made, info.writes && target ? written.made : null];
   main.append(h("div", { class: "reading-boxes" }, boxes), origin, ...controls, problem,
-    h("h2", { class: "unseen" }, "The text as the model sees it"), drawn, about,
-    tools({ svg: () => svg(drawn), name: view, command }));
+    h("h2", { class: "unseen" }, "The text as the model sees it"), drawn, about);
+  const row = tools({ svg: () => svg(drawn), name: view, command }); // once there is something to keep
 
   const first = ask();
   const found = await api.post("v1/explain/text", { model: info.id }, signal);

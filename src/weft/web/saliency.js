@@ -34,7 +34,7 @@ function most(data, measure, top) {
 export function mount(element, data, { measure = "norm", explain = null, changed = () => {} } = {}) {
   const focused = element.querySelector(".saliency-text")?.contains(document.activeElement);
   const text = data.sides.at(-1);
-  let chosen = MEASURES[measure] ? measure : "norm";
+  let chosen = Object.hasOwn(MEASURES, measure) ? measure : "norm";
   const { element: tells, tell } = panel(`${explain ? "Point at" : "Choose"} a token to see its numbers.`);
   const tellOf = (side) => (n) => {
     if (side.norm[n] === undefined) return;
@@ -62,7 +62,8 @@ export function mount(element, data, { measure = "norm", explain = null, changed
     const others = (value, n) => (data.masked && n === data.place ? 0 : Math.abs(value));
     const top = Math.max(...data.sides.flatMap((side) => side[chosen].map(others)));
     const below = data.sides.some((side) => side[chosen].some((value) => value < 0));
-    key.replaceChildren(legend(MEASURES[chosen], top, { below, more: data.masked, show: (value) => plain(+value.toPrecision(2)) }));
+    const show = (value) => plain(+value.toPrecision(2));
+    key.replaceChildren(legend(MEASURES[chosen], top, { below, more: data.masked, show }));
     const mark = (value) => shadeOf(value, top) * (value < 0 && shadeOf(value, top) >= SIGNED ? -1 : 1);
     strips.forEach((strip, n) => strip.shade(data.sides[n][chosen].map(mark)));
     list.replaceChildren(most(data, chosen, top));

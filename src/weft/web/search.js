@@ -1,6 +1,6 @@
 // Greedy search, beam search and sampling as trees, which grow a token at a time.
-import { h, s } from "./dom.js";
-import { folded, minus, panel, percent } from "./shaded.js";
+import { calm, h, s } from "./dom.js";
+import { folded, minus, panel, percent, placeIn } from "./shaded.js";
 
 // explain/search.py lays trees out with the same measures
 const [BOX, CURVE, EDGE, ROOT] = [19, 13, 5, 7];
@@ -96,7 +96,8 @@ function drawing(tree, laid, tell) {
 // `data` is the JSON of explain/search.py's SearchTrees. `options`: the `step` that is shown at first, by default the
 // last; `play` to begin with the first, and `changed({ step })`, which hears where it stops; undefined is the last.
 export function mount(element, data, { step, play = false, changed = () => {} } = {}) {
-  const { element: tells, tell } = panel("Point at a node to see more of it.");
+  const { element: tells, tell } = panel("Bold leads to what was written, dashed was looked at and dropped. "
+    + "Point at a node to see more of it.");
   const trees = data.trees.map((tree, n) => drawing(tree, data.laid[n], tell));
   const last = Math.max(...trees.map((tree) => tree.steps)); // tokens; one more step tells which texts were written
   let at = last + 1;
@@ -133,8 +134,8 @@ export function mount(element, data, { step, play = false, changed = () => {} } 
       player, back, next, status),
     tells,
     h("div", { class: "search-trees" }, trees.map((tree) => tree.element))));
-  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  show(play && !calm ? 0 : step === undefined ? last + 1 : Number(step));
-  if (play && !calm) go();
+  const grows = play && !calm();
+  show(grows ? 0 : placeIn({ length: last + 1 }, step) ?? last + 1);
+  if (grows) go();
   return { close: () => clearInterval(timer) };
 }

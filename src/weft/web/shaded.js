@@ -18,6 +18,12 @@ export function shadeOf(value, top) {
   return value === null || top <= 0 ? 0 : Math.min(1, Math.abs(value) / top);
 }
 
+// A place of a list that an address names, or undefined: an address may hold anything.
+export function placeIn(list, named) {
+  const place = Number(named ?? NaN);
+  return Number.isInteger(place) && place >= 0 && place < list.length ? place : undefined;
+}
+
 const short = (value) => String(+value.toPrecision(2));
 
 // The shades with the numbers that they stand for; `more`: some numbers are larger; `below`: some are less than 0.
@@ -146,6 +152,7 @@ export function folded(title, header, rows, text = [0, 1]) {
   const head = h("tr", {}, header.map((name, n) => h("th", { scope: "col", ...kind(n) }, name)));
   const body = rows.map((row) => h("tr", {}, row.map((cell, n) => h("td", kind(n), cell))));
   const table = h("table", { class: "table" }, h("thead", {}, head), h("tbody", {}, body));
-  return h("details", { class: "fold" }, h("summary", {}, `${title}: ${rows.length} ${rows.length === 1 ? "row" : "rows"}`),
+  const size = rows.length === 1 ? "1 row" : `${rows.length} rows`;
+  return h("details", { class: "fold" }, h("summary", {}, `${title}: ${size}`),
     h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": title }, table));
 }

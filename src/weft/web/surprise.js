@@ -1,6 +1,6 @@
 // How surprising each token of a text is to a model, and what it expected instead.
 import { h, s } from "./dom.js";
-import { folded, legend, likeliest, panel, parted, percent, shadeOf, shaded } from "./shaded.js";
+import { folded, legend, likeliest, panel, parted, percent, placeIn, shadeOf, shaded } from "./shaded.js";
 
 const UNITS = { nats: 1, bits: Math.LN2 }; // nats of each unit
 const TOPS = [1, 2, 4, 6, 8, 10, 12, 16]; // numbers that may be the darkest shade
@@ -12,6 +12,8 @@ const CHART = { height: 120, left: 34, top: 14, bottom: 6, widest: 736 };
 const surprisals = (data) => data.nats.map((nats, n) => (nats === null && data.ranks[n] !== null ? Infinity : nats));
 
 const shown = (value) => (Number.isFinite(value) ? value.toFixed(2) : "∞");
+
+const exact = (value) => (Number.isNaN(value) ? "–" : Number.isFinite(value) ? value.toFixed(3) : "∞");
 
 export function totals(data) {
   const all = surprisals(data);
@@ -29,9 +31,9 @@ function summary(data, unit) {
   const large = perplexity >= 1e7 ? perplexity.toExponential(2) : perplexity.toLocaleString("en", digits);
   const facts = [
     [tokens.toLocaleString("en"), tokens === 1 ? "token" : "tokens"],
-    [Number.isFinite(mean) ? (mean / UNITS[unit]).toFixed(3) : "∞", `${unit} per token`],
+    [exact(mean / UNITS[unit]), `${unit} per token`],
     [Number.isFinite(perplexity) ? large : "∞", data.masked ? "pseudo-perplexity" : "perplexity"],
-    [Number.isNaN(bitsPerByte) ? "–" : Number.isFinite(bitsPerByte) ? bitsPerByte.toFixed(3) : "∞", "bits per byte"],
+    [exact(bitsPerByte), "bits per byte"],
   ];
   return h("dl", { class: "surprise-facts" }, facts.map(([value, name]) =>
     h("div", {}, h("dt", {}, name), h("dd", {}, value))));
@@ -102,7 +104,7 @@ export function mount(element, data, { unit = "nats", place, changed = () => {} 
   const box = h("div", { class: "surprise" });
   const nats = surprisals(data);
   const first = nats.indexOf(Math.max(...nats)); // the most surprising one, where none is chosen
-  let state = { unit: UNITS[unit] ? unit : "nats", place: data.tokens[place] ? Number(place) : first };
+  let state = { unit: Object.hasOwn(UNITS, unit) ? unit : "nats", place: placeIn(data.tokens, place) ?? first };
   let draw = () => {};
 
   const build = () => {
