@@ -203,7 +203,9 @@ def _cuts(shelves: Sequence[Shelf], text: str) -> dict[str, Any]:
                 named.setdefault(tokenizer.fingerprint, ([], tokenizer))[0].append(name)
     rows = [{"models": names, **_cut(tokenizer, text)} for names, tokenizer in named.values()]
     plain = (Byte(), Char(), Word(split="punctuation"))
-    return {"tokenizers": [*rows, *({"models": [], **_cut(build_tokenizer(each, [text]), text)} for each in plain)]}
+    return {
+        "tokenizers": [*rows, *({"models": [], **_cut(build_tokenizer(each, [text, "a"]), text)} for each in plain)]
+    }
 
 
 @lru_cache(maxsize=64)
