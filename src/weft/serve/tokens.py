@@ -32,9 +32,9 @@ from weft.serve.own import ask
 from weft.serve.schema import BeamsBody, Begun, CutBody, FillBody, NextBody, WriteBody
 from weft.serve.writing import NEVER, Asked, Server, Writing, as_given, conversation, writes_from_source
 from weft.text.config import Byte, Char, Word
-from weft.text.tokenizer import FILE, Tokenizer, build_tokenizer
+from weft.text.tokenizer import FILE, Tokenizer, TokenSpan, build_tokenizer
 
-MAX_PIECES = 2000  # of a cut text that are told one by one
+MAX_PIECES = 500  # of a cut text that are told one by one
 
 router = APIRouter()
 
@@ -94,17 +94,18 @@ async def next_token(request: Request, body: NextBody) -> Response:
 @router.post("/v1/fill")
 async def fill(request: Request, body: FillBody) -> Response:
     """The tokens of a text; for each that is masked, what the model expects there."""
-    return await ask(request, body, lambda run: {"tokens": _filled(run, body.input, body.top)})
+    return await ask(request, body, lambda run: _filled(run, body.input, body.top))
 
 
 @torch.inference_mode()
-def _filled(run: Run, text: str, top: int) -> list[dict[str, Any]]:
+def _filled(run: Run, text: str, top: int) -> dict[str, Any]:
     model, tokenizer = run.model, run.tokenizer
     if not predicts_masked(model):
         raise run.objective.cannot("fill in masked words")
     assert isinstance(model, Transformer)
-    mask, reading = tokenizer.need("mask"), run.explain.reading(text)
-    own, rows = len(tokenizer.encode(text)), list(_with_masks(tokenizer, text))
+    mask, plain = tokenizer.need("mask"), text.replace(tokenizer.roles["mask"], "")
+    reading = run.explain.reading(plain)  # for what stands around a text
+    own, rows = len(tokenizer.encode(plain)), list(_with_masks(tokenizer, text))
     before, after = reading.ids[: reading.before], reading.ids[reading.before + own :]
     reading = Reading(model, tokenizer, (*before, *(row["id"] for row in rows), *after), reading.before)
     with evaluating(model):
@@ -113,7 +114,7 @@ def _filled(run: Run, text: str, top: int) -> list[dict[str, Any]]:
             if row["id"] == mask:
                 log_p = model.readout(features[place : place + 1]).logits()[0].float().log_softmax(dim=-1)
                 row["top"] = _likeliest(tokenizer, log_p[: tokenizer.vocab_size], top)
-    return rows
+    return {"mask": tokenizer.roles["mask"], "tokens": rows}
 
 
 def _with_masks(tokenizer: Tokenizer, text: str) -> Iterator[dict[str, Any]]:
@@ -123,8 +124,7 @@ def _with_masks(tokenizer: Tokenizer, text: str) -> Iterator[dict[str, Any]]:
         if number:
             yield {"id": tokenizer.need("mask"), "text": mask, "start": start, "end": start + len(mask)}
             start += len(mask)
-        spans = tokenizer.token_spans(part)
-        for span, piece in zip(spans, pieces(tokenizer, [span.id for span in spans]), strict=True):
+        for span, piece in _shown(tokenizer, part):
             yield {"id": span.id, "text": piece, "start": start + span.start, "end": start + span.end}
         start += len(part)
 
@@ -214,13 +214,21 @@ def _loaded(place: Path, changed: int) -> Tokenizer:
     return Tokenizer.load(place)
 
 
+def _shown(tokenizer: Tokenizer, text: str) -> list[tuple[TokenSpan, str]]:
+    """The tokens of a text as a person reads them: words and parts of words, which have no spaces of their own, as the
+    vocabulary spells them."""
+    spans = tokenizer.token_spans(text)
+    spelled = tokenizer.kind in ("word", "wordpiece")
+    names = [span.token for span in spans] if spelled else pieces(tokenizer, [span.id for span in spans])
+    return list(zip(spans, names, strict=True))
+
+
 def _cut(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
     of = {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size}
     try:
-        spans = tokenizer.token_spans(text)
+        found = _shown(tokenizer, text)
     except WeftError as error:
         return {**of, "error": str(error), "count": 0, "tokens": []}
-    some = spans[:MAX_PIECES]
     rows = [
         {
             "id": span.id,
@@ -230,6 +238,6 @@ def _cut(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
             "unknown": span.id == tokenizer.unk_id,
             "span": [span.start, span.end],
         }
-        for span, piece in zip(some, pieces(tokenizer, [span.id for span in some]), strict=True)
+        for span, piece in found[:MAX_PIECES]
     ]
-    return {**of, "count": len(spans), "tokens": rows}
+    return {**of, "count": len(found), "tokens": rows}
