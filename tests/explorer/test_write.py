@@ -17,7 +17,7 @@ HOSTILE = "<img src=x onerror=alert(1)> \u202eA tale"
 JUDGE = """async ([packed, settings]) => {
   const { Distribution, unpacked } = await import("/web/distribution.js");
   const full = new Distribution(unpacked(packed)), left = full.left(settings);
-  return { ids: [...full.order.slice(0, left.kept)], p: [...left.probabilities], mass: left.mass, entropy: left.entropy };
+  return { ...left, ids: [...full.order.slice(0, left.kept)], p: [...left.probabilities] };
 }"""
 SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1.0},

@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 MAX_STOPS = 16
 MAX_INPUTS = 2048  # texts in one request
 MAX_WRITTEN = 4096  # tokens of a text that is written token by token
-MAX_CUT = 20_000  # characters that all tokenizers cut
+MAX_CUT = 10_000  # characters that all tokenizers cut
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

@@ -9,7 +9,7 @@ export const shows = () => true;
 
 const EXAMPLE = "The tokenizer's untranslatable naïveté: 3.14159, 東京, שלום, 😀!";
 const NAMES = { byte: "bytes", char: "characters", word: "words", bpe: "byte-pair encoding", wordpiece: "WordPiece", unigram: "unigram" };
-const MAX_LENGTH = 20_000;
+const MAX_LENGTH = 10_000;
 const counted = value => value.toLocaleString("en");
 
 export async function mount(main, context) {
