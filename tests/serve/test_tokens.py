@@ -85,7 +85,7 @@ def test_beams_are_those_of_the_library_with_their_scores(server: Served) -> Non
         begun = Prompt.of(run.tokenizer, [*prompt.ids, *written_already])
         wanted = beam_search(run.model, [begun], Beam(beams=3, n=3, max_tokens=6 - len(written_already)))[0]
         found = of(server, "beams", model="gpt", input="A tale", tokens=written_already, beams=3, max_tokens=6)["texts"]
-        assert [tuple(each["tokens"]) for each in found] == [each.ids for each in wanted]
+        assert [tuple(each["ids"]) for each in found] == [each.ids for each in wanted]
         assert [each["score"] for each in found] == pytest.approx([each.score for each in wanted], abs=1e-4)
 
 
@@ -118,7 +118,7 @@ def test_every_tokenizer_cuts_a_text_and_no_model_is_loaded(server: Served) -> N
     assert set(kinds) == {"byte", "char", "word"}
     assert kinds["byte"]["count"] == len(text.encode()) and kinds["char"]["count"] == len(text)
     assert b"".join(bytes.fromhex(token["bytes"]) for token in kinds["byte"]["tokens"]).decode() == text
-    assert [text[slice(*token["span"])] for token in kinds["char"]["tokens"]] == list(text)
+    assert [text[token["start"] : token["end"]] for token in kinds["char"]["tokens"]] == list(text)
     assert of(server, "tokenizers", input="")["tokenizers"][0]["count"] == 0
 
 

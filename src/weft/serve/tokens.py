@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -21,14 +21,14 @@ from weft.decode.config import Sampling
 from weft.decode.generate import read_prompts
 from weft.decode.prompt import Prompt, check_prompts, choices, context_window
 from weft.errors import WeftError
-from weft.explain.reading import Reading, pieces
+from weft.explain.reading import pieces
 from weft.explain.surprise import predicts_masked
 from weft.models.base import Source, evaluating
 from weft.models.transformer import Transformer
 from weft.serve.errors import RefusedError
 from weft.serve.events import DONE, Events, answered, client_of, event, server_of, streamed
 from weft.serve.library import Shelf
-from weft.serve.own import ask
+from weft.serve.own import as_json, ask
 from weft.serve.schema import BeamsBody, Begun, CutBody, FillBody, NextBody, WriteBody
 from weft.serve.writing import NEVER, Asked, Server, Writing, as_given, conversation, writes_from_source
 from weft.text.config import Byte, Char, Word
@@ -104,29 +104,18 @@ def _filled(run: Run, text: str, top: int) -> dict[str, Any]:
         raise run.objective.cannot("fill in masked words")
     assert isinstance(model, Transformer)
     mask, plain = tokenizer.need("mask"), text.replace(tokenizer.roles["mask"], "")
-    reading = run.explain.reading(plain)  # for what stands around a text
-    own, rows = len(tokenizer.encode(plain)), list(_with_masks(tokenizer, text))
-    before, after = reading.ids[: reading.before], reading.ids[reading.before + own :]
-    reading = Reading(model, tokenizer, (*before, *(row["id"] for row in rows), *after), reading.before)
+    framed, own = run.explain.reading(plain), len(tokenizer.encode(plain))  # for what stands around a text
+    spans = tokenizer.token_spans(text, specials=True)
+    before, after = framed.ids[: framed.before], framed.ids[framed.before + own :]
+    reading = replace(framed, ids=(*before, *(span.id for span in spans), *after))
+    rows = _shown(tokenizer, spans)
     with evaluating(model):
         features = model.features(reading.tokens)[0]
-        for place, row in enumerate(rows, start=reading.before):
+        for place, row in enumerate(rows, start=framed.before):
             if row["id"] == mask:
                 log_p = model.readout(features[place : place + 1]).logits()[0].float().log_softmax(dim=-1)
                 row["top"] = _likeliest(tokenizer, log_p[: tokenizer.vocab_size], top)
     return {"mask": tokenizer.roles["mask"], "tokens": rows}
-
-
-def _with_masks(tokenizer: Tokenizer, text: str) -> Iterator[dict[str, Any]]:
-    """The tokens of a text and their places in it, where the mask's name stands for the mask."""
-    mask, start = tokenizer.roles["mask"], 0
-    for number, part in enumerate(text.split(mask)):
-        if number:
-            yield {"id": tokenizer.need("mask"), "text": mask, "start": start, "end": start + len(mask)}
-            start += len(mask)
-        for span, piece in _shown(tokenizer, part):
-            yield {"id": span.id, "text": piece, "start": start + span.start, "end": start + span.end}
-        start += len(part)
 
 
 # ---- writing
@@ -177,8 +166,7 @@ async def beams(request: Request, body: BeamsBody) -> Response:
         left = max(1, min(body.max_tokens, server.limits.max_tokens) - len(body.tokens))
         rules = {"stop_ids": run.defaults.get("stop_ids"), "max_tokens": left}
         found = beam_search(run.model, [prompt], beam(beams=body.beams, n=body.beams, **rules), source)[0]
-        rows = [{"logprob": each.logprob, "score": each.score, "finish": each.finish} for each in found]
-        return {"texts": [{"tokens": list(each.ids), **row} for each, row in zip(found, rows, strict=True)]}
+        return {"texts": as_json(found)}
 
     return await ask(request, body, function)
 
@@ -214,30 +202,19 @@ def _loaded(place: Path, changed: int) -> Tokenizer:
     return Tokenizer.load(place)
 
 
-def _shown(tokenizer: Tokenizer, text: str) -> list[tuple[TokenSpan, str]]:
-    """The tokens of a text as a person reads them: words and parts of words, which have no spaces of their own, as the
-    vocabulary spells them."""
-    spans = tokenizer.token_spans(text)
-    spelled = tokenizer.kind in ("word", "wordpiece")
-    names = [span.token for span in spans] if spelled else pieces(tokenizer, [span.id for span in spans])
-    return list(zip(spans, names, strict=True))
-
-
 def _cut(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
-    of = {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size}
+    of = {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "unknown": tokenizer.unk_id}
     try:
-        found = _shown(tokenizer, text)
+        spans = tokenizer.token_spans(text)
     except WeftError as error:
         return {**of, "error": str(error), "count": 0, "tokens": []}
-    rows = [
-        {
-            "id": span.id,
-            "text": piece,
-            "token": span.token,
-            "bytes": tokenizer.token_bytes(span.id).hex(),
-            "unknown": span.id == tokenizer.unk_id,
-            "span": [span.start, span.end],
-        }
-        for span, piece in found[:MAX_PIECES]
-    ]
-    return {**of, "count": len(found), "tokens": rows}
+    return {**of, "count": len(spans), "tokens": _shown(tokenizer, spans[:MAX_PIECES])}
+
+
+def _shown(tokenizer: Tokenizer, spans: Sequence[TokenSpan]) -> list[dict[str, Any]]:
+    """Tokens as a person reads them: words and parts of words, which have no spaces of their own, as the vocabulary
+    spells them."""
+    spelled = tokenizer.kind in ("word", "wordpiece")
+    names = [span.token for span in spans] if spelled else pieces(tokenizer, [span.id for span in spans])
+    rows = zip(spans, names, strict=True)
+    return [{**s._asdict(), "text": name, "bytes": tokenizer.token_bytes(s.id).hex()} for s, name in rows]

@@ -10,7 +10,7 @@ export async function mountFill(main, context) {
   const box = h("textarea", { id: "write-prompt", rows: 2, dir: "auto", spellcheck: "false" });
   const pieces = h("div", { class: "write-text", role: "group", "aria-label": "Tokens; each can be hidden" });
   const places = h("div", { class: "write-fills", "aria-live": "polite" });
-  let text = state.text, mask = "[MASK]", found = [], end = new AbortController();
+  let text = state.text, mask = "[MASK]", found = [], failed = false, end = new AbortController();
 
   // Put a word in the place of another: models like BERT learned from whole words that were hidden.
   const put = (token, word) => {
@@ -51,8 +51,10 @@ export async function mountFill(main, context) {
       const focused = [...pieces.children].indexOf(document.activeElement);
       draw();
       pieces.children[focused]?.focus();
-      context.done();
+      if (failed) context.done();
+      failed = false;
     } catch (error) {
+      failed = error.name !== "AbortError";
       context.fail(error);
     }
     places.removeAttribute("aria-busy");

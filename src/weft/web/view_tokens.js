@@ -17,7 +17,7 @@ export async function mount(main, context) {
   const box = h("textarea", { id: "tokens-text", rows: 3, dir: "auto", spellcheck: "false", maxlength: MAX_LENGTH }, state.text ?? EXAMPLE);
   const list = h("div", { class: "tokens-list" }), table = h("div", { class: "scroll table", tabindex: 0, role: "region", "aria-label": "Counts" });
   const facts = h("p", { class: "tokens-facts", "aria-live": "polite" });
-  let end = new AbortController(), found = [];
+  let end = new AbortController(), found = [], failed = false;
 
   async function cut(text) {
     end.abort();
@@ -26,8 +26,10 @@ export async function mount(main, context) {
     try {
       found = (await api.post("v1/tokenizers", { input: text }, end.signal)).tokenizers;
       draw(text);
-      context.done();
+      if (failed) context.done();
+      failed = false;
     } catch (error) {
+      failed = error.name !== "AbortError";
       context.fail(error);
     }
     list.removeAttribute("aria-busy");
@@ -45,14 +47,13 @@ export async function mount(main, context) {
     for (const each of list.querySelectorAll(".tokens-same, .tokens-here")) each.classList.remove("tokens-same", "tokens-here");
     if (!token) return facts.replaceChildren("Point at a token, or go there with the arrow keys, to see its id and its bytes.");
     piece.classList.add("tokens-here");
-    const [start, to] = token.span;
+    const { start, end: to } = token;
     for (const each of list.querySelectorAll(".tok-piece")) {
-      const [from, until] = each.span;
-      if (each !== piece && from < to && until > start) each.classList.add("tokens-same");
+      if (each !== piece && each.token.start < to && each.token.end > start) each.classList.add("tokens-same");
     }
     const entry = token.token === token.text ? [] : [", in the vocabulary ", h("code", {}, h("bdi", {}, token.token))];
     return facts.replaceChildren(h("bdi", { class: "write-piece" }, token.text), ` is token ${token.id}`, ...entry,
-      token.unknown ? "; it stands for what the vocabulary lacks" : `; bytes ${token.bytes.match(/../g)?.join(" ") ?? "none"}`,
+      piece.classList.contains("tok-unknown") ? "; it stands for what the vocabulary lacks" : `; bytes ${token.bytes.match(/../g)?.join(" ") ?? "none"}`,
       `; characters ${start + 1} to ${Math.max(start + 1, to)}.`);
   }
 
@@ -75,9 +76,9 @@ const nameOf = each => each.models.length ? each.models.join(", ")
 function cutOf(each, mark) {
   const pieces = h("p", { class: "tok-pieces", role: "group", "aria-label": nameOf(each), dir: "auto" });
   each.tokens.forEach((token, place) => {
-    const piece = h("span", { class: `tok-piece tok-${token.unknown ? "unknown" : place % 4}`, tabindex: -1, role: "button",
+    const piece = h("span", { class: `tok-piece tok-${token.id === each.unknown ? "unknown" : place % 4}`, tabindex: -1, role: "button",
       "aria-label": `${token.text}, token ${token.id}` }, h("bdi", {}, token.text));
-    piece.span = token.span;
+    piece.token = token;
     piece.addEventListener("focus", () => mark(token, piece));
     piece.addEventListener("pointerenter", () => mark(token, piece));
     pieces.append(piece);

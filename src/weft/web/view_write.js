@@ -175,13 +175,15 @@ class Writer {
       if (how === "beam") await this.search(signal);
       const order = [this.branch, ...this.branches.filter(each => each !== this.branch)];
       for (const branch of order) await this.write(branch, signal);
-      this.context.done();
+      if (this.failed) this.context.done();
+      this.failed = false;
       this.tell("", false);
       this.drawTree();
       if (!this.pinned && this.place === null) this.lookAtEnd();
       else this.fetchLooked();
     } catch (error) {
       if (error.name === "AbortError") return;
+      this.failed = true;
       this.tell("", false);
       this.context.fail(error);
     }
@@ -190,8 +192,7 @@ class Writer {
   async search(signal) {
     const { beams, length } = this.settings, before = this.branches[0].forced;
     const { texts } = await this.context.api.post("v1/beams", { ...this.begun, tokens: before, beams, max_tokens: length }, signal);
-    this.found = texts.map(text => ({ ...text, from: before.length, forced: [...before, ...text.tokens], tokens: [] }));
-    this.branches = this.found;
+    this.branches = texts.map(text => ({ score: text.score, forced: [...before, ...text.ids], tokens: [] }));
     this.at = Math.min(this.at, this.branches.length - 1);
     this.branches.forEach((branch, number) => { branch.before = number ? undefined : before; });
     this.drawText();
