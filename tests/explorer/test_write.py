@@ -1,6 +1,8 @@
 """Write: a text comes token by token, branches where another token is chosen, and is the same after a reload."""
 
 import base64
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.serve.serving import Served
+from tests.serve.serving import RUNS, served
 
 from weft.decode.config import Sampling
 from weft.decode.sampling import filtered
 
 HOSTILE = "<img src=x onerror=alert(1)> \u202eA tale"
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}: {% endfor %}"
 JUDGE = """async ([packed, settings]) => {
   const { Distribution, unpacked } = await import("/web/distribution.js");
   const full = new Distribution(unpacked(packed)), left = full.left(settings);
@@ -116,7 +119,7 @@ def test_with_keys_alone(page: Any, at: Callable[..., str]) -> None:
     assert texts(page)[:5] == first[:5]
 
 
-def test_writing_stops_and_stays_stopped(page: Any, at: Callable[..., str], server: Served) -> None:
+def test_writing_stops_and_stays_stopped(page: Any, at: Callable[..., str]) -> None:
     page.goto(at("write", model="gpt", text="A tale", length=400))
     page.wait_for_selector(".write-token")
     page.keyboard.press("Escape")
@@ -138,12 +141,31 @@ def test_settings_change_the_distribution_and_the_text(page: Any, at: Callable[.
     page.get_by_label("Choose").select_option("beam")
     page.locator(".write-segment:has-text('score')").nth(3).wait_for()
     assert "--beam 4" in page.locator(".tools code").inner_text()
+    page.get_by_label("Tokens").fill("4")
+    page.wait_for_selector(".write-token:nth-child(5)", state="detached")
+    page.locator(".write-segment:has-text('score')").nth(3).wait_for()
 
 
 def test_hostile_text_is_text(page: Any, at: Callable[..., str]) -> None:
     opened(page, at("write", model="ngram", text=HOSTILE, length=4))
     assert page.locator("#write-prompt").input_value() == HOSTILE
     assert page.locator("img").count() == 0
+
+
+def test_a_conversation_goes_on_and_is_there_after_a_reload(page: Any, tmp_path: Path) -> None:
+    shutil.copytree(RUNS / "gpt", tmp_path / "talks")
+    settings = tmp_path / "talks" / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text("utf-8")), "chat_template": TEMPLATE}))
+    with served(tmp_path / "talks") as own:
+        opened(page, f"{own.url}/#/write?text=Hello&length=5")
+        reply = "".join(texts(page)).strip()
+        page.get_by_role("button", name="Answer it").click()
+        page.locator("#write-prompt").fill("And then?")
+        page.wait_for_selector(".write-text[aria-busy=false] .write-token")
+        opened(page, page.url)
+        turns = page.locator(".write-turn p").all_text_contents()
+        assert [turn.strip() for turn in turns] == ["Hello", reply]
+        assert page.locator("#write-prompt").input_value() == "And then?"
 
 
 def test_hidden_words_are_filled_in(page: Any, at: Callable[..., str]) -> None:

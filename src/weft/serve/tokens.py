@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -34,6 +34,7 @@ from weft.serve.writing import NEVER, Asked, Server, Writing, as_given, conversa
 from weft.text.config import Byte, Char, Word
 from weft.text.tokenizer import FILE, Tokenizer, TokenSpan, build_tokenizer
 
+Names = Callable[[Tokenizer, Sequence[int]], list[str]]
 MAX_PIECES = 500  # of a cut text that are told one by one
 
 router = APIRouter()
@@ -55,16 +56,23 @@ def _begun(run: Run, body: Begun, server: Server) -> tuple[Prompt, Source | None
     return Prompt.of(run.tokenizer, text), None
 
 
-def _named(tokenizer: Tokenizer, ids: Sequence[int], logprobs: Sequence[float]) -> list[dict[str, Any]]:
-    """Tokens as a person reads them, with their log-probabilities."""
-    named = zip(ids, pieces(tokenizer, ids), logprobs, strict=True)
-    return [{"id": id, "text": text, "logprob": max(NEVER, value)} for id, text, value in named]
+def _scored(names: Sequence[str], ids: Sequence[int], logprobs: Sequence[float]) -> list[dict[str, Any]]:
+    """Tokens with their log-probabilities."""
+    rows = zip(ids, names, logprobs, strict=True)
+    return [{"id": id, "text": text, "logprob": max(NEVER, value)} for id, text, value in rows]
 
 
-def _likeliest(tokenizer: Tokenizer, log_p: Tensor, top: int) -> list[dict[str, Any]]:
+def _likeliest(tokenizer: Tokenizer, log_p: Tensor, top: int, names: Names = pieces) -> list[dict[str, Any]]:
     """The likeliest tokens of log p (V,)."""
-    best, ids = log_p.topk(min(top, len(log_p)))
-    return _named(tokenizer, ids.tolist(), best.tolist())
+    best, found = log_p.topk(min(top, len(log_p)))
+    ids = found.tolist()
+    return _scored(names(tokenizer, ids), ids, best.tolist())
+
+
+def _entries(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Tokens as a person reads them; words and parts of words, which bring no spaces, as the vocabulary spells them."""
+    words = tokenizer.kind in ("word", "wordpiece")
+    return [tokenizer.token(id) for id in ids] if words else pieces(tokenizer, ids)
 
 
 # ---- what may come next
@@ -114,7 +122,7 @@ def _filled(run: Run, text: str, top: int) -> dict[str, Any]:
         for place, row in enumerate(rows, start=framed.before):
             if row["id"] == mask:
                 log_p = model.readout(features[place : place + 1]).logits()[0].float().log_softmax(dim=-1)
-                row["top"] = _likeliest(tokenizer, log_p[: tokenizer.vocab_size], top)
+                row["top"] = _likeliest(tokenizer, log_p[: tokenizer.vocab_size], top, _entries)
     return {"mask": tokenizer.roles["mask"], "tokens": rows}
 
 
@@ -148,8 +156,8 @@ async def _written(server: Server, body: WriteBody, client: str) -> Events:
             async for some in writing:
                 for chunk in (chunk for piece in some for chunk in piece.chunks):
                     assert chunk.logprob is not None
-                    row = _named(tokenizer, [chunk.id], [chunk.logprob])[0]
-                    top = _named(tokenizer, [id for id, _ in chunk.top], [value for _, value in chunk.top])
+                    ids, values = [chunk.id, *(id for id, _ in chunk.top)], [chunk.logprob, *(p for _, p in chunk.top)]
+                    row, *top = _scored(pieces(tokenizer, ids), ids, values)
                     yield event({**row, "adds": chunk.text, "top": top, "finish": chunk.finish, "slid": chunk.slid})
         yield DONE
 
@@ -212,9 +220,6 @@ def _cut(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
 
 
 def _shown(tokenizer: Tokenizer, spans: Sequence[TokenSpan]) -> list[dict[str, Any]]:
-    """Tokens as a person reads them: words and parts of words, which have no spaces of their own, as the vocabulary
-    spells them."""
-    spelled = tokenizer.kind in ("word", "wordpiece")
-    names = [span.token for span in spans] if spelled else pieces(tokenizer, [span.id for span in spans])
-    rows = zip(spans, names, strict=True)
+    """Tokens of a text, as a person reads them, with their bytes."""
+    rows = zip(spans, _entries(tokenizer, [span.id for span in spans]), strict=True)
     return [{**s._asdict(), "text": name, "bytes": tokenizer.token_bytes(s.id).hex()} for s, name in rows]

@@ -59,7 +59,7 @@ export function treeSvg(prompt, branches) {
   };
   const draw = (segment, x, y) => {
     for (const token of segment.tokens) {
-      const text = flat(token.adds || (token.finish === "eos" ? "■" : ""));
+      const text = flat(token.adds || signOf(token).replace("·", ""));
       if (text) x = put(text, x, y, Math.min(1, -token.logprob / 8));
     }
     segment.children.forEach((child, number) => {
@@ -90,10 +90,17 @@ export function parsed(text) {
 
 const DARK_NATS = 8; // surprisal that has the darkest shade
 
-export function spanOf(token) {
-  const ends = token.finish === "eos" || token.finish === "stop";
-  const sign = token.adds ? (token.adds.includes("\n") ? "↵" : undefined) : ends ? "■" : "·";
-  return h("span", { class: "shaded-token write-token", role: "option", tabindex: -1, "aria-selected": "false", "data-sign": sign,
+// A token that adds nothing has a sign: the end, a part of a character, or a special token's name.
+function signOf({ adds, finish, text }) {
+  if (adds) return adds.includes("\n") ? "↵" : undefined;
+  return finish === "eos" || finish === "stop" ? "■" : text.includes("\\x") ? "·" : text;
+}
+
+// `before` is the token before it: of many empty lines only the first takes space.
+export function spanOf(token, before) {
+  const blank = /^\n+$/.test(token.adds) && /\n$/.test(before?.adds ?? "");
+  return h("span", { class: `shaded-token write-token${blank ? " write-blank" : ""}`, role: "option", tabindex: -1,
+    "aria-selected": "false", "data-sign": signOf(token),
     "aria-label": `${token.text}, ${percent(Math.exp(token.logprob))}`,
     style: { "--s": Math.min(1, -token.logprob / DARK_NATS) } }, token.adds);
 }

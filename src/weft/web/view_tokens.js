@@ -15,7 +15,7 @@ const counted = value => value.toLocaleString("en");
 export async function mount(main, context) {
   const { api, state, signal } = context;
   const box = h("textarea", { id: "tokens-text", rows: 3, dir: "auto", spellcheck: "false", maxlength: MAX_LENGTH }, state.text ?? EXAMPLE);
-  const list = h("div", { class: "tokens-list" }), table = h("div", { class: "scroll table", tabindex: 0, role: "region", "aria-label": "Counts" });
+  const list = h("div", { class: "tokens-list" }), table = h("div", { class: "scroll table tokens-counts", tabindex: 0, role: "region", "aria-label": "Counts" });
   const facts = h("p", { class: "tokens-facts", "aria-live": "polite" });
   let end = new AbortController(), found = [], failed = false;
 

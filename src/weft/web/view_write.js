@@ -190,11 +190,11 @@ class Writer {
   }
 
   async search(signal) {
-    const { beams, length } = this.settings, before = this.branches[0].forced;
+    const { beams, length } = this.settings, before = this.branches[0].before ?? this.branches[0].forced;
     const { texts } = await this.context.api.post("v1/beams", { ...this.begun, tokens: before, beams, max_tokens: length }, signal);
     this.branches = texts.map(text => ({ score: text.score, forced: [...before, ...text.ids], tokens: [] }));
     this.at = Math.min(this.at, this.branches.length - 1);
-    this.branches.forEach((branch, number) => { branch.before = number ? undefined : before; });
+    this.branches[0].before = before; // where to search from, when the settings change
     this.drawText();
   }
 
@@ -257,6 +257,7 @@ class Writer {
     this.writing = writing;
     this.state.textContent = message || (this.over && !writing ? "The model ended the text." : "");
     this.stopButton.disabled = !writing;
+    this.facts.setAttribute("aria-live", writing ? "off" : "polite"); // it changes with every token
     const long = this.branch.tokens.length >= MAX_TOKENS;
     this.moreButton.disabled = writing || this.over || long || this.settings.how === "beam";
     if (this.goOn) this.goOn.disabled = writing || !this.branch.tokens.length;
@@ -310,12 +311,12 @@ class Writer {
   }
 
   drawText() {
-    this.text.replaceChildren(...this.branch.tokens.map(token => spanOf(token)), this.caret);
+    this.text.replaceChildren(...this.branch.tokens.map((token, place, all) => spanOf(token, all[place - 1])), this.caret);
     this.drawTree();
   }
 
   drawToken(place) {
-    const span = spanOf(this.branch.tokens[place]), old = this.text.children[place];
+    const span = spanOf(this.branch.tokens[place], this.branch.tokens[place - 1]), old = this.text.children[place];
     if (old && old !== this.caret) {
       if (old.textContent !== span.textContent) old.replaceWith(span);
     } else this.caret.before(span);

@@ -3,7 +3,7 @@ import { field, h, select } from "./dom.js";
 import { quoted } from "./save.js";
 
 export const MAX_TOKENS = 400;
-const WAYS = { draw: "draw at random", greedy: "always the likeliest", beam: "beam search" };
+const WAYS = { draw: "at random", greedy: "the likeliest", beam: "beam search" };
 const defaults = info => ({ how: info.writes ? "greedy" : "draw", temperature: "0.8", top_k: "", top_p: "1", min_p: "0",
   seed: "0", length: "48", beams: "4" });
 
