@@ -136,12 +136,12 @@ def test_settings_change_the_distribution_and_the_text(page: Any, at: Callable[.
     opened(page, at("write", model="gpt", text="A tale", length=10))
     page.get_by_label("Top-k").fill("3")
     page.wait_for_selector(".write-sum:has-text('keep 3 of')")
-    assert page.locator(".write-dropped").count() > 0
+    page.wait_for_selector(".write-dropped")
     assert "top_k=3" in page.url
     page.get_by_label("Choose").select_option("beam")
     page.locator(".write-segment:has-text('score')").nth(3).wait_for()
     assert "--beam 4" in page.locator(".tools code").inner_text()
-    page.get_by_label("Tokens").fill("4")
+    page.get_by_label("Tokens", exact=True).fill("4")
     page.wait_for_selector(".write-token:nth-child(5)", state="detached")
     page.locator(".write-segment:has-text('score')").nth(3).wait_for()
 

@@ -106,6 +106,8 @@ def test_masked_places_are_filled(server: Served) -> None:
     )
     plain = of(server, "fill", model="masked-next", input="a tale is told")["tokens"]
     assert not any("top" in each for each in plain)
+    long = of(server, "fill", model="masked-next", input="[MASK] tale " * 200, top=1)["tokens"]
+    assert 0 < len(long) < 400 and long[0]["top"]  # as much as its window holds
     assert server.post("/v1/fill", {"model": "gpt", "input": "a"}).status_code == 400
 
 

@@ -24,6 +24,7 @@ from weft.errors import WeftError
 from weft.explain.reading import pieces
 from weft.explain.surprise import predicts_masked
 from weft.models.base import Source, evaluating
+from weft.models.hidden import context_of
 from weft.models.transformer import Transformer
 from weft.serve.errors import RefusedError
 from weft.serve.events import DONE, Events, answered, client_of, event, server_of, streamed
@@ -101,7 +102,7 @@ async def next_token(request: Request, body: NextBody) -> Response:
 
 @router.post("/v1/fill")
 async def fill(request: Request, body: FillBody) -> Response:
-    """The tokens of a text; for each that is masked, what the model expects there."""
+    """The tokens of a text, as many as the model can read; for each that is masked, what it expects there."""
     return await ask(request, body, lambda run: _filled(run, body.input, body.top))
 
 
@@ -111,12 +112,12 @@ def _filled(run: Run, text: str, top: int) -> dict[str, Any]:
     if not predicts_masked(model):
         raise run.objective.cannot("fill in masked words")
     assert isinstance(model, Transformer)
-    mask, plain = tokenizer.need("mask"), text.replace(tokenizer.roles["mask"], "")
-    framed, own = run.explain.reading(plain), len(tokenizer.encode(plain))  # for what stands around a text
-    spans = tokenizer.token_spans(text, specials=True)
-    before, after = framed.ids[: framed.before], framed.ids[framed.before + own :]
-    reading = replace(framed, ids=(*before, *(span.id for span in spans), *after))
-    rows = _shown(tokenizer, spans)
+    mask, framed = tokenizer.need("mask"), run.explain.reading(text[:1])  # for what stands around a text
+    before, after = framed.ids[: framed.before], framed.ids[framed.before + len(tokenizer.encode(text[:1])) :]
+    window = context_of(model)
+    room = None if window is None else max(0, window - len(before) - len(after))
+    rows = _shown(tokenizer, tokenizer.token_spans(text, specials=True)[:room])
+    reading = replace(framed, ids=(*before, *(row["id"] for row in rows), *after))
     with evaluating(model):
         features = model.features(reading.tokens)[0]
         for place, row in enumerate(rows, start=framed.before):

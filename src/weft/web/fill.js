@@ -29,13 +29,15 @@ export async function mountFill(main, context) {
       "aria-pressed": String(Boolean(token.top)), title: token.top ? "" : "Hide it", disabled: token.start === token.end,
       onclick: () => put(token, token.top ? unmarked(token.top[0].text) : mask) },
     h("bdi", {}, token.top ? name(token) : token.text))));
-    roving(pieces, () => [...pieces.children]);
+    roving(pieces, () => [...pieces.querySelectorAll("button")]);
     places.replaceChildren(...masks.map(token => h("section", { class: "write-fill" },
       h("h2", {}, `What could stand in place of ${name(token)}`),
       ...token.top.map(each => h("button", { type: "button", class: "write-row", onclick: () => put(token, unmarked(each.text)) },
         h("bdi", { class: "write-piece" }, each.text),
         h("span", { class: "write-bars" }, h("span", { class: "write-bar write-after", style: { "--p": Math.exp(each.logprob - token.top[0].logprob) } })),
         h("span", { class: "write-number" }, percent(Math.exp(each.logprob))))))));
+    const read = found.at(-1)?.end ?? 0, long = [...text.trimEnd()].length > read;
+    if (long) pieces.append(h("span", { class: "soft" }, " … the model reads no further."));
     if (!places.children.length) places.append(h("p", { class: "soft" }, "Choose a token above to hide it."));
   }
 

@@ -372,8 +372,7 @@ class Writer {
   async fetchLooked() {
     const place = this.looked, key = this.keyOf(place);
     if (this.kept.has(key)) return this.drawLooked();
-    if (!this.asked?.trim() || (this.over && this.place === null)) return;
-    if (this.writing && this.place === null) return; // it moves on
+    if (!this.asked?.trim() || (this.place === null && (this.over || this.writing))) return; // nothing follows, or it moves on
     this.rows.setAttribute("aria-busy", "true");
     try {
       const body = { ...this.begun, tokens: this.ids(place), top: SHOWN, logprobs: true };
