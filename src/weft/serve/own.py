@@ -33,7 +33,7 @@ MAX_EXPLAINED = 4000  # characters of a text that is looked at: maps of attentio
 router = APIRouter()
 
 
-async def _ask(request: Request, body: Body, function: Callable[[Run], Any]) -> Response:
+async def ask(request: Request, body: Body, function: Callable[[Run], Any]) -> Response:
     """A question to the model that the body names."""
 
     async def work() -> dict[str, Any]:
@@ -61,7 +61,7 @@ async def translate(request: Request, body: TranslateBody) -> Response:
             settings = translation_beam(length, {**run.beam_defaults, "beams": body.beams})
         return {"translations": run.translate(_listed(body.input), settings, languages)}
 
-    return await _ask(request, body, function)
+    return await ask(request, body, function)
 
 
 @router.post("/v1/classify")
@@ -70,7 +70,7 @@ async def classify(request: Request, body: ClassifyBody) -> Response:
     texts, second = _listed(body.input), None if body.second is None else _listed(body.second)
     if second is not None and len(second) != len(texts):
         raise RefusedError(400, f"second: {len(second)} texts beside {len(texts)}", param="second")
-    return await _ask(request, body, lambda run: {"labels": run.classify(texts, second)})
+    return await ask(request, body, lambda run: {"labels": run.classify(texts, second)})
 
 
 @router.post("/v1/tokenize")
@@ -81,7 +81,7 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
         spans = run.tokenizer.token_spans(body.input)
         return {"tokens": [each.id for each in spans], "spans": [[each.start, each.end] for each in spans]}
 
-    return await _ask(request, body, function)
+    return await ask(request, body, function)
 
 
 @router.post("/v1/detokenize")
@@ -94,7 +94,7 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Response:
             raise RefusedError(400, f"tokens: {max(body.tokens)} is no token's id; there are {size}", param="tokens")
         return {"text": run.tokenizer.decode(body.tokens)}
 
-    return await _ask(request, body, function)
+    return await ask(request, body, function)
 
 
 @router.post("/v1/score")
@@ -108,13 +108,13 @@ async def score(request: Request, body: ScoreBody) -> Response:
         perplexity = math.exp(mean) if mean is not None and mean < 700 else None
         return {"tokens": as_json(scored), "perplexity": perplexity}
 
-    return await _ask(request, body, function)
+    return await ask(request, body, function)
 
 
 @router.post("/v1/explain/text")
 async def text(request: Request, body: Body) -> Response:
     """A text that the run held out, or was trained on, to look at, and where it is from."""
-    return await _ask(request, body, lambda run: dict(zip(("text", "origin"), run.explain.own_text(), strict=True)))
+    return await ask(request, body, lambda run: dict(zip(("text", "origin"), run.explain.own_text(), strict=True)))
 
 
 @router.post("/v1/explain/step")
@@ -128,7 +128,7 @@ async def step(request: Request, body: StepBody) -> Response:
             given["temperature"] = body.temperature
         return {"step": run.explain.step(body.input, target=body.target, **given).answer()}
 
-    return await _ask(request, body, function)
+    return await ask(request, body, function)
 
 
 def _check_length(body: ExplainBody | StepBody) -> None:
