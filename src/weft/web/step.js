@@ -1,0 +1,192 @@
+// Inside a step: one token's way through a model, stage by stage. `mount(element, data, hooks)` draws an answer of
+// /v1/explain/step: the flow, the player, and the current stage enlarged. Without hooks it stands alone on a page.
+import { h } from "./dom.js";
+import { attentionOf, keysPicture } from "./keys.js";
+import { choicePanel } from "./choice.js";
+import { blockName, flow, isSummary } from "./flow.js";
+import { chosenAxes, labelOf, matrix, number } from "./matrix.js";
+
+const PACE = 1600, TRAVEL = 520;
+const SPEEDS = [["slow", 0.5], ["normal", 1], ["fast", 2.5]];
+const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+const many = (count) => (count >= 1e9 ? `${(count / 1e9).toPrecision(3)} G` : count >= 1e6 ? `${(count / 1e6).toPrecision(3)} M`
+  : count >= 1e4 ? `${(count / 1e3).toPrecision(3)} k` : count.toLocaleString("en"));
+
+export function mount(element, data, hooks = {}) {
+  let step = data.step, drawing = null, choosing = null, timer = 0, widths = [0, 0];
+  const chosen = { head: Number(data.head ?? 0) };
+  let at = Math.max(0, step.stages.findIndex((stage) => stage.id === data.stage));
+  let speed = Number(data.speed ?? 1), playing = false;
+
+  const back = button("Back", () => { pause(); to(at - 1); }), next = button("Next", () => { pause(); to(at + 1, true); });
+  const play = button("Play", () => (playing ? pause() : start()));
+  const scrub = h("input", { type: "range", min: 0, step: 1, class: "step-scrub", "aria-label": "Stage",
+    oninput: () => { pause(); to(Number(scrub.value)); } });
+  const where = h("span", { class: "step-where", "aria-live": "polite" });
+  const pace = h("select", { "aria-label": "Speed", onchange: () => { speed = Number(pace.value); } },
+    ...SPEEDS.map(([name, value]) => h("option", { value, selected: value === speed }, name)));
+  const player = h("div", { class: "step-player" }, h("div", { class: "step-buttons" }, back, play, next),
+    scrub, h("label", { class: "step-pace" }, "Speed ", pace), where);
+  const way = h("div", { class: "step-way" }), panel = h("section", { class: "step-panel", "aria-label": "The current stage" });
+  element.replaceChildren(player, h("div", { class: "step-two" }, way, panel));
+
+  function button(name, act) { return h("button", { type: "button", onclick: act }, name); }
+
+  function start() {
+    if (at >= step.stages.length - 1) to(0);
+    playing = true;
+    play.textContent = "Pause";
+    tick();
+  }
+  function pause() {
+    playing = false;
+    clearTimeout(timer);
+    play.textContent = "Play";
+  }
+  function tick() {
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      if (!playing || !element.isConnected) return;
+      if (at >= step.stages.length - 1) { pause(); return; }
+      to(at + 1, true);
+      tick();
+    }, PACE / speed);
+  }
+
+  function to(place, moving = false) {
+    at = Math.min(Math.max(place, 0), step.stages.length - 1);
+    light(moving && !calm() ? TRAVEL / Math.sqrt(speed) : 0);
+    showPanel();
+    hooks.stage?.(step.stages[at].id);
+  }
+
+  function light(milliseconds = 0) {
+    const stage = step.stages[at];
+    drawing.at(stage.id, milliseconds);
+    scrub.max = step.stages.length - 1;
+    scrub.value = at;
+    scrub.setAttribute("aria-valuetext", stage.title);
+    where.textContent = `${at + 1} of ${step.stages.length}: ${stage.title}`;
+    back.disabled = at === 0;
+    next.disabled = at === step.stages.length - 1;
+    const top = drawing.middle(stage.id) - way.clientHeight / 2;
+    if (way.scrollHeight > way.clientHeight + 4) way.scrollTo({ top, behavior: milliseconds ? "smooth" : "instant" });
+  }
+
+  function showFlow() {
+    drawing = flow(step, { width: widths[0], head: chosen.head, choose: (id) => {
+      pause();
+      to(step.stages.findIndex((stage) => stage.id === id));
+    } });
+    way.replaceChildren(drawing.svg);
+    light();
+  }
+
+  // --- the current stage, enlarged
+  function showPanel() {
+    const stage = step.stages[at], last = at === step.stages.length - 1;
+    choosing = last && step.choice ? choicePanel(step.choice, { width: widths[1], settings: data.settings, picked: data.picked,
+      change: hooks.settings && ((settings) => { data.settings = settings; hooks.settings(settings); }),
+      pick: (id) => { data.picked = id; hooks.pick?.(id); }, append: hooks.append }) : null;
+    const four = attentionOf(step.stages, stage);
+    panel.replaceChildren(...[
+      h("p", { class: "step-crumb" }, stage.group === stage.id ? "" : blockName(stage.group)),
+      h("h3", {}, stage.title),
+      stage.about ? h("p", { class: "step-about" }, stage.about) : null,
+      stage.formula ? h("p", { class: "step-formula" }, stage.formula) : null,
+      numbers(stage.numbers),
+      isSummary(stage) && hooks.open ? h("p", {}, button("Open this block", () => hooks.open(stage.group))) : null,
+      choosing?.element, heads(stage),
+      four ? h("div", { class: "step-keys-box" }, keysPicture(four, { width: widths[1], head: chosen.head })) : null,
+      ...stage.tensors.map((tensor) => tensorFigure(tensor)),
+      cost(stage.cost), source(stage.source)].filter(Boolean));
+  }
+
+  function numbers(given) {
+    const found = Object.entries(given ?? {});
+    return found.length ? h("dl", { class: "step-numbers" }, ...found.map(([name, value]) => h("div", {}, h("dt", {}, name),
+      h("dd", {}, typeof value === "number" ? number(value) : String(value))))) : null;
+  }
+
+  function headCount(stage) {
+    for (const tensor of stage.tensors) {
+      const axis = tensor.axes.findIndex((each) => each.name === "head");
+      if (axis >= 0) return tensor.shape[axis];
+    }
+    return 0;
+  }
+
+  function heads(stage) {
+    const count = headCount(stage);
+    if (count < 2) return null;
+    return h("label", { class: "step-head" }, "Head ", h("select", { onchange: (event) => setHead(Number(event.target.value)) },
+      ...Array.from({ length: count }, (_, head) => h("option", { value: head, selected: head === Math.min(chosen.head, count - 1) }, String(head)))));
+  }
+
+  function setHead(head) {
+    chosen.head = head;
+    hooks.head?.(head);
+    showFlow();
+    showPanel();
+    panel.querySelector(".step-head select")?.focus();
+  }
+
+  function tensorFigure(tensor) {
+    const byHead = tensor.axes.length === 2 && tensor.axes[0].name === "head";
+    const holder = h("div", {});
+    const draw = () => holder.replaceChildren(matrix(tensor, { width: widths[1], chosen, mark: byHead ? Math.min(chosen.head, tensor.shape[0] - 1) : null,
+      pick: byHead ? (y) => setHead(y) : null }));
+    draw();
+    const others = chosenAxes(tensor).filter((axis) => axis.name !== "head");
+    return h("div", { class: "step-tensor" }, h("h4", {}, tensor.name, h("span", { class: "step-shape" }, ` ${shape(tensor)}`)),
+      ...others.map((axis) => h("label", {}, `${axis.name} `, h("select", { onchange: (event) => { chosen[axis.name] = event.target.value; draw(); } },
+        ...Array.from({ length: tensor.shape[tensor.axes.indexOf(axis)] }, (_, n) => h("option", { value: n }, labelOf(axis, n)))))), holder);
+  }
+
+  const shape = (tensor) => tensor.axes.map((axis, n) => `${tensor.shape[n]} ${axis.name}${tensor.shape[n] === 1 ? "" : "s"}`).join(" × ")
+    + (tensor.cut ? ` (the first ${tensor.shape[tensor.cut.axis]} of ${tensor.cut.of})` : "");
+
+  function cost(given) {
+    if (!given) return null;
+    const told = [["operations", given.flops], ["parameters", given.parameters], ["bytes", given.bytes]]
+      .filter(([, value]) => value !== null && value !== undefined);
+    return h("p", { class: "step-cost" }, told.map(([name, value]) => `${many(value)} ${name}`).join(" · "));
+  }
+
+  function source(given) {
+    if (!given) return null;
+    return h("details", { class: "step-source", open: hooks.sourceOpen?.() ?? false, ontoggle: (event) => hooks.toggledSource?.(event.target.open) },
+      h("summary", {}, `${given.file}:${given.first}`, given.symbol ? h("span", { class: "soft" }, ` ${given.symbol}`) : null),
+      h("pre", { class: "scroll", tabindex: "0" }, given.lines.map((line, n) => `${String(given.first + n).padStart(4)}  ${line}`).join("\n")));
+  }
+
+  function measure() {
+    const now = [Math.floor(way.clientWidth), Math.floor(panel.clientWidth) - 2 * parseFloat(getComputedStyle(panel).paddingLeft)];
+    if (now[0] === widths[0] && now[1] === widths[1]) return false;
+    widths = now;
+    return true;
+  }
+  const watch = new ResizeObserver(() => { if (measure()) { showFlow(); showPanel(); } });
+  measure();
+  showFlow();
+  showPanel();
+  watch.observe(element);
+
+  return {
+    // another answer in the place of this one, at the same stage where it has it
+    update(answer, stage = step.stages[at].id) {
+      step = answer;
+      at = Math.max(0, step.stages.findIndex((each) => each.id === stage));
+      showFlow();
+      showPanel();
+    },
+    confirm(choice) { step.choice = choice; choosing?.confirm(choice); },
+    key(event) {
+      const act = { ArrowRight: () => { pause(); to(at + 1, true); }, ArrowLeft: () => { pause(); to(at - 1); }, " ": () => (playing ? pause() : start()),
+        Home: () => to(0), End: () => to(step.stages.length - 1) }[event.key];
+      act?.();
+      return Boolean(act);
+    },
+    play: start, svg: () => drawing.svg, close() { pause(); watch.disconnect(); },
+  };
+}
