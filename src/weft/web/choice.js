@@ -1,12 +1,10 @@
 // From logits to a token: the candidates as bars, and what temperature, top-k and top-p leave of them. What a slider does
 // is computed here at once from the candidates' logits; the server, which sees the whole vocabulary, confirms it.
-import { h, s } from "./dom.js";
+import { h, percent, s } from "./dom.js";
 import { fitted, number, visible } from "./matrix.js";
 
 export const NEUTRAL = { temperature: 1, top_k: null, top_p: null };
 const ROW = 22, MOST_ROWS = 16;
-
-export const percent = (p) => (p === 0 ? "0 %" : p < 0.0005 ? "<0.1 %" : `${(100 * p).toFixed(p < 0.1 ? 1 : 0)} %`);
 
 // What all tokens that are not among the candidates weigh together, as if they had one logit each.
 function restLogit(choice) {
@@ -105,7 +103,7 @@ export function choicePanel(choice, { width, settings, picked, change, pick, app
   let now = { ...NEUTRAL, ...settings }, candidates = same(now, choice) ? choice.candidates : chosen(choice, now);
   let on = candidates.some((each) => each.id === picked) ? picked : best(candidates);
   const holder = h("div", { class: "step-candidates" }), told = h("p", { class: "step-kept", "aria-live": "polite" });
-  const go = h("button", { type: "button", class: "step-primary", onclick: () => append(candidates.find((each) => each.id === on)) });
+  const go = h("button", { type: "button", class: "primary", onclick: () => append(candidates.find((each) => each.id === on)) });
   const redraw = (focus) => {
     holder.replaceChildren(bars(candidates, { width, picked: on, choose: append && ((id, keep) => {
       on = id;

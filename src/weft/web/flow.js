@@ -1,42 +1,55 @@
 // A token's way as the lectures draw it: boxes from the bottom to the top, one block unfolded, the residual stream a line
 // past each sublayer that comes back at a ⊕. Every box carries a miniature of its own numbers.
 import { s } from "./dom.js";
-import { fitted, flat, heat, labelOf, strip, vector } from "./matrix.js";
+import { extent, fitted, heat, isIds, strip, vector, visible } from "./matrix.js";
 
 const BOLD = "600 12.5px system-ui, sans-serif", PLAIN = "12px system-ui, sans-serif";
 const GAP = 16, ADD = 30, LANE = 13, WIDE = 210, TWO_COLUMNS = 600;
 
-export const isBlock = (group) => /\.\d+$/.test(group);
-export const isSummary = (stage) => stage.id === stage.group;
-const ofSource = (stage) => /^(encoder|source)\b/.test(stage.group);
+// what stands in one frame: "decoder.3" for all of that block's stages, "embedding" or "output" for the others
+export const groupOf = (stage) => stage.id.match(/^\w+\.\d+(?=\.|$)/)?.[0] ?? stage.group;
+export const isSummary = (stage) => /^\w+\.\d+$/.test(stage.id);
+const ofSource = (stage) => /^(encoder|source)/.test(stage.id);
 
 // x + f(x): where a stream comes back to what was made of it
-export const adds = (stage) => /(^|\.)(add|residual|\w*_skip|\w*skip)$/.test(stage.id) && stage.inputs.length > 1;
+export const adds = (stage) => /\.residual$/.test(stage.id) && stage.inputs.length > 1;
+
+// The stages with the lines as they are drawn: what a block gives is the end of its inside where that is shown, and every
+// block that attends to a source reads the source's last stage.
+export function arranged(step) {
+  const source = step.source_pieces ? step.stages.filter(ofSource).at(-1)?.id : null;
+  const stages = step.stages.map((stage, at) => {
+    const before = step.stages[at - 1];
+    if (!isSummary(stage)) return stage;
+    if (before && groupOf(before) === stage.id) return { ...stage, inputs: [before.id] };
+    return source && !ofSource(stage) ? { ...stage, inputs: [...stage.inputs, source] } : stage;
+  });
+  return { ...step, stages };
+}
 
 // Stages of a group in rows: a stage stands above all that it reads, and what reads the same stands side by side.
-function rowsOf(stages, sideBySide) {
+function rowsOf(stages) {
   const row = new Map(), rows = [];
-  let last = -1;
+  let last = 0;
   for (const stage of stages) {
     const below = stage.inputs.filter((id) => row.has(id)).map((id) => row.get(id));
-    const own = below.length ? Math.max(...below) + 1 : last < 0 ? 0 : sideBySide ? 0 : last + 1;
-    const at = sideBySide ? own : last + 1;
-    row.set(stage.id, at);
-    last = Math.max(last, at);
-    (rows[at] ??= []).push(stage);
+    last = below.length ? Math.max(...below) + 1 : last;
+    row.set(stage.id, last);
+    (rows[last] ??= []).push(stage);
   }
   return rows;
 }
 
 function columnsOf(step, width) {
-  const sources = step.stages.filter(ofSource), others = step.stages.filter((stage) => !ofSource(stage));
+  const sources = step.source_pieces ? step.stages.filter(ofSource) : [], others = step.stages.filter((stage) => !sources.includes(stage));
   return width >= TWO_COLUMNS && sources.length && others.length ? [sources, others] : [step.stages];
 }
 
 function groupsOf(stages) {
   const groups = [];
   for (const stage of stages) {
-    if (groups.at(-1)?.name !== stage.group) groups.push({ name: stage.group, stages: [] });
+    const name = groupOf(stage);
+    if (groups.at(-1)?.name !== name) groups.push({ name, stages: [] });
     groups.at(-1).stages.push(stage);
   }
   return groups;
@@ -51,20 +64,20 @@ function placed(step, width) {
     const left = column * each + 30, right = (column + 1) * each - 26;
     let y = 6;
     for (const group of groupsOf(stages)) {
-      const open = group.stages.length > 1 && isBlock(group.name);
+      const open = group.stages.length > 1 && /\.\d+$/.test(group.name);
       const start = y;
       if (open) y += 14;
-      for (const row of rowsOf(group.stages, right - left > 60 * 3)) {
+      for (const row of rowsOf(group.stages)) {
         const wide = (right - left - 8 * (row.length - 1)) / row.length;
         if (row.some(adds)) y += ADD - GAP;
-        const high = wide >= WIDE ? 32 : 46;
-        row.forEach((stage, at) => boxes.set(stage.id, { stage, column, left, right, width: wide, height: high,
+        const folded = !open && row.every(isSummary), high = folded ? 23 : wide >= WIDE ? 32 : 46;
+        row.forEach((stage, at) => boxes.set(stage.id, { stage, column, folded, left, right, width: wide, height: high,
           x: left + at * (wide + 8), bottom: y }));
-        y += high + GAP;
+        y += high + (folded ? 9 : GAP);
       }
       if (open) {
-        y += 8;
-        frames.push({ name: group.name, x: left - 24, width: right - left + 44, bottom: start, height: y - start - 8, stages: group.stages });
+        y += 14;
+        frames.push({ name: group.name, x: left - 24, width: right - left + 44, bottom: start, height: y - start - 8 });
       }
     }
     height = Math.max(height, y + 4);
@@ -74,36 +87,48 @@ function placed(step, width) {
   return { boxes, frames, height };
 }
 
-// The lines between boxes. Neighbours are joined straight; what skips boxes goes past them in a lane: a stream that is
-// added on the left, all else on the right.
+// The lines between boxes, as points. Neighbours are joined straight; what skips boxes goes past them in a lane: a stream
+// that is added on the left, all else on the right; what comes from the other stack goes between the two.
 function joined({ boxes }) {
-  const edges = [], lanes = { left: [], right: [] };
-  const order = [...boxes.values()];
+  const edges = [], lanes = { left: [], right: [] }, order = [...boxes.values()];
   for (const to of order) {
+    const plus = adds(to.stage), foot = to.y + to.height, middle = to.x + to.width / 2, beside = to.y + to.height / 2;
     for (const id of to.stage.inputs) {
       const from = boxes.get(id);
       if (!from) continue;
+      const start = from.x + from.width / 2;
       const between = order.some((box) => box.column === to.column && box.y < from.y && box.y > to.y + 1);
-      const near = from.column === to.column && !between;
-      const plus = adds(to.stage), foot = to.y + to.height, middle = to.x + to.width / 2, start = from.x + from.width / 2;
-      if (near) edges.push({ from: id, to: to.stage.id, d: elbow(start, from.y, middle, plus ? foot + 20 : foot) });
-      else if (from.column !== to.column) edges.push({ from: id, to: to.stage.id, cross: true,
-        d: `M${from.x + from.width} ${from.y + from.height / 2}H${to.left - 17}V${to.y + to.height / 2}H${to.x}` });
-      else {
-        const side = plus ? "left" : "right";
-        const x = side === "left" ? to.left - 6 - lane(lanes.left, to, from) * LANE : to.right + 6 + lane(lanes.right, to, from) * (LANE - 4);
-        const end = plus ? `V${foot + 14}H${middle - 7}` : `V${to.y + to.height / 2}H${to.x + to.width}`;
-        edges.push({ from: id, to: to.stage.id, skip: plus, d: `M${start} ${from.y}v-5H${x}${end}` });
+      const edge = { from: id, to: to.stage.id, skip: false, cross: from.column !== to.column };
+      if (edge.cross) {
+        const x = to.left - 28, y = from.y + from.height / 2, low = foot + 5;
+        edge.points = [[from.x + from.width, y], [x, y], ...(isSummary(to.stage) ? [[x, beside], [to.x, beside]]
+          : [[x, low], [middle, low], [middle, foot]])];
+      } else if (!between) {
+        const end = plus ? foot + 21 : foot, turn = (from.y + end) / 2;
+        edge.points = Math.abs(start - middle) < 1 ? [[start, from.y], [middle, end]]
+          : [[start, from.y], [start, turn], [middle, turn], [middle, end]];
+      } else if (plus) {
+        const x = to.left - 8 - lane(lanes.left, to, from) * LANE;
+        edge.skip = true;
+        edge.points = [[start, from.y], [start, from.y - 6], [x, from.y - 6], [x, foot + 14], [middle - 7, foot + 14]];
+      } else {
+        const x = to.right + 7 + lane(lanes.right, to, from) * (LANE - 4);
+        edge.points = [[start, from.y], [start, from.y - 6], [x, from.y - 6], [x, beside], [to.x + to.width, beside]];
       }
+      edges.push(edge);
     }
   }
   return edges;
 }
 
-function elbow(x1, y1, x2, y2) {
-  if (Math.abs(x1 - x2) < 1) return `M${x1} ${y1}V${y2}`;
-  const turn = (y1 + y2) / 2;
-  return `M${x1} ${y1}V${turn}H${x2}V${y2}`;
+const drawn = (points) => `M${points.map((point) => point.join(" ")).join("L")}`;
+
+// the head of an arrow, where a line ends
+function tip(points) {
+  const [[fromX, fromY], [x, y]] = points.slice(-2);
+  const across = Math.abs(x - fromX) > Math.abs(y - fromY);
+  const [dx, dy] = across ? [Math.sign(x - fromX) * 6, 0] : [0, Math.sign(y - fromY) * 6];
+  return `M${x - dx + dy / 2} ${y - dy + dx / 2}L${x} ${y}L${x - dx - dy / 2} ${y - dy - dx / 2}`;
 }
 
 // the first lane of a side that is free between two boxes
@@ -118,33 +143,44 @@ function lane(taken, to, from) {
 function miniature(stage, room, options) {
   const tensor = stage.tensors[0];
   if (!tensor || room.width < 12) return null;
+  if (isIds(tensor)) { // an id's size means nothing: no bar for it
+    const at = tensor.axes[0].labels, here = Math.min(options.place, at.length - 1), of = tensor.values[here];
+    return s("text", { x: room.x, y: room.y + room.height / 2 + 4.5 }, fitted(`${visible(at[here])} → ${of}`, room.width, PLAIN));
+  }
   if (isSummary(stage) && tensor.axes.length === 2) return heat(tensor, room);
   const values = vector(tensor, options);
   if (values.every((value) => typeof value !== "number" && value !== null)) return null;
-  return strip(values, { ...room, scale: tensor.scale });
+  return strip(values, { ...room, most: extent(tensor, values), scale: tensor.scale });
 }
 
-function drawBox(box, options) {
-  const { stage, x, y, width, height } = box, flatBox = width >= WIDE;
-  const titled = flatBox ? Math.min(width * 0.46, 190) : width - 12;
-  const room = flatBox ? { x: x + titled + 14, y: y + 5, width: width - titled - 22, height: height - 10 }
-    : { x: x + 7, y: y + 20, width: width - 14, height: height - 25 };
-  return s("g", { class: `step-box${isSummary(stage) ? " step-folded" : ""}`, "data-id": stage.id, role: "button",
+// where in a box its title and its miniature stand
+function roomOf({ x, y, width, height, folded }) {
+  const beside = width >= WIDE || folded, titled = beside ? Math.min(width * 0.46, 190) : width - 12, edge = folded ? 3 : 5;
+  return { titled, middle: beside ? y + height / 2 + 4.5 : y + 14,
+    room: beside ? { x: x + titled + 14, y: y + edge, width: width - titled - 22, height: height - 2 * edge }
+      : { x: x + 7, y: y + 20, width: width - 14, height: height - 25 } };
+}
+
+function drawBox(box, picture) {
+  const { stage, x, y, width, height, folded } = box, { titled, middle } = roomOf(box);
+  return s("g", { class: `step-box${folded ? " step-folded" : ""}`, "data-id": stage.id, role: "button",
     tabindex: "-1", "aria-label": stage.title },
   s("title", {}, stage.about ? `${stage.title}: ${stage.about}` : stage.title),
   s("rect", { x, y, width, height, rx: 5 }),
-  s("text", { x: x + 8, y: flatBox ? y + height / 2 + 4.5 : y + 14 }, fitted(stage.title, titled - 4, BOLD)),
-  s("g", { class: "step-mini" }, miniature(stage, room, options)));
+  s("text", { x: x + 8, y: middle }, fitted(stage.title, titled - 4, BOLD)),
+  s("g", { class: "step-mini" }, picture));
 }
 
 // The whole drawing. `choose(id)` is called when a box is chosen; what comes back moves the light:
 // at(id, seconds) lights a stage and lets its inputs travel to it.
 export function flow(step, { width, head = 0, choose }) {
   const place = placed(step, width), edges = joined(place), order = step.stages.map((stage) => stage.id);
-  const lines = edges.map((edge) => s("path", { d: edge.d,
+  const lines = edges.map((edge) => s("path", { d: drawn(edge.points) + tip(edge.points),
     class: `step-edge${edge.skip ? " step-skip" : ""}${edge.cross ? " step-cross" : ""}` }));
   const boxes = new Map();
-  for (const box of place.boxes.values()) boxes.set(box.stage.id, drawBox(box, { head, place: step.place, step }));
+  const mini = (box, now) => miniature(box.stage, roomOf(box).room, { head: now,
+    place: step.source_pieces && ofSource(box.stage) ? step.source_place ?? 0 : step.place }) ?? "";
+  for (const box of place.boxes.values()) boxes.set(box.stage.id, drawBox(box, mini(box, head)));
   const plus = [...place.boxes.values()].filter((box) => adds(box.stage)).map((box) => {
     const x = box.x + box.width / 2, y = box.y + box.height + 14;
     return s("path", { class: "step-plus", d: `M${x - 7} ${y}a7 7 0 1 0 14 0a7 7 0 1 0-14 0M${x - 4} ${y}h8M${x} ${y - 4}v8M${x} ${y - 7}V${box.y + box.height}` });
@@ -172,7 +208,16 @@ export function flow(step, { width, head = 0, choose }) {
   });
   let running = 0;
   return {
-    svg, middle: (id) => { const box = place.boxes.get(id); return box ? box.y + box.height / 2 : 0; },
+    svg,
+    // other numbers where boxes show those of one head
+    head(now) {
+      for (const box of place.boxes.values()) {
+        const [tensor] = box.stage.tensors;
+        if (box.folded || !tensor?.axes.slice(0, -1).some((axis) => axis.name === "head")) continue;
+        boxes.get(box.stage.id).lastChild.replaceChildren(mini(box, now));
+      }
+    },
+    middle: (id) => { const box = place.boxes.get(id); return box ? box.y + box.height / 2 : 0; },
     at(id, milliseconds = 0) {
       const now = order.indexOf(id);
       for (const [each, box] of boxes) {
@@ -186,7 +231,7 @@ export function flow(step, { width, head = 0, choose }) {
         const on = edge.to === id;
         lines[n].classList.toggle("step-live", on);
         lines[n].classList.toggle("step-later", order.indexOf(edge.to) > now);
-        if (on) live.push(lines[n]);
+        if (on) live.push(drawn(edge.points));
       });
       cancelAnimationFrame(running);
       dots.replaceChildren();
@@ -196,8 +241,8 @@ export function flow(step, { width, head = 0, choose }) {
 }
 
 // a dot for each input, from where it was computed to where it is read
-function travel(paths, layer, milliseconds, keep) {
-  const ways = paths.map((path) => ({ path, length: path.getTotalLength(), dot: s("circle", { r: 4.5 }) }));
+function travel(lines, layer, milliseconds, keep) {
+  const ways = lines.map((d) => s("path", { d })).map((path) => ({ path, length: path.getTotalLength(), dot: s("circle", { r: 4.5 }) }));
   layer.replaceChildren(...ways.map((way) => way.dot));
   const start = performance.now();
   const move = (now) => {
@@ -213,9 +258,9 @@ function travel(paths, layer, milliseconds, keep) {
   return requestAnimationFrame(move);
 }
 
-// "decoder.3" as a reader counts: "Decoder, block 4"
+// "decoder.3" in words
 export function blockName(group) {
   const [, stack, number] = group.match(/^(.*)\.(\d+)$/) ?? [];
   if (stack === undefined) return group.charAt(0).toUpperCase() + group.slice(1);
-  return `${stack.charAt(0).toUpperCase() + stack.slice(1)}, block ${Number(number) + 1}`;
+  return `${stack.charAt(0).toUpperCase() + stack.slice(1)}, block ${number}`;
 }

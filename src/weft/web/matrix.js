@@ -2,12 +2,19 @@
 // Positive values are blue, negative ones orange with a dash in the cell, masked ones hatched: colour is never alone.
 import { h, s } from "./dom.js";
 
-const LEVELS = 10, LABEL = 11.5;
+const LEVELS = 10, LABEL = 11.5, BARS = 96;
 const ruler = document.createElement("canvas").getContext("2d");
 
+const widths = new Map(); // measuring is slow, and the same labels come again and again
+
 export function textWidth(text, font = `${LABEL}px system-ui, sans-serif`) {
-  ruler.font = font;
-  return ruler.measureText(text).width;
+  const key = `${font}|${text}`;
+  if (widths.size > 5000) widths.clear();
+  if (!widths.has(key)) {
+    ruler.font = font;
+    widths.set(key, ruler.measureText(text).width);
+  }
+  return widths.get(key);
 }
 
 // a label that fits: invisible signs get a visible form, long ones an ellipsis
@@ -17,26 +24,41 @@ export function visible(piece) {
 
 export function fitted(text, room, font) {
   if (textWidth(text, font) <= room) return text;
-  const signs = Array.from(text).slice(0, 80);
+  const signs = Array.from(text.slice(0, 160)).slice(0, 80);
   while (signs.length && textWidth(signs.join("") + "…", font) > room) signs.pop();
   return signs.join("") + "…";
 }
 
-export function number(value) {
+export function number(value, digits = 4) {
   if (value === null || value === undefined) return "−∞ (masked)";
   const size = Math.abs(value);
   const told = size === 0 ? "0" : size >= 1e6 || size < 1e-3 ? value.toExponential(2)
-    : size >= 1000 ? Math.round(value).toLocaleString("en") : value.toPrecision(4).replace(/(\.\d*?)0+$/, "$1");
+    : size >= 1000 ? Math.round(value).toLocaleString("en") : value.toPrecision(digits).replace(/(\.\d*?)0+$/, "$1");
   return told.replace(/\.$/, "").replaceAll("-", "−");
 }
 
-export const flat = (values) => (Array.isArray(values) ? values.flat(Infinity) : [values]);
-
+// the largest size of nested values
 export function largest(values) {
   let most = 0;
-  for (const value of flat(values)) if (value !== null && Math.abs(value) > most) most = Math.abs(value);
+  const look = (value) => {
+    if (Array.isArray(value)) value.forEach(look);
+    else if (value !== null && Math.abs(value) > most) most = Math.abs(value);
+  };
+  look(values);
   return most || 1;
 }
+
+export const isIds = (tensor) => tensor.name === "ids";
+
+// what is drawn darkest or longest: of probabilities no small one, or all would look certain where none is
+export function extent(tensor, values) {
+  const least = tensor.scale === "probability" ? 0.3 : 0;
+  if (values) return Math.max(largest(values), least);
+  if (!extents.has(tensor)) extents.set(tensor, Math.max(largest(tensor.values), least));
+  return extents.get(tensor);
+}
+
+const extents = new WeakMap();
 
 // which axis is chosen by a select rather than drawn: all but the last two; a name and how many
 export const chosenAxes = (tensor) => tensor.axes.slice(0, Math.max(0, tensor.axes.length - 2));
@@ -83,9 +105,9 @@ function shaded(rows, most, cell) {
 }
 
 // A small strip of bars around zero: up is positive, down is negative; hatched places are masked.
-export function strip(values, { x = 0, y = 0, width, height, most, scale = "signed" }) {
-  const shown = thinned(values, Math.max(1, Math.floor(width / 3)));
-  const top = most || largest(shown), each = width / shown.length, wide = Math.max(0.6, Math.min(each * 0.8, 14));
+export function strip(values, { x = 0, y = 0, width, height, most, scale = "signed", whole = false }) {
+  const shown = whole ? values : thinned(values, Math.max(1, Math.floor(width / 3)));
+  const top = most || largest(shown), each = width / shown.length, wide = Math.max(0.6, Math.min(each * 0.8, whole ? 24 : 14));
   const signed = scale === "signed", zero = y + (signed ? height / 2 : height), room = signed ? height / 2 : height;
   const up = [], down = [], masked = [];
   shown.forEach((value, at) => {
@@ -131,13 +153,13 @@ export function heat(tensor, { x, y, width, height }) {
   const rows = plane(tensor).map((row) => thinned(row, Math.max(1, Math.floor(width / 2))));
   const cell = { width: Math.min(14, width / rows[0].length), height: height / rows.length, gap: 0 };
   return s("g", { transform: `translate(${x} ${y})`, class: "step-heat" },
-    s("rect", { class: "step-ground", width: cell.width * rows[0].length, height }), ...shaded(rows, largest(tensor.values), cell));
+    s("rect", { class: "step-ground", width: cell.width * rows[0].length, height }), ...shaded(rows, extent(tensor), cell));
 }
 
 function grid(rows, room, labelled) {
   const columns = rows[0].length;
-  const width = Math.min(labelled ? 34 : 26, Math.max(5, room / columns));
-  const height = rows.length === 1 ? 26 : Math.min(24, Math.max(labelled ? 13 : 7, 300 / rows.length));
+  const width = Math.min(labelled ? 34 : 26, Math.max(rows.length === 1 ? 5 : 3.2, room / columns));
+  const height = rows.length === 1 ? BARS : Math.min(24, Math.max(7, 300 / rows.length));
   return { width, height, gap: width > 6 && height > 6 ? 1 : 0 };
 }
 
@@ -154,6 +176,7 @@ function axisLabels(rows, cell, axes, left) {
       ? s("text", { transform: `translate(${middle + 3} -6) rotate(-58)` }, fitted(labelOf(across, x), deep))
       : s("text", { x: middle, y: -5, "text-anchor": "middle", class: "step-quiet" }, labelOf(across, x)));
   }
+  if (down) parts.push(s("text", { x: -6, y: -5, "text-anchor": "end", class: "step-quiet" }, fitted(down.name, left - 4)));
   return { parts, deep };
 }
 
@@ -162,7 +185,7 @@ export function matrix(tensor, { width, chosen = {}, mark = null, pick = null })
   const rows = plane(tensor, chosen), axes = tensor.axes.slice(-2);
   const [down, across] = axes.length === 2 ? axes : [null, axes[0]];
   const named = down ? rows.map((_, y) => labelOf(down, y)) : [];
-  const left = down ? Math.min(96, 14 + Math.max(...named.map((name) => textWidth(name)))) : 2;
+  const left = down ? Math.min(96, 14 + Math.max(textWidth(down.name), ...named.map((name) => textWidth(name)))) : 2;
   const cell = grid(rows, width - left - (across?.labels ? 34 : 4), Boolean(across?.labels));
   const { parts, deep } = axisLabels(rows, cell, [down, across], left);
   const wide = rows[0].length * cell.width, high = rows.length * cell.height, right = across?.labels ? 34 : 8;
@@ -170,7 +193,9 @@ export function matrix(tensor, { width, chosen = {}, mark = null, pick = null })
   const picture = s("svg", { class: "step-matrix", width: left + wide + right, height: deep + 8 + high + 2, tabindex: "0",
     role: "img", viewBox: `0 ${-deep - 8} ${left + wide + right} ${deep + 8 + high + 2}` },
   s("g", { transform: `translate(${left} 0)` }, ...parts,
-    s("rect", { class: "step-ground", width: wide, height: high }), ...shaded(rows, largest(tensor.values), cell),
+    s("rect", { class: "step-ground", width: wide, height: high }),
+    ...(rows.length === 1 ? [strip(rows[0], { width: wide, height: high, scale: tensor.scale, most: extent(tensor), whole: true })]
+      : shaded(rows, extent(tensor), cell)),
     mark === null ? null : s("rect", { class: "step-mark", y: mark * cell.height, width: wide, height: cell.height }), frame));
   const told = h("output", { class: "step-told", "aria-live": "polite" });
   picture.setAttribute("aria-label", `${tensor.name}: ${tensor.axes.map((axis) => axis.name).join(" × ")}, `

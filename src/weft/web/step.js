@@ -1,19 +1,26 @@
 // Inside a step: one token's way through a model, stage by stage. `mount(element, data, hooks)` draws an answer of
 // /v1/explain/step: the flow, the player, and the current stage enlarged. Without hooks it stands alone on a page.
-import { h } from "./dom.js";
-import { attentionOf, keysPicture } from "./keys.js";
+import { calm, h } from "./dom.js";
+import { attentionOf, keysPicture, rows } from "./keys.js";
 import { choicePanel } from "./choice.js";
-import { blockName, flow, isSummary } from "./flow.js";
-import { chosenAxes, labelOf, matrix, number } from "./matrix.js";
+import { arranged, blockName, flow, groupOf, isSummary } from "./flow.js";
+import { chosenAxes, isIds, labelOf, matrix, number, visible } from "./matrix.js";
 
 const PACE = 1600, TRAVEL = 520;
+const CHOOSES = /^output\.(temperature|cut|choice)$/;
 const SPEEDS = [["slow", 0.5], ["normal", 1], ["fast", 2.5]];
-const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 const many = (count) => (count >= 1e9 ? `${(count / 1e9).toPrecision(3)} G` : count >= 1e6 ? `${(count / 1e6).toPrecision(3)} M`
   : count >= 1e4 ? `${(count / 1e3).toPrecision(3)} k` : count.toLocaleString("en"));
 
+// how many entries of its last axis a tensor was sent with
+function lengthOf(tensor) {
+  let values = tensor.values;
+  for (let axis = 0; axis < tensor.axes.length - 1; axis++) values = values[0];
+  return values.length;
+}
+
 export function mount(element, data, hooks = {}) {
-  let step = data.step, drawing = null, choosing = null, timer = 0, widths = [0, 0];
+  let step = arranged(data.step), drawing = null, choosing = null, timer = 0, widths = [0, 0];
   const chosen = { head: Number(data.head ?? 0) };
   let at = Math.max(0, step.stages.findIndex((stage) => stage.id === data.stage));
   let speed = Number(data.speed ?? 1), playing = false;
@@ -28,7 +35,9 @@ export function mount(element, data, hooks = {}) {
   const player = h("div", { class: "step-player" }, h("div", { class: "step-buttons" }, back, play, next),
     scrub, h("label", { class: "step-pace" }, "Speed ", pace), where);
   const way = h("div", { class: "step-way" }), panel = h("section", { class: "step-panel", "aria-label": "The current stage" });
-  element.replaceChildren(player, h("div", { class: "step-two" }, way, panel));
+  element.replaceChildren(player, h("div", { class: `step-two${step.source_pieces ? " step-sided" : ""}` },
+    h("div", { class: "step-left" }, way, h("p", { class: "soft step-legend" },
+      "Bars above the line are positive, below it negative; what is hatched is masked. Green: the residual stream.")), panel));
 
   function button(name, act) { return h("button", { type: "button", onclick: act }, name); }
 
@@ -84,21 +93,21 @@ export function mount(element, data, hooks = {}) {
 
   // --- the current stage, enlarged
   function showPanel() {
-    const stage = step.stages[at], last = at === step.stages.length - 1;
-    choosing = last && step.choice ? choicePanel(step.choice, { width: widths[1], settings: data.settings, picked: data.picked,
+    const stage = step.stages[at];
+    choosing = CHOOSES.test(stage.id) && step.choice ? choicePanel(step.choice, { width: widths[1], settings: data.settings, picked: data.picked,
       change: hooks.settings && ((settings) => { data.settings = settings; hooks.settings(settings); }),
       pick: (id) => { data.picked = id; hooks.pick?.(id); }, append: hooks.append }) : null;
     const four = attentionOf(step.stages, stage);
     panel.replaceChildren(...[
-      h("p", { class: "step-crumb" }, stage.group === stage.id ? "" : blockName(stage.group)),
+      h("p", { class: "step-crumb" }, blockName(groupOf(stage))),
       h("h3", {}, stage.title),
       stage.about ? h("p", { class: "step-about" }, stage.about) : null,
       stage.formula ? h("p", { class: "step-formula" }, stage.formula) : null,
       numbers(stage.numbers),
-      isSummary(stage) && hooks.open ? h("p", {}, button("Open this block", () => hooks.open(stage.group))) : null,
+      isSummary(stage) && hooks.open && step.stages.filter((each) => groupOf(each) === stage.id).length === 1 ? h("p", {}, button("Open this block", () => hooks.open(stage.id))) : null,
       choosing?.element, heads(stage),
       four ? h("div", { class: "step-keys-box" }, keysPicture(four, { width: widths[1], head: chosen.head })) : null,
-      ...stage.tensors.map((tensor) => tensorFigure(tensor)),
+      ...(choosing ? [] : stage.tensors.map((tensor) => tensorFigure(tensor))),
       cost(stage.cost), source(stage.source)].filter(Boolean));
   }
 
@@ -126,31 +135,45 @@ export function mount(element, data, hooks = {}) {
   function setHead(head) {
     chosen.head = head;
     hooks.head?.(head);
-    showFlow();
+    drawing.head(head);
     showPanel();
     panel.querySelector(".step-head select")?.focus();
   }
 
   function tensorFigure(tensor) {
+    if (isIds(tensor)) return idTable(tensor);
+    const [axis] = tensor.axes;
+    if (tensor.axes.length === 1 && axis.labels) return h("div", { class: "step-tensor" }, named(tensor),
+      h("div", { class: "step-keys-box" }, rows(tensor, { width: widths[1] - 2 })));
     const byHead = tensor.axes.length === 2 && tensor.axes[0].name === "head";
     const holder = h("div", {});
     const draw = () => holder.replaceChildren(matrix(tensor, { width: widths[1], chosen, mark: byHead ? Math.min(chosen.head, tensor.shape[0] - 1) : null,
       pick: byHead ? (y) => setHead(y) : null }));
     draw();
     const others = chosenAxes(tensor).filter((axis) => axis.name !== "head");
-    return h("div", { class: "step-tensor" }, h("h4", {}, tensor.name, h("span", { class: "step-shape" }, ` ${shape(tensor)}`)),
+    return h("div", { class: "step-tensor" }, named(tensor),
       ...others.map((axis) => h("label", {}, `${axis.name} `, h("select", { onchange: (event) => { chosen[axis.name] = event.target.value; draw(); } },
         ...Array.from({ length: tensor.shape[tensor.axes.indexOf(axis)] }, (_, n) => h("option", { value: n }, labelOf(axis, n)))))), holder);
   }
 
+  const named = (tensor) => h("h4", {}, tensor.name, h("span", { class: "step-shape" }, ` ${shape(tensor)}`));
+
+  // tokens and their ids: numbers that name, and measure nothing
+  function idTable(tensor) {
+    const labels = tensor.axes[0].labels ?? step.pieces;
+    const here = step.stages[at].id.startsWith("source") ? step.source_place : step.place;
+    return h("ol", { class: "step-ids" }, ...tensor.values.map((id, place) => h("li", { class: place === here ? "step-here" : undefined },
+      h("b", {}, visible(labels[place])), h("span", {}, String(id)))));
+  }
+
   const shape = (tensor) => tensor.axes.map((axis, n) => `${tensor.shape[n]} ${axis.name}${tensor.shape[n] === 1 ? "" : "s"}`).join(" × ")
-    + (tensor.cut ? ` (the first ${tensor.shape[tensor.cut.axis]} of ${tensor.cut.of})` : "");
+    + (tensor.cut ? `; the first ${lengthOf(tensor)} are shown` : "");
 
   function cost(given) {
     if (!given) return null;
     const told = [["operations", given.flops], ["parameters", given.parameters], ["bytes", given.bytes]]
-      .filter(([, value]) => value !== null && value !== undefined);
-    return h("p", { class: "step-cost" }, told.map(([name, value]) => `${many(value)} ${name}`).join(" · "));
+      .filter(([, value]) => value);
+    return told.length === 0 ? null : h("p", { class: "step-cost" }, told.map(([name, value]) => `${many(value)} ${name}`).join(" · "));
   }
 
   function source(given) {
@@ -160,8 +183,8 @@ export function mount(element, data, hooks = {}) {
       h("pre", { class: "scroll", tabindex: "0" }, given.lines.map((line, n) => `${String(given.first + n).padStart(4)}  ${line}`).join("\n")));
   }
 
-  function measure() {
-    const now = [Math.floor(way.clientWidth), Math.floor(panel.clientWidth) - 2 * parseFloat(getComputedStyle(panel).paddingLeft)];
+  function measure() { // a page that has no width yet is drawn for a phone
+    const now = [Math.max(280, Math.floor(way.clientWidth)), Math.max(280, Math.floor(panel.clientWidth))];
     if (now[0] === widths[0] && now[1] === widths[1]) return false;
     widths = now;
     return true;
@@ -175,12 +198,17 @@ export function mount(element, data, hooks = {}) {
   return {
     // another answer in the place of this one, at the same stage where it has it
     update(answer, stage = step.stages[at].id) {
-      step = answer;
+      step = arranged(answer);
       at = Math.max(0, step.stages.findIndex((each) => each.id === stage));
       showFlow();
       showPanel();
     },
-    confirm(choice) { step.choice = choice; choosing?.confirm(choice); },
+    // the server's answer to settings that the panel shows already
+    confirm(answer) {
+      step = arranged(answer);
+      showFlow();
+      choosing?.confirm(step.choice);
+    },
     key(event) {
       const act = { ArrowRight: () => { pause(); to(at + 1, true); }, ArrowLeft: () => { pause(); to(at - 1); }, " ": () => (playing ? pause() : start()),
         Home: () => to(0), End: () => to(step.stages.length - 1) }[event.key];

@@ -1,0 +1,145 @@
+// Inside a step: the text, the token whose way is followed, and what the server tells of that way.
+import { debounced, field, h, roving } from "./dom.js";
+import { quoted, tools } from "./save.js";
+import { NEUTRAL } from "./choice.js";
+import { visible } from "./matrix.js";
+import { mount as draw } from "./step.js";
+
+export const title = "Inside a step";
+export const about = "One token’s way through the model, number by number.";
+export const path = "step";
+export const shows = (info) => info !== null;
+
+const MOST_LETTERS = 72; // of the model's own text, to begin with
+
+const whole = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : null);
+const real = (text) => (text !== undefined && Number.isFinite(Number(text)) ? Number(text) : null);
+
+export async function mount(main, context) {
+  const { info, state, api, signal } = context;
+  let step = null, drawing = null, asked = null, sourceOpen = state.source === "open";
+  const settings = () => ({ temperature: real(state.temperature) ?? 1, top_k: whole(state.top_k), top_p: real(state.top_p) });
+
+  const input = h("textarea", { rows: 2, spellcheck: "false", oninput: () => typed() });
+  const target = info.writes ? h("textarea", { rows: 1, spellcheck: "false", oninput: () => typed() }) : null;
+  const tokens = h("div", { class: "step-tokens", role: "group", "aria-label": "Tokens: choose one to follow its way" });
+  const sources = info.writes ? h("div", { class: "step-tokens step-sources", "aria-label": "The source's tokens", role: "group" }) : null;
+  const told = h("p", { class: "soft step-told-text" }), body = h("div", { class: "step-body" });
+  main.append(...[h("div", { class: "step-texts" }, field(info.writes ? "Source" : "Text", input), target && field("Written so far", target)),
+    sources, tokens, told, body, tools({ svg: () => drawing?.svg(), name: `step-${info.id}`, command })].filter(Boolean));
+
+  function command() {
+    const text = input.value ? ` --text ${quoted(input.value)}` : "";
+    const also = target?.value ? ` --target ${quoted(target.value)}` : "";
+    return `weft explain ${quoted(`runs/${info.id}`)} --only step${text}${also}`;
+  }
+
+  // --- asking
+  async function ask(changes = {}) {
+    asked?.abort();
+    asked = new AbortController();
+    const mine = asked, stop = () => mine.abort();
+    signal.addEventListener("abort", stop, { once: true });
+    body.setAttribute("aria-busy", "true");
+    try {
+      const answer = await api.post("v1/explain/step", { model: info.id, input: input.value, target: target?.value ?? null,
+        place: whole(state.place), layer: whole(state.layer), ...settings(), ...changes }, mine.signal);
+      context.done?.();
+      return answer.step;
+    } catch (error) {
+      if (error.name !== "AbortError") context.fail(error);
+      return null;
+    } finally {
+      signal.removeEventListener("abort", stop);
+      if (mine === asked) body.removeAttribute("aria-busy");
+    }
+  }
+
+  async function renew(stage) {
+    const answer = await ask();
+    if (!answer || signal.aborted) return;
+    step = answer;
+    showTokens();
+    if (drawing) drawing.update(step, stage);
+    else drawing = draw(body, { step, stage: state.stage, head: state.head, settings: settings(), picked: whole(state.pick) }, hooks);
+  }
+
+  const typed = debounced(() => {
+    context.set({ text: input.value || undefined, target: target?.value || undefined, place: undefined, pick: undefined });
+    renew();
+  });
+  const confirm = debounced(async () => {
+    const answer = await ask();
+    if (answer) drawing?.confirm(answer);
+  });
+
+  const hooks = {
+    stage: (id) => context.set({ stage: id === step.stages[0].id ? undefined : id }),
+    head: (head) => context.set({ head: head ? String(head) : undefined }),
+    pick: (id) => context.set({ pick: String(id) }),
+    open: (group) => {
+      const layer = group.match(/\d+$/)[0];
+      context.set({ layer: layer === "0" ? undefined : layer });
+      renew(group);
+    },
+    settings: (now) => {
+      context.set(Object.fromEntries(Object.keys(NEUTRAL).map((name) => [name, now[name] === NEUTRAL[name] ? undefined : String(now[name])])));
+      confirm();
+    },
+    append: info.continues || info.writes ? append : null,
+    sourceOpen: () => sourceOpen,
+    toggledSource: (open) => { sourceOpen = open; context.set({ source: open ? "open" : undefined }); },
+  };
+
+  // the text up to the token that is followed, and the one that was chosen
+  async function append(candidate) {
+    const box = target ?? input, before = box.value;
+    try {
+      const tokens = [...step.ids.slice(0, step.place + 1), candidate.id];
+      const { text } = await api.post("v1/detokenize", { model: info.id, tokens }, signal);
+      if (text === before) { told.textContent = `${candidate.piece} ends the text.`; return; }
+      box.value = text;
+      context.set({ [target ? "target" : "text"]: text, place: undefined, pick: undefined, stage: undefined });
+      await renew(step.stages[0].id);
+    } catch (error) {
+      context.fail(error);
+    }
+  }
+
+  // --- tokens
+  function showTokens() {
+    const pieces = step.pieces.map((piece, at) => h("button", { type: "button", "aria-pressed": String(at === step.place),
+      title: `token ${at}, id ${step.ids[at]}`, onclick: () => follow(at) }, visible(piece)));
+    tokens.replaceChildren(...pieces);
+    pieces.forEach((piece, at) => { piece.tabIndex = at === step.place ? 0 : -1; });
+    sources?.replaceChildren(...(step.source_pieces ?? []).map((piece) => h("span", {}, visible(piece))));
+    told.textContent = `Following token ${step.place} of ${step.pieces.length}, counted from 0`
+      + (step.masked ? `: “${step.masked}”, which is hidden from the model by a mask.` : ".");
+  }
+  roving(tokens, () => [...tokens.children]);
+
+  async function follow(place) {
+    const last = step.pieces.length - 1;
+    context.set({ place: place === last ? undefined : String(place), pick: undefined });
+    await renew();
+    tokens.children[place]?.focus();
+  }
+
+  document.addEventListener("keydown", (event) => {
+    if (!drawing || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest?.("input, textarea, select, .step-tokens, pre")) return;
+    if (event.key === " " && event.target.closest?.("button, summary, a")) return;
+    if (drawing.key(event)) event.preventDefault();
+  }, { signal });
+
+  input.value = state.text ?? await ownText();
+  if (target) target.value = state.target ?? "";
+  await renew();
+  return { close() { drawing?.close(); } };
+
+  async function ownText() {
+    const { text } = await api.post("v1/explain/text", { model: info.id }, signal);
+    if (text.length <= MOST_LETTERS) return text;
+    return text.slice(0, MOST_LETTERS).replace(/\s+\S*$/, "");
+  }
+}
