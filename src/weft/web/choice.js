@@ -67,8 +67,8 @@ export function bars(candidates, { width, picked, choose, most = MOST_ROWS }) {
     const row = s("g", { class: `step-candidate${each.kept ? "" : " step-dropped"}${on ? " step-picked" : ""}`, "data-id": each.id },
       s("rect", { class: "step-hit", x: 0, y, width, height: ROW }),
       s("text", { x: label - 8, y: y + 15, "text-anchor": "end" }, fitted(visible(each.piece), label - 14)),
-      s("rect", { class: "step-before", x: label, y: y + 4, height: ROW - 8, width: Math.max(0.5, (each.probability / top) * room) }),
-      s("rect", { class: "step-after", x: label, y: y + 4, height: ROW - 8, width: (each.final / top) * room }),
+      s("rect", { class: "step-before", x: label, y: y + 3.5, height: ROW - 7, width: Math.max(0.5, (each.probability / top) * room) }),
+      s("rect", { class: "step-after", x: label, y: y + 6.5, height: ROW - 13, width: (each.final / top) * room }),
       s("text", { x: width - 2, y: y + 15, "text-anchor": "end", class: "step-number" }, each.kept ? percent(each.final) : "cut"));
     row.append(s("title", {}, `${each.piece}: logit ${number(each.logit)}, probability ${percent(each.probability)}, `
       + (each.kept ? `${percent(each.final)} after the cut` : "cut away")));

@@ -8,8 +8,14 @@ const GAP = 16, ADD = 30, LANE = 13, WIDE = 210, TWO_COLUMNS = 600;
 
 // what stands in one frame: "decoder.3" for all of that block's stages, "embedding" or "output" for the others
 export const groupOf = (stage) => stage.id.match(/^\w+\.\d+(?=\.|$)/)?.[0] ?? stage.group;
-export const isSummary = (stage) => /^\w+\.\d+$/.test(stage.id);
+export const isSummary = (stage) => /^(encoder|decoder)\.\d+$/.test(stage.id);
 const ofSource = (stage) => /^(encoder|source)/.test(stage.id);
+
+// the token of the source whose way is shown: that which is looked at most
+export function sourcePlace(step) {
+  const alignment = step.stages.find((stage) => stage.id === "attention.alignment")?.tensors[0].values;
+  return step.source_place ?? (alignment ? alignment.indexOf(Math.max(...alignment)) : null);
+}
 
 // x + f(x): where a stream comes back to what was made of it
 export const adds = (stage) => /\.residual$/.test(stage.id) && stage.inputs.length > 1;
@@ -113,7 +119,9 @@ function joined({ boxes }) {
         edge.points = [[start, from.y], [start, from.y - 6], [x, from.y - 6], [x, foot + 14], [middle - 7, foot + 14]];
       } else {
         const x = to.right + 7 + lane(lanes.right, to, from) * (LANE - 4);
-        edge.points = [[start, from.y], [start, from.y - 6], [x, from.y - 6], [x, beside], [to.x + to.width, beside]];
+        const end = to.x + to.width > to.right - 1 ? [[x, beside], [to.x + to.width, beside]]
+          : [[x, foot + 5], [middle, foot + 5], [middle, foot]]; // nothing goes through a neighbour
+        edge.points = [[start, from.y], [start, from.y - 6], [x, from.y - 6], ...end];
       }
       edges.push(edge);
     }
@@ -144,7 +152,9 @@ function miniature(stage, room, options) {
   const tensor = stage.tensors[0];
   if (!tensor || room.width < 12) return null;
   if (isIds(tensor)) { // an id's size means nothing: no bar for it
-    const at = tensor.axes[0].labels, here = Math.min(options.place, at.length - 1), of = tensor.values[here];
+    const at = tensor.axes[0].labels;
+    if (tensor.name === "context") return s("text", { x: room.x, y: room.y + room.height / 2 + 4.5 }, fitted(at.map(visible).join(" "), room.width, PLAIN));
+    const here = Math.min(options.place, at.length - 1), of = tensor.values[here];
     return s("text", { x: room.x, y: room.y + room.height / 2 + 4.5 }, fitted(`${visible(at[here])} → ${of}`, room.width, PLAIN));
   }
   if (isSummary(stage) && tensor.axes.length === 2) return heat(tensor, room);
@@ -179,7 +189,7 @@ export function flow(step, { width, head = 0, choose }) {
     class: `step-edge${edge.skip ? " step-skip" : ""}${edge.cross ? " step-cross" : ""}` }));
   const boxes = new Map();
   const mini = (box, now) => miniature(box.stage, roomOf(box).room, { head: now,
-    place: step.source_pieces && ofSource(box.stage) ? step.source_place ?? 0 : step.place }) ?? "";
+    place: step.source_pieces && ofSource(box.stage) ? sourcePlace(step) ?? 0 : step.place }) ?? "";
   for (const box of place.boxes.values()) boxes.set(box.stage.id, drawBox(box, mini(box, head)));
   const plus = [...place.boxes.values()].filter((box) => adds(box.stage)).map((box) => {
     const x = box.x + box.width / 2, y = box.y + box.height + 14;
@@ -262,5 +272,7 @@ function travel(lines, layer, milliseconds, keep) {
 export function blockName(group) {
   const [, stack, number] = group.match(/^(.*)\.(\d+)$/) ?? [];
   if (stack === undefined) return group.charAt(0).toUpperCase() + group.slice(1);
+  if (stack === "recurrence") return `Layer ${number}`;
+  if (stack === "order") return "From counts";
   return `${stack.charAt(0).toUpperCase() + stack.slice(1)}, block ${number}`;
 }

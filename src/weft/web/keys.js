@@ -6,13 +6,16 @@ import { extent, fitted, labelOf, largest, number, strip, textWidth } from "./ma
 const ROW = 21, TOP = 24, NARROW = 480, NUMBERS = 47;
 const MOST_KEYS = 36; // that have a row of their own: those with the largest probabilities
 const PARTS = ["scores", "mask", "softmax", "mix"];
+const ALSO = { energies: "scores", alignment: "softmax" }; // what Bahdanau et al. call them
 const NAMES = { scores: "score", mask: "masked", softmax: "probability", mix: "× value" };
 
 // the four stages of the attention that a stage belongs to, or null where it is none of them
 export function attentionOf(stages, stage) {
-  const [, prefix, part] = stage.id.match(/^(.*)\.([^.]+)$/) ?? [];
+  const [, prefix, last] = stage.id.match(/^(.*)\.([^.]+)$/) ?? [], part = ALSO[last] ?? last;
   if (!PARTS.includes(part)) return null;
   const found = {};
+  for (const [other, name] of Object.entries(ALSO)) found[name] = stages.find((each) => each.id === `${prefix}.${other}`);
+  if (found.softmax) return { ...found, part };
   for (const name of [...PARTS, "values"]) found[name] = stages.find((each) => each.id === `${prefix}.${name}`);
   return found.softmax && found.scores ? { ...found, part } : null;
 }
@@ -62,7 +65,7 @@ export function keysPicture(four, { width, head: asked }) {
   const others = shares.length - places.length, rest = shares.reduce((total, share) => total + (share ?? 0), 0)
     - probable.reduce((total, share) => total + (share ?? 0), 0);
   return s("svg", { class: "step-keys", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": `What the query at this place makes of ${shares.length} keys in head ${head}` },
+    "aria-label": `What the query at this place makes of ${shares.length} keys${heads > 1 ? ` in head ${head}` : ""}` },
   ...labels(names, left, TOP), ...columns,
   others ? s("text", { x: 8, y: height - 12, class: "step-part-name" },
     fitted(`${others} further keys: ${number(Math.max(0, rest), 2)}`, left + (parts.length - 1) * wide - 8)) : null);

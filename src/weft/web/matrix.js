@@ -2,7 +2,7 @@
 // Positive values are blue, negative ones orange with a dash in the cell, masked ones hatched: colour is never alone.
 import { h, s } from "./dom.js";
 
-const LEVELS = 10, LABEL = 11.5, BARS = 96;
+const LEVELS = 10, LABEL = 11.5, BARS = 96, MEAN = 26;
 const ruler = document.createElement("canvas").getContext("2d");
 
 const widths = new Map(); // measuring is slow, and the same labels come again and again
@@ -48,11 +48,11 @@ export function largest(values) {
   return most || 1;
 }
 
-export const isIds = (tensor) => tensor.name === "ids";
+export const isIds = ({ axes, scale }) => axes.length === 1 && axes[0].name === "token" && scale === "positive";
 
-// what is drawn darkest or longest: of probabilities no small one, or all would look certain where none is
+// what is drawn darkest or longest: of attention no small share, or a head that looks everywhere would seem certain
 export function extent(tensor, values) {
-  const least = tensor.scale === "probability" ? 0.3 : 0;
+  const least = tensor.scale === "probability" && ["key", "source"].includes(tensor.axes.at(-1).name) ? 0.3 : 0;
   if (values) return Math.max(largest(values), least);
   if (!extents.has(tensor)) extents.set(tensor, Math.max(largest(tensor.values), least));
   return extents.get(tensor);
@@ -156,47 +156,53 @@ export function heat(tensor, { x, y, width, height }) {
     s("rect", { class: "step-ground", width: cell.width * rows[0].length, height }), ...shaded(rows, extent(tensor), cell));
 }
 
-function grid(rows, room, labelled) {
+function grid(rows, room, labelled, thin) {
   const columns = rows[0].length;
   const width = Math.min(labelled ? 34 : 26, Math.max(rows.length === 1 ? 5 : 3.2, room / columns));
-  const height = rows.length === 1 ? BARS : Math.min(24, Math.max(7, 300 / rows.length));
+  const height = rows.length === 1 ? BARS : Math.min(24, Math.max(thin ? 2.5 : 7, (thin ? 170 : 300) / rows.length));
   return { width, height, gap: width > 6 && height > 6 ? 1 : 0 };
 }
 
 function axisLabels(rows, cell, axes, left) {
   const [down, across] = axes, parts = [];
   const every = Math.max(1, Math.ceil(13 / cell.height)), step = Math.max(1, Math.ceil(14 / cell.width));
-  const deep = across?.labels ? 64 : 16;
+  // names stand aslant, and take as much room as the longest
+  const long = across?.labels ? Math.max(...across.labels.map((_, at) => Math.min(64, textWidth(labelOf(across, at))))) : 0;
+  const deep = across?.labels ? long * 0.85 + 12 : 16;
   if (down) rows.forEach((_, y) => y % every || parts.push(s("text", { x: -6, y: y * cell.height + cell.height / 2 + 4,
     "text-anchor": "end" }, fitted(labelOf(down, y), left - 10))));
   const wanted = across?.labels ? step : Math.max(step, Math.ceil(30 / cell.width));
   for (let x = 0; x < rows[0].length; x += wanted) {
     const middle = x * cell.width + cell.width / 2;
     parts.push(across?.labels
-      ? s("text", { transform: `translate(${middle + 3} -6) rotate(-58)` }, fitted(labelOf(across, x), deep))
+      ? s("text", { transform: `translate(${middle + 3} -6) rotate(-58)` }, fitted(labelOf(across, x), 64))
       : s("text", { x: middle, y: -5, "text-anchor": "middle", class: "step-quiet" }, labelOf(across, x)));
   }
   if (down) parts.push(s("text", { x: -6, y: -5, "text-anchor": "end", class: "step-quiet" }, fitted(down.name, left - 4)));
   return { parts, deep };
 }
 
-// A heat map of a tensor's last two axes. `chosen` says where the other axes stand, `mark` which row is framed.
-export function matrix(tensor, { width, chosen = {}, mark = null, pick = null }) {
+// A heat map of a tensor's last two axes. `chosen` says where the other axes stand; the row `mark` and the `column` are
+// framed, `pick` is told which cell was chosen, and the `mean` of each column stands below it: many rows are then thin.
+export function matrix(tensor, { width, chosen = {}, mark = null, column = null, pick = null, mean = null }) {
   const rows = plane(tensor, chosen), axes = tensor.axes.slice(-2);
   const [down, across] = axes.length === 2 ? axes : [null, axes[0]];
   const named = down ? rows.map((_, y) => labelOf(down, y)) : [];
   const left = down ? Math.min(96, 14 + Math.max(textWidth(down.name), ...named.map((name) => textWidth(name)))) : 2;
-  const cell = grid(rows, width - left - (across?.labels ? 34 : 4), Boolean(across?.labels));
+  const cell = grid(rows, width - left - (across?.labels ? 34 : 4), Boolean(across?.labels), Boolean(mean));
   const { parts, deep } = axisLabels(rows, cell, [down, across], left);
   const wide = rows[0].length * cell.width, high = rows.length * cell.height, right = across?.labels ? 34 : 8;
+  const tall = deep + 8 + high + (mean ? MEAN + 8 : 2);
   const frame = s("rect", { class: "step-at", width: cell.width, height: cell.height, visibility: "hidden" });
-  const picture = s("svg", { class: "step-matrix", width: left + wide + right, height: deep + 8 + high + 2, tabindex: "0",
-    role: "img", viewBox: `0 ${-deep - 8} ${left + wide + right} ${deep + 8 + high + 2}` },
+  const picture = s("svg", { class: "step-matrix", width: left + wide + right, height: tall, tabindex: "0", role: "img",
+    viewBox: `0 ${-deep - 8} ${left + wide + right} ${tall}` },
   s("g", { transform: `translate(${left} 0)` }, ...parts,
     s("rect", { class: "step-ground", width: wide, height: high }),
     ...(rows.length === 1 ? [strip(rows[0], { width: wide, height: high, scale: tensor.scale, most: extent(tensor), whole: true })]
       : shaded(rows, extent(tensor), cell)),
-    mark === null ? null : s("rect", { class: "step-mark", y: mark * cell.height, width: wide, height: cell.height }), frame));
+    mark === null ? null : s("rect", { class: "step-mark", y: mark * cell.height, width: wide, height: cell.height }),
+    mean ? strip(mean, { y: high + 6, width: wide, height: MEAN, scale: tensor.scale, most: 1, whole: true }) : null,
+    column === null ? null : s("rect", { class: "step-mark", x: column * cell.width, width: cell.width, height: high }), frame));
   const told = h("output", { class: "step-told", "aria-live": "polite" });
   picture.setAttribute("aria-label", `${tensor.name}: ${tensor.axes.map((axis) => axis.name).join(" × ")}, `
     + `${tensor.shape.join(" × ")}. Arrow keys tell the values.`);

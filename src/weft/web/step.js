@@ -2,13 +2,15 @@
 // /v1/explain/step: the flow, the player, and the current stage enlarged. Without hooks it stands alone on a page.
 import { calm, h } from "./dom.js";
 import { attentionOf, keysPicture, rows } from "./keys.js";
+import { cellOf, cellPicture, overTime } from "./cell.js";
 import { choicePanel } from "./choice.js";
-import { arranged, blockName, flow, groupOf, isSummary } from "./flow.js";
+import { adds, arranged, blockName, flow, groupOf, isSummary, sourcePlace } from "./flow.js";
+import { isOrder, ladder } from "./ladder.js";
 import { chosenAxes, isIds, labelOf, matrix, number, visible } from "./matrix.js";
 
 const PACE = 1600, TRAVEL = 520;
 const CHOOSES = /^output\.(temperature|cut|choice)$/;
-const SPEEDS = [["slow", 0.5], ["normal", 1], ["fast", 2.5]];
+const SPEEDS = [["slow", 0.5], ["normal", 1], ["fast", 2.5], ["faster", 8]];
 const many = (count) => (count >= 1e9 ? `${(count / 1e9).toPrecision(3)} G` : count >= 1e6 ? `${(count / 1e6).toPrecision(3)} M`
   : count >= 1e4 ? `${(count / 1e3).toPrecision(3)} k` : count.toLocaleString("en"));
 
@@ -32,12 +34,14 @@ export function mount(element, data, hooks = {}) {
   const where = h("span", { class: "step-where", "aria-live": "polite" });
   const pace = h("select", { "aria-label": "Speed", onchange: () => { speed = Number(pace.value); } },
     ...SPEEDS.map(([name, value]) => h("option", { value, selected: value === speed }, name)));
-  const player = h("div", { class: "step-player" }, h("div", { class: "step-buttons" }, back, play, next),
-    scrub, h("label", { class: "step-pace" }, "Speed ", pace), where);
+  const goOn = h("input", { type: "checkbox" });
+  const player = h("div", { class: "step-player" }, h("div", { class: "step-buttons" }, back, play, next), scrub,
+    h("label", { class: "step-pace" }, "Speed ", pace),
+    hooks.append ? h("label", { class: "step-pace" }, goOn, " write on") : null, where);
   const way = h("div", { class: "step-way" }), panel = h("section", { class: "step-panel", "aria-label": "The current stage" });
   element.replaceChildren(player, h("div", { class: `step-two${step.source_pieces ? " step-sided" : ""}` },
     h("div", { class: "step-left" }, way, h("p", { class: "soft step-legend" },
-      "Bars above the line are positive, below it negative; what is hatched is masked. Green: the residual stream.")), panel));
+      `Bars above the line are positive, below it negative.${step.stages.some(adds) ? " Hatched: masked. Green: the residual stream." : ""}`)), panel));
 
   function button(name, act) { return h("button", { type: "button", onclick: act }, name); }
 
@@ -56,9 +60,9 @@ export function mount(element, data, hooks = {}) {
     clearTimeout(timer);
     timer = setTimeout(() => {
       if (!playing || !element.isConnected) return;
-      if (at >= step.stages.length - 1) { pause(); return; }
-      to(at + 1, true);
-      tick();
+      if (at < step.stages.length - 1) { to(at + 1, true); tick(); }
+      else if (goOn.checked && choosing) hooks.append(choosing.current()).then((written) => (written ? tick() : pause()));
+      else pause();
     }, PACE / speed);
   }
 
@@ -97,7 +101,8 @@ export function mount(element, data, hooks = {}) {
     choosing = CHOOSES.test(stage.id) && step.choice ? choicePanel(step.choice, { width: widths[1], settings: data.settings, picked: data.picked,
       change: hooks.settings && ((settings) => { data.settings = settings; hooks.settings(settings); }),
       pick: (id) => { data.picked = id; hooks.pick?.(id); }, append: hooks.append }) : null;
-    const four = attentionOf(step.stages, stage);
+    const four = attentionOf(step.stages, stage), cell = cellOf(step.stages, stage, step.place);
+    const multiples = overTime(stage, { width: widths[1], place: step.place });
     panel.replaceChildren(...[
       h("p", { class: "step-crumb" }, blockName(groupOf(stage))),
       h("h3", {}, stage.title),
@@ -107,8 +112,17 @@ export function mount(element, data, hooks = {}) {
       isSummary(stage) && hooks.open && step.stages.filter((each) => groupOf(each) === stage.id).length === 1 ? h("p", {}, button("Open this block", () => hooks.open(stage.id))) : null,
       choosing?.element, heads(stage),
       four ? h("div", { class: "step-keys-box" }, keysPicture(four, { width: widths[1], head: chosen.head })) : null,
-      ...(choosing ? [] : stage.tensors.map((tensor) => tensorFigure(tensor))),
+      cell ? cellPicture(cell.kind, cell.means, widths[1]) : null,
+      isOrder(stage) ? h("div", { class: "step-keys-box" }, ladder(step.stages, stage, { width: widths[1] - 2 })) : null,
+      ...tensors(stage, { hidden: Boolean(choosing), folded: isOrder(stage), shown: Boolean(four) }), multiples,
       cost(stage.cost), source(stage.source)].filter(Boolean));
+  }
+
+  function tensors(stage, { hidden, folded, shown }) {
+    const left = hidden ? [] : stage.tensors.filter(({ name, axes }) => !name.includes("over time") && !(shown && axes.length === 1));
+    if (!folded) return left.map(tensorFigure);
+    return [h("p", { class: "soft" }, "A full bar is what the order’s own counts say, a pale one what the shorter context adds."),
+      h("details", { class: "step-more" }, h("summary", {}, "All numbers"), ...left.map(tensorFigure))];
   }
 
   function numbers(given) {
@@ -147,7 +161,7 @@ export function mount(element, data, hooks = {}) {
       h("div", { class: "step-keys-box" }, rows(tensor, { width: widths[1] - 2 })));
     const byHead = tensor.axes.length === 2 && tensor.axes[0].name === "head";
     const holder = h("div", {});
-    const draw = () => holder.replaceChildren(matrix(tensor, { width: widths[1], chosen, mark: byHead ? Math.min(chosen.head, tensor.shape[0] - 1) : null,
+    const draw = () => holder.replaceChildren(matrix(tensor, { width: widths[1], chosen, mark: byHead ? Math.min(chosen.head, tensor.shape[0] - 1) : / so far$/.test(tensor.name) ? tensor.values.length - 1 : null,
       pick: byHead ? (y) => setHead(y) : null }));
     draw();
     const others = chosenAxes(tensor).filter((axis) => axis.name !== "head");
@@ -161,12 +175,12 @@ export function mount(element, data, hooks = {}) {
   // tokens and their ids: numbers that name, and measure nothing
   function idTable(tensor) {
     const labels = tensor.axes[0].labels ?? step.pieces;
-    const here = step.stages[at].id.startsWith("source") ? step.source_place : step.place;
+    const source = step.stages[at].id.startsWith("source"), here = source ? sourcePlace(step) : tensor.name === "context" ? null : step.place;
     return h("ol", { class: "step-ids" }, ...tensor.values.map((id, place) => h("li", { class: place === here ? "step-here" : undefined },
       h("b", {}, visible(labels[place])), h("span", {}, String(id)))));
   }
 
-  const shape = (tensor) => tensor.axes.map((axis, n) => `${tensor.shape[n]} ${axis.name}${tensor.shape[n] === 1 ? "" : "s"}`).join(" × ")
+  const shape = (tensor) => tensor.axes.map((axis, n) => `${tensor.shape[n]} ${axis.name === "source" ? "source token" : axis.name}${tensor.shape[n] === 1 ? "" : "s"}`).join(" × ")
     + (tensor.cut ? `; the first ${lengthOf(tensor)} are shown` : "");
 
   function cost(given) {
@@ -196,10 +210,12 @@ export function mount(element, data, hooks = {}) {
   watch.observe(element);
 
   return {
-    // another answer in the place of this one, at the same stage where it has it
-    update(answer, stage = step.stages[at].id) {
+    // Another answer in the place of this one: at the same stage where it has it, or at the first of a block
+    update(answer, { stage = step.stages[at].id, block = null } = {}) {
+      if (answer.place !== step.place || answer.text !== step.text) data.picked = null;
       step = arranged(answer);
-      at = Math.max(0, step.stages.findIndex((each) => each.id === stage));
+      at = Math.max(0, step.stages.findIndex((each) => (block ? groupOf(each) === block : each.id === stage)));
+      hooks.stage?.(step.stages[at].id);
       showFlow();
       showPanel();
     },

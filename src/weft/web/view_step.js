@@ -2,6 +2,7 @@
 import { debounced, field, h, roving } from "./dom.js";
 import { quoted, tools } from "./save.js";
 import { NEUTRAL } from "./choice.js";
+import { sourcePlace } from "./flow.js";
 import { visible } from "./matrix.js";
 import { mount as draw } from "./step.js";
 
@@ -43,7 +44,7 @@ export async function mount(main, context) {
     body.setAttribute("aria-busy", "true");
     try {
       const answer = await api.post("v1/explain/step", { model: info.id, input: input.value, target: target?.value ?? null,
-        place: whole(state.place), layer: whole(state.layer), ...settings(), ...changes }, mine.signal);
+        place: whole(state.place), layer: info.layers && info.heads ? whole(state.layer) : null, ...settings(), ...changes }, mine.signal);
       context.done?.();
       return answer.step;
     } catch (error) {
@@ -55,13 +56,14 @@ export async function mount(main, context) {
     }
   }
 
-  async function renew(stage) {
+  async function renew(where) {
     const answer = await ask();
-    if (!answer || signal.aborted) return;
+    if (!answer || signal.aborted) return false;
     step = answer;
     showTokens();
-    if (drawing) drawing.update(step, stage);
+    if (drawing) drawing.update(step, where);
     else drawing = draw(body, { step, stage: state.stage, head: state.head, settings: settings(), picked: whole(state.pick) }, hooks);
+    return true;
   }
 
   const typed = debounced(() => {
@@ -80,7 +82,7 @@ export async function mount(main, context) {
     open: (group) => {
       const layer = group.match(/\d+$/)[0];
       context.set({ layer: layer === "0" ? undefined : layer });
-      renew(group);
+      renew({ block: group });
     },
     settings: (now) => {
       context.set(Object.fromEntries(Object.keys(NEUTRAL).map((name) => [name, now[name] === NEUTRAL[name] ? undefined : String(now[name])])));
@@ -97,12 +99,13 @@ export async function mount(main, context) {
     try {
       const tokens = [...step.ids.slice(0, step.place + 1), candidate.id];
       const { text } = await api.post("v1/detokenize", { model: info.id, tokens }, signal);
-      if (text === before) { told.textContent = `${candidate.piece} ends the text.`; return; }
+      if (text === before) { told.textContent = `${candidate.piece} ends the text.`; return false; }
       box.value = text;
       context.set({ [target ? "target" : "text"]: text, place: undefined, pick: undefined, stage: undefined });
-      await renew(step.stages[0].id);
+      return await renew({ stage: step.stages[0].id });
     } catch (error) {
       context.fail(error);
+      return false;
     }
   }
 
@@ -112,9 +115,10 @@ export async function mount(main, context) {
       title: `token ${at}, id ${step.ids[at]}`, onclick: () => follow(at) }, visible(piece)));
     tokens.replaceChildren(...pieces);
     pieces.forEach((piece, at) => { piece.tabIndex = at === step.place ? 0 : -1; });
-    sources?.replaceChildren(...(step.source_pieces ?? []).map((piece) => h("span", {}, visible(piece))));
-    told.textContent = `Following token ${step.place} of ${step.pieces.length}, counted from 0`
-      + (step.masked ? `: “${step.masked}”, which is hidden from the model by a mask.` : ".");
+    sources?.replaceChildren(...(step.source_pieces ?? []).map((piece, at) =>
+      h("span", { class: at === sourcePlace(step) ? "step-here" : undefined }, visible(piece))));
+    told.textContent = `Following token ${step.place}, “${visible(step.masked ?? step.pieces[step.place])}”`
+      + (step.masked ? ", which a mask hides from the model." : ".");
   }
   roving(tokens, () => [...tokens.children]);
 
