@@ -1,5 +1,5 @@
-// A token's way as the lectures draw it: boxes from the bottom to the top, one block unfolded, the residual stream a line
-// past each sublayer that comes back at a ⊕. Every box carries a miniature of its own numbers.
+// A token's way as the lectures draw it: boxes from the bottom to the top, one block unfolded, the residual stream a
+// line past each sublayer that comes back at a ⊕. Every box carries a miniature of its own numbers.
 import { s } from "./dom.js";
 import { extent, fitted, heat, isIds, strip, vector, visible } from "./matrix.js";
 
@@ -7,21 +7,21 @@ const BOLD = "600 12.5px system-ui, sans-serif", PLAIN = "12px system-ui, sans-s
 const GAP = 16, ADD = 30, LANE = 13, WIDE = 210, TWO_COLUMNS = 600;
 
 // what stands in one frame: "decoder.3" for all of that block's stages, "embedding" or "output" for the others
-export const groupOf = (stage) => stage.id.match(/^\w+\.\d+(?=\.|$)/)?.[0] ?? stage.group;
-export const isSummary = (stage) => /^(encoder|decoder)\.\d+$/.test(stage.id);
-const ofSource = (stage) => /^(encoder|source)/.test(stage.id);
+export const groupOf = stage => stage.id.match(/^\w+\.\d+(?=\.|$)/)?.[0] ?? stage.group;
+export const isSummary = stage => /^(encoder|decoder)\.\d+$/.test(stage.id);
+const ofSource = stage => /^(encoder|source)/.test(stage.id);
 
 // the token of the source whose way is shown: that which is looked at most
 export function sourcePlace(step) {
-  const alignment = step.stages.find((stage) => stage.id === "attention.alignment")?.tensors[0].values;
+  const alignment = step.stages.find(stage => stage.id === "attention.alignment")?.tensors[0].values;
   return step.source_place ?? (alignment ? alignment.indexOf(Math.max(...alignment)) : null);
 }
 
 // x + f(x): where a stream comes back to what was made of it
-export const adds = (stage) => /\.residual$/.test(stage.id) && stage.inputs.length > 1;
+export const adds = stage => /\.residual$/.test(stage.id) && stage.inputs.length > 1;
 
-// The stages with the lines as they are drawn: what a block gives is the end of its inside where that is shown, and every
-// block that attends to a source reads the source's last stage.
+// The stages with the lines as they are drawn: what a block gives is the end of its inside where that is shown, and
+// every block that attends to a source reads the source's last stage.
 export function arranged(step) {
   const source = step.source_pieces ? step.stages.filter(ofSource).at(-1)?.id : null;
   const stages = step.stages.map((stage, at) => {
@@ -38,7 +38,7 @@ function rowsOf(stages) {
   const row = new Map(), rows = [];
   let last = 0;
   for (const stage of stages) {
-    const below = stage.inputs.filter((id) => row.has(id)).map((id) => row.get(id));
+    const below = stage.inputs.filter(id => row.has(id)).map(id => row.get(id));
     last = below.length ? Math.max(...below) + 1 : last;
     row.set(stage.id, last);
     (rows[last] ??= []).push(stage);
@@ -47,7 +47,8 @@ function rowsOf(stages) {
 }
 
 function columnsOf(step, width) {
-  const sources = step.source_pieces ? step.stages.filter(ofSource) : [], others = step.stages.filter((stage) => !sources.includes(stage));
+  const sources = step.source_pieces ? step.stages.filter(ofSource) : [];
+  const others = step.stages.filter(stage => !sources.includes(stage));
   return width >= TWO_COLUMNS && sources.length && others.length ? [sources, others] : [step.stages];
 }
 
@@ -93,8 +94,8 @@ function placed(step, width) {
   return { boxes, frames, height };
 }
 
-// The lines between boxes, as points. Neighbours are joined straight; what skips boxes goes past them in a lane: a stream
-// that is added on the left, all else on the right; what comes from the other stack goes between the two.
+// The lines between boxes, as points. Neighbours are joined straight; what skips boxes goes past them in a lane: a
+// stream that is added on the left, all else on the right; what comes from the other stack goes between the two.
 function joined({ boxes }) {
   const edges = [], lanes = { left: [], right: [] }, order = [...boxes.values()];
   for (const to of order) {
@@ -103,7 +104,7 @@ function joined({ boxes }) {
       const from = boxes.get(id);
       if (!from) continue;
       const start = from.x + from.width / 2;
-      const between = order.some((box) => box.column === to.column && box.y < from.y && box.y > to.y + 1);
+      const between = order.some(box => box.column === to.column && box.y < from.y && box.y > to.y + 1);
       const edge = { from: id, to: to.stage.id, skip: false, cross: from.column !== to.column };
       if (edge.cross) {
         const x = to.left - 28, y = from.y + from.height / 2, low = foot + 5;
@@ -129,7 +130,7 @@ function joined({ boxes }) {
   return edges;
 }
 
-const drawn = (points) => `M${points.map((point) => point.join(" ")).join("L")}`;
+const drawn = points => `M${points.map(point => point.join(" ")).join("L")}`;
 
 // the head of an arrow, where a line ends
 function tip(points) {
@@ -143,7 +144,8 @@ function tip(points) {
 function lane(taken, to, from) {
   const [top, bottom] = [to.y, from.y];
   let at = 0;
-  while (taken.some((each) => each.at === at && each.column === to.column && each.top < bottom && each.bottom > top)) at++;
+  const beside = taken.filter(each => each.column === to.column && each.top < bottom && each.bottom > top);
+  while (beside.some(each => each.at === at)) at++;
   taken.push({ at, top, bottom, column: to.column });
   return Math.min(at, 1);
 }
@@ -152,20 +154,20 @@ function miniature(stage, room, options) {
   const tensor = stage.tensors[0];
   if (!tensor || room.width < 12) return null;
   if (isIds(tensor)) { // an id's size means nothing: no bar for it
-    const at = tensor.axes[0].labels;
-    if (tensor.name === "context") return s("text", { x: room.x, y: room.y + room.height / 2 + 4.5 }, fitted(at.map(visible).join(" "), room.width, PLAIN));
-    const here = Math.min(options.place, at.length - 1), of = tensor.values[here];
-    return s("text", { x: room.x, y: room.y + room.height / 2 + 4.5 }, fitted(`${visible(at[here])} → ${of}`, room.width, PLAIN));
+    const names = tensor.axes[0].labels.map(visible), here = Math.min(options.place, names.length - 1);
+    const told = tensor.name === "context" ? names.join(" ") : `${names[here]} → ${tensor.values[here]}`;
+    return s("text", { x: room.x, y: room.y + room.height / 2 + 4.5 }, fitted(told, room.width, PLAIN));
   }
   if (isSummary(stage) && tensor.axes.length === 2) return heat(tensor, room);
   const values = vector(tensor, options);
-  if (values.every((value) => typeof value !== "number" && value !== null)) return null;
+  if (values.every(value => typeof value !== "number" && value !== null)) return null;
   return strip(values, { ...room, most: extent(tensor, values), scale: tensor.scale });
 }
 
 // where in a box its title and its miniature stand
 function roomOf({ x, y, width, height, folded }) {
-  const beside = width >= WIDE || folded, titled = beside ? Math.min(width * 0.46, 190) : width - 12, edge = folded ? 3 : 5;
+  const beside = width >= WIDE || folded, edge = folded ? 3 : 5;
+  const titled = beside ? Math.min(width * 0.46, 190) : width - 12;
   return { titled, middle: beside ? y + height / 2 + 4.5 : y + 14,
     room: beside ? { x: x + titled + 14, y: y + edge, width: width - titled - 22, height: height - 2 * edge }
       : { x: x + 7, y: y + 20, width: width - 14, height: height - 25 } };
@@ -184,29 +186,30 @@ function drawBox(box, picture) {
 // The whole drawing. `choose(id)` is called when a box is chosen; what comes back moves the light:
 // at(id, seconds) lights a stage and lets its inputs travel to it.
 export function flow(step, { width, head = 0, choose }) {
-  const place = placed(step, width), edges = joined(place), order = step.stages.map((stage) => stage.id);
-  const lines = edges.map((edge) => s("path", { d: drawn(edge.points) + tip(edge.points),
+  const place = placed(step, width), edges = joined(place), order = step.stages.map(stage => stage.id);
+  const lines = edges.map(edge => s("path", { d: drawn(edge.points) + tip(edge.points),
     class: `step-edge${edge.skip ? " step-skip" : ""}${edge.cross ? " step-cross" : ""}` }));
   const boxes = new Map();
   const mini = (box, now) => miniature(box.stage, roomOf(box).room, { head: now,
     place: step.source_pieces && ofSource(box.stage) ? sourcePlace(step) ?? 0 : step.place }) ?? "";
   for (const box of place.boxes.values()) boxes.set(box.stage.id, drawBox(box, mini(box, head)));
-  const plus = [...place.boxes.values()].filter((box) => adds(box.stage)).map((box) => {
-    const x = box.x + box.width / 2, y = box.y + box.height + 14;
-    return s("path", { class: "step-plus", d: `M${x - 7} ${y}a7 7 0 1 0 14 0a7 7 0 1 0-14 0M${x - 4} ${y}h8M${x} ${y - 4}v8M${x} ${y - 7}V${box.y + box.height}` });
+  const plus = [...place.boxes.values()].filter(box => adds(box.stage)).map(box => {
+    const x = box.x + box.width / 2, foot = box.y + box.height, y = foot + 14;
+    const circle = `M${x - 7} ${y}a7 7 0 1 0 14 0a7 7 0 1 0-14 0`;
+    return s("path", { class: "step-plus", d: `${circle}M${x - 4} ${y}h8M${x} ${y - 4}v8M${x} ${y - 7}V${foot}` });
   });
   const dots = s("g", { class: "step-dots" });
-  const svg = s("svg", { class: "step-flow", width, height: place.height, viewBox: `0 0 ${width} ${place.height}`, role: "group",
-    "aria-label": "The way through the model, from the bottom to the top" },
-  ...place.frames.map((frame) => s("g", { class: "step-frame" },
+  const svg = s("svg", { class: "step-flow", width, height: place.height, viewBox: `0 0 ${width} ${place.height}`,
+    role: "group", "aria-label": "The way through the model, from the bottom to the top" },
+  ...place.frames.map(frame => s("g", { class: "step-frame" },
     s("rect", { x: frame.x, y: frame.y, width: frame.width, height: frame.height, rx: 9 }),
     s("text", { x: frame.x + 10, y: frame.y + 15 }, fitted(blockName(frame.name), frame.width - 20, PLAIN)))),
   ...lines, ...plus, ...boxes.values(), dots);
-  svg.addEventListener("click", (event) => {
+  svg.addEventListener("click", event => {
     const box = event.target.closest(".step-box");
     if (box) choose(box.dataset.id);
   });
-  svg.addEventListener("keydown", (event) => {
+  svg.addEventListener("keydown", event => {
     const here = order.indexOf(event.target.closest(".step-box")?.dataset.id);
     const to = { ArrowUp: here + 1, ArrowDown: here - 1, Home: 0, End: order.length - 1 }[event.key];
     if (here < 0 || to === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -223,11 +226,11 @@ export function flow(step, { width, head = 0, choose }) {
     head(now) {
       for (const box of place.boxes.values()) {
         const [tensor] = box.stage.tensors;
-        if (box.folded || !tensor?.axes.slice(0, -1).some((axis) => axis.name === "head")) continue;
+        if (box.folded || !tensor?.axes.slice(0, -1).some(axis => axis.name === "head")) continue;
         boxes.get(box.stage.id).lastChild.replaceChildren(mini(box, now));
       }
     },
-    middle: (id) => { const box = place.boxes.get(id); return box ? box.y + box.height / 2 : 0; },
+    middle: id => { const box = place.boxes.get(id); return box ? box.y + box.height / 2 : 0; },
     at(id, milliseconds = 0) {
       const now = order.indexOf(id);
       for (const [each, box] of boxes) {
@@ -245,17 +248,20 @@ export function flow(step, { width, head = 0, choose }) {
       });
       cancelAnimationFrame(running);
       dots.replaceChildren();
-      if (milliseconds && live.length) running = travel(live, dots, milliseconds, (frame) => { running = frame; });
+      if (milliseconds && live.length) running = travel(live, dots, milliseconds, frame => { running = frame; });
     },
   };
 }
 
 // a dot for each input, from where it was computed to where it is read
 function travel(lines, layer, milliseconds, keep) {
-  const ways = lines.map((d) => s("path", { d })).map((path) => ({ path, length: path.getTotalLength(), dot: s("circle", { r: 4.5 }) }));
-  layer.replaceChildren(...ways.map((way) => way.dot));
+  const ways = lines.map(d => {
+    const path = s("path", { d });
+    return { path, length: path.getTotalLength(), dot: s("circle", { r: 4.5 }) };
+  });
+  layer.replaceChildren(...ways.map(way => way.dot));
   const start = performance.now();
-  const move = (now) => {
+  const move = now => {
     const part = Math.min(1, Math.max(0, (now - start) / milliseconds)), eased = part * part * (3 - 2 * part);
     for (const { path, length, dot } of ways) {
       const point = path.getPointAtLength(length * eased);

@@ -40,7 +40,7 @@ export function number(value, digits = 4) {
 // the largest size of nested values
 export function largest(values) {
   let most = 0;
-  const look = (value) => {
+  const look = value => {
     if (Array.isArray(value)) value.forEach(look);
     else if (value !== null && Math.abs(value) > most) most = Math.abs(value);
   };
@@ -61,7 +61,7 @@ export function extent(tensor, values) {
 const extents = new WeakMap();
 
 // which axis is chosen by a select rather than drawn: all but the last two; a name and how many
-export const chosenAxes = (tensor) => tensor.axes.slice(0, Math.max(0, tensor.axes.length - 2));
+export const chosenAxes = tensor => tensor.axes.slice(0, Math.max(0, tensor.axes.length - 2));
 
 // the two last axes of a tensor as rows, where the axes before are chosen
 export function plane(tensor, chosen = {}) {
@@ -97,7 +97,8 @@ function shaded(rows, most, cell) {
   }));
   return [
     ...[...paths].map(([key, d]) => s("path", {
-      class: key[0] === "n" ? "step-negative" : "step-positive", "fill-opacity": Number(key.slice(1)) / LEVELS, d: d.join(""),
+      class: key[0] === "n" ? "step-negative" : "step-positive", d: d.join(""),
+      "fill-opacity": Number(key.slice(1)) / LEVELS,
     })),
     masked.length ? s("path", { class: "step-masked", d: masked.join("") }) : null,
     dashes.length ? s("path", { class: "step-dash", d: dashes.join("") }) : null,
@@ -107,7 +108,8 @@ function shaded(rows, most, cell) {
 // A small strip of bars around zero: up is positive, down is negative; hatched places are masked.
 export function strip(values, { x = 0, y = 0, width, height, most, scale = "signed", whole = false }) {
   const shown = whole ? values : thinned(values, Math.max(1, Math.floor(width / 3)));
-  const top = most || largest(shown), each = width / shown.length, wide = Math.max(0.6, Math.min(each * 0.8, whole ? 24 : 14));
+  const top = most || largest(shown), each = width / shown.length;
+  const wide = Math.max(0.6, Math.min(each * 0.8, whole ? 24 : 14));
   const signed = scale === "signed", zero = y + (signed ? height / 2 : height), room = signed ? height / 2 : height;
   const up = [], down = [], masked = [];
   shown.forEach((value, at) => {
@@ -150,10 +152,11 @@ export function vector(tensor, { head = 0, place = 0 } = {}) {
 
 // a whole matrix as a miniature
 export function heat(tensor, { x, y, width, height }) {
-  const rows = plane(tensor).map((row) => thinned(row, Math.max(1, Math.floor(width / 2))));
+  const rows = plane(tensor).map(row => thinned(row, Math.max(1, Math.floor(width / 2))));
   const cell = { width: Math.min(14, width / rows[0].length), height: height / rows.length, gap: 0 };
   return s("g", { transform: `translate(${x} ${y})`, class: "step-heat" },
-    s("rect", { class: "step-ground", width: cell.width * rows[0].length, height }), ...shaded(rows, extent(tensor), cell));
+    s("rect", { class: "step-ground", width: cell.width * rows[0].length, height }),
+    ...shaded(rows, extent(tensor), cell));
 }
 
 function grid(rows, room, labelled, thin) {
@@ -167,7 +170,8 @@ function axisLabels(rows, cell, axes, left) {
   const [down, across] = axes, parts = [];
   const every = Math.max(1, Math.ceil(13 / cell.height)), step = Math.max(1, Math.ceil(14 / cell.width));
   // names stand aslant, and take as much room as the longest
-  const long = across?.labels ? Math.max(...across.labels.map((_, at) => Math.min(64, textWidth(labelOf(across, at))))) : 0;
+  const widths = (across?.labels ?? []).map((_, at) => Math.min(64, textWidth(labelOf(across, at))));
+  const long = Math.max(0, ...widths);
   const deep = across?.labels ? long * 0.85 + 12 : 16;
   if (down) rows.forEach((_, y) => y % every || parts.push(s("text", { x: -6, y: y * cell.height + cell.height / 2 + 4,
     "text-anchor": "end" }, fitted(labelOf(down, y), left - 10))));
@@ -178,7 +182,8 @@ function axisLabels(rows, cell, axes, left) {
       ? s("text", { transform: `translate(${middle + 3} -6) rotate(-58)` }, fitted(labelOf(across, x), 64))
       : s("text", { x: middle, y: -5, "text-anchor": "middle", class: "step-quiet" }, labelOf(across, x)));
   }
-  if (down) parts.push(s("text", { x: -6, y: -5, "text-anchor": "end", class: "step-quiet" }, fitted(down.name, left - 4)));
+  if (down) parts.push(s("text", { x: -6, y: -5, "text-anchor": "end", class: "step-quiet" },
+    fitted(down.name, left - 4)));
   return { parts, deep };
 }
 
@@ -188,7 +193,7 @@ export function matrix(tensor, { width, chosen = {}, mark = null, column = null,
   const rows = plane(tensor, chosen), axes = tensor.axes.slice(-2);
   const [down, across] = axes.length === 2 ? axes : [null, axes[0]];
   const named = down ? rows.map((_, y) => labelOf(down, y)) : [];
-  const left = down ? Math.min(96, 14 + Math.max(textWidth(down.name), ...named.map((name) => textWidth(name)))) : 2;
+  const left = down ? Math.min(96, 14 + Math.max(textWidth(down.name), ...named.map(name => textWidth(name)))) : 2;
   const cell = grid(rows, width - left - (across?.labels ? 34 : 4), Boolean(across?.labels), Boolean(mean));
   const { parts, deep } = axisLabels(rows, cell, [down, across], left);
   const wide = rows[0].length * cell.width, high = rows.length * cell.height, right = across?.labels ? 34 : 8;
@@ -198,13 +203,15 @@ export function matrix(tensor, { width, chosen = {}, mark = null, column = null,
     viewBox: `0 ${-deep - 8} ${left + wide + right} ${tall}` },
   s("g", { transform: `translate(${left} 0)` }, ...parts,
     s("rect", { class: "step-ground", width: wide, height: high }),
-    ...(rows.length === 1 ? [strip(rows[0], { width: wide, height: high, scale: tensor.scale, most: extent(tensor), whole: true })]
+    ...(rows.length === 1
+      ? [strip(rows[0], { width: wide, height: high, scale: tensor.scale, most: extent(tensor), whole: true })]
       : shaded(rows, extent(tensor), cell)),
     mark === null ? null : s("rect", { class: "step-mark", y: mark * cell.height, width: wide, height: cell.height }),
     mean ? strip(mean, { y: high + 6, width: wide, height: MEAN, scale: tensor.scale, most: 1, whole: true }) : null,
-    column === null ? null : s("rect", { class: "step-mark", x: column * cell.width, width: cell.width, height: high }), frame));
+    column !== null && s("rect", { class: "step-mark", x: column * cell.width, width: cell.width, height: high }),
+    frame));
   const told = h("output", { class: "step-told", "aria-live": "polite" });
-  picture.setAttribute("aria-label", `${tensor.name}: ${tensor.axes.map((axis) => axis.name).join(" × ")}, `
+  picture.setAttribute("aria-label", `${tensor.name}: ${tensor.axes.map(axis => axis.name).join(" × ")}, `
     + `${tensor.shape.join(" × ")}. Arrow keys tell the values.`);
   let at = null;
   const show = (y, x) => {
@@ -212,18 +219,18 @@ export function matrix(tensor, { width, chosen = {}, mark = null, column = null,
     frame.setAttribute("visibility", "visible");
     frame.setAttribute("x", at[1] * cell.width);
     frame.setAttribute("y", at[0] * cell.height);
-    const where = [down && `${down.name} ${labelOf(down, at[0])}`, across && `${across.name} ${labelOf(across, at[1])}`];
-    told.textContent = `${where.filter(Boolean).join(", ")}: ${number(rows[at[0]][at[1]])}`;
+    const row = down ? `${down.name} ${labelOf(down, at[0])}, ` : "";
+    told.textContent = `${row}${across.name} ${labelOf(across, at[1])}: ${number(rows[at[0]][at[1]])}`;
   };
-  const point = (event) => {
+  const point = event => {
     const box = picture.getBoundingClientRect();
     const x = Math.floor((event.clientX - box.left - left) / cell.width);
     const y = Math.floor((event.clientY - box.top - deep - 8) / cell.height);
     return x < 0 || y < 0 || x >= rows[0].length || y >= rows.length ? null : [y, x];
   };
-  picture.addEventListener("pointermove", (event) => { const found = point(event); if (found) show(...found); });
-  if (pick) picture.addEventListener("click", (event) => { const found = point(event); if (found) pick(...found); });
-  picture.addEventListener("keydown", (event) => {
+  picture.addEventListener("pointermove", event => { const found = point(event); if (found) show(...found); });
+  if (pick) picture.addEventListener("click", event => { const found = point(event); if (found) pick(...found); });
+  picture.addEventListener("keydown", event => {
     const [y, x] = at ?? [mark ?? 0, -1];
     const to = { ArrowRight: [y, x + 1], ArrowLeft: [y, x - 1], ArrowDown: [y + 1, x], ArrowUp: [y - 1, x],
       Home: [y, 0], End: [y, rows[0].length - 1] }[event.key];

@@ -9,25 +9,29 @@ import { mount as draw } from "./step.js";
 export const title = "Inside a step";
 export const about = "One token’s way through the model, number by number.";
 export const path = "step";
-export const shows = (info) => info !== null;
+export const shows = info => info !== null;
 
 const MOST_LETTERS = 72; // of the model's own text, to begin with
 
-const whole = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : null);
-const real = (text) => (text !== undefined && Number.isFinite(Number(text)) ? Number(text) : null);
+const whole = text => (/^\d+$/.test(text ?? "") ? Number(text) : null);
+const real = text => (text !== undefined && Number.isFinite(Number(text)) ? Number(text) : null);
 
 export async function mount(main, context) {
   const { info, state, api, signal } = context;
   let step = null, drawing = null, asked = null, sourceOpen = state.source === "open";
-  const settings = () => ({ temperature: real(state.temperature) ?? 1, top_k: whole(state.top_k), top_p: real(state.top_p) });
+  const settings = () => ({ temperature: real(state.temperature) ?? NEUTRAL.temperature, top_k: whole(state.top_k),
+    top_p: real(state.top_p) });
 
   const input = h("textarea", { rows: 2, spellcheck: "false", oninput: () => typed() });
   const target = info.writes ? h("textarea", { rows: 1, spellcheck: "false", oninput: () => typed() }) : null;
-  const tokens = h("div", { class: "step-tokens", role: "group", "aria-label": "Tokens: choose one to follow its way" });
-  const sources = info.writes ? h("div", { class: "step-tokens step-sources", "aria-label": "The source's tokens", role: "group" }) : null;
+  const strip = (kind, name) => h("div", { class: `step-tokens ${kind}`, role: "group", "aria-label": name });
+  const tokens = strip("step-places", "Tokens: choose one to follow its way");
+  const sources = info.writes ? strip("step-sources", "The source’s tokens") : null;
   const told = h("p", { class: "soft step-told-text" }), body = h("div", { class: "step-body" });
-  main.append(...[h("div", { class: "step-texts" }, field(info.writes ? "Source" : "Text", input), target && field("Written so far", target)),
-    sources, tokens, told, body, tools({ svg: () => drawing?.svg(), name: `step-${info.id}`, command })].filter(Boolean));
+  const texts = h("div", { class: "step-texts" }, field(info.writes ? "Source" : "Text", input),
+    target && field("Written so far", target));
+  main.append(...[texts, sources, tokens, told, body,
+    tools({ svg: () => drawing?.svg(), name: `step-${info.id}`, command })].filter(Boolean));
 
   function command() {
     const text = input.value ? ` --text ${quoted(input.value)}` : "";
@@ -36,15 +40,16 @@ export async function mount(main, context) {
   }
 
   // --- asking
-  async function ask(changes = {}) {
+  async function ask() {
     asked?.abort();
     asked = new AbortController();
     const mine = asked, stop = () => mine.abort();
     signal.addEventListener("abort", stop, { once: true });
     body.setAttribute("aria-busy", "true");
     try {
-      const answer = await api.post("v1/explain/step", { model: info.id, input: input.value, target: target?.value ?? null,
-        place: whole(state.place), layer: info.layers && info.heads ? whole(state.layer) : null, ...settings(), ...changes }, mine.signal);
+      const layer = info.heads ? whole(state.layer) : null; // only Transformers have blocks to open
+      const answer = await api.post("v1/explain/step", { model: info.id, input: input.value, layer,
+        target: target?.value ?? null, place: whole(state.place), ...settings() }, mine.signal);
       context.done?.();
       return answer.step;
     } catch (error) {
@@ -62,12 +67,14 @@ export async function mount(main, context) {
     step = answer;
     showTokens();
     if (drawing) drawing.update(step, where);
-    else drawing = draw(body, { step, stage: state.stage, head: state.head, settings: settings(), picked: whole(state.pick) }, hooks);
+    else drawing = draw(body, { step, stage: state.stage, head: state.head, settings: settings(),
+      picked: whole(state.pick) }, hooks);
     return true;
   }
 
   const typed = debounced(() => {
-    context.set({ text: input.value || undefined, target: target?.value || undefined, place: undefined, pick: undefined });
+    const [text, written] = [input, target].map(box => box?.value || undefined);
+    context.set({ text, target: written, place: undefined, pick: undefined });
     renew();
   });
   const confirm = debounced(async () => {
@@ -76,21 +83,22 @@ export async function mount(main, context) {
   });
 
   const hooks = {
-    stage: (id) => context.set({ stage: id === step.stages[0].id ? undefined : id }),
-    head: (head) => context.set({ head: head ? String(head) : undefined }),
-    pick: (id) => context.set({ pick: String(id) }),
-    open: (group) => {
+    stage: id => context.set({ stage: id === step.stages[0].id ? undefined : id }),
+    head: head => context.set({ head: head ? String(head) : undefined }),
+    pick: id => context.set({ pick: String(id) }),
+    open: group => {
       const layer = group.match(/\d+$/)[0];
       context.set({ layer: layer === "0" ? undefined : layer });
       renew({ block: group });
     },
-    settings: (now) => {
-      context.set(Object.fromEntries(Object.keys(NEUTRAL).map((name) => [name, now[name] === NEUTRAL[name] ? undefined : String(now[name])])));
+    settings: now => {
+      const told = name => (now[name] === NEUTRAL[name] ? undefined : String(now[name]));
+      context.set({ temperature: told("temperature"), top_k: told("top_k"), top_p: told("top_p") });
       confirm();
     },
     append: info.continues || info.writes ? append : null,
     sourceOpen: () => sourceOpen,
-    toggledSource: (open) => { sourceOpen = open; context.set({ source: open ? "open" : undefined }); },
+    toggledSource: open => { sourceOpen = open; context.set({ source: open ? "open" : undefined }); },
   };
 
   // the text up to the token that is followed, and the one that was chosen
@@ -111,8 +119,9 @@ export async function mount(main, context) {
 
   // --- tokens
   function showTokens() {
-    const pieces = step.pieces.map((piece, at) => h("button", { type: "button", "aria-pressed": String(at === step.place),
-      title: `token ${at}, id ${step.ids[at]}`, onclick: () => follow(at) }, visible(piece)));
+    const pieces = step.pieces.map((piece, at) => h("button", { type: "button",
+      "aria-pressed": String(at === step.place), title: `token ${at}, id ${step.ids[at]}`,
+      onclick: () => follow(at) }, visible(piece)));
     tokens.replaceChildren(...pieces);
     pieces.forEach((piece, at) => { piece.tabIndex = at === step.place ? 0 : -1; });
     sources?.replaceChildren(...(step.source_pieces ?? []).map((piece, at) =>
@@ -129,7 +138,7 @@ export async function mount(main, context) {
     tokens.children[place]?.focus();
   }
 
-  document.addEventListener("keydown", (event) => {
+  document.addEventListener("keydown", event => {
     if (!drawing || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.target.closest?.("input, textarea, select, .step-tokens, pre")) return;
     if (event.key === " " && event.target.closest?.("button, summary, a")) return;
