@@ -26,7 +26,7 @@ LACKING = {
     "masked-next": {"search"},
     "classify": {"search", "surprise", "lens", "saliency"},
     "lstm": {"attention", "heads", "lens", "positions"},
-    "ngram": set(VIEWS) - {"anatomy", "surprise", "search", "activations", "graph"},
+    "ngram": set(VIEWS) - {"anatomy", "surprise", "search", "step", "activations", "graph"},
 }
 Capture = pytest.CaptureFixture[str]
 

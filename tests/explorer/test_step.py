@@ -35,7 +35,9 @@ def flat(values: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("model", FAMILIES)
-def test_every_stage_is_shown_with_its_own_numbers(page: Any, at: Callable[..., str], server: Served, model: str) -> None:
+def test_every_stage_is_shown_with_its_own_numbers(
+    page: Any, at: Callable[..., str], server: Served, model: str
+) -> None:
     step = asked(server, model)
     opened(page, at("step", model=model, text=TEXT))
     assert page.locator(".step-box").count() == len(step["stages"])

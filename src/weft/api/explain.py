@@ -16,8 +16,9 @@ import torch
 
 from weft.api.arguments import checked
 from weft.api.settings import generation_defaults, translation_beam
+from weft.config import validate
 from weft.costs.count import count
-from weft.decode.config import Branching
+from weft.decode.config import Branching, Sampling
 from weft.decode.prompt import Prompt
 from weft.decode.tree import search_trees
 from weft.errors import ConfigError, ModelError, RunError, WeftError
@@ -54,6 +55,16 @@ class GraphOptions(TypedDict, total=False):
     shapes: bool
     backward: bool
     open: str | Sequence[str]
+
+
+class StepOptions(TypedDict, total=False):
+    """Which token of a text is followed and which layer is opened, both counted from 0; how the next one is chosen."""
+
+    place: int | None
+    layer: int | None
+    temperature: float
+    top_k: int | None
+    top_p: float | None
 
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -242,6 +253,22 @@ class Explain:
             reading = self.reading(text, "")
             prompt, source = Prompt.of(reading.tokenizer, list(reading.ids)), reading.given["source"]
         return views.search.SearchTrees(text, tuple(search_trees(model, prompt, settings, source)))
+
+    @of_a_text()
+    def step(
+        self, text: str | None = None, *, target: str | None = None, **asked: Unpack[StepOptions]
+    ) -> "views.step.Step":
+        """One token's way through the model with its real numbers, from ids to the choice of the next token.
+
+        `place` is the token that is followed, by default the last; `layer` the block whose inside is shown, by default
+        the first; `temperature`, `top_k` and `top_p` say how the next token is chosen.
+        """
+        (_, objective), text = self._learned("step"), self.own_text()[0] if text is None else text
+        place, layer = asked.pop("place", None), asked.pop("layer", None)
+        settings = validate(Sampling, asked)
+        labels = objective.labels if isinstance(objective, RowObjective) else ()
+        wanted = views.step.Asked(text, place, layer, settings, labels)
+        return views.step.step(self.reading(text, target), wanted)
 
     def reading(self, text: str | None = None, target: str | None = None) -> "views.reading.Reading":
         """A text as the run's model reads it, with what stands around it there.

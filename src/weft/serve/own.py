@@ -22,9 +22,11 @@ from weft.serve.schema import (
     DetokenizeBody,
     ExplainBody,
     ScoreBody,
+    StepBody,
     TokenizeBody,
     TranslateBody,
 )
+from weft.serve.writing import cuts
 
 View = Literal["attention", "heads", "lens", "saliency", "search", "surprise"]
 MAX_EXPLAINED = 4000  # characters of a text that is looked at: maps of attention grow with its square
@@ -116,11 +118,30 @@ async def text(request: Request, body: Body) -> Response:
     return await _ask(request, body, lambda run: dict(zip(("text", "origin"), run.explain.own_text(), strict=True)))
 
 
+@router.post("/v1/explain/step")
+async def step(request: Request, body: StepBody) -> Response:
+    """One token's way through a model, with the numbers of every stage."""
+    _check_length(body)
+
+    def function(run: Run) -> dict[str, Any]:
+        given = {"place": body.place, "layer": body.layer, **cuts(body)}
+        if body.temperature is not None:
+            given["temperature"] = body.temperature
+        return {"step": run.explain.step(body.input, target=body.target, **given).answer()}
+
+    return await _ask(request, body, function)
+
+
+def _check_length(body: ExplainBody) -> None:
+    for name in ("input", "target"):
+        if len(getattr(body, name) or "") > MAX_EXPLAINED:
+            raise RefusedError(400, f"{name}: at most {MAX_EXPLAINED} characters can be looked at", param=name)
+
+
 @router.post("/v1/explain/{view}")
 async def explain(request: Request, view: View, body: ExplainBody) -> Response:
     """What `weft explain` shows of a model and a text, as numbers."""
-    if len(body.input or "") > MAX_EXPLAINED:
-        raise RefusedError(400, f"input: at most {MAX_EXPLAINED} characters can be looked at", param="input")
+    _check_length(body)
 
     def function(run: Run) -> dict[str, Any]:
         given = {"text": body.input, "target": body.target}

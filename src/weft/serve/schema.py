@@ -227,3 +227,13 @@ class ScoreBody(Body):
 class ExplainBody(Body):
     input: str | None = None
     target: str | None = None
+
+
+class StepBody(ExplainBody):
+    """Which token of the text is followed, which layer is opened, and how the next token is chosen."""
+
+    place: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    layer: int | None = Field(default=None, ge=0, lt=2**31)
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
