@@ -20,7 +20,7 @@ def asked(server: Served, model: str, **more: Any) -> Any:
 
 def opened(page: Any, address: str) -> None:
     page.goto(address)
-    page.wait_for_selector(".step-panel h3")
+    page.wait_for_selector(".step-panel h2")
 
 
 def last_number(text: str) -> float:
@@ -44,7 +44,7 @@ def test_every_stage_is_shown_with_its_own_numbers(
     for number, stage in enumerate(step["stages"]):
         page.wait_for_function("([at, of]) => document.querySelector('.step-where').textContent.startsWith(`${at} of ${of}`)",
                                arg=[number + 1, len(step["stages"])])  # fmt: skip
-        assert page.locator(".step-panel h3").inner_text() == stage["title"]
+        assert page.locator(".step-panel h2").inner_text() == stage["title"]
         matrix = page.locator(".step-matrix").first
         if matrix.count():
             matrix.focus()
@@ -69,14 +69,14 @@ def test_the_probabilities_of_a_head_are_those_of_the_route(page: Any, at: Calla
 
 def test_the_keyboard_steps_plays_and_moves_in_a_matrix(page: Any, at: Callable[..., str]) -> None:
     opened(page, at("step", model="gpt", text=TEXT))
-    title = page.locator(".step-panel h3")
+    title = page.locator(".step-panel h2")
     page.keyboard.press("ArrowRight")
     assert title.inner_text() == "Embedding"
     page.keyboard.press("ArrowLeft")
     assert title.inner_text() == "Tokens"
     page.keyboard.press(" ")
     page.get_by_role("button", name="Pause").wait_for()
-    page.wait_for_function("document.querySelector('.step-panel h3').textContent === 'Embedding'")
+    page.wait_for_function("document.querySelector('.step-panel h2').textContent === 'Embedding'")
     page.keyboard.press(" ")
     page.get_by_role("button", name="Play", exact=True).wait_for()
     box = page.locator(".step-box.step-now")
@@ -125,7 +125,7 @@ def test_a_chosen_token_is_appended(page: Any, at: Callable[..., str]) -> None:
     page.locator(".step-candidate").nth(1).click()
     page.locator(".step-append .primary").click()
     page.wait_for_function(f"document.querySelectorAll('.step-tokens button').length === {tokens + 1}")
-    assert page.locator(".step-panel h3").inner_text() == "Tokens"
+    assert page.locator(".step-panel h2").inner_text() == "Tokens"
     assert page.locator(".step-texts textarea").first.input_value() != TEXT
 
 

@@ -167,7 +167,7 @@ function miniature(stage, room, options) {
 // where in a box its title and its miniature stand
 function roomOf({ x, y, width, height, folded }) {
   const beside = width >= WIDE || folded, edge = folded ? 3 : 5;
-  const titled = beside ? Math.min(width * 0.46, 190) : width - 12;
+  const titled = beside ? Math.min(width * (width < 300 ? 0.54 : 0.46), 190) : width - 12;
   return { titled, middle: beside ? y + height / 2 + 4.5 : y + 14,
     room: beside ? { x: x + titled + 14, y: y + edge, width: width - titled - 22, height: height - 2 * edge }
       : { x: x + 7, y: y + 20, width: width - 14, height: height - 25 } };
@@ -176,7 +176,7 @@ function roomOf({ x, y, width, height, folded }) {
 function drawBox(box, picture) {
   const { stage, x, y, width, height, folded } = box, { titled, middle } = roomOf(box);
   return s("g", { class: `step-box${folded ? " step-folded" : ""}`, "data-id": stage.id, role: "button",
-    tabindex: "-1", "aria-label": stage.title },
+    tabindex: "-1" },
   s("title", {}, stage.about ? `${stage.title}: ${stage.about}` : stage.title),
   s("rect", { x, y, width, height, rx: 5 }),
   s("text", { x: x + 8, y: middle }, fitted(stage.title, titled - 4, BOLD)),

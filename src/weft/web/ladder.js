@@ -4,7 +4,7 @@ import { s } from "./dom.js";
 import { share } from "./keys.js";
 import { fitted, number, textWidth, visible } from "./matrix.js";
 
-const ROW = 26, TOP = 66, MOST_ROWS = 14, LEAST_WIDTH = 104;
+const ROW = 26, TOP = 66, MOST_ROWS = 14, LEAST_WIDTH = 88;
 
 const orderOf = stage => Number(stage.id.match(/^order\.(\d+)$/)?.[1] ?? 0);
 const named = (stage, name) => stage.tensors.find(tensor => tensor.name === name)?.values;

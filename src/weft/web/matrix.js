@@ -2,7 +2,7 @@
 // Positive values are blue, negative ones orange with a dash in the cell, masked ones hatched: colour is never alone.
 import { h, s } from "./dom.js";
 
-const LEVELS = 10, LABEL = 11.5, BARS = 96, MEAN = 26;
+const LEVELS = 20, LABEL = 11.5, BARS = 96, MEAN = 26;
 const ruler = document.createElement("canvas").getContext("2d");
 
 const widths = new Map(); // measuring is slow, and the same labels come again and again
@@ -52,7 +52,8 @@ export const isIds = ({ axes, scale }) => axes.length === 1 && axes[0].name === 
 
 // what is drawn darkest or longest: of attention no small share, or a head that looks everywhere would seem certain
 export function extent(tensor, values) {
-  const least = tensor.scale === "probability" && ["key", "source"].includes(tensor.axes.at(-1).name) ? 0.3 : 0;
+  const looks = tensor.scale === "probability" && ["key", "source"].includes(tensor.axes.at(-1).name);
+  const least = looks ? Math.min(0.3, 3 / tensor.shape.at(-1)) : 0;
   if (values) return Math.max(largest(values), least);
   if (!extents.has(tensor)) extents.set(tensor, Math.max(largest(tensor.values), least));
   return extents.get(tensor);
@@ -92,7 +93,7 @@ function shaded(rows, most, cell) {
     const key = `${value < 0 ? "n" : "p"}${Math.min(level, LEVELS)}`;
     if (!paths.has(key)) paths.set(key, []);
     paths.get(key).push(`M${left} ${top}h${wide}v${high}h${-wide}z`);
-    if (value < 0 && cell.width >= 7 && cell.height >= 7 && level > 1)
+    if (value < 0 && cell.width >= 7 && cell.height >= 7 && level > 2)
       dashes.push(`M${left + wide / 2 - 2} ${top + high / 2}h4`);
   }));
   return [

@@ -53,7 +53,7 @@ function heading(tensor) {
     return `${tensor.shape[n]} ${name === "source" ? "source token" : name}${many}`;
   });
   const cut = tensor.cut ? `; the first ${lengthOf(tensor)} are shown` : "";
-  return h("h4", {}, tensor.name, h("span", { class: "step-shape" }, ` ${each.join(" × ")}${cut}`));
+  return h("h3", {}, tensor.name, h("span", { class: "step-shape" }, ` ${each.join(" × ")}${cut}`));
 }
 
 // tokens and their ids: numbers that name, and measure nothing
@@ -113,7 +113,7 @@ export function stagePanel(step, stage, { width, chosen, setHead, data, hooks })
   const left = choosing ? [] : stage.tensors.filter(({ name, axes }) =>
     !name.includes("over time") && !(four && axes.length === 1));
   const children = [
-    h("p", { class: "step-crumb" }, blockName(groupOf(stage))), h("h3", {}, stage.title),
+    h("p", { class: "step-crumb" }, blockName(groupOf(stage))), h("h2", {}, stage.title),
     stage.about && h("p", { class: "step-about" }, stage.about),
     stage.formula && h("p", { class: "step-formula" }, stage.formula), numbers(stage.numbers),
     folded && hooks.open

@@ -28,7 +28,8 @@ export function mount(element, data, hooks = {}) {
   element.replaceChildren(
     h("div", { class: "step-player" }, h("div", { class: "step-buttons" }, back, play, next), scrub,
       h("label", { class: "step-pace" }, "Speed ", pace),
-      hooks.append && h("label", { class: "step-pace" }, goOn, " write on"), where),
+      hooks.append && h("label", { class: "step-pace", title: "At the end, append the token and begin again" },
+        goOn, " write on"), where),
     h("div", { class: `step-two${step.source_pieces ? " step-sided" : ""}` },
       h("div", { class: "step-left" }, way, h("p", { class: "soft step-legend" }, legend)), panel));
 

@@ -22,8 +22,9 @@ export async function mount(main, context) {
   const settings = () => ({ temperature: real(state.temperature) ?? NEUTRAL.temperature, top_k: whole(state.top_k),
     top_p: real(state.top_p) });
 
-  const input = h("textarea", { rows: 2, spellcheck: "false", oninput: () => typed() });
-  const target = info.writes ? h("textarea", { rows: 1, spellcheck: "false", oninput: () => typed() }) : null;
+  const input = h("textarea", { rows: 2, spellcheck: "false", oninput: () => typed({ text: input.value }) });
+  const target = info.writes ? h("textarea", { rows: 1, spellcheck: "false",
+    oninput: () => typed({ target: target.value, fresh: target.value ? undefined : "1" }) }) : null;
   const strip = (kind, name) => h("div", { class: `step-tokens ${kind}`, role: "group", "aria-label": name });
   const tokens = strip("step-places", "Tokens: choose one to follow its way");
   const sources = info.writes ? strip("step-sources", "The source’s tokens") : null;
@@ -48,8 +49,13 @@ export async function mount(main, context) {
     body.setAttribute("aria-busy", "true");
     try {
       const layer = info.heads ? whole(state.layer) : null; // only Transformers have blocks to open
-      const answer = await api.post("v1/explain/step", { model: info.id, input: input.value, layer,
-        target: target?.value ?? null, place: whole(state.place), ...settings() }, mine.signal);
+      const written = state.fresh ? "" : state.target ?? null; // null: what the model itself would write
+      const answer = await api.post("v1/explain/step", { model: info.id, input: input.value || null, layer,
+        target: target && written, place: whole(state.place), ...settings() }, mine.signal);
+      if (target && written === null) {
+        const own = await api.post("v1/detokenize", { model: info.id, tokens: answer.step.ids }, mine.signal);
+        target.value = own.text;
+      }
       context.done?.();
       return answer.step;
     } catch (error) {
@@ -72,9 +78,8 @@ export async function mount(main, context) {
     return true;
   }
 
-  const typed = debounced(() => {
-    const [text, written] = [input, target].map(box => box?.value || undefined);
-    context.set({ text, target: written, place: undefined, pick: undefined });
+  const typed = debounced(changes => {
+    context.set({ ...changes, place: undefined, pick: undefined });
     renew();
   });
   const confirm = debounced(async () => {
@@ -109,7 +114,8 @@ export async function mount(main, context) {
       const { text } = await api.post("v1/detokenize", { model: info.id, tokens }, signal);
       if (text === before) { told.textContent = `${candidate.piece} ends the text.`; return false; }
       box.value = text;
-      context.set({ [target ? "target" : "text"]: text, place: undefined, pick: undefined, stage: undefined });
+      const gone = { fresh: undefined, place: undefined, pick: undefined, stage: undefined };
+      context.set({ ...gone, [target ? "target" : "text"]: text });
       return await renew({ stage: step.stages[0].id });
     } catch (error) {
       context.fail(error);
@@ -145,9 +151,10 @@ export async function mount(main, context) {
     if (drawing.key(event)) event.preventDefault();
   }, { signal });
 
-  input.value = state.text ?? await ownText();
+  input.value = state.text || await ownText();
   if (target) target.value = state.target ?? "";
   await renew();
+  context.set({}); // the command names the text
   return { close() { drawing?.close(); } };
 
   async function ownText() {
