@@ -39,9 +39,9 @@ class Stage:
     cost: dict[str, int] | None
 
     @property
-    def norm(self) -> float:
-        """Of the whole of its main tensor."""
-        return float(self.tensors[0]["norm"])
+    def norm(self) -> float | None:
+        """Of the whole of its main tensor; whole numbers, such as ids, have none."""
+        return self.tensors[0]["norm"]
 
 
 class Told(TypedDict, total=False):
@@ -92,7 +92,8 @@ def shown(name: str, values: Tensor, *axes: str | Axis, scale: str = "signed") -
     array = values.detach().cpu().numpy() if values.dtype != torch.bfloat16 else values.float().cpu().numpy()
     named: list[Axis] = [(axis, None) if isinstance(axis, str) else axis for axis in axes]
     assert array.ndim == len(named), f"{name}: {array.shape} along {named}"
-    shape, cut, norm = list(array.shape), None, float(np.linalg.norm(array[np.isfinite(array)]))
+    shape, cut, whole = list(array.shape), None, array.dtype.kind in "biu"
+    norm = None if whole else rounded(np.linalg.norm(array[np.isfinite(array)]))
     most = min(MAX_ENTRIES, max(1, MAX_NUMBERS // max(1, math.prod(shape[:-1]))))
     if named[-1][1] is None and shape[-1] > most:
         array, cut = array[..., :most], {"axis": len(shape) - 1, "of": shape[-1]}
@@ -103,7 +104,7 @@ def shown(name: str, values: Tensor, *axes: str | Axis, scale: str = "signed") -
         "values": rounded(array),
         "scale": scale,
         "cut": cut,
-        "norm": rounded(norm),
+        "norm": norm,
     }
 
 

@@ -79,12 +79,21 @@ class Step(Charts):
 
     def charts(self) -> list[Chart]:
         if self.choice is None:
-            return [_bars("Norm of what each stage gives", [(stage.id, stage.norm) for stage in self.stages])]
+            norms = [(stage.id, stage.norm) for stage in self.stages if stage.norm is not None]
+            return [_bars("Norm of what each stage gives", norms)]
         rows = zip(self.choice.pieces, self.choice.final[self.choice.ids].tolist(), strict=True)
-        return [_bars("What may come next", [(drawable(piece), share) for piece, share in rows][:SHOWN_CANDIDATES])]
+        return [
+            _bars(
+                "Probability of what may come next",
+                [(drawable(piece), share) for piece, share in rows][:SHOWN_CANDIDATES],
+            )
+        ]
 
     def tables(self) -> list[Table]:
-        rows = [(s.id, s.title, " × ".join(map(str, s.tensors[0]["shape"])), f"{s.norm:.4g}") for s in self.stages]
+        rows = [
+            (s.id, s.title, " × ".join(map(str, s.tensors[0]["shape"])), "" if s.norm is None else f"{s.norm:.4g}")
+            for s in self.stages
+        ]
         title = f"The way of token {self.place}, {self.masked or self.reading.pieces[self.place]}"
         tables = [Table(("stage", "", "shape", "norm"), rows, title, text=(0, 1), spare=(1,))]
         if self.choice is not None:
