@@ -118,7 +118,9 @@ export function choicePanel(choice, { width, settings, picked, change, pick, app
     }) }));
     if (focus) holder.querySelector('[aria-checked="true"]')?.focus();
     const kept = candidates.filter(each => each.kept).length, exact = same(now, choice);
-    const all = exact ? choice.kept : kept, more = candidates.length - MOST_ROWS;
+    // where no candidate is cut, no other token need be
+    const all = exact ? choice.kept : kept === candidates.length ? choice.vocab_size : kept;
+    const more = candidates.length - MOST_ROWS;
     const [left, size] = [all, choice.vocab_size].map(count => count.toLocaleString("en"));
     told.textContent = `${exact ? "" : "about "}${left} of ${size} tokens are left`
       + (more > 0 ? `; the ${MOST_ROWS} likeliest are shown.` : ".");

@@ -4,12 +4,12 @@ import { calm, h } from "./dom.js";
 import { adds, arranged, flow, groupOf } from "./flow.js";
 import { stagePanel } from "./stage.js";
 
-const PACE = 1600, TRAVEL = 520, LEAST_WIDTH = 280;
+const PACE = 1600, TRAVEL = 520, LEAST_WIDTH = 280, LEAST_HEIGHT = 260;
 const SPEEDS = [["slow", 0.5], ["normal", 1], ["fast", 2.5], ["faster", 8]];
 const LEGEND = "Bars above the line are positive, below it negative.";
 
 export function mount(element, data, hooks = {}) {
-  let step = arranged(data.step), drawing = null, choosing = null, timer = 0, widths = [0, 0];
+  let step = arranged(data.step), drawing = null, choosing = null, timer = 0, widths = [0, 0], height = 0;
   let at = Math.max(0, step.stages.findIndex(stage => stage.id === data.stage)), playing = false, speed = 1;
   const chosen = { head: Number(data.head ?? 0) };
 
@@ -79,9 +79,12 @@ export function mount(element, data, hooks = {}) {
     where.textContent = `${at + 1} of ${step.stages.length}: ${stage.title}`;
     back.disabled = at === 0;
     next.disabled = at === step.stages.length - 1;
+    centre(milliseconds ? "smooth" : "instant");
+  }
+
+  function centre(behavior) {
     if (way.scrollHeight <= way.clientHeight + 4) return;
-    const top = drawing.middle(stage.id) - way.clientHeight / 2;
-    way.scrollTo({ top, behavior: milliseconds ? "smooth" : "instant" });
+    way.scrollTo({ top: drawing.middle(step.stages[at].id) - way.clientHeight / 2, behavior });
   }
 
   function showFlow() {
@@ -106,6 +109,11 @@ export function mount(element, data, hooks = {}) {
   }
 
   function measure() { // a page that has no width yet is drawn for a phone
+    const top = way.getBoundingClientRect().top + scrollY; // the flow ends where the first screen does
+    const high = Math.max(LEAST_HEIGHT, Math.floor(innerHeight - top - 64));
+    way.style.setProperty("--step-way", `${high}px`);
+    if (high !== height && drawing) centre("instant");
+    height = high;
     const now = [way, panel].map(each => Math.max(LEAST_WIDTH, Math.floor(each.clientWidth)));
     if (now.every((width, n) => width === widths[n])) return false;
     widths = now;

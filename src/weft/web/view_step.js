@@ -11,7 +11,7 @@ export const about = "One token’s way through the model, number by number.";
 export const path = "step";
 export const shows = info => info !== null;
 
-const MOST_LETTERS = 72; // of the model's own text, to begin with
+const MOST_LETTERS = 48; // of the model's own text, to begin with
 
 const whole = text => (/^\d+$/.test(text ?? "") ? Number(text) : null);
 const real = text => (text !== undefined && Number.isFinite(Number(text)) ? Number(text) : null);
@@ -28,7 +28,7 @@ export async function mount(main, context) {
   const strip = (kind, name) => h("div", { class: `step-tokens ${kind}`, role: "group", "aria-label": name });
   const tokens = strip("step-places", "Tokens: choose one to follow its way");
   const sources = info.writes ? strip("step-sources", "The source’s tokens") : null;
-  const told = h("p", { class: "soft step-told-text" }), body = h("div", { class: "step-body" });
+  const told = h("p", { class: "soft step-told-text", role: "status" }), body = h("div", { class: "step-body" });
   const texts = h("div", { class: "step-texts" }, field(info.writes ? "Source" : "Text", input),
     target && field("Written so far", target));
   main.append(...[texts, sources, tokens, told, body,
@@ -132,8 +132,7 @@ export async function mount(main, context) {
     pieces.forEach((piece, at) => { piece.tabIndex = at === step.place ? 0 : -1; });
     sources?.replaceChildren(...(step.source_pieces ?? []).map((piece, at) =>
       h("span", { class: at === sourcePlace(step) ? "step-here" : undefined }, visible(piece))));
-    told.textContent = `Following token ${step.place}, “${visible(step.masked ?? step.pieces[step.place])}”`
-      + (step.masked ? ", which a mask hides from the model." : ".");
+    told.textContent = step.masked ? `A mask hides “${visible(step.masked)}” from the model.` : "";
   }
   roving(tokens, () => [...tokens.children]);
 
