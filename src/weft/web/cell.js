@@ -109,7 +109,7 @@ export function overTime(stage, { width, place }) {
   const signed = name => (/candidate|hidden/.test(name) ? "signed" : "positive");
   const at = (values, n) => values.map(each => each[n]);
   const over = gates?.axes[1].labels.map((name, n) => figure(name,
-    { ...across(gates, at(gates.values, n)), name, scale: signed(name) }, at(means.values, n)));
+    { ...across(gates, at(gates.values, n)), name, gate: true, scale: signed(name) }, at(means.values, n)));
   return h("div", {}, h("h3", { class: "step-over-time" }, "Over time"), h("div", { class: "step-multiples" },
     over ?? [], states.map(tensor => figure(tensor.name.replace(" over time", ""), across(tensor, tensor.values)))));
 }

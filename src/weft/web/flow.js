@@ -183,16 +183,16 @@ function drawBox(box, picture) {
   s("g", { class: "step-mini" }, picture));
 }
 
-// The whole drawing. `choose(id)` is called when a box is chosen; what comes back moves the light:
-// at(id, seconds) lights a stage and lets its inputs travel to it.
-export function flow(step, { width, head = 0, choose }) {
+// The whole drawing. Boxes show numbers of the head in `chosen`; `choose(id)` is called when one is chosen. What comes
+// back moves the light: at(id, milliseconds) lights a stage and lets its inputs travel to it.
+export function flow(step, { width, chosen, choose }) {
   const place = placed(step, width), edges = joined(place), order = step.stages.map(stage => stage.id);
   const lines = edges.map(edge => s("path", { d: drawn(edge.points) + tip(edge.points),
     class: `step-edge${edge.skip ? " step-skip" : ""}${edge.cross ? " step-cross" : ""}` }));
   const boxes = new Map();
-  const mini = (box, now) => miniature(box.stage, roomOf(box).room, { head: now,
+  const mini = box => miniature(box.stage, roomOf(box).room, { ...chosen,
     place: step.source_pieces && ofSource(box.stage) ? sourcePlace(step) ?? 0 : step.place }) ?? "";
-  for (const box of place.boxes.values()) boxes.set(box.stage.id, drawBox(box, mini(box, head)));
+  for (const box of place.boxes.values()) boxes.set(box.stage.id, drawBox(box, mini(box)));
   const plus = [...place.boxes.values()].filter(box => adds(box.stage)).map(box => {
     const x = box.x + box.width / 2, foot = box.y + box.height, y = foot + 14;
     const circle = `M${x - 7} ${y}a7 7 0 1 0 14 0a7 7 0 1 0-14 0`;
@@ -223,11 +223,11 @@ export function flow(step, { width, head = 0, choose }) {
   return {
     svg,
     // other numbers where boxes show those of one head
-    head(now) {
+    head() {
       for (const box of place.boxes.values()) {
         const [tensor] = box.stage.tensors;
         if (box.folded || !tensor?.axes.slice(0, -1).some(axis => axis.name === "head")) continue;
-        boxes.get(box.stage.id).lastChild.replaceChildren(mini(box, now));
+        boxes.get(box.stage.id).lastChild.replaceChildren(mini(box));
       }
     },
     middle: id => { const box = place.boxes.get(id); return box ? box.y + box.height / 2 : 0; },

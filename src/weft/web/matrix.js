@@ -50,10 +50,11 @@ export function largest(values) {
 
 export const isIds = ({ axes, scale }) => axes.length === 1 && axes[0].name === "token" && scale === "positive";
 
-// what is drawn darkest or longest: of attention no small share, or a head that looks everywhere would seem certain
+// what is drawn darkest or longest: of attention no small share, or a head that looks everywhere would seem certain;
+// a gate is open at 1
 export function extent(tensor, values) {
   const looks = tensor.scale === "probability" && ["key", "source"].includes(tensor.axes.at(-1).name);
-  const least = looks ? Math.min(0.3, 3 / tensor.shape.at(-1)) : 0;
+  const least = looks ? Math.min(0.3, 3 / tensor.shape.at(-1)) : tensor.gate || tensor.name === "gates" ? 1 : 0;
   if (values) return Math.max(largest(values), least);
   if (!extents.has(tensor)) extents.set(tensor, Math.max(largest(tensor.values), least));
   return extents.get(tensor);
@@ -64,12 +65,16 @@ const extents = new WeakMap();
 // which axis is chosen by a select rather than drawn: all but the last two; a name and how many
 export const chosenAxes = tensor => tensor.axes.slice(0, Math.max(0, tensor.axes.length - 2));
 
+// Which of `count` heads belongs to the chosen one of `heads`: groups of heads may share keys and values.
+export const headAt = (count, { head = 0, heads = count }) =>
+  Math.min(Math.floor((head * count) / Math.max(heads, count)), count - 1);
+
 // the two last axes of a tensor as rows, where the axes before are chosen
 export function plane(tensor, chosen = {}) {
   let values = tensor.values;
   for (const axis of chosenAxes(tensor)) {
-    const at = Math.min(Number(chosen[axis.name] ?? 0), values.length - 1);
-    values = values[at];
+    const at = axis.name === "head" ? headAt(values.length, chosen) : Number(chosen[axis.name] ?? 0);
+    values = values[Math.min(at, values.length - 1)];
   }
   return Array.isArray(values[0]) ? values : [values];
 }
@@ -142,10 +147,10 @@ export function thinned(values, most) {
 }
 
 // the vector of a tensor that a miniature draws: of the chosen head, at the place whose way is followed
-export function vector(tensor, { head = 0, place = 0 } = {}) {
+export function vector(tensor, { head = 0, heads, place = 0 }) {
   let values = tensor.values;
   for (const axis of tensor.axes.slice(0, -1)) {
-    const at = axis.name === "head" ? head : axis.labels ? place : 0;
+    const at = axis.name === "head" ? headAt(values.length, { head, heads }) : axis.labels ? place : 0;
     values = values[Math.min(at, values.length - 1)];
   }
   return Array.isArray(values) ? values : [values];

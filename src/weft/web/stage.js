@@ -5,7 +5,7 @@ import { choicePanel } from "./choice.js";
 import { blockName, groupOf, isSummary, sourcePlace } from "./flow.js";
 import { attentionOf, keysPicture, rows } from "./keys.js";
 import { isOrder, ladder } from "./ladder.js";
-import { chosenAxes, isIds, labelOf, matrix, number, visible } from "./matrix.js";
+import { chosenAxes, headAt, isIds, labelOf, matrix, number, visible } from "./matrix.js";
 
 const CHOOSES = /^output\.(temperature|cut|choice)$/;
 
@@ -71,19 +71,19 @@ function headCount(stage) {
   return 0;
 }
 
-function headChooser(stage, head, choose) {
-  const count = headCount(stage);
+function headChooser(stage, chosen, setHead) {
+  const count = headCount(stage), choose = each => setHead(Math.ceil((each * chosen.heads) / count));
   return count > 1 && h("label", { class: "step-head" }, "Head ",
     h("select", { onchange: event => choose(Number(event.target.value)) }, Array.from({ length: count }, (_, each) =>
-      h("option", { value: each, selected: each === Math.min(head, count - 1) }, String(each)))));
+      h("option", { value: each, selected: each === headAt(count, chosen) }, String(each)))));
 }
 
 // a matrix, with selects for the axes that it does not show
 function chart(tensor, { width, chosen, setHead }) {
   const byHead = tensor.axes.length === 2 && tensor.axes[0].name === "head", grows = / so far$/.test(tensor.name);
-  const mark = byHead ? Math.min(chosen.head, tensor.shape[0] - 1) : grows ? tensor.values.length - 1 : null;
+  const mark = byHead ? headAt(tensor.shape[0], chosen) : grows ? tensor.values.length - 1 : null;
   const holder = h("div");
-  const pick = byHead ? y => setHead(y) : null;
+  const pick = byHead ? y => setHead(Math.ceil((y * chosen.heads) / tensor.shape[0])) : null;
   const draw = () => holder.replaceChildren(matrix(tensor, { width, chosen, mark, pick }));
   draw();
   const others = chosenAxes(tensor).filter(axis => axis.name !== "head");
@@ -118,7 +118,7 @@ export function stagePanel(step, stage, { width, chosen, setHead, data, hooks })
     stage.formula && h("p", { class: "step-formula" }, stage.formula), numbers(stage.numbers),
     folded && hooks.open
       && h("p", {}, h("button", { type: "button", onclick: () => hooks.open(stage.id) }, "Open this block")),
-    choosing?.element, headChooser(stage, chosen.head, setHead),
+    choosing?.element, headChooser(stage, chosen, setHead),
     four && boxed(keysPicture(four, { width: width - 2, head: chosen.head })),
     cell && cellPicture(cell.kind, cell.means, width),
     order && boxed(ladder(step.stages, stage, { width: width - 2 })), order && h("p", { class: "soft" }, BORROWED),

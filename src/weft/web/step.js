@@ -8,10 +8,16 @@ const PACE = 1600, TRAVEL = 520, LEAST_WIDTH = 280, LEAST_HEIGHT = 260;
 const SPEEDS = [["slow", 0.5], ["normal", 1], ["fast", 2.5], ["faster", 8]];
 const LEGEND = "Bars above the line are positive, below it negative.";
 
+function mostHeads(step) {
+  const counts = step.stages.flatMap(stage => stage.tensors.flatMap(({ axes, shape }) =>
+    axes.map((axis, n) => (axis.name === "head" ? shape[n] : 1))));
+  return Math.max(1, ...counts);
+}
+
 export function mount(element, data, hooks = {}) {
   let step = arranged(data.step), drawing = null, choosing = null, timer = 0, widths = [0, 0], height = 0;
   let at = Math.max(0, step.stages.findIndex(stage => stage.id === data.stage)), playing = false, speed = 1;
-  const chosen = { head: Number(data.head ?? 0) };
+  const heads = mostHeads(step), chosen = { heads, head: Math.min(Math.max(Number(data.head) || 0, 0), heads - 1) };
 
   const button = (name, act) => h("button", { type: "button", onclick: act }, name);
   const back = button("Back", () => go(-1)), next = button("Next", () => go(1));
@@ -89,7 +95,7 @@ export function mount(element, data, hooks = {}) {
 
   function showFlow() {
     const choose = id => { pause(); to(step.stages.findIndex(stage => stage.id === id)); };
-    drawing = flow(step, { width: widths[0], head: chosen.head, choose });
+    drawing = flow(step, { width: widths[0], chosen, choose });
     way.replaceChildren(drawing.svg);
     light();
   }
@@ -103,7 +109,7 @@ export function mount(element, data, hooks = {}) {
   function setHead(head) {
     chosen.head = head;
     hooks.head?.(head);
-    drawing.head(head);
+    drawing.head();
     showPanel();
     panel.querySelector(".step-head select")?.focus();
   }
