@@ -252,7 +252,8 @@ class Explain:
         if isinstance(objective, TranslationObjective):
             reading = self.reading(text, "")
             prompt, source = Prompt.of(reading.tokenizer, list(reading.ids)), reading.given["source"]
-        return views.search.SearchTrees(text, tuple(search_trees(model, prompt, settings, source)))
+        trees = tuple(search_trees(model, prompt, settings, source))
+        return views.search.SearchTrees(text, trees, translates=source is not None)
 
     @of_a_text()
     def step(
@@ -292,11 +293,13 @@ class Explain:
         return views.reading.Reading(model, tokenizer, tuple(framed.ids), framed.before)
 
     def _pair(self, objective: TranslationObjective[Any], text: str, target: str | None) -> "views.reading.Reading":
+        # what the model writes has an end, even where it writes nothing; a target that is empty is yet to begin
+        ends = target is None or bool(target)
         target = self._translation(objective, text) if target is None else target
         source, own = objective.tokenizers.source, objective.tokenizers.target
         frame, starts, first = objective.direction
         read = (*frame.before, *source.encode(text), *frame.after)
-        ids = (starts, *first, *own.encode(target), *((own.need("eos"),) if target else ()))
+        ids = (starts, *first, *own.encode(target), *((own.need("eos"),) if ends else ()))
         return views.reading.Reading(self.model, own, ids, 1 + len(first), read, source)
 
     def _translation(self, objective: TranslationObjective[Any], text: str) -> str:

@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
+from weft.decode.config import Branching
+
 MAX_STOPS = 16
 MAX_INPUTS = 2048  # texts in one request
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -227,11 +229,15 @@ class ScoreBody(Body):
 class ExplainBody(Body):
     input: str | None = None
     target: str | None = None
+    place: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    settings: Branching | None = None
 
 
-class StepBody(ExplainBody):
+class StepBody(Body):
     """Which token of the text is followed, which layer is opened, and how the next token is chosen."""
 
+    input: str | None = None
+    target: str | None = None
     place: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     layer: int | None = Field(default=None, ge=0, lt=2**31)
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
