@@ -69,6 +69,18 @@ def plain(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:#.3g}".removesuffix(".")
 
 
+def thinned(ys: Sequence[float | None], most: int) -> list[int]:
+    """Which of many values to keep, at most so many: of each stretch the lowest and the highest, so no spike is lost."""
+    if len(ys) <= most:
+        return list(range(len(ys)))
+    size = -(-len(ys) // (most // 2 - 1))
+    kept = {0, len(ys) - 1}
+    for start in range(0, len(ys), size):
+        known = [(y, at) for at, y in enumerate(ys[start : start + size], start) if y is not None and math.isfinite(y)]
+        kept |= {min(known)[1], max(known)[1]} if known else {start}
+    return sorted(kept)
+
+
 @dataclass(frozen=True)
 class Axis:
     """`holds` are values that it reaches though nothing is drawn there; `ticks` are names in the place of numbers.

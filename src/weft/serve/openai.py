@@ -44,7 +44,9 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    return {"object": "list", "data": [_described(shelf) for shelf in server_of(request).library.shelves.values()]}
+    library = server_of(request).library
+    await library.refresh()
+    return {"object": "list", "data": [_described(shelf) for shelf in library.shelves.values()]}
 
 
 @router.get("/v1/models/{name}")
