@@ -70,7 +70,7 @@ def plain(number: float) -> str:
 
 
 def thinned(ys: Sequence[float | None], most: int) -> list[int]:
-    """Which of many values to keep, at most so many: of each stretch the lowest and the highest, so no spike is lost."""
+    """Which of many values to keep, at most so many: of each stretch the lowest and the highest, so no spike goes."""
     if len(ys) <= most:
         return list(range(len(ys)))
     size = -(-len(ys) // (most // 2 - 1))

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from weft import __version__
 from weft.decode.config import Beam
 from weft.decode.prompt import Prompt, choices
+from weft.serve import explorer
 from weft.serve.errors import RefusedError
 from weft.serve.events import DONE, Events, answered, client_of, event, respond, server_of
 from weft.serve.library import Shelf
@@ -51,14 +52,17 @@ async def models(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/models/{name}")
 async def model(request: Request, name: str) -> dict[str, Any]:
-    shelf = server_of(request).library.shelves.get(name)
+    library = server_of(request).library
+    await library.refresh()
+    shelf = library.shelves.get(name)
     if shelf is None:
         raise RefusedError(404, f"model '{name[:60]}' is not served here", param="model")
     return _described(shelf)
 
 
 def _described(shelf: Shelf) -> dict[str, Any]:
-    return {"id": shelf.name, "object": "model", "created": shelf.created, "owned_by": "weft"}
+    known = {"id": shelf.name, "object": "model", "created": shelf.created, "owned_by": "weft"}
+    return {**known, "weft": explorer.described(shelf.folder)}
 
 
 def _head(shelf: Shelf, kind: str, prefix: str) -> dict[str, Any]:
