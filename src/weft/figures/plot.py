@@ -62,6 +62,16 @@ def scientific(number: float) -> str:
     return f"10{small}" if head == "1" else f"{head}·10{small}"
 
 
+def multiple(number: float) -> str:
+    """2 → '2×'."""
+    return f"{number:g}×"
+
+
+def signed(number: float) -> str:
+    """0.5 → '+0.5'."""
+    return f"{number:+g}" if number else "0"
+
+
 def plain(number: float) -> str:
     """A number in a table, in three digits: 0.00995, 1.30, 12,400; 1.2·10⁻⁵ where there would be many zeros."""
     if number and math.isfinite(number) and not 1e-4 <= abs(number) < 1e7:
