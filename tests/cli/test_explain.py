@@ -1,6 +1,7 @@
 """`weft explain`, as a person calls it: the views of every kind of model, the lectures' facts, and mistakes."""
 
 import html
+import re
 import shutil
 from pathlib import Path
 
@@ -60,6 +61,14 @@ def test_a_view_as_a_figure_and_all_on_one_page(capsys: Capture, tmp_path: Path)
     assert text.count("<section") == len(VIEWS) - len(LACKING["lstm"])
     assert "<b>cat</b>" not in text and "https://" not in text
     assert text.count("http://") == text.count("http://www.w3.org")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt", "pairs", "ngram"])
+def test_no_part_of_the_whole_page_is_printed_as_markup(name: str, tmp_path: Path) -> None:
+    weft.load(RUNS / name).explain.all().save(tmp_path / "all.html")
+    text = re.sub(r"<script.*?</script>", "", (tmp_path / "all.html").read_text(), flags=re.DOTALL)
+    assert not re.findall(r"&lt;/?(?:svg|div|span|path|table|td|details)\b.{,60}", text)
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ class ScalingPage(PanelsPage):
         panels, charts = self.panels(), []
         for title, pair in (("The law", panels[:2]), ("What it stands on", panels[2:])):
             plots = html_plots([plot for each in pair for plot in each.plots])
-            charts.append(Section(title, " ".join(each.about for each in pair), plots))
+            charts.append(Section(title, " ".join(each.about for each in pair), plots, ("chart.js",)))
         return [
             result_section(self.result, self.facts, self.command),
             *charts,

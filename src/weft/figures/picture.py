@@ -156,13 +156,13 @@ def drawn(figure: Figure, kind: str) -> bytes:
     return _saved(figure, kind, {"pdf.fonttype": 42}, dpi=150)
 
 
-def svg(figure: Figure, label: str) -> str:
+def svg(figure: Figure, label: str) -> Markup:
     """A figure as an <svg> element of a page: its text is text, and its colours are the page's own, light or dark."""
     text = _saved(figure, "svg", {"svg.fonttype": "none"}, transparent=True).decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"#[0-9a-f]{6}", lambda colour: THEME.get(colour[0], colour[0]), text)
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    return text.replace("<svg", Markup('<svg class="figure" role="img" aria-label="{}"').format(label), 1)
+    return Markup(text.replace("<svg", Markup('<svg class="figure" role="img" aria-label="{}"').format(label), 1))
 
 
 def _saved(figure: Figure, kind: str, settings: Any, **options: Any) -> bytes:
