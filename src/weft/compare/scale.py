@@ -20,7 +20,7 @@ from weft.compare.contenders import make_ready
 from weft.compare.experiment import PLAN, Workplace, claimed_folder, compare
 from weft.compare.fit import MIN_VALUES, Fit, Point, fit
 from weft.compare.jobs import Comparison
-from weft.compare.page import BITS, result_section
+from weft.compare.page import BITS, result_section, study_data
 from weft.compare.ranking import flops_text
 from weft.compare.sizes import TooSmallError
 from weft.costs.units import short
@@ -40,6 +40,8 @@ LADDER, NEXT = "ladder", "next"
 FURTHER = 30.0  # times the largest budget that was fitted: so far the optimal size is drawn
 FLOPS = Axis("FLOPs in training", log=True, named=scientific, pad=0.06)
 PARAMETERS = Axis("parameters", log=True, named=short, pad=0.08)
+AGAINST = {"flops": FLOPS, "tokens": Axis("tokens", log=True, named=short, pad=0.06)}
+ISOFLOPS = 4  # budgets, from that of the smallest run to that of the largest
 SIZE = (480, 330)  # of a chart
 CONSTANTS = {
     "E": ("E", "loss that no size and no text removes"),
@@ -131,9 +133,15 @@ class ScalingPage(PanelsPage):
     def text(self) -> str:
         return "\n\n".join([text_tables(self.tables()), "\n".join(wrapped(self.result))])
 
+    def data(self) -> dict[str, Any]:
+        """What the Explorer shows of it: the same texts, numbers and charts as values."""
+        told = {"kind": "scale", "title": self.title, "about": self.about, "result": self.result}
+        shared = study_data(self.panels(), self.tables(), [*METHOD, *self.notes])
+        return {**told, **shared, "contenders": [], "facts": dict(self.facts), "command": self.command}
+
     def sections(self) -> list[Section]:
         panels, charts = self.panels(), []
-        for title, pair in (("The law", panels[:2]), ("What it stands on", panels[2:])):
+        for title, pair in (("The law", panels[:4]), ("What it stands on", panels[4:])):
             plots = html_plots([plot for each in pair for plot in each.plots])
             charts.append(Section(title, " ".join(each.about for each in pair), plots))
         return [
@@ -167,9 +175,10 @@ class ScalingPage(PanelsPage):
         return point.loss / self.fit.predict(point.parameters, point.tokens) - 1
 
     def panels(self) -> list[Panels]:
-        return [self._losses(), self._optima(), self._runs(), self._residuals()]
+        losses = [self._losses(*each) for each in AGAINST.items()]
+        return [*losses, self._isoflops(), self._optima(), self._runs(), self._residuals()]
 
-    def _losses(self) -> Panels:
+    def _losses(self, amount: str, axis: Axis) -> Panels:
         about = (
             "A mark is a training run, and a line is the fit at one size, from fewer tokens to more. The lowest line at"
             " a budget is the size to train with it. The star is the next rung, which was not fitted, and the bar"
@@ -178,18 +187,44 @@ class ScalingPage(PanelsPage):
         series, sizes = list[Series](), self._by_size()
         for number, (size, runs) in enumerate(sizes.items()):
             colour = _shade(number / max(len(sizes) - 1, 1))
-            each = float(np.mean([run.flops / run.tokens for run in runs]))
+            each = float(np.mean([getattr(run, amount) / run.tokens for run in runs]))
             tokens = np.geomspace(runs[0].tokens, runs[-1].tokens, 40).tolist()
             line = [(each * count, self.fit.predict(size, count)) for count in tokens]
             series.append(Series(points=line, look=Look(colour, width=1.3), labels=[*[""] * 39, short(size)]))
-            series.append(Series(points=[(run.flops, run.loss) for run in runs], look=Look(colour, "o", width=0)))
+            measured = [(getattr(run, amount), run.loss) for run in runs]
+            series.append(Series(points=measured, look=Look(colour, "o", width=0)))
         if self.check:
-            run, interval = self.check.measured, [(self.check.measured.flops, end) for end in self.check[2:]]
-            star, label = Look("c1", "*", width=0), short(run.parameters)
-            series.append(Series(points=interval, look=Look("c1", "_")))
-            series.append(Series(points=[(run.flops, run.loss)], look=star, labels=[label]))
-        plot = Plot("Bits per byte against FLOPs, by parameters", series, FLOPS, BITS, size=SIZE)
-        return Panels("scaling-loss", about, [plot])
+            run = self.check.measured
+            at, star = getattr(run, amount), Look("c1", "*", width=0)
+            series.append(Series(points=[(at, end) for end in self.check[2:]], look=Look("c1", "_")))
+            series.append(Series(points=[(at, run.loss)], look=star, labels=[short(run.parameters)]))
+        plot = Plot(f"Bits per byte against {axis.label.split(' ')[0]}, by parameters", series, axis, BITS, size=SIZE)
+        return Panels("scaling-loss" if amount == "flops" else f"scaling-loss-{amount}", about, [plot])
+
+    def _isoflops(self) -> Panels:
+        about = (
+            "A line is one budget: a larger model reads fewer tokens for it. The diamond is the lowest loss that the fit"
+            " gives for the budget. Marks are training runs, in the shade of the budget that is nearest to theirs."
+        )
+        spent = [point.flops for point in self.fit.points]
+        budgets = np.geomspace(min(spent), max(spent), ISOFLOPS).tolist()
+        series, sizes = (
+            list[Series](),
+            np.geomspace(*_ends([point.parameters for point in self.fit.points]), 40).tolist(),
+        )
+        for number, budget in enumerate(budgets):
+            colour = _shade(number / (ISOFLOPS - 1))
+            near = [
+                run for run in self.fit.points if min(budgets, key=lambda one: abs(math.log(run.flops / one))) == budget
+            ]
+            line = [(size, self.fit.predict(size, budget / 6 / size)) for size in sizes]
+            best = self.fit.optimal(budget)
+            series.append(Series(points=line, look=Look(colour, width=1.3), labels=[scientific(budget)]))
+            series.append(Series(points=[(run.parameters, run.loss) for run in near], look=Look(colour, "o", width=0)))
+            if sizes[0] <= best[0] <= sizes[-1]:
+                series.append(Series(points=[(best[0], self.fit.predict(*best))], look=Look("c1", "D", width=0)))
+        plot = Plot("Bits per byte against parameters, by budget", series, PARAMETERS, BITS, size=SIZE)
+        return Panels("scaling-isoflops", about, [plot])
 
     def _optima(self) -> Panels:
         about = (
@@ -236,6 +271,10 @@ class ScalingPage(PanelsPage):
         series = [Series(points=left, look=Look(marker="o", width=0)), Series(look=Look("ink", width=0.9), level=0.0)]
         x, y = Axis("measured bits per byte"), Axis("%", holds=(-most, most))
         return Panels("scaling-residuals", about, [Plot("Residuals: measured less predicted", series, x, y, size=SIZE)])
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), max(values)
 
 
 def _shade(part: float) -> str:

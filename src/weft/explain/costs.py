@@ -66,7 +66,9 @@ class Costs(Picture):
 
     def data(self) -> dict[str, Any]:
         """What web/costs.js draws."""
-        return {"bars": [bar._replace(pieces=[piece._asdict() for piece in bar.pieces])._asdict() for bar in self.bars()]}
+        return {
+            "bars": [bar._replace(pieces=[piece._asdict() for piece in bar.pieces])._asdict() for bar in self.bars()]
+        }
 
     def figure(self) -> Figure:
         bars = self.bars()

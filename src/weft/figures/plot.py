@@ -6,7 +6,7 @@
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Point = tuple[float, float]
 MAX_MARKED = 40  # points of a line that are still marked one by one
@@ -133,6 +133,23 @@ class Plot:
     y: Axis = field(default_factory=Axis)
     marks: Sequence[tuple[float, str]] = ()
     size: tuple[int, int] = (480, 290)
+
+
+def plot_data(plot: Plot) -> dict[str, Any]:
+    """A chart as JSON has it, for web/chart.js; an axis names its numbers as the function of that name does."""
+    return {
+        "title": plot.title,
+        "x": _axis_data(plot.x),
+        "y": _axis_data(plot.y),
+        "series": [{**vars(each), "look": each.look._asdict()} for each in plot.series],
+        "marks": plot.marks,
+        "size": plot.size,
+    }
+
+
+def _axis_data(axis: Axis) -> dict[str, Any]:
+    ticks = axis.ticks and list(axis.ticks.items())
+    return {**vars(axis), "named": axis.named.__name__, "ticks": ticks}
 
 
 class Whisker(NamedTuple):

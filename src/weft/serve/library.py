@@ -12,6 +12,7 @@ import torch
 
 from weft.api.load import check_width, load
 from weft.api.run import Run
+from weft.compare.studies import studies
 from weft.costs.count import count
 from weft.errors import ConfigError, WeftError, out_of_memory, suggestion
 from weft.runs.folder import RunFolder, open_run
@@ -52,7 +53,8 @@ class Library:
         self.quantize, self.limits, self.device = quantize, limits, torch.device(pick_device())
         self.ready = False
         self.shelves: dict[str, Shelf] = {}
-        for folder in found(places):
+        self.places = [Path(place) for place in places]
+        for folder in found([place for place in places if not _only_studies(Path(place))]):
             name = folder.path.resolve().name
             if name in self.shelves:
                 other = self.shelves[name].folder.path
@@ -125,6 +127,11 @@ class Library:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return True
+
+
+def _only_studies(place: Path) -> bool:
+    """Whether a place is there for its comparisons, and not for runs."""
+    return bool(studies([place])) and not any(place.glob("*/config.toml"))
 
 
 def found(places: Sequence[str]) -> list[RunFolder]:
