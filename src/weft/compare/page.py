@@ -15,8 +15,8 @@ from weft.compare.ranking import NOTHING, Effect, Ranked, flops_text, main_effec
 from weft.costs.units import plain, short
 from weft.figures.charts import Panels, PanelsPage
 from weft.figures.page import Section, html_table, html_tables, part
-from weft.figures.plot import LOOKS, Axis, Look, Plot, Point, Series, Whisker, plot_data, scientific, whiskers
-from weft.figures.shapes import html_plots
+from weft.figures.plot import LOOKS, Axis, Look, Plot, Point, Series, Whisker, multiple, scientific, signed, whiskers
+from weft.figures.shapes import html_plots, plot_data
 from weft.figures.tables import WIDTH, Table, text_table, wrapped
 
 MAX_OPEN = 6  # small charts, or samples, that a page shows unasked
@@ -114,7 +114,7 @@ class ComparisonPage(PanelsPage):
                 charts = part("fold", f"{len(plots)} charts", charts)
             elif title == titles["effects"]:
                 charts += html_tables([effects_table(self.effects), grid_table(found, comparison.varied or {})])
-            sections.append(Section(title, panels[0].about, charts))
+            sections.append(Section(title, panels[0].about, charts, ("chart.js",)))
         return [*sections, Section("How it was measured", "", part("notes", method(comparison, found)))]
 
 
@@ -281,7 +281,7 @@ def multiplier_chart(found: Sequence[Ranked]) -> Panels | None:
         " more efficient. The whisker is the 95 % interval; an arrow stands at the end of what was measured: the value"
         " lies beyond."
     )
-    axis = Axis("times as many FLOPs for the baseline", log=True, named=lambda tick: f"{tick:g}×")
+    axis = Axis("times as many FLOPs for the baseline", log=True, named=multiple)
     return Panels("multipliers", about, [whiskers(f"Compute multiplier against {base}", rows, axis, 1.0)])
 
 
@@ -298,7 +298,7 @@ def effects_chart(effects: Sequence[Effect]) -> Panels | None:
         unclear, change = each.low <= 0 <= each.high, each.difference
         look = Look("soft", "o") if unclear else LOOKS[0] if change < 0 else LOOKS[1]
         rows.append(Whisker(f"{change:+.3f}  {each.name}", change, each.low, each.high, look))
-    axis = Axis("← better · change in bits per byte · worse →", named=lambda tick: f"{tick:+g}" if tick else "0")
+    axis = Axis("← better · change in bits per byte · worse →", named=signed)
     return Panels("effects", about, [whiskers("Main effects", rows, axis, 0.0)])
 
 

@@ -143,7 +143,7 @@ class ScalingPage(PanelsPage):
         panels, charts = self.panels(), []
         for title, pair in (("The law", panels[:4]), ("What it stands on", panels[4:])):
             plots = html_plots([plot for each in pair for plot in each.plots])
-            charts.append(Section(title, " ".join(each.about for each in pair), plots))
+            charts.append(Section(title, " ".join(each.about for each in pair), plots, ("chart.js",)))
         return [
             result_section(self.result, self.facts, self.command),
             *charts,
@@ -203,27 +203,22 @@ class ScalingPage(PanelsPage):
 
     def _isoflops(self) -> Panels:
         about = (
-            "A line is one budget: a larger model reads fewer tokens for it. The diamond is the lowest loss that the fit"
-            " gives for the budget. Marks are training runs, in the shade of the budget that is nearest to theirs."
+            "A line is one budget: a larger model reads fewer tokens for it. The diamond is the lowest loss that the"
+            " fit gives for the budget. Marks are training runs, in the shade of the budget that is nearest to theirs."
         )
-        spent = [point.flops for point in self.fit.points]
-        budgets = np.geomspace(min(spent), max(spent), ISOFLOPS).tolist()
-        series, sizes = (
-            list[Series](),
-            np.geomspace(*_ends([point.parameters for point in self.fit.points]), 40).tolist(),
-        )
+        points, series = self.fit.points, list[Series]()
+        spent, sizes = ([getattr(point, amount) for point in points] for amount in ("flops", "parameters"))
+        budgets, widths = _spread(spent, ISOFLOPS), _spread(sizes, 40)
+        nearest = [min(budgets, key=lambda one: abs(math.log(flops / one))) for flops in spent]
         for number, budget in enumerate(budgets):
-            colour = _shade(number / (ISOFLOPS - 1))
-            near = [
-                run for run in self.fit.points if min(budgets, key=lambda one: abs(math.log(run.flops / one))) == budget
-            ]
-            line = [(size, self.fit.predict(size, budget / 6 / size)) for size in sizes]
-            best = self.fit.optimal(budget)
+            colour, best = _shade(number / (ISOFLOPS - 1)), self.fit.optimal(budget)
+            line = [(size, self.fit.predict(size, budget / 6 / size)) for size in widths]
+            near = [(run.parameters, run.loss) for run, its in zip(points, nearest, strict=True) if its == budget]
             series.append(Series(points=line, look=Look(colour, width=1.3), labels=[scientific(budget)]))
-            series.append(Series(points=[(run.parameters, run.loss) for run in near], look=Look(colour, "o", width=0)))
-            if sizes[0] <= best[0] <= sizes[-1]:
+            series.append(Series(points=near, look=Look(colour, "o", width=0)))
+            if widths[0] <= best[0] <= widths[-1]:
                 series.append(Series(points=[(best[0], self.fit.predict(*best))], look=Look("c1", "D", width=0)))
-        plot = Plot("Bits per byte against parameters, by budget", series, PARAMETERS, BITS, size=SIZE)
+        plot = Plot("Bits per byte against parameters, by FLOPs", series, PARAMETERS, BITS, size=SIZE)
         return Panels("scaling-isoflops", about, [plot])
 
     def _optima(self) -> Panels:
@@ -273,8 +268,9 @@ class ScalingPage(PanelsPage):
         return Panels("scaling-residuals", about, [Plot("Residuals: measured less predicted", series, x, y, size=SIZE)])
 
 
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    return min(values), max(values)
+def _spread(values: Sequence[float], count: int) -> list[float]:
+    """From the least to the largest, evenly on a logarithmic axis."""
+    return [float(value) for value in np.geomspace(min(values), max(values), count)]
 
 
 def _shade(part: float) -> str:

@@ -66,9 +66,8 @@ class Costs(Picture):
 
     def data(self) -> dict[str, Any]:
         """What web/costs.js draws."""
-        return {
-            "bars": [bar._replace(pieces=[piece._asdict() for piece in bar.pieces])._asdict() for bar in self.bars()]
-        }
+        bars = self.bars()
+        return {"bars": [{**bar._asdict(), "pieces": [piece._asdict() for piece in bar.pieces]} for bar in bars]}
 
     def figure(self) -> Figure:
         bars = self.bars()

@@ -12,8 +12,8 @@ from matplotlib.patches import Rectangle
 
 from weft.figures.page import html_charts, html_tables
 from weft.figures.picture import COLOURS, FIGURES, SHADES, Picture, new_figure, svg
-from weft.figures.plot import Plot, plot_data
-from weft.figures.shapes import AREAS, TEXTS, laid_out, plot_svg
+from weft.figures.plot import Plot
+from weft.figures.shapes import AREAS, TEXTS, html_plot, laid_out, plot_data
 from weft.figures.tables import Table, text_tables
 
 UNITS = 104  # of a plot's plane to the inch
@@ -55,7 +55,9 @@ class Charts(Picture):
     def html(self) -> str:
         """Every chart by itself, so that a narrow page shows them in full size, and the tables."""
         charts = self.charts()
-        drawn = [plot_svg(each) if isinstance(each, Plot) else svg(self._figure([each]), each.title) for each in charts]
+        drawn = [
+            html_plot(each) if isinstance(each, Plot) else svg(self._figure([each]), each.title) for each in charts
+        ]
         return html_charts(drawn) + html_tables(self.tables())
 
     def text(self) -> str | None:

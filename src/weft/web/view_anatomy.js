@@ -19,7 +19,7 @@ const growth = {
     const charts = h("div", { class: "charts" });
     place.append(charts);
     const drawn = plots.map(plot => chart.mount(charts.appendChild(h("div")), plot));
-    return { svg: () => drawn.map(each => each.svg()) };
+    return { svg: () => drawn.map(each => each.picture()), close: () => drawn.forEach(each => each.close()) };
   },
 };
 const MODULES = { anatomy, costs, growth, graph };
@@ -39,7 +39,7 @@ export async function mount(main, context) {
       field("Architecture", select([...own, ...presets.map(name => [name, name])], preset() ?? "",
         name => change({ preset: name || undefined }))),
       h("div", { class: "anatomy-tabs", role: "group", "aria-label": "What is shown" }, tabs)),
-    said, place,
+    place, said,
     tools({ name: `anatomy-${preset() ?? info?.id}`, svg: () => drawn?.svg?.(), command }));
 
   function command() {
@@ -64,6 +64,7 @@ export async function mount(main, context) {
     try {
       const query = new URLSearchParams(of ? { preset: of } : { model: info.id });
       const data = await api.get(`v1/architecture/${name}?${query}`, AbortSignal.any([signal, mine.signal]));
+      drawn?.close?.();
       said.textContent = data.about;
       place.replaceChildren();
       drawn = MODULES[name].mount(place, data, { shown: state, changed: changes => context.set(changes) });
