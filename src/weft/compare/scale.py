@@ -41,6 +41,7 @@ FURTHER = 30.0  # times the largest budget that was fitted: so far the optimal s
 FLOPS = Axis("FLOPs in training", log=True, named=scientific, pad=0.06)
 PARAMETERS = Axis("parameters", log=True, named=short, pad=0.08)
 AGAINST = {"flops": FLOPS, "tokens": Axis("tokens", log=True, named=short, pad=0.06)}
+LINE = 24  # points of a curve of the fit
 ISOFLOPS = 4  # budgets, from that of the smallest run to that of the largest
 SIZE = (480, 330)  # of a chart
 CONSTANTS = {
@@ -188,9 +189,9 @@ class ScalingPage(PanelsPage):
         for number, (size, runs) in enumerate(sizes.items()):
             colour = _shade(number / max(len(sizes) - 1, 1))
             each = float(np.mean([getattr(run, amount) / run.tokens for run in runs]))
-            tokens = np.geomspace(runs[0].tokens, runs[-1].tokens, 40).tolist()
+            tokens = _spread([run.tokens for run in runs], LINE)
             line = [(each * count, self.fit.predict(size, count)) for count in tokens]
-            series.append(Series(points=line, look=Look(colour, width=1.3), labels=[*[""] * 39, short(size)]))
+            series.append(Series(points=line, look=Look(colour, width=1.3), labels=[*[""] * (LINE - 1), short(size)]))
             measured = [(getattr(run, amount), run.loss) for run in runs]
             series.append(Series(points=measured, look=Look(colour, "o", width=0)))
         if self.check:
@@ -208,7 +209,7 @@ class ScalingPage(PanelsPage):
         )
         points, series = self.fit.points, list[Series]()
         spent, sizes = ([getattr(point, amount) for point in points] for amount in ("flops", "parameters"))
-        budgets, widths = _spread(spent, ISOFLOPS), _spread(sizes, 40)
+        budgets, widths = _spread(spent, ISOFLOPS), _spread(sizes, LINE)
         nearest = [min(budgets, key=lambda one: abs(math.log(flops / one))) for flops in spent]
         for number, budget in enumerate(budgets):
             colour, best = _shade(number / (ISOFLOPS - 1)), self.fit.optimal(budget)
@@ -228,7 +229,7 @@ class ScalingPage(PanelsPage):
             " is continued."
         )
         spent = [point.flops for point in self.fit.points]
-        budgets = np.geomspace(min(spent), max(FURTHER * max(spent), 1.5 * self.budget), 40).tolist()
+        budgets = _spread([min(spent), max(FURTHER * max(spent), 1.5 * self.budget)], LINE)
         best = [(flops, self.fit.optimal(flops)[0]) for flops in budgets]
         asked = [(self.budget, self.fit.optimal(self.budget)[0])]
         series = [
@@ -245,7 +246,7 @@ class ScalingPage(PanelsPage):
             " optimal sizes."
         )
         budgets = [point.flops for point in (*self.fit.points, *([self.check.measured] if self.check else []))]
-        best = [self.fit.optimal(float(flops)) for flops in np.geomspace(min(budgets), max(budgets), 40)]
+        best = [self.fit.optimal(flops) for flops in _spread(budgets, LINE)]
         line = Series(points=[(tokens, size) for size, tokens in best], look=Look("soft", dash="6 3", width=1.2))
         losses = [math.log(point.loss) for point in self.fit.points]
         span = max(losses) - min(losses) or 1.0

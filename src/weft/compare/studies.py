@@ -14,10 +14,10 @@ from weft.errors import RunError, WeftError
 from weft.runs.folder import RunFolder
 
 MAX_STUDY_BYTES = 32 << 20
-# what each writes at its end, and the plan and the results that it begins with
+# what each writes at its end, its results so far, and what was asked for
 KINDS = {
-    "compare": ("compare.json", PLAN, "results.jsonl"),
-    "scale": ("scale.json", f"{LADDER}/{PLAN}", f"{LADDER}/results.jsonl"),
+    "compare": ("compare.json", "results.jsonl", PLAN),
+    "scale": ("scale.json", f"{LADDER}/results.jsonl", f"{LADDER}/{PLAN}"),
 }
 UNTOLD = ("name", "seed", "data")  # settings that every contender has in common, or that are its place on this machine
 
@@ -41,7 +41,7 @@ def kind_of(folder: Path) -> str:
 def read_study(folder: Path) -> dict[str, Any]:
     """What its page shows, as values; of one that has not ended, what was asked and how many runs have finished."""
     kind = kind_of(folder)
-    end, plan, results = (folder / name for name in KINDS[kind])
+    end, results, plan = (folder / name for name in KINDS[kind])
     try:
         if end.is_file():
             found = json.loads(files.read_text(end, MAX_STUDY_BYTES))
@@ -49,7 +49,7 @@ def read_study(folder: Path) -> dict[str, Any]:
                 return {**found, "finished": True, "settings": _differing(folder / "runs")}
             raise ValueError
         command = json.loads(files.read_text(plan, MAX_STUDY_BYTES))["command"]
-        runs = files.read_text(results, MAX_STUDY_BYTES).count("\n") if results.is_file() else 0
+        runs = files.read_text(results, MAX_STUDY_BYTES).count("\n")
         return {"kind": kind, "finished": False, "command": str(command), "runs": runs}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise RunError(f"{folder}: holds no results that weft wrote; run the comparison again") from None

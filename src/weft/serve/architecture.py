@@ -16,6 +16,7 @@ from weft.errors import suggestion
 from weft.explain.costs import Costs
 from weft.explain.growth import Growth
 from weft.models.presets import PRESETS
+from weft.models.presets import preset as preset_named
 from weft.recipe.config import Recipe
 from weft.serve.errors import RefusedError
 from weft.serve.events import answered, server_of
@@ -29,9 +30,9 @@ _turn = threading.Lock()  # one is drawn at a time: however many ask, a processo
 
 
 @router.get("/v1/presets")
-async def presets() -> dict[str, list[str]]:
-    """The names of the architectures that weft knows."""
-    return {"data": list(PRESETS)}
+async def presets() -> dict[str, list[dict[str, str]]]:
+    """The names and kinds of the architectures that weft knows."""
+    return {"data": [{"name": name, "kind": preset_named(name).kind} for name in PRESETS]}
 
 
 @router.get("/v1/architecture/{view}")

@@ -13,6 +13,7 @@ export const path = "anatomy";
 export const shows = () => true;
 
 const SHOWN = { anatomy: "Parts", costs: "Costs", growth: "Growth", graph: "Graph" };
+const COUNTS = "An n-gram model looks up counts: it has no weights that cost anything, and nothing that a graph could show.";
 const OF_A_GRAPH = ["open", "at", "shapes", "backward"];
 const growth = {
   mount(place, { plots }) {
@@ -29,14 +30,15 @@ export async function mount(main, context) {
   const presets = (await api.get("v1/presets", signal)).data;
   let drawn = null, asked = null;
   const current = () => state.show in SHOWN ? state.show : "anatomy";
-  const preset = () => presets.includes(state.preset) ? state.preset : info ? undefined : "gpt2";
+  const preset = () => presets.some(each => each.name === state.preset) ? state.preset : info ? undefined : "gpt2";
+  const kind = () => preset() ? presets.find(each => each.name === preset()).kind : info.kind;
   const own = info ? [["", `${info.id}, this model`]] : [];
   const place = h("div", { class: "anatomy-place" }), said = h("p", { class: "soft about" });
   const tabs = Object.entries(SHOWN).map(([name, label]) =>
     h("button", { type: "button", "data-show": name, onclick: () => change({ show: name }) }, label));
   main.append(
     h("div", { class: "fields" },
-      field("Architecture", select([...own, ...presets.map(name => [name, name])], preset() ?? "",
+      field("Architecture", select([...own, ...presets.map(({ name }) => [name, name])], preset() ?? "",
         name => change({ preset: name || undefined }))),
       h("div", { class: "anatomy-tabs", role: "group", "aria-label": "What is shown" }, tabs)),
     place, said,
@@ -55,12 +57,20 @@ export async function mount(main, context) {
     show();
   }
 
+  function tell(why) {
+    drawn = null;
+    said.textContent = "";
+    place.replaceChildren(h("p", {}, why));
+    place.removeAttribute("aria-busy");
+  }
+
   async function show() {
     asked?.abort();
     asked = new AbortController();
     const mine = asked, name = current(), of = preset();
     for (const tab of tabs) tab.setAttribute("aria-pressed", String(tab.dataset.show === name));
     place.setAttribute("aria-busy", "true");
+    if (kind() === "ngram" && name !== "anatomy") return tell(COUNTS);
     try {
       const query = new URLSearchParams(of ? { preset: of } : { model: info.id });
       const data = await api.get(`v1/architecture/${name}?${query}`, AbortSignal.any([signal, mine.signal]));
@@ -71,9 +81,7 @@ export async function mount(main, context) {
       place.append(...data.tables.map(table));
     } catch (error) {
       if (error.status !== 400) return context.fail(error);
-      drawn = null; // a model that has no such view says why
-      said.textContent = "";
-      place.replaceChildren(h("p", {}, error.message));
+      tell(error.message); // a model that has no such view says why
     } finally {
       if (mine === asked) place.removeAttribute("aria-busy");
     }

@@ -21,7 +21,7 @@ export async function mount(main, context) {
   const studies = (await api.get("v1/comparisons", signal)).data;
   if (!studies.length) {
     main.append(h("p", {}, "There is no comparison in the folders of this server. These commands make one; "
-      + "then name its folder beside the runs: weft serve runs comparisons"), HOW.map(line => h("pre", {}, line)));
+      + "then name its folder beside the runs: weft serve runs comparisons"), ...HOW.map(line => h("pre", {}, line)));
     return {};
   }
   const place = h("div");
@@ -59,7 +59,7 @@ export async function mount(main, context) {
       drawn = draw(into, { ...panel.plots[0], size: WIDE, hidden: hidden() },
         { hidden: names => context.set({ hidden: names.join("\n") || undefined }) });
     };
-    section.append(h("div", { class: "anatomy-tabs", role: "group", "aria-label": "Bits per byte against" },
+    section.append(h("div", { class: "compare-axes", role: "group", "aria-label": "Bits per byte against" },
       h("span", { class: "soft" }, "Bits per byte against "), axes), into, said);
     return [section, fill];
   }
