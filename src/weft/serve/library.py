@@ -1,7 +1,6 @@
 """The models of a server by name: loaded when first asked for, and unloaded when memory is short."""
 
 import asyncio
-import gc
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -21,7 +20,7 @@ from weft.runs.folder import LOCK, RunFolder, open_run
 from weft.runs.listing import RunRow, run_folders, run_row
 from weft.serve.config import Limits
 from weft.serve.errors import RefusedError
-from weft.serve.worker import Worker
+from weft.serve.worker import Worker, keep_loaded
 from weft.training.precision import pick_device
 from weft.training.preflight import free_memory
 
@@ -172,7 +171,7 @@ class Library:
         assert worker is not None
         await asyncio.to_thread(worker.close)
         del worker
-        gc.collect()
+        keep_loaded()  # and let go of what is not
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return True
