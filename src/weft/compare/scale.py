@@ -215,7 +215,9 @@ class ScalingPage(PanelsPage):
             colour, best = _shade(number / (ISOFLOPS - 1)), self.fit.optimal(budget)
             line = [(size, self.fit.predict(size, budget / 6 / size)) for size in widths]
             near = [(run.parameters, run.loss) for run, its in zip(points, nearest, strict=True) if its == budget]
-            series.append(Series(points=line, look=Look(colour, width=1.3), labels=[scientific(budget)]))
+            series.append(
+                Series(points=line, look=Look(colour, width=1.3), labels=[*[""] * (LINE - 1), scientific(budget)])
+            )
             series.append(Series(points=near, look=Look(colour, "o", width=0)))
             if widths[0] <= best[0] <= widths[-1]:
                 series.append(Series(points=[(best[0], self.fit.predict(*best))], look=Look("c1", "D", width=0)))

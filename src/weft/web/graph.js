@@ -344,8 +344,13 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
     }
   });
   render();
-  const at = Number(shown.at ?? NaN);
-  if (marks.has(at)) pick(at, false);
+  const at = Number(shown.at ?? NaN), entry = [...marks.values()].find(mark => !mark.box.inside)?.box;
+  if (marks.has(at)) {
+    pick(at, false);
+    marks.get(at).button.scrollIntoView({ block: "nearest", inline: "center" });
+  } else if (entry) {
+    view.scrollLeft = entry.x + MARGIN + entry.port - view.clientWidth / 2; // a graph may be wider than a phone
+  }
   return { svg: () => picture([...marks.values()], svg, title) };
 }
 

@@ -4,7 +4,7 @@ import * as chart from "./chart.js";
 import * as costs from "./costs.js";
 import { field, h, select } from "./dom.js";
 import * as graph from "./graph.js";
-import { quoted, tools } from "./save.js";
+import { quoted, svgOfText, tools } from "./save.js";
 import { table } from "./table.js";
 
 export const title = "Anatomy";
@@ -42,7 +42,7 @@ export async function mount(main, context) {
         name => change({ preset: name || undefined }))),
       h("div", { class: "anatomy-tabs", role: "group", "aria-label": "What is shown" }, tabs)),
     place, said,
-    tools({ name: `anatomy-${preset() ?? info?.id}`, svg: () => drawn?.svg?.(), command }));
+    tools({ name: `anatomy-${preset() ?? info?.id}`, svg: () => drawn?.svg() ?? svgOfText([place.textContent]), command }));
 
   function command() {
     const source = quoted(preset() ?? `runs/${info.id}`), show = current();

@@ -1,7 +1,7 @@
 // What `weft compare` and `weft scale` found, in the folders that the server was given: curves, ranking, laws.
 import * as chart from "./chart.js";
 import { field, h, select } from "./dom.js";
-import { tools } from "./save.js";
+import { svgOfText, tools } from "./save.js";
 import { table } from "./table.js";
 
 export const title = "Compare";
@@ -32,7 +32,7 @@ export async function mount(main, context) {
     show().catch(context.fail);
   });
   main.append(h("div", { class: "fields" }, field("Comparison", choice)), place,
-    tools({ name: "compare", svg: () => charts.map(each => each.picture()), command: () => shown?.command || HOW[0] }));
+    tools({ name: "compare", svg: () => charts.length ? charts.map(each => each.picture()) : svgOfText([place.textContent]), command: () => shown?.command || HOW[0] }));
 
   const draw = (into, plot, on) => {
     const drawn = chart.mount(into.appendChild(h("div")), plot, on);
@@ -81,6 +81,7 @@ export async function mount(main, context) {
   async function show() {
     const study = known();
     choice.value = study.name;
+    if (study.problem) return place.replaceChildren(h("p", {}, study.problem));
     place.setAttribute("aria-busy", "true");
     try {
       const data = await api.get(`v1/comparisons/${encodeURIComponent(study.name)}`, signal);
@@ -91,9 +92,6 @@ export async function mount(main, context) {
       place.replaceChildren(...data.finished ? [] : unfinished(data));
       if (data.finished) fillPlace(data);
       document.dispatchEvent(new CustomEvent("weft-state")); // the command is another one
-    } catch (error) {
-      if (error.status !== 409) throw error;
-      place.replaceChildren(h("p", {}, error.message)); // damaged: it says why
     } finally {
       place.removeAttribute("aria-busy");
     }
