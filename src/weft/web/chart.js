@@ -1,17 +1,18 @@
 // A chart that one can point at: lines with bands, points, bars and marks on even or logarithmic axes. Dragging and the
 // keys + − 0 zoom, the pointer and the arrow keys read every series' value, its name in the legend switches one off.
-import { drawable, exact, firstFrom, share, smoothed, unshare, valueAt } from "./chart_axes.js";
+import { alike, drawable, exact, firstFrom, share, smoothed, unshare, valueAt } from "./chart_axes.js";
 import { atText, drawn, frameOf, points, round, sample } from "./chart_draw.js";
 import { h, s, uniqueId } from "./dom.js";
 
 const MIN_DRAG = 5; // pixels; less is a click
 const MIN_WIDTH = 220; // pixels
+const NEAR = 5; // pixels from a mark, which is told then
 const MIN_SMOOTHED = 30; // points of a line that is worth smoothing
 const LOOK = { colour: "c0", marker: "", dash: "", width: 1.8 };
 
-// { title, size, x, y, series: [{ name, x, y, look, band, labels, level, background, bars }], marks: [[x, text, name]] },
-// as figures/shapes.py's plot_data has it; and smooth, zoom, hidden (names), controls. `on`: { zoom, read, hidden } are
-// told of changes that a person makes. What `picture` gives has its legend inside.
+// { title, size, x, y, series: [{ name, x, y, look, band, labels, level, background, bars, certain (never smoothed) }],
+//   marks: [[x, text, name]] }, as figures/shapes.py's plot_data has it; and smooth, zoom, hidden (names), controls.
+// `on`: { zoom, read, hidden } are told of changes that a person makes. What `picture` gives has its legend inside.
 export function mount(element, data, on = {}) {
   const chart = new Chart(element, data, on);
   return { update: changes => chart.update(changes), zoom: range => chart.zoom(range, false),
@@ -57,8 +58,9 @@ class Chart {
 
   // A series' values as they are drawn; the raw ones stay faint behind them.
   valuesOf(each) {
-    const weight = this.data.smooth ?? 0;
-    if (!weight || each.x.length < 3 || !each.look.width || each.look.marker || each.background || each.bars) return each.y;
+    const weight = this.data.smooth ?? 0, { look } = each;
+    const plain = look.width && !look.marker && !each.background && !each.bars && !each.certain;
+    if (!weight || !plain || each.x.length < 3) return each.y;
     const known = this.memory.get(each.y);
     if (known?.weight === weight) return known.ys;
     if (this.memory.size > 64) this.memory.clear();
@@ -70,11 +72,12 @@ class Chart {
   // ---- legend and controls
 
   showNames() {
-    const shown = this.series.filter(each => each.name), sign = JSON.stringify(shown.map(({ name, look }) => [name, look]));
+    const shown = this.series.filter(each => each.name), told = shown.length > 1 || this.reads;
+    const sign = JSON.stringify([told, shown.map(({ name, look }) => [name, look])]);
     if (sign !== this.sign) {
       this.sign = sign;
       this.cells = new Map(); // where the values of a name are told
-      this.legend.replaceChildren(...shown.length > 1 || this.reads ? shown.map(each => this.entry(each, shown.length)) : []);
+      this.legend.replaceChildren(...told ? shown.map(each => this.entry(each, shown.length)) : []);
     }
     if (this.controls && !this.controls.childNodes.length && this.zooms) this.addControls();
   }
@@ -98,15 +101,15 @@ class Chart {
   }
 
   addControls() {
-    const lines = this.series.filter(each => each.look.width && !each.background);
-    this.controls.append(...["x", "y"].filter(key => this.series.every(each => each[key].every(value => value === null || value > 0)))
-      .map(key => this.logButton(key)));
-    if (!lines.some(each => each.x.length >= MIN_SMOOTHED)) return;
-    const input = h("input", { type: "range", id: uniqueId("smooth"), min: 0, max: 0.99, step: 0.01, value: this.data.smooth ?? 0,
-      oninput: () => {
-        cancelAnimationFrame(this.waiting);
-        this.waiting = requestAnimationFrame(() => this.update({ smooth: Number(input.value) }));
-      } });
+    const positive = key => this.series.every(each => each[key].every(value => value === null || value > 0));
+    this.controls.append(...["x", "y"].filter(positive).map(key => this.logButton(key)));
+    const smooths = each => each.x.length >= MIN_SMOOTHED && each.look.width && !each.look.marker && !each.background;
+    if (!this.series.some(smooths)) return;
+    const input = h("input", { type: "range", id: uniqueId("smooth"), min: 0, max: 0.99, step: 0.01, oninput: () => {
+      cancelAnimationFrame(this.waiting);
+      this.waiting = requestAnimationFrame(() => this.update({ smooth: Number(input.value) }));
+    } });
+    input.value = this.data.smooth ?? 0;
     this.controls.append(h("span", { class: "plot-smooth" }, h("label", { for: input.id }, "smooth"), input));
   }
 
@@ -136,6 +139,10 @@ class Chart {
   }
 
   redraw() {
+    if (this.from) { // somebody is choosing a range on what is drawn now
+      this.late = true;
+      return;
+    }
     this.width = this.place.clientWidth;
     const focused = this.place.contains(document.activeElement), svg = this.draw(false);
     this.moving = focused; // what is taken away is blurred, and is not to be forgotten
@@ -195,16 +202,20 @@ class Chart {
     }
     if (inside) shapes.push(s("polyline", { points: points([frame.top, frame.foot].map(y => [frame.xOf(at), y])) }));
     this.pointer.replaceChildren(...shapes);
-    const near = (data.marks ?? []).filter(([x]) => inside && Math.abs(frame.xOf(x) - frame.xOf(at)) < 5).map(each => each[1]);
-    const words = inside ? [`${atText(data.x, at)}${data.smooth ? ", smoothed" : ""}`, ...near.slice(0, 2)].join(" · ") : "";
+    const near = ([x]) => Math.abs(frame.xOf(x) - frame.xOf(at)) < NEAR;
+    const marked = inside ? (data.marks ?? []).filter(near).map(each => each[1]).slice(0, 2) : [];
+    const words = inside ? [atText(data.x, at) + (data.smooth ? ", smoothed" : ""), ...marked].join(" · ") : "";
     this.told.textContent = this.legend.childNodes.length || !words ? words : `${words}: ${told.join(", ")}`;
-    for (const [name, cells] of this.cells) cells.forEach((cell, n) => { cell.textContent = values.get(name)?.[n] ?? ""; });
+    for (const [name, cells] of this.cells) {
+      cells.forEach((cell, n) => { cell.textContent = values.get(name)?.[n] ?? ""; });
+    }
     if (this.place.contains(document.activeElement)) this.live.textContent = words && `${words}: ${told.join(", ")}`;
   }
 
   // ---- zooming
 
   zoom(range, tell = true) {
+    if (range && alike(...range)) return;
     this.range = range;
     this.redraw();
     if (tell) this.on.zoom?.(range);
@@ -218,23 +229,31 @@ class Chart {
   wider(middle) {
     const { xRange } = this.frame, log = this.data.x.log;
     const whole = frameOf({ ...this, range: null, valuesOf: this.valuesOf }, 480, 290).xRange;
-    const low = Math.max(whole[0], unshare(-middle, xRange, log)), high = Math.min(whole[1], unshare(2 - middle, xRange, log));
+    const low = Math.max(whole[0], unshare(-middle, xRange, log));
+    const high = Math.min(whole[1], unshare(2 - middle, xRange, log));
     this.zoom(low <= whole[0] && high >= whole[1] ? null : [low, high]);
   }
 
+  // The end of a drag; what came in the meantime is drawn.
+  release() {
+    this.from = null;
+    if (this.late) this.redraw();
+    this.late = false;
+  }
+
   listen(svg) {
-    let from = null, moved = false;
+    let moved = false;
     const where = event => {
       const box = svg.getBoundingClientRect(), { left, right, width, xRange } = this.frame;
       const pixel = (event.clientX - box.left) * width / box.width;
       const part = Math.max(0, Math.min(1, (pixel - left) / (right - left)));
       return { pixel, x: unshare(part, xRange, this.data.x.log) };
     };
-    const chosen = event => [from.x, where(event).x].sort((one, other) => one - other);
+    const chosen = event => [this.from.x, where(event).x].sort((one, other) => one - other);
     const on = (name, work) => svg.addEventListener(name, work);
-    on("pointerdown", event => { if (event.button === 0) { from = where(event); moved = false; } });
+    on("pointerdown", event => { if (event.button === 0) { this.from = where(event); moved = false; } });
     on("pointermove", event => {
-      if (!from || !this.zooms || (!moved && Math.abs(where(event).pixel - from.pixel) < MIN_DRAG)) {
+      if (!this.from || !this.zooms || (!moved && Math.abs(where(event).pixel - this.from.pixel) < MIN_DRAG)) {
         this.read(this.nearest(where(event).x));
         return;
       }
@@ -244,12 +263,16 @@ class Chart {
       this.pointer.replaceChildren(s("rect", { class: "chosen", x, y: top, width: end - x, height: foot - top }));
     });
     on("pointerup", event => {
-      const range = moved && from && chosen(event);
-      from = null;
+      const range = moved && this.from && chosen(event);
+      this.release();
       if (range && range[1] > range[0]) this.zoom(range);
     });
-    on("pointerleave", () => { if (!from || !moved) this.read(null); });
-    on("pointercancel", () => { from = null; this.read(null); });
+    on("pointerleave", () => {
+      if (this.from && moved) return;
+      this.release();
+      this.read(null);
+    });
+    on("pointercancel", () => { this.release(); this.read(null); });
     on("dblclick", () => { if (this.zooms) this.zoom(null); });
     on("blur", () => { if (!this.moving) this.read(null); });
     on("keydown", event => this.key(event));

@@ -10,7 +10,8 @@ export function scientific(value) {
 }
 
 function short(value) {
-  const [unit, name] = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]].find(each => Math.abs(value) >= each[0]) ?? [1, ""];
+  const units = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]];
+  const [unit, name] = units.find(each => Math.abs(value) >= each[0]) ?? [1, ""];
   return `${general(value / unit, 3)}${name}`;
 }
 
@@ -36,12 +37,15 @@ export function exact(value, axis = {}) {
 
 // ---- axes
 
+// Whether two numbers differ by no more than what computing them leaves: nothing can be told apart between them.
+export const alike = (low, high) => high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high));
+
 export function limits(axis, values) {
   let low = Infinity, high = -Infinity;
   for (const each of [values, axis.holds ?? []]) {
     for (const value of each) { if (value < low) low = value; if (value > high) high = value; }
   }
-  if (low === high) {
+  if (alike(low, high)) {
     const around = Math.abs(low) / 10 || 1;
     return axis.log ? [low / 1.1, high * 1.1] : [low - around, high + around];
   }
@@ -50,18 +54,21 @@ export function limits(axis, values) {
     held.includes(high) ? high : axis.log ? high * margin : high + margin];
 }
 
-// Below what a few spikes reach that are far above nine tenths of all values.
+// Below what a few spikes reach that are far above nine tenths of these values.
 export function calmTop(values) {
   if (!values.length) return Infinity;
   const sorted = Float64Array.from(values).sort(), high = sorted[Math.floor(0.9 * (sorted.length - 1))];
   return high + 4 * Math.max(high - sorted[0], Math.abs(high) * 0.05);
 }
 
-function evenTicks(low, high, most) {
+const SECONDS = [60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400]; // round on a clock
+
+function evenTicks(low, high, most, ofTime = false) {
   const raw = (high - low) / most, power = 10 ** Math.floor(Math.log10(raw));
-  const step = power * [1, 2, 2.5, 5, 10].find(times => power * times >= raw * 0.999);
-  const found = [];
-  for (let n = Math.ceil(low / step - 1e-9); n <= Math.floor(high / step + 1e-9); n++) found.push(Number((n * step).toPrecision(12)));
+  const clock = ofTime && raw > 30 && SECONDS.find(size => size >= raw * 0.999);
+  const step = clock || power * [1, 2, 2.5, 5, 10].find(times => power * times >= raw * 0.999);
+  const first = Math.ceil(low / step - 1e-9), last = Math.floor(high / step + 1e-9), found = [];
+  for (let n = 0; n <= Math.min(last - first, 100); n++) found.push(Number(((first + n) * step).toPrecision(12)));
   return found;
 }
 
@@ -81,7 +88,8 @@ function logTicks(low, high, most) {
 }
 
 export function ticksOf(axis, [low, high], most) {
-  return (axis.log ? logTicks : evenTicks)(low, high, Math.max(1, most)).map(tick => [tick, named(axis)(tick)]);
+  const found = axis.log ? logTicks(low, high, most) : evenTicks(low, high, most, axis.named === "duration");
+  return found.map(tick => [tick, named(axis)(tick)]);
 }
 
 export const share = (value, [low, high], log) =>
@@ -123,26 +131,31 @@ export function valueAt(xs, ys, x) {
 }
 
 // Places as lines: many points in one column of pixels become its lowest and its highest; gaps end a line.
-export function linesOf(xs, ys, [from, to], place, thin) {
+export function linesOf({ x: xs }, ys, [from, to], { x, y }, { xOf, yOf }, thin) {
   const lines = [];
-  let line = null, column = null, low = null, high = null, last = null;
+  let line = null, column = null, low = 0, high = 0, last = 0; // of a column, the indices of three points
+  const add = n => line.push([xOf(xs[n]), yOf(ys[n])]);
   const flush = () => {
-    if (low === null) return;
-    line.push(...low === high ? [low] : low.n < high.n ? [low, high] : [high, low]);
-    if (last !== low && last !== high) line.push(last);
-    low = high = last = null;
+    if (column !== null) [...new Set([low, high, last])].sort((one, other) => one - other).forEach(add);
+    column = null;
   };
   for (let n = from; n < to; n++) {
-    const point = place(xs[n], ys[n]);
-    if (!point) { if (line) { flush(); line = null; } continue; }
-    if (!line) { line = []; lines.push(line); column = null; }
-    if (!thin) { line.push(point); continue; }
-    point.n = n;
-    if (Math.round(point[0]) !== column) { flush(); column = Math.round(point[0]); }
-    if (low === null || point[1] > low[1]) low = point;
-    if (high === null || point[1] < high[1]) high = point;
-    last = point;
+    if (!drawable(xs[n], x.log) || !drawable(ys[n], y.log)) {
+      flush();
+      line = null;
+      continue;
+    }
+    if (!line) lines.push(line = []);
+    if (!thin) { add(n); continue; }
+    const here = Math.round(xOf(xs[n]));
+    if (here !== column) {
+      flush();
+      [column, low, high] = [here, n, n];
+    }
+    if (ys[n] < ys[low]) low = n;
+    if (ys[n] > ys[high]) high = n;
+    last = n;
   }
-  if (line) flush();
+  flush();
   return lines;
 }

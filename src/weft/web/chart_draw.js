@@ -5,10 +5,12 @@ import { s } from "./dom.js";
 const EDGE = 14, GAP = 17, LETTER = 7, BOLD = 8; // around everything; between lines of text; width of a letter, about
 const ARROW = 44; // width of one with the number beside it
 const MANY = 40; // points of a line, which are then no longer marked one by one
+const MAX_SAMPLED = 5000; // values by which spikes are told from the rest
 const MAX_MARKERS = 4000; // of points without a line
 const CIRCLES = { o: 2.6, ".": 1.8, ring: 5.5 };
-const MARKERS = { s: "m-3-3h6v6h-6z", "^": "m0-4 4 7h-8z", D: "m0-4 4 4-4 4-4-4z", v: "m0 4 4-7h-8z", ">": "m4 0-7 4v-8z",
-  "<": "m-4 0 7 4v-8z", "*": "m0-6 1.4 4.2h4.4l-3.6 2.6 1.4 4.2-3.6-2.6-3.6 2.6 1.4-4.2-3.6-2.6h4.4z",
+const MARKERS = { s: "m-3-3h6v6h-6z", "^": "m0-4 4 7h-8z", D: "m0-4 4 4-4 4-4-4z", v: "m0 4 4-7h-8z",
+  ">": "m4 0-7 4v-8z", "<": "m-4 0 7 4v-8z",
+  "*": "m0-6 1.4 4.2h4.4l-3.6 2.6 1.4 4.2-3.6-2.6-3.6 2.6 1.4-4.2-3.6-2.6h4.4z",
   x: "m-3-3 6 6m0-6-6 6", "|": "m0-5v10", _: "m-5 0h10" };
 
 export const round = value => Math.round(value * 10) / 10;
@@ -38,8 +40,10 @@ function marker(look, [x, y], title) {
 }
 
 // How a series is drawn, for its name in a legend.
-export const sample = look => s("svg", { class: "plot-sample", viewBox: "0 0 22 10", width: 22, height: 10, "aria-hidden": "true" },
-  look.width && line([[1, 5], [21, 5]], look, "line"), look.marker && marker(look, [11, 5]));
+export function sample(look) {
+  return s("svg", { class: "plot-sample", viewBox: "0 0 22 10", width: 22, height: 10, "aria-hidden": "true" },
+    look.width > 0 && line([[1, 5], [21, 5]], look, "line"), look.marker && marker(look, [11, 5]));
+}
 
 // What stands at a value of the horizontal axis, in words.
 export function atText(axis, x) {
@@ -58,22 +62,31 @@ function span(each, range) {
 
 // The ends of both axes: of what is in sight, unless it lies in the background.
 function ranges({ data: { x, y }, range, valuesOf }, front) {
-  const xs = [], ys = [], held = [...y.holds ?? []];
+  const xEnds = [Infinity, -Infinity], yEnds = [Infinity, -Infinity], held = [...y.holds ?? []];
+  const widen = (ends, value) => { if (value < ends[0]) ends[0] = value; if (value > ends[1]) ends[1] = value; };
+  const top = y.clips ? calmTop(front.flatMap(each => some(each, valuesOf(each), range, y.log))) : Infinity;
   for (const each of front) {
     const [from, to] = span(each, range), values = valuesOf(each);
     for (let n = from; n < to; n++) {
-      if (!drawable(each.x[n], x.log) || !drawable(values[n], y.log)) continue;
-      xs.push(each.x[n]);
-      if (!range || (each.x[n] >= range[0] && each.x[n] <= range[1])) ys.push(values[n]);
+      const at = each.x[n], value = values[n];
+      if (!drawable(at, x.log) || !drawable(value, y.log)) continue;
+      widen(xEnds, at);
+      if (value <= top && (!range || (at >= range[0] && at <= range[1]))) widen(yEnds, value);
       for (const end of each.band?.[n] ?? []) if (drawable(end, y.log)) held.push(end);
     }
     if (drawable(each.level ?? null, y.log)) held.push(each.level);
   }
-  if (!xs.length) return null;
-  const top = y.clips ? calmTop(ys) : Infinity, calm = ys.filter(value => value <= top);
-  const own = limits(x, xs), zoomed = range && (!x.log || range[0] > 0) ? range : own;
-  const shown = [calm, ys, held, [1]].find(each => each.length);
+  if (xEnds[0] > xEnds[1]) return null;
+  const shown = yEnds[0] <= yEnds[1] ? yEnds : held.length ? held : [1];
+  const zoomed = range && (!x.log || range[0] > 0) ? range : limits(x, xEnds);
   return { xRange: zoomed, yRange: limits({ ...y, holds: held }, shown) };
+}
+
+// Enough of the values in sight to know what most of them are.
+function some(each, values, range, log) {
+  const [from, to] = span(each, range), stride = Math.ceil((to - from) / MAX_SAMPLED), found = [];
+  for (let n = from; n < to; n += stride) if (drawable(values[n], log)) found.push(values[n]);
+  return found;
 }
 
 // `chart` has data, series, range, hidden and valuesOf; null where there is nothing to draw.
@@ -81,7 +94,8 @@ export function frameOf(chart, width, height, withNames = false) {
   const { x, y, title } = chart.data, shown = chart.series.filter(each => !chart.hidden.has(each.name));
   const front = shown.filter(each => !each.background), found = ranges(chart, front);
   if (!found) return null;
-  const frame = { ...found, width, height, shown, front, names: [], titles: wrapped(title ?? "", (width - 2 * EDGE) / BOLD) };
+  const titles = wrapped(title ?? "", (width - 2 * EDGE) / BOLD);
+  const frame = { ...found, width, height, shown, front, titles, names: [] };
   frame.top = frame.titles.length ? 22 + GAP * (frame.titles.length - 1) : 10;
   if (withNames) frame.top = placeNames(frame, chart.series.filter(each => each.name));
   frame.top += y.clips ? 20 : 14;
@@ -107,7 +121,8 @@ function wrapped(title, most) {
     if (lines.length && `${lines.at(-1)} ${word}`.length <= most) lines[lines.length - 1] += ` ${word}`;
     else lines.push(word);
   }
-  return lines.length <= 2 ? lines : [lines[0], `${lines[1]} …`];
+  const some = lines.length <= 2 ? lines : [lines[0], `${lines[1]} …`];
+  return some.map(line => line.length <= most ? line : `${line.slice(0, most - 1)}…`); // a word may be wider than all
 }
 
 // The legend of a picture, under its title; returns where it ends.
@@ -177,8 +192,9 @@ function drawSeries(chart, frame, each, cut, over) {
     cut.append(line([frame.left, frame.right].map(at => [at, frame.yOf(each.level)]), look, "line"));
   }
   if (each.band?.length) {
-    const ends = each.band.map(([low, high], n) => [place(each.x[n], low), place(each.x[n], high)]).filter(both => both[0] && both[1]);
-    const outline = [...ends.map(both => both[0]), ...ends.map(both => both[1]).reverse()];
+    const both = each.band.map(([low, high], n) => [place(each.x[n], low), place(each.x[n], high)]);
+    const ends = both.filter(([low, high]) => low && high);
+    const outline = [...ends.map(([low]) => low), ...ends.map(([, high]) => high).reverse()];
     cut.append(s("polygon", { points: points(outline), ...coloured(look, "band") }));
   }
   if (each.bars) {
@@ -187,7 +203,9 @@ function drawSeries(chart, frame, each, cut, over) {
   }
   if (look.width && each.x.length > 1) {
     const thin = each.ascends && to - from > 2 * (frame.right - frame.left), ys = chart.valuesOf(each);
-    const draw = (values, kind) => cut.append(...linesOf(each.x, values, seen, place, thin).map(some => line(some, look, kind)));
+    const draw = (values, kind) => {
+      cut.append(...linesOf(each, values, seen, chart.data, frame, thin).map(some => line(some, look, kind)));
+    };
     if (ys !== each.y) draw(each.y, "faint");
     draw(ys, each.background ? "faint" : "line");
   }
@@ -200,7 +218,12 @@ function drawSeries(chart, frame, each, cut, over) {
     const at = label && place(each.x[n], each.y[n]), half = LETTER * label.length / 2;
     if (!at || !inside(at)) return;
     const late = at[0] + half > frame.right, early = at[0] - half < frame.left;
-    over.append(s("text", { x: round(late ? frame.right : early ? frame.left : at[0]), y: round(at[1] - 8),
+    const x = late ? frame.right : early ? frame.left : at[0], left = late ? x - 2 * half : early ? x : x - half;
+    const labels = frame.labels ??= [], taken = labels.some(other =>
+      Math.abs(other.left - left) < Math.max(other.wide, 2 * half) && Math.abs(other.y - at[1]) < GAP - 3);
+    if (taken) return; // on a narrow chart not all have space
+    labels.push({ left, y: at[1], wide: 2 * half });
+    over.append(s("text", { x: round(x), y: round(at[1] - 8),
       ...coloured(look, "tick", late ? "end" : early ? "" : "middle") }, label));
   });
 }
@@ -210,7 +233,8 @@ function drawBars(frame, each, place, told, cut) {
   each.x.forEach((value, n) => {
     const at = place(value, each.y[n]);
     if (!at) return;
-    const [low, high] = [at[0] - half, at[0] + half], corners = [[low, frame.foot], [low, at[1]], [high, at[1]], [high, frame.foot]];
+    const low = at[0] - half, high = at[0] + half;
+    const corners = [[low, frame.foot], [low, at[1]], [high, at[1]], [high, frame.foot]];
     cut.append(s("polygon", { points: points(corners), ...coloured(each.look, "bar") }, s("title", {}, told(n))));
   });
 }
@@ -220,7 +244,9 @@ function outliers(chart, frame) {
   const { x, y } = chart.data, taken = [], above = [];
   for (const each of y.clips ? frame.front : []) {
     const [from, to] = span(each, chart.range), ys = chart.valuesOf(each);
-    for (let n = from; n < to; n++) if (ys[n] > frame.yRange[1] && drawable(each.x[n], x.log)) above.push([each.x[n], ys[n]]);
+    for (let n = from; n < to; n++) {
+      if (ys[n] > frame.yRange[1] && drawable(each.x[n], x.log)) above.push([each.x[n], ys[n]]);
+    }
   }
   above.sort((one, other) => other[1] - one[1]);
   return above.slice(0, 400).flatMap(([value, high]) => {
@@ -228,8 +254,9 @@ function outliers(chart, frame) {
     const near = other => Math.abs(at - other) < (Math.max(at, other) > frame.right - ARROW ? 2 : 1) * ARROW;
     if (at < frame.left || at > frame.right || taken.some(near)) return [];
     taken.push(at);
+    const beside = { class: `tick c1 ${late ? "end" : ""}`, x: round(late ? at - 7 : at + 7), y: frame.top - 1 };
     return [marker({ colour: "c1", marker: "^" }, [at, frame.top - 5], `${atText(x, value)}: ${exact(high, y)}`),
-      s("text", { class: `tick c1 ${late ? "end" : ""}`, x: round(late ? at - 7 : at + 7), y: frame.top - 1 }, exact(high, y))];
+      s("text", beside, exact(high, y))];
   });
 }
 
