@@ -1,6 +1,8 @@
 """A page of pictures that stands alone: style, scripts and data are inside, and it asks the network for nothing."""
 
+import base64
 import json
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -13,6 +15,7 @@ from weft.figures.tables import Table
 from weft.untrusted import printable
 
 STYLES = ("page.css", "explain.css")
+IMPORTED = re.compile(r'from "\./([\w.]+)"')
 
 
 class Section(NamedTuple):
@@ -29,12 +32,15 @@ def page(
 ) -> str:
     """The whole page; as a `frame`, one that stands in a notebook beside other things. `styles` are files of web/."""
     names = dict.fromkeys(name for section in sections for name in section.scripts)
+    modules = [name for name in names if _is_module(name)]
     text = template("page.html").render(
         title=title,
         summary=summary,
         style=Markup("".join(map(web_file, styles))),
         sections=[(f"s{number}", section) for number, section in enumerate(sections)],
-        scripts=[Markup(web_file(name)) for name in names],
+        scripts=[Markup(web_file(name)) for name in names if name not in modules],
+        imports=_import_map(modules) if modules else "",
+        loader=Markup(web_file("standalone.js")),
     )
     return template("frame.html").render(page=printable(text), title=title) if frame else printable(text)
 
@@ -58,6 +64,29 @@ def html_charts(charts: Sequence[str], kind: str = "") -> Markup:
     """Charts side by side, or one below another on a narrow page; nothing where there are none."""
     drawn = Markup("".join(charts))
     return Markup('<div class="charts {}">{}</div>').format(kind, drawn) if drawn else drawn
+
+
+def mounted(module: str, value: Any, fallback: str = "") -> Markup:
+    """A place where a module of web/ draws a value; `fallback`, HTML, stands there where no script runs."""
+    return Markup('<div data-module="{}">{}{}</div>').format(module, data("data", value), Markup(fallback))
+
+
+def _is_module(name: str) -> bool:
+    return "\nexport " in web_file(name)
+
+
+def _import_map(names: Sequence[str]) -> Markup:
+    """These modules and all that they import, as an import map: a page that stands alone has them inside."""
+    imports: dict[str, str] = {}
+    left = list(names)
+    while left:
+        name = left.pop()
+        if f"weft/{name}" in imports:
+            continue
+        left += IMPORTED.findall(web_file(name))
+        text = IMPORTED.sub(r'from "weft/\1"', web_file(name))
+        imports[f"weft/{name}"] = "data:text/javascript;base64," + base64.b64encode(text.encode()).decode()
+    return Markup(json.dumps({"imports": imports}))
 
 
 def data(name: str, value: Any) -> Markup:

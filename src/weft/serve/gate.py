@@ -17,7 +17,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN_PATHS = {"/health", "/ready"}  # what a load balancer asks for has no secrets
+OPEN_PATHS = {"/health", "/ready", "/"}  # neither what a load balancer asks for nor the page has secrets
+OPEN_FOLDER = "/web/"
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s\[\]:/@]+))(?::\d*)?")
 BODY_SECONDS = 30.0  # within which a body has to arrive
 
@@ -40,7 +41,7 @@ class Gate:
             await _refuse(send, path, 421, "this server has another name; --allow-host adds one")
             return
         client = self._client(headers)
-        if client is None and path not in OPEN_PATHS:
+        if client is None and path not in OPEN_PATHS and not path.startswith(OPEN_FOLDER):
             await _refuse(send, path, 401, "a key is needed: Authorization: Bearer KEY, or x-api-key: KEY")
             return
         scope.setdefault("state", {})["client"] = client or "anybody"

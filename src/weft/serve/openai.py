@@ -15,6 +15,7 @@ from starlette.responses import Response
 from weft import __version__
 from weft.decode.config import Beam
 from weft.decode.prompt import Prompt, choices
+from weft.serve import explorer
 from weft.serve.errors import RefusedError
 from weft.serve.events import DONE, Events, answered, client_of, event, respond, server_of
 from weft.serve.library import Shelf
@@ -56,7 +57,8 @@ async def model(request: Request, name: str) -> dict[str, Any]:
 
 
 def _described(shelf: Shelf) -> dict[str, Any]:
-    return {"id": shelf.name, "object": "model", "created": shelf.created, "owned_by": "weft"}
+    known = {"id": shelf.name, "object": "model", "created": shelf.created, "owned_by": "weft"}
+    return {**known, "weft": explorer.described(shelf.folder)}
 
 
 def _head(shelf: Shelf, kind: str, prefix: str) -> dict[str, Any]:

@@ -110,6 +110,12 @@ async def score(request: Request, body: ScoreBody) -> Response:
     return await _ask(request, body, function)
 
 
+@router.post("/v1/explain/text")
+async def text(request: Request, body: Body) -> Response:
+    """A text that the run held out, or was trained on, to look at, and where it is from."""
+    return await _ask(request, body, lambda run: dict(zip(("text", "origin"), run.explain.own_text(), strict=True)))
+
+
 @router.post("/v1/explain/{view}")
 async def explain(request: Request, view: View, body: ExplainBody) -> Response:
     """What `weft explain` shows of a model and a text, as numbers."""

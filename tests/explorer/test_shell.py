@@ -1,0 +1,48 @@
+"""The page around the views: who may load what, where models come from, and what happens when the server is away."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.serve.serving import Served
+
+WEB = Path(__file__).parents[2] / "src" / "weft" / "web"
+MAX_WEB_BYTES = 400_000
+
+
+def test_the_page_may_load_nothing_from_elsewhere(server: Served) -> None:
+    answer = server.get("/")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert server.get("/web/explorer.js").headers["content-type"].startswith("text/javascript")
+
+
+def test_only_files_of_the_page_are_given_out(server: Served) -> None:
+    for name in ("..%2f__init__.py", "page.html", "nothing.js", "%2e%2e/serve/app.py", "explorer.js%00"):
+        assert server.get(f"/web/{name}").status_code == 404
+
+
+def test_the_page_is_small() -> None:
+    assert sum(file.stat().st_size for file in WEB.iterdir() if file.is_file()) <= MAX_WEB_BYTES
+
+
+def test_a_model_is_described_before_it_is_loaded(server: Served) -> None:
+    known = {each["id"]: each["weft"] for each in server.get("/v1/models").json()["data"]}
+    assert known["gpt"]["kind"] == "decoder"
+    assert known["gpt"]["continues"]
+    assert known["pairs"]["writes"]
+    assert known["ngram"]["heads"] is None
+
+
+def test_views_are_offered_and_a_model_is_chosen(page: Any, at: Callable[..., str]) -> None:
+    page.goto(at("tokens", model="lstm"))
+    page.wait_for_selector("h1")
+    assert page.locator("#chooser select").input_value() == "lstm"
+    page.locator("#chooser select").select_option("gpt")
+    page.wait_for_function("location.hash.includes('model=gpt')")
+
+
+def test_a_model_that_is_not_there_is_named(page: Any, at: Callable[..., str]) -> None:
+    page.goto(at("tokens", model="<img src=x onerror=alert(1)>"))
+    page.get_by_text("There is no model '<img src=x onerror=alert(1)>' here", exact=False).wait_for()
