@@ -37,18 +37,20 @@ HeadPlace = tuple[Kind, int, int]  # kind, layer, head
 
 @dataclass(frozen=True)
 class WithoutHeads:
-    """A text as a model reads it while some heads give zeros: its surprise, and what it writes then, the likeliest
-    token each time: after the text, or from the source. A masked model writes nothing."""
+    """A text as a model reads it while some heads give zeros: its surprise, None where it has no token to score, and
+    what the model writes then, the likeliest token each time: after the text, or from the source. A masked one writes
+    nothing."""
 
-    surprise: Surprise
+    surprise: Surprise | None
     writes: str | None
 
 
 def without_heads(reading: Reading, heads: Sequence[HeadPlace], tokens: int = WRITTEN_TOKENS) -> WithoutHeads:
     """The surprise of a text without these heads, and the next `tokens` that the model writes."""
-    model, writes = reading.model, None
+    model, found, writes = reading.model, None, None
     with evaluating(model), capture(model, replace=removed(model, heads)):
-        found = surprise(reading, top=1)
+        if len(reading.ids) > max(1, reading.before):
+            found = surprise(reading, top=1)
         if not predicts_masked(model):
             # what is written from a source begins as the target does; else it goes on after the text
             ids = reading.ids if reading.source is None else reading.ids[: reading.before]

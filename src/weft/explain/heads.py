@@ -11,18 +11,13 @@ A head is named where it does one thing by these thresholds; all are means over 
 """
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from weft.errors import counted
 from weft.explain.ablation import ABLATED_TOKENS, ablation_costs

@@ -32,7 +32,7 @@ MAX_EXPLAINED = 4000  # characters of a text that is looked at: maps of attentio
 router = APIRouter()
 
 
-async def _ask(request: Request, body: Body, function: Callable[[Run], Any]) -> Response:
+async def ask(request: Request, body: Body, function: Callable[[Run], Any]) -> Response:
     """A question to the model that the body names."""
 
     async def work() -> dict[str, Any]:
@@ -60,7 +60,7 @@ async def translate(request: Request, body: TranslateBody) -> Response:
             settings = translation_beam(length, {**run.beam_defaults, "beams": body.beams})
         return {"translations": run.translate(_listed(body.input), settings, languages)}
 
-    return await _ask(request, body, function)
+    return await ask(request, body, function)
 
 
 @router.post("/v1/classify")
@@ -69,7 +69,7 @@ async def classify(request: Request, body: ClassifyBody) -> Response:
     texts, second = _listed(body.input), None if body.second is None else _listed(body.second)
     if second is not None and len(second) != len(texts):
         raise RefusedError(400, f"second: {len(second)} texts beside {len(texts)}", param="second")
-    return await _ask(request, body, lambda run: {"labels": run.classify(texts, second)})
+    return await ask(request, body, lambda run: {"labels": run.classify(texts, second)})
 
 
 @router.post("/v1/tokenize")
@@ -80,7 +80,7 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
         spans = run.tokenizer.token_spans(body.input)
         return {"tokens": [each.id for each in spans], "spans": [[each.start, each.end] for each in spans]}
 
-    return await _ask(request, body, function)
+    return await ask(request, body, function)
 
 
 @router.post("/v1/detokenize")
@@ -93,7 +93,7 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Response:
             raise RefusedError(400, f"tokens: {max(body.tokens)} is no token's id; there are {size}", param="tokens")
         return {"text": run.tokenizer.decode(body.tokens)}
 
-    return await _ask(request, body, function)
+    return await ask(request, body, function)
 
 
 @router.post("/v1/score")
@@ -107,13 +107,13 @@ async def score(request: Request, body: ScoreBody) -> Response:
         perplexity = math.exp(mean) if mean is not None and mean < 700 else None
         return {"tokens": as_json(scored), "perplexity": perplexity}
 
-    return await _ask(request, body, function)
+    return await ask(request, body, function)
 
 
 @router.post("/v1/explain/text")
 async def text(request: Request, body: Body) -> Response:
     """A text that the run held out, or was trained on, to look at, and where it is from."""
-    return await _ask(request, body, lambda run: dict(zip(("text", "origin"), run.explain.own_text(), strict=True)))
+    return await ask(request, body, lambda run: dict(zip(("text", "origin"), run.explain.own_text(), strict=True)))
 
 
 @router.post("/v1/explain/{view}")
@@ -130,7 +130,7 @@ async def explain(request: Request, view: View, body: ExplainBody) -> Response:
             del given["target"]
         return {view: as_json(getattr(run.explain, view)(**given))}
 
-    return await _ask(request, body, function)
+    return await ask(request, body, function)
 
 
 def as_json(value: Any) -> Any:

@@ -6,6 +6,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 MAX_STOPS = 16
 MAX_INPUTS = 2048  # texts in one request
+MAX_HEADS = 4096  # that are switched off at a time
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)]
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
@@ -227,3 +228,9 @@ class ScoreBody(Body):
 class ExplainBody(Body):
     input: str | None = None
     target: str | None = None
+
+
+class WithoutHeadsBody(ExplainBody):
+    heads: list[tuple[Literal["encoder", "decoder", "cross"], int, int]] = Field(
+        default=[], max_length=MAX_HEADS, description="[kind, layer, head] of each"
+    )

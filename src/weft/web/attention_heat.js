@@ -21,6 +21,7 @@ export class Heat {
   // other maps: all of them is shown
   use(maps) {
     this.maps = maps;
+    this.resize();
     this.whole();
     this.readout.replaceChildren(this.hint);
   }
@@ -68,8 +69,16 @@ export class Heat {
     return far + short(labels[at * block], 13);
   }
 
+  // the room that it has: asked for once, because every question makes the browser lay out the page
+  resize() {
+    this.room = this.canvas.parentElement?.clientWidth || 320;
+    this.measured = null;
+  }
+
+  // sizes of what is drawn; measuring all labels takes a while, so it is done once for a part
   measure(context) {
-    const { maps, seen } = this, room = this.canvas.parentElement?.clientWidth || 320;
+    const { maps, seen, room } = this;
+    if (this.measured?.seen === seen) return this.measured;
     const rows = seen.bottom - seen.top, columns = seen.right - seen.left;
     context.font = FONT;
     const widest = (labels, from, to) => {
@@ -80,17 +89,21 @@ export class Heat {
     const gutter = Math.min(widest(maps.queries, seen.top, seen.bottom), room * 0.3);
     const header = Math.min(widest(maps.keys, seen.left, seen.right), 110);
     const size = Math.min((room - gutter - 4) / columns, LARGEST_CELL, Math.max(HIGHEST / rows, 3));
-    return { rows, columns, gutter, header, size, width: room, height: Math.ceil(header + size * rows + 4),
-      step: Math.ceil(SMALLEST_LABEL / size) };
+    return this.measured = { seen, rows, columns, gutter, header, size, width: room,
+      height: Math.ceil(header + size * rows + 4), step: Math.ceil(SMALLEST_LABEL / size) };
   }
 
   draw() {
     const { maps, canvas, seen, shades } = this, context = canvas.getContext("2d"), ratio = window.devicePixelRatio || 1;
-    const frame = this.frame = this.measure(context), { rows, columns, gutter, header, size, width, height, step } = frame;
-    [canvas.width, canvas.height] = [width * ratio, height * ratio];
-    canvas.style.setProperty("height", `${height}px`);
+    const frame = this.measure(context), { rows, columns, gutter, header, size, width, height, step } = frame;
+    const [wide, high] = [Math.round(width * ratio), Math.round(height * ratio)];
+    if (canvas.width !== wide || canvas.height !== high) {
+      [canvas.width, canvas.height] = [wide, high];
+      canvas.style.setProperty("height", `${height}px`);
+    }
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    shades.paint(this.small, maps.part(this.layer, this.head, seen), columns);
+    context.clearRect(0, 0, width, height);
+    shades.paint(this.small, [maps.part(this.layer, this.head, seen)], columns);
     context.imageSmoothingEnabled = false;
     context.drawImage(this.small, gutter, header, size * columns, size * rows);
     Object.assign(context, { font: FONT, fillStyle: shades.ink, textBaseline: "middle", textAlign: "right" });
@@ -110,8 +123,9 @@ export class Heat {
   }
 
   drawMarks(context) {
-    const { seen, shades, frame: { rows, columns, gutter, header, size } } = this;
-    context.strokeStyle = shades.soft;
+    const { seen, shades, measured: { rows, columns, gutter, header, size } } = this;
+    context.setLineDash([]);
+    Object.assign(context, { strokeStyle: shades.soft, lineWidth: 1 });
     context.strokeRect(gutter - 0.5, header - 0.5, size * columns + 1, size * rows + 1);
     context.strokeStyle = shades.mark;
     context.lineWidth = 1.5;
@@ -132,7 +146,7 @@ export class Heat {
   // The same for keeping: the cells are an image, all else stays as it is at any size.
   picture(title) {
     const { maps, seen } = this, { rows, columns, gutter, header, size, width, height, step } =
-      this.measure(h("canvas").getContext("2d"));
+      this.measure(this.canvas.getContext("2d"));
     const large = h("canvas", { width: columns * 8, height: rows * 8 }), context = large.getContext("2d"), top = 24;
     context.imageSmoothingEnabled = false;
     context.drawImage(this.small, 0, 0, large.width, large.height);
@@ -174,7 +188,7 @@ export class Heat {
   }
 
   at(event) {
-    const { gutter, header, size } = this.frame;
+    const { gutter, header, size } = this.measured;
     return [Math.floor((event.offsetY - header) / size) + this.seen.top,
       Math.floor((event.offsetX - gutter) / size) + this.seen.left];
   }

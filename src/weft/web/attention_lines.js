@@ -25,6 +25,16 @@ function shown(maps, query, found) {
   return [left, right];
 }
 
+// [weight, keys] of [key, weight], with the weights rounded to so many steps.
+function alike(found, steps) {
+  const groups = new Map();
+  for (const [key, weight] of found) {
+    const rounded = Math.round(weight * steps) / steps;
+    groups.set(rounded, [...groups.get(rounded) ?? [], key]);
+  }
+  return groups;
+}
+
 // `asked` is what is drawn: a layer, heads, a query; `room` is how wide it may be.
 export function lines(maps, { layer, heads, query }, room) {
   const narrow = room < 480, found = heads.map(head => maps.strongest(layer, head, query));
@@ -49,17 +59,17 @@ export function lines(maps, { layer, heads, query }, room) {
     // the lines of the heads end beside each other, so that none hides the next
     const aside = 0.6 * ROW * ((n + 0.5) / heads.length - 0.5), x = cells + n * square, weights = new Map(found[n]);
     text(x + square / 2 - 1, 10, "att-middle att-tiny", String(head));
-    for (const [key, weight] of found[n])
-      if (rows.has(key) && (weight >= FAINTEST || weight === found[n][0][1]))
-        parts.push(s("line", { x1: from, y1: y(start) + aside, x2: to, y2: y(rows.get(key)) + aside,
-          style: { stroke: hue(head) }, "stroke-width": 0.7 + 5 * weight, "stroke-opacity": 0.3 + 0.7 * weight }));
-    parts.push(s("path", { class: "att-cell",
-      d: right.map((_, row) => `M${x} ${y(row) - 8}h${square - 2}v16h${2 - square}z`).join("") }));
-    right.forEach((key, row) => {
-      const opacity = Math.sqrt(weights.get(key) ?? 0).toFixed(2);
-      if (opacity > 0)
-        parts.push(s("rect", { x, y: y(row) - 8, width: square - 2, height: 16, style: { fill: hue(head) }, opacity }));
-    });
+    // what has about the same weight is one element: a page of a thousand of them is slow
+    const drawn = found[n].filter(([key, weight]) => rows.has(key) && (weight >= FAINTEST || weight === found[n][0][1]));
+    for (const [weight, keys] of alike(drawn, 40))
+      parts.push(s("path", { d: keys.map(key => `M${from} ${y(start) + aside}L${to} ${y(rows.get(key)) + aside}`).join(""),
+        style: { stroke: hue(head) }, fill: "none", "stroke-width": 0.7 + 5 * weight, "stroke-opacity": 0.3 + 0.7 * weight }));
+    const squareAt = row => `M${x} ${y(row) - 8}h${square - 2}v16h${2 - square}z`;
+    parts.push(s("path", { class: "att-cell", d: right.map((_, row) => squareAt(row)).join("") }));
+    const roots = right.filter(key => weights.has(key)).map(key => [key, Math.sqrt(weights.get(key))]);
+    for (const [root, keys] of alike(roots, 20))
+      if (root > 0)
+        parts.push(s("path", { d: keys.map(key => squareAt(rows.get(key))).join(""), style: { fill: hue(head) }, opacity: root }));
     if (found[n].length) said.push(`head ${head}: ${maps.keys[found[n][0][0]]} ${number(found[n][0][1])}`);
   });
   const label = `Lines from ${maps.queries[query]} in layer ${layer}; strongest by head: ${said.join(", ")}`;

@@ -116,18 +116,20 @@ export class Shades {
       255 * Math.min(1, this.how === "root" ? n / this.levels : this.square[n] / top));
   }
 
-  // levels (rows × columns) onto a canvas of as many points
-  paint(canvas, levels, columns) {
-    const rows = levels.length / columns;
-    [canvas.width, canvas.height] = [columns, rows];
-    const context = canvas.getContext("2d"), image = context.createImageData(columns, rows);
+  // maps, levels (rows × columns) each, beside one another onto a canvas of as many points
+  paint(canvas, maps, columns) {
+    const rows = maps[0].length / columns, wide = columns * maps.length;
+    [canvas.width, canvas.height] = [wide, rows];
+    const context = canvas.getContext("2d"), image = context.createImageData(wide, rows);
     const points = new Uint32Array(image.data.buffer);
-    for (let row = 0, at = 0; row < rows; row++) {
-      let largest = 0;
-      if (this.how === "row") for (let n = at; n < at + columns; n++) largest = Math.max(largest, levels[n]);
-      const table = this.table(largest);
-      for (let column = 0; column < columns; column++, at++) points[at] = this.palette[table[levels[at]]];
-    }
+    maps.forEach((levels, map) => {
+      for (let row = 0, at = 0; row < rows; row++) {
+        let largest = 0, to = row * wide + map * columns;
+        if (this.how === "row") for (let n = at; n < at + columns; n++) largest = Math.max(largest, levels[n]);
+        const table = this.table(largest);
+        for (const end = at + columns; at < end; at++) points[to++] = this.palette[table[levels[at]]];
+      }
+    });
     context.putImageData(image, 0, 0);
   }
 }
