@@ -98,10 +98,11 @@ class View {
       if (value === "all") { this.heat.whole(); this.heat.draw(); } else this.heat.part(Number(value));
     });
     const label = (name, control) => h("label", {}, `${name} `, control);
+    [this.layerLabel, this.headLabel] = [label("Layer", this.layerChoice), label("Head", this.headChoice)];
     const zoom = (sign, name, factor) =>
       h("button", { type: "button", "aria-label": name, onclick: () => this.heat.zoom(factor) }, sign);
     return h("div", { class: "att-controls" }, parts.length > 1 && label("Attention", this.kind),
-      label("Layer", this.layerChoice), label("Head", this.headChoice), label("Shades", this.shadeChoice),
+      this.layerLabel, this.headLabel, label("Shades", this.shadeChoice),
       label("Tokens", this.range), h("span", { class: "att-zoom" }, zoom("+", "Zoom in on the chosen cell", 0.6), " ",
         zoom("−", "Zoom out", 1 / 0.6)));
   }
@@ -164,6 +165,7 @@ class View {
     const options = count => Array.from({ length: count }, (_, n) => h("option", { value: n }, String(n)));
     this.layerChoice.replaceChildren(...options(maps.layers));
     this.headChoice.replaceChildren(...options(maps.heads));
+    [this.layerLabel.hidden, this.headLabel.hidden] = [maps.layers < 2, maps.heads < 2];
     const within = (given, other, count) => clamp(Math.floor(Number(given ?? other)) || 0, 0, count - 1);
     [this.layer, this.head] = [within(layer, first.layer, maps.layers), within(head, first.head, maps.heads)];
     this.query = within(token, maps.queries.length * 0.7, maps.queries.length);
@@ -222,9 +224,10 @@ class View {
     const verb = maps.kind === "cross" ? "Writing" : "From", weights = new Map(found);
     this.from.textContent = `${verb} “${short(label, 24)}” (${query}), layer ${layer}, head ${head}`;
     this.targets.forEach((target, key) => {
-      const part = Math.round(100 * Math.sqrt(weights.get(key) ?? 0));
-      target.style.setProperty("--p", `${part}%`);
-      target.classList.toggle("att-strong", part > 50);
+      // a shade between the two, on which neither dark nor light letters can be read, is left out
+      const shade = Math.sqrt(weights.get(key) ?? 0), strong = shade > 0.5;
+      target.style.setProperty("--p", `${Math.round(strong ? 40 + 60 * shade : 84 * shade)}%`);
+      target.classList.toggle("att-strong", strong);
     });
     for (const [token, on] of [[this.pressedToken, false], [this.tokens[query], true]]) {
       token?.setAttribute("aria-pressed", on);
@@ -306,9 +309,8 @@ class View {
     const { matter, maps } = this, mine = this.named.filter(each => each.kind === maps.kind);
     const rows = Object.entries(NAMES).map(([name, [letter, does, value]]) => {
       const heads = mine.filter(each => each.names.includes(name)), rest = heads.slice(LISTED);
-      const button = each => h("button", { type: "button", onclick: () => this.choose(each.layer, each.head),
-        "aria-label": `layer ${each.layer}, head ${each.head}: ${name}, ${value(each)}` },
-      `${each.layer}.${each.head} `, h("span", { class: "soft" }, value(each)));
+      const button = each => h("button", { type: "button", onclick: () => this.choose(each.layer, each.head) },
+        `${each.layer}.${each.head} `, h("span", { class: "soft" }, value(each)));
       return heads.length > 0 && h("li", {}, h("b", {}, h("span", { class: "att-letter" }, letter), ` ${name}`),
         h("span", { class: "soft" }, ` ${does}`), h("div", { class: "att-found" }, heads.slice(0, LISTED).map(button),
           rest.length > 0 && h("details", {}, h("summary", {}, `${rest.length} more`), rest.map(button))));

@@ -43,7 +43,7 @@ export function lines(maps, { layer, heads, query }, room) {
   const wide = (labels, places) => 14 + Math.max(...places.map(place => textWidth(named(labels, place))));
   const from = wide(maps.queries, left), beside = wide(maps.keys, right);
   const square = clamp(Math.floor((room - from - beside - 60) / heads.length), 9, 14), squares = square * heads.length + 4;
-  const to = from + clamp(room - from - beside - squares, 56, 200), cells = to + beside;
+  const to = from + clamp(room - from - beside - squares, 56, 280), cells = to + beside;
   const height = ROW * (Math.max(left.length, right.length) + 1.5), width = cells + squares;
   const y = row => ROW * (row + 1.5), rows = new Map(right.map((key, row) => [key, row])), start = left.indexOf(query);
   // hues around the circle, every other one darker, as in print

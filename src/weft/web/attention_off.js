@@ -4,7 +4,11 @@ import { h, roving } from "./dom.js";
 const LEAST_TOP = 0.5; // nats that are at least the strongest shade: less than that is next to nothing
 const STRONGEST = 45; // percent of a colour behind a token, which can still be read
 
-const signed = (nats, digits = 3) => `${nats < 0 ? "−" : "+"}${Math.abs(nats).toFixed(digits)}`;
+function signed(nats, digits = 3) {
+  const size = Math.abs(nats).toFixed(digits);
+  return Number(size) === 0 ? size : `${nats < 0 ? "−" : "+"}${size}`;
+}
+
 const shortly = value => value >= 1e6 ? value.toExponential(2) : value.toLocaleString("en", { maximumSignificantDigits: 4 });
 // a line break is a sign, so that a model that writes nothing else takes one line
 const visible = text => text.replaceAll("\n", "↵");
@@ -23,7 +27,7 @@ function parting(a, b) {
 }
 
 export function nothingOff() {
-  return h("p", { class: "soft" }, "Switch a head off, by its button or with o in the grid, to see what the text costs " +
+  return h("p", { class: "soft" }, "Switch a head off, by its button or with the key o in the grid, to see what the text costs " +
     "without it and what the model writes then.");
 }
 
@@ -70,7 +74,7 @@ function surprises(before, after) {
   };
   const tokens = before.tokens.map(({ piece }, place) => {
     const change = found[place] ?? 0, part = Math.round(STRONGEST * Math.abs(change) / top);
-    const kind = part < 1 ? "" : change > 0 ? "attention-more" : "attention-less";
+    const kind = part < 2 ? "" : change > 0 ? "attention-more" : "attention-less";
     return h("button", { type: "button", class: kind, tabindex: -1, style: { "--p": `${part}%` }, dataset: { place },
       "aria-label": `${piece}, ${found[place] === null ? "not scored" : `${signed(change, 2)} nats`}`,
       onclick: () => tell(place), onpointerenter: () => tell(place) }, piece);
@@ -88,6 +92,7 @@ function written(before, after) {
   const [same, one, two] = parting(visible(before), visible(after));
   const column = (title, rest) => h("div", {}, h("h4", {}, title),
     h("p", { class: "attention-text" }, same, rest && h("mark", {}, rest), !same && !rest && h("span", { class: "soft" }, "nothing")));
-  return h("div", {}, h("h3", {}, one || two ? "What it writes" : "What it writes: the same"),
+  return h("div", {}, h("h3", {}, "What it writes ",
+    h("span", { class: "soft" }, `(the likeliest token each time)${one || two ? "" : ": the same"}`)),
     h("div", { class: "attention-pair" }, column("with all heads", one), column("without these", two)));
 }

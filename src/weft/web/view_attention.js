@@ -10,7 +10,7 @@ export const path = "attention";
 
 const MAX_CHARACTERS = 4000; // that the server looks at
 const HEAD = /^(encoder|decoder|cross)\.\d+\.\d+$/;
-const KINDS = ["bahdanau", "encoder", "encoder_decoder", "decoder"];
+const KINDS = ["bahdanau", "encoder", "encoder-decoder", "decoder"];
 
 export function shows(info) { return info !== null && KINDS.includes(info.kind); }
 
@@ -36,7 +36,7 @@ class AttentionView {
     this.measured = debounced(() => this.measure(), 120);
     this.target?.setAttribute("placeholder", "empty: what the model writes of its own");
     main.append(h("div", { class: "attention-inputs" }, field("Text", this.text), this.target && field("Target", this.target)),
-      this.origin, this.drawing,
+      this.origin, h("h2", { class: "unseen" }, "Heads"), this.drawing,
       tools({ name: "attention", svg: () => this.pictures(), command: () => this.command() }));
   }
 
