@@ -52,9 +52,10 @@ def without_heads(reading: Reading, heads: Sequence[HeadPlace], tokens: int = WR
         if len(reading.ids) > max(1, reading.before):
             found = surprise(reading, top=1)
         if not predicts_masked(model):
-            # what is written from a source begins as the target does; else it goes on after the text
-            ids = reading.ids if reading.source is None else reading.ids[: reading.before]
-            prompt = Prompt.of(reading.tokenizer, list(ids))
+            # what is written from a source begins as the target does; else it goes on after the text, as `generate`
+            own, tokenizer = reading.ids[reading.before :], reading.tokenizer
+            ids = [*tokenizer.leading, *own] if reading.source is None else list(reading.ids[: reading.before])
+            prompt = Prompt.of(tokenizer, ids)
             greedy = Sampling(temperature=0.0, max_tokens=tokens)
             writes = complete(model, [prompt], greedy, source=reading.given.get("source"))[0].text
     return WithoutHeads(found, writes)

@@ -11,8 +11,7 @@ A head is named where it does one thing by these thresholds; all are means over 
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from weft.errors import counted
 from weft.explain.ablation import ABLATED_TOKENS, ablation_costs
-from weft.explain.attention.maps import NAMES, AttentionMaps, Kind, KindMaps, attention_maps
+from weft.explain.attention.maps import NAMES, AttentionMaps, Head, Kind, KindMaps, attention_maps
 from weft.explain.capture import capture
 from weft.explain.reading import Reading, lacks
 from weft.figures.heatmap import SmallMap, small_maps
@@ -48,22 +47,6 @@ UNITS = {"entropy": "nats", "distance": "tokens", "cost": "nats"}
 _ORDER = ("induction", "previous token", "same token", "local", "uniform", "first token (sink)")
 
 Table = NDArray[np.float64]  # (layers, heads); NaN where a statistic means nothing
-
-
-class Head(NamedTuple):
-    """One head with its statistics; NaN where one means nothing."""
-
-    kind: Kind
-    layer: int
-    head: int
-    names: tuple[str, ...]
-    entropy: float
-    distance: float
-    first: float
-    previous: float
-    itself: float
-    induction: float
-    cost: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,12 +147,11 @@ class HeadTable(Picture):
         return small_maps(self._maps({kind: f"{kind} " for kind in NAMES}), self.title)
 
 
-def packed_heads(reading: Reading) -> dict[str, Any]:
-    """All heads that read a text, for the page's script: their maps, packed, and the statistics of those that have a
-    name, the most interesting first."""
+def named_maps(reading: Reading) -> AttentionMaps:
+    """`attention_maps`, with the heads that have a name, the most interesting first."""
     maps = attention_maps(reading)
-    named = head_statistics(reading, ablate=False, maps=maps).heads()
-    return {**maps.packed(), "named": [each._asdict() for each in named if each.names]}
+    found = head_statistics(reading, ablate=False, maps=maps).heads()
+    return replace(maps, named=tuple(each for each in found if each.names))
 
 
 def head_statistics(reading: Reading, ablate: bool = True, maps: AttentionMaps | None = None) -> HeadTable:

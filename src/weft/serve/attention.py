@@ -19,7 +19,7 @@ router = APIRouter()
 @router.post("/v1/explain/maps")
 async def maps(request: Request, body: ExplainBody) -> Response:
     """The attention of all heads, packed as a page needs it, and those that do one thing, by name."""
-    return await _of_reading(request, body, lambda reading: {"maps": views.heads.packed_heads(reading)})
+    return await _of_reading(request, body, lambda reading: {"maps": views.heads.named_maps(reading).packed()})
 
 
 @router.post("/v1/explain/without_heads")

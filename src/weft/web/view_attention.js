@@ -84,8 +84,14 @@ class AttentionView {
   async read() {
     this.drawing.setAttribute("aria-busy", "true");
     const { kind, layer, head, token, lines } = this.state();
-    const { maps } = await this.ask("reading", "v1/explain/maps", this.asked());
-    this.context.done?.();
+    let maps;
+    try {
+      ({ maps } = await this.ask("reading", "v1/explain/maps", this.asked()));
+    } catch (error) {
+      if (error.name !== "AbortError") this.drawing.removeAttribute("aria-busy"); // else the next one is at work
+      throw error;
+    }
+    this.context.done();
     this.forget(maps.parts);
     const before = this.shown, words = this.panel !== null;
     this.shown = await drawn(this.drawing, maps, {
@@ -136,6 +142,7 @@ class AttentionView {
         this.switchOff(new Set([...this.off].filter(each => !on.includes(each))))));
       this.panel.removeAttribute("aria-busy");
     } catch (error) {
+      if (error.name !== "AbortError") this.panel.removeAttribute("aria-busy");
       this.context.fail(error);
     }
   }

@@ -55,6 +55,22 @@ class KindMaps(NamedTuple):
     keys: list[str]
 
 
+class Head(NamedTuple):
+    """One head with its statistics; NaN where one means nothing."""
+
+    kind: Kind
+    layer: int
+    head: int
+    names: tuple[str, ...]
+    entropy: float
+    distance: float
+    first: float
+    previous: float
+    itself: float
+    induction: float
+    cost: float
+
+
 @dataclass(frozen=True, eq=False)
 class HeadMap(Picture):
     """Probabilities (time, source time) of some queries over some keys, which begin at token `start` of each side."""
@@ -108,6 +124,7 @@ class AttentionMaps(Picture):
     title: str
     about: str
     parts: tuple[KindMaps, ...]
+    named: tuple[Head, ...] = ()  # those that do one thing, as `heads.py` finds them
     scripts: ClassVar[tuple[str, ...]] = ("attention.js",)
 
     @property
@@ -198,7 +215,8 @@ class AttentionMaps(Picture):
         return figure
 
     def packed(self) -> dict[str, Any]:
-        """All maps for the page's script, kind by kind, and what a reader has to know of their precision."""
+        """All maps for the page's script, kind by kind, what a reader has to know of their precision, and the heads
+        that have a name; a statistic that means nothing is None."""
         maps = [part.probabilities[..., 0, 0].size for part in self.parts]
         parts, notes = [], []
         for part, count in zip(self.parts, maps, strict=True):
@@ -207,7 +225,10 @@ class AttentionMaps(Picture):
             named = {"kind": part.kind, "name": NAMES[part.kind], "queries": part.queries, "keys": part.keys}
             parts.append(named | small)
             notes.append(note)
-        return {"parts": parts, "notes": list(dict.fromkeys(notes))}
+        heads = [
+            {name: None if value != value else value for name, value in each._asdict().items()} for each in self.named
+        ]
+        return {"parts": parts, "notes": list(dict.fromkeys(notes)), "named": heads}
 
     def html(self) -> str:
         return mounted("attention.js", self.packed(), Markup("<pre>{}</pre>").format(self.text()))
