@@ -7,6 +7,7 @@ import { Shades, clamp, number, short, unpacked } from "./attention_maps.js";
 const GRID_POINTS = 40; // of a small map, along a side
 const LISTED = 8; // heads of one name that are shown before one asks for more
 const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+const STEPS = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, Home: -Infinity, End: Infinity };
 const SHADES = [["root", "square root of the probability"], ["weight", "the probability"],
   ["row", "relative to the row's largest"]];
 // What explain/heads.py calls heads: a letter in the grid, what such a head does, and the statistic that says so
@@ -53,7 +54,8 @@ class View {
     this.shades = new Shades(this.root);
     this.heat.shades = this.shades;
     this.closing = new AbortController();
-    const on = { signal: this.closing.signal }, again = () => { this.shades.take(); this.heat.draw(); this.drawGrid(); };
+    const on = { signal: this.closing.signal };
+    const again = () => { this.shades.take(); this.heat.draw(); this.drawGrid(); };
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again, on);
     addEventListener("beforeprint", again, on);
     this.resized = new ResizeObserver(() => {
@@ -109,11 +111,13 @@ class View {
 
   overview() {
     this.grid = h("div", { class: "att-grid", role: "group", "aria-label": "All heads: arrow keys choose a neighbour" +
-      (this.onoff ? ", o switches one off" : ""), onclick: event => this.clicked(event), onkeydown: event => this.moved(event) });
+      (this.onoff ? ", o switches one off" : ""),
+    onclick: event => this.clicked(event), onkeydown: event => this.moved(event) });
     this.matter = h("div", { class: "att-matter" });
     return h("div", { class: "att-all" },
       h("h3", {}, "All heads ", h("span", { class: "soft" }, "(layers down, heads across)")),
-      h("div", { class: "scroll", role: "region", tabindex: -1, "aria-label": "Grid of all heads" }, this.grid), this.matter);
+      h("div", { class: "scroll", role: "region", tabindex: -1, "aria-label": "Grid of all heads" }, this.grid),
+      this.matter);
   }
 
   large() {
@@ -123,16 +127,20 @@ class View {
     this.offHead = h("button", { type: "button", onclick: () => this.toggle([[this.layer, this.head]]) });
     this.offLayer = h("button", { type: "button", onclick: () => this.toggle(this.wholeLayer()) });
     return h("div", { class: "att-map" }, this.headTitle,
-      this.onoff && h("p", { class: "att-switch" }, this.offHead, " ", this.offLayer), this.heat.canvas, this.heat.readout);
+      this.onoff && h("p", { class: "att-switch" }, this.offHead, " ", this.offLayer),
+      this.heat.canvas, this.heat.readout);
   }
 
   side() {
     this.from = h("h3");
     this.strip = h("div", { class: "att-strip att-queries", role: "group",
       "aria-label": "Tokens that attend: arrow keys move from one to the next",
-      onclick: event => { const token = event.target.closest("button"); if (token) this.chooseToken(Number(token.dataset.place)); },
+      onclick: event => {
+        const token = event.target.closest("button");
+        if (token) this.chooseToken(Number(token.dataset.place));
+      },
       onkeydown: event => {
-        const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, Home: -Infinity, End: Infinity }[event.key];
+        const step = STEPS[event.key];
         if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
         event.preventDefault();
         this.chooseToken(this.query + step);
@@ -143,15 +151,18 @@ class View {
     this.strongest = h("tbody");
     const heading = name => h("th", { scope: "col" }, name);
     return h("div", { class: "att-side" }, this.from,
-      h("p", { class: "soft att-hint" }, "Choose a token that attends. The shades tell what it attends to in this head."),
+      h("p", { class: "soft att-hint" },
+        "Choose a token that attends. The shades tell what it attends to in this head."),
       this.strip, this.other, h("div", { class: "scroll" }, h("table", { class: "plain att-table" }, this.caption,
-        h("thead", {}, h("tr", {}, heading("strongest keys"), heading("place"), heading("probability"))), this.strongest)));
+        h("thead", {}, h("tr", {}, heading("strongest keys"), heading("place"), heading("probability"))),
+        this.strongest)));
   }
 
   followed() {
-    this.which = select([["all", "all heads of the layer"], ["one", "the chosen head"]], this.chosen.lines ?? "all", lines => {
+    const ways = [["all", "all heads of the layer"], ["one", "the chosen head"]];
+    this.which = select(ways, this.chosen.lines ?? "all", way => {
       this.drawLines();
-      this.onchoose({ lines: lines === "all" ? undefined : lines });
+      this.onchoose({ lines: way === "all" ? undefined : way });
     });
     this.lines = h("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": "Lines between tokens" });
     return h("div", { class: "att-lines" }, h("h3", {}, "Lines"), h("label", {}, "Show ", this.which), this.lines);
@@ -316,7 +327,8 @@ class View {
           rest.length > 0 && h("details", {}, h("summary", {}, `${rest.length} more`), rest.map(button))));
     }).filter(Boolean);
     matter.hidden = !rows.length;
-    matter.replaceChildren(h("h3", {}, "Heads that matter ", h("span", { class: "soft" }, "(layer.head)")), h("ul", {}, rows));
+    matter.replaceChildren(h("h3", {}, "Heads that matter ", h("span", { class: "soft" }, "(layer.head)")),
+      h("ul", {}, rows));
   }
 
   clicked(event) {
@@ -357,10 +369,10 @@ class View {
 
   showOff() {
     for (const button of this.buttons) {
-      const [layer, head] = [Number(button.dataset.layer), Number(button.dataset.head)], off = this.isOff([layer, head]);
-      const names = this.namesOf(layer, head);
+      const [layer, head] = [Number(button.dataset.layer), Number(button.dataset.head)];
+      const off = this.isOff([layer, head]), words = [`layer ${layer}, head ${head}`, ...this.namesOf(layer, head)];
       button.classList.toggle("att-off", off);
-      button.setAttribute("aria-label", [`layer ${layer}, head ${head}`, ...names, ...off ? ["switched off"] : []].join(", "));
+      button.setAttribute("aria-label", [...words, ...off ? ["switched off"] : []].join(", "));
     }
   }
 

@@ -10,7 +10,8 @@ export class Heat {
   // `onquery` hears which token a person chose, `onzoom` that another part is shown
   constructor(shades, { onquery, onzoom }) {
     Object.assign(this, { shades, onquery, onzoom });
-    this.canvas = h("canvas", { class: "att-heat", tabindex: 0, role: "application", "aria-roledescription": "heat map" });
+    this.canvas = h("canvas", { class: "att-heat", tabindex: 0, role: "application",
+      "aria-roledescription": "heat map" });
     this.hint = h("span", { class: "soft" },
       "Point at a cell, or go there with the arrow keys; drag over a part, or press + and −, to zoom.");
     this.readout = h("p", { class: "att-readout", "aria-live": "polite" }, this.hint);
@@ -94,7 +95,8 @@ export class Heat {
   }
 
   draw() {
-    const { maps, canvas, seen, shades } = this, context = canvas.getContext("2d"), ratio = window.devicePixelRatio || 1;
+    const { maps, canvas, seen, shades } = this;
+    const context = canvas.getContext("2d"), ratio = window.devicePixelRatio || 1;
     const frame = this.measure(context), { rows, columns, gutter, header, size, width, height, step } = frame;
     const [wide, high] = [Math.round(width * ratio), Math.round(height * ratio)];
     if (canvas.width !== wide || canvas.height !== high) {
@@ -118,8 +120,8 @@ export class Heat {
       context.restore();
     }
     this.drawMarks(context);
-    canvas.setAttribute("aria-label", `${maps.name}, layer ${this.layer}, head ${this.head}, queries down, keys across. ` +
-      "Arrow keys read the cells, Enter chooses a query, plus and minus zoom, Escape shows all.");
+    canvas.setAttribute("aria-label", `${maps.name}, layer ${this.layer}, head ${this.head}, queries down, ` +
+      "keys across. Arrow keys read the cells, Enter chooses a query, plus and minus zoom, Escape shows all.");
   }
 
   drawMarks(context) {
@@ -162,7 +164,8 @@ export class Heat {
     return s("svg", { class: "att-svg", viewBox: `0 0 ${width} ${height + top}` },
       s("text", { x: 0, y: 12, class: "att-chosen" }, title),
       s("image", { x: gutter, y: top + header, width: size * columns, height: size * rows, href: large.toDataURL() }),
-      s("rect", { x: gutter, y: top + header, width: size * columns, height: size * rows, class: "att-frame" }), labels);
+      s("rect", { x: gutter, y: top + header, width: size * columns, height: size * rows, class: "att-frame" }),
+      labels);
   }
 
   // ---- reading
@@ -180,7 +183,8 @@ export class Heat {
     const { maps } = this, [row, column] = this.cell;
     const named = (labels, at) => {
       const first = at * maps.block, last = Math.min(first + maps.block, labels.length) - 1;
-      return first === last ? `${first} ${labels[first]}` : `${first}–${last} ${labels.slice(first, last + 1).join("")}`;
+      return first === last ? `${first} ${labels[first]}`
+        : `${first}–${last} ${labels.slice(first, last + 1).join("")}`;
     };
     const weight = maps.past && column > row ? "masked: it comes later"
       : (maps.block > 1 ? "at most " : "") + number(maps.weight(this.layer, this.head, row, column));

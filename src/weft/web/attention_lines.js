@@ -39,10 +39,12 @@ function alike(found, steps) {
 export function lines(maps, { layer, heads, query }, room) {
   const narrow = room < 480, found = heads.map(head => maps.strongest(layer, head, query));
   const [left, right] = shown(maps, query, found);
-  const named = (labels, place) => (labels.length > MOST_ROWS ? `${place}: ` : "") + short(labels[place], narrow ? 9 : 14);
+  const named = (labels, place) =>
+    (labels.length > MOST_ROWS ? `${place}: ` : "") + short(labels[place], narrow ? 9 : 14);
   const wide = (labels, places) => 14 + Math.max(...places.map(place => textWidth(named(labels, place))));
   const from = wide(maps.queries, left), beside = wide(maps.keys, right);
-  const square = clamp(Math.floor((room - from - beside - 60) / heads.length), 9, 14), squares = square * heads.length + 4;
+  const square = clamp(Math.floor((room - from - beside - 60) / heads.length), 9, 14);
+  const squares = square * heads.length + 4;
   const to = from + clamp(room - from - beside - squares, 56, 280), cells = to + beside;
   const height = ROW * (Math.max(left.length, right.length) + 1.5), width = cells + squares;
   const y = row => ROW * (row + 1.5), rows = new Map(right.map((key, row) => [key, row])), start = left.indexOf(query);
@@ -60,19 +62,21 @@ export function lines(maps, { layer, heads, query }, room) {
     const aside = 0.6 * ROW * ((n + 0.5) / heads.length - 0.5), x = cells + n * square, weights = new Map(found[n]);
     text(x + square / 2 - 1, 10, "att-middle att-tiny", String(head));
     // what has about the same weight is one element: a page of a thousand of them is slow
-    const drawn = found[n].filter(([key, weight]) => rows.has(key) && (weight >= FAINTEST || weight === found[n][0][1]));
-    for (const [weight, keys] of alike(drawn, 40))
-      parts.push(s("path", { d: keys.map(key => `M${from} ${y(start) + aside}L${to} ${y(rows.get(key)) + aside}`).join(""),
-        style: { stroke: hue(head) }, fill: "none", "stroke-width": 0.7 + 5 * weight, "stroke-opacity": 0.3 + 0.7 * weight }));
+    const seen = ([key, weight]) => rows.has(key) && (weight >= FAINTEST || weight === found[n][0][1]);
+    const lineTo = key => `M${from} ${y(start) + aside}L${to} ${y(rows.get(key)) + aside}`;
+    for (const [weight, keys] of alike(found[n].filter(seen), 40))
+      parts.push(s("path", { d: keys.map(lineTo).join(""), style: { stroke: hue(head) }, fill: "none",
+        "stroke-width": 0.7 + 5 * weight, "stroke-opacity": 0.3 + 0.7 * weight }));
     const squareAt = row => `M${x} ${y(row) - 8}h${square - 2}v16h${2 - square}z`;
     parts.push(s("path", { class: "att-cell", d: right.map((_, row) => squareAt(row)).join("") }));
     const roots = right.filter(key => weights.has(key)).map(key => [key, Math.sqrt(weights.get(key))]);
     for (const [root, keys] of alike(roots, 20))
       if (root > 0)
-        parts.push(s("path", { d: keys.map(key => squareAt(rows.get(key))).join(""), style: { fill: hue(head) }, opacity: root }));
+        parts.push(s("path", { d: keys.map(key => squareAt(rows.get(key))).join(""), style: { fill: hue(head) },
+          opacity: root }));
     if (found[n].length) said.push(`head ${head}: ${maps.keys[found[n][0][0]]} ${number(found[n][0][1])}`);
   });
   const label = `Lines from ${maps.queries[query]} in layer ${layer}; strongest by head: ${said.join(", ")}`;
-  return s("svg", { class: "att-svg", role: "img", "aria-label": label, viewBox: `0 0 ${width} ${height}`, width, height },
-    parts);
+  return s("svg", { class: "att-svg", role: "img", "aria-label": label, viewBox: `0 0 ${width} ${height}`, width,
+    height }, parts);
 }

@@ -9,7 +9,8 @@ function signed(nats, digits = 3) {
   return Number(size) === 0 ? size : `${nats < 0 ? "−" : "+"}${size}`;
 }
 
-const shortly = value => value >= 1e6 ? value.toExponential(2) : value.toLocaleString("en", { maximumSignificantDigits: 4 });
+const shortly = value => value >= 1e6 ? value.toExponential(2)
+  : value.toLocaleString("en", { maximumSignificantDigits: 4 });
 // a line break is a sign, so that a model that writes nothing else takes one line
 const visible = text => text.replaceAll("\n", "↵");
 
@@ -27,8 +28,8 @@ function parting(a, b) {
 }
 
 export function nothingOff() {
-  return h("p", { class: "soft" }, "Switch a head off, by its button or with the key o in the grid, to see what the text costs " +
-    "without it and what the model writes then.");
+  return h("p", { class: "soft" }, "Switch a head off, by its button or with the key o in the grid, to see what the " +
+    "text costs without it and what the model writes then.");
 }
 
 // `off`: the heads as "kind.layer.head"; `before` and `after` are answers of without_heads; `on` switches one on again.
@@ -42,14 +43,17 @@ export function comparison(off, before, after, on) {
 
 export const named = off => {
   const several = new Set([...off].map(each => each.split(".")[0])).size > 1;
-  return each => { const [kind, layer, head] = each.split("."); return `${several ? `${kind} ` : ""}${layer}.${head}`; };
+  return each => {
+    const [kind, layer, head] = each.split(".");
+    return `${several ? `${kind} ` : ""}${layer}.${head}`;
+  };
 };
 
 function heading(off, on) {
   const name = named(off), all = [...off];
   return h("div", { class: "attention-heads" }, all.slice(0, 24).map(each =>
-    h("button", { type: "button", onclick: () => on([each]), "aria-label": `Switch ${name(each)} on again` }, `${name(each)} `,
-      h("span", { "aria-hidden": "true" }, "×"))), all.length > 24 && h("span", {}, `and ${all.length - 24} more`),
+    h("button", { type: "button", onclick: () => on([each]), "aria-label": `Switch ${name(each)} on again` },
+      `${name(each)} `, h("span", { "aria-hidden": "true" }, "×"))), all.length > 24 && h("span", {}, `and ${all.length - 24} more`),
   h("button", { type: "button", onclick: () => on(all) }, "All on again"));
 }
 
@@ -79,19 +83,21 @@ function surprises(before, after) {
       "aria-label": `${piece}, ${found[place] === null ? "not scored" : `${signed(change, 2)} nats`}`,
       onclick: () => tell(place), onpointerenter: () => tell(place) }, piece);
   });
-  const strip = h("div", { class: "attention-strip", role: "group", "aria-label": "Tokens by the change of their surprise" },
-    tokens);
+  const strip = h("div", { class: "attention-strip", role: "group",
+    "aria-label": "Tokens by the change of their surprise" }, tokens);
   roving(strip, () => tokens, { onfocus: token => tell(Number(token.dataset.place)) });
   return [h("p", { class: "attention-totals", role: "status" }, totals(before, after)), strip, told,
     h("p", { class: "soft" }, h("span", { class: "attention-key attention-more" }, "more surprising"), " ",
       h("span", { class: "attention-key attention-less" }, "less surprising"),
-      ` without these heads; the strongest shade is ${top.toFixed(2)} nats. The maps above are those of the whole model.`)];
+      ` without these heads; the strongest shade is ${top.toFixed(2)} nats. ` +
+      "The maps above are those of the whole model.")];
 }
 
 function written(before, after) {
   const [same, one, two] = parting(visible(before), visible(after));
   const column = (title, rest) => h("div", {}, h("h4", {}, title),
-    h("p", { class: "attention-text" }, same, rest && h("mark", {}, rest), !same && !rest && h("span", { class: "soft" }, "nothing")));
+    h("p", { class: "attention-text" }, same, rest && h("mark", {}, rest),
+      !same && !rest && h("span", { class: "soft" }, "nothing")));
   return h("div", {}, h("h3", {}, "What it writes ",
     h("span", { class: "soft" }, `(the likeliest token each time)${one || two ? "" : ": the same"}`)),
     h("div", { class: "attention-pair" }, column("with all heads", one), column("without these", two)));

@@ -24,7 +24,8 @@ class AttentionView {
   constructor(main, context) {
     Object.assign(this, { context, info: context.info, own: "", wholes: new Map() });
     const { state, info } = context, later = debounced(() => this.typed());
-    const box = (rows, value) => h("textarea", { rows, maxlength: MAX_CHARACTERS, spellcheck: "false", oninput: later }, value);
+    const box = (rows, value) =>
+      h("textarea", { rows, maxlength: MAX_CHARACTERS, spellcheck: "false", oninput: later }, value);
     this.text = box(3, state.text ?? "");
     this.target = info.writes ? box(2, state.target ?? "") : null;
     this.origin = h("p", { class: "soft attention-origin" });
@@ -35,7 +36,8 @@ class AttentionView {
     this.off = new Set((state.off ?? "").split(",").filter(each => HEAD.test(each)));
     this.measured = debounced(() => this.measure(), 120);
     this.target?.setAttribute("placeholder", "empty: what the model writes of its own");
-    main.append(h("div", { class: "attention-inputs" }, field("Text", this.text), this.target && field("Target", this.target)),
+    main.append(
+      h("div", { class: "attention-inputs" }, field("Text", this.text), this.target && field("Target", this.target)),
       this.origin, h("h2", { class: "unseen" }, "Heads"), this.drawing,
       tools({ name: "attention", svg: () => this.pictures(), command: () => this.command() }));
   }
@@ -165,11 +167,13 @@ class AttentionView {
     const { found: nats, top } = changes(before.surprise, after.surprise);
     const tokens = before.surprise.tokens.map(({ piece }, place) =>
       ({ text: `${piece} `, shade: Math.max(0, nats[place] ?? 0) / top }));
-    return [...found, svgOfText([`Without ${[...this.off].join(", ")}: ${totals(before.surprise, after.surprise)}`, tokens])];
+    const told = `Without ${[...this.off].join(", ")}: ${totals(before.surprise, after.surprise)}`;
+    return [...found, svgOfText([told, tokens])];
   }
 
   command() {
-    const { text, target, kind, layer, head } = this.state(), words = ["weft explain", quoted(`runs/${this.info.id}`), "--only attention"];
+    const { text, target, kind, layer, head } = this.state();
+    const words = ["weft explain", quoted(`runs/${this.info.id}`), "--only attention"];
     if (text) words.push(`--text ${quoted(text)}`);
     if (target) words.push(`--target ${quoted(target)}`);
     // the command line shows the heads that read the source, where there are several kinds
