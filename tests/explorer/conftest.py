@@ -14,10 +14,11 @@ WORDS = "A tale is told, and then another one.\n"
 VIEWPORT = {"width": 1280, "height": 900}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if Path(__file__).parent in item.path.parents and {"page", "browser"} & set(item.fixturenames):
             item.add_marker(pytest.mark.browser)
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
@@ -64,6 +65,12 @@ def page(browser: Any, server: Served) -> Iterator[Any]:
 def at(server: Served) -> Callable[..., str]:
     """The address of a view: at("attention", model="gpt", text="A tale")."""
     return lambda path, **state: f"{server.url}/#/{path}?{urlencode(state)}"
+
+
+def problems_of(page: Any) -> list[str]:
+    """What the page says went wrong."""
+    found: list[str] = page.locator(".problem").all_inner_texts()
+    return found
 
 
 def _wrong(message: Any) -> bool:

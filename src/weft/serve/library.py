@@ -1,7 +1,6 @@
 """The models of a server by name: loaded when first asked for, and unloaded when memory is short."""
 
 import asyncio
-import gc
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -17,7 +16,7 @@ from weft.errors import ConfigError, WeftError, out_of_memory, suggestion
 from weft.runs.folder import RunFolder, open_run
 from weft.serve.config import Limits
 from weft.serve.errors import RefusedError
-from weft.serve.worker import Worker
+from weft.serve.worker import Worker, keep_loaded
 from weft.training.precision import pick_device
 from weft.training.preflight import free_memory
 
@@ -121,7 +120,7 @@ class Library:
         assert worker is not None
         await asyncio.to_thread(worker.close)
         del worker
-        gc.collect()
+        keep_loaded()  # and let go of what is not
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return True

@@ -36,6 +36,7 @@ from weft.serve.writing import (
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length", None: None}
 DEFAULT_TOKENS = 16  # of a completion, as OpenAI has it
+MAX_AT_ONCE = 4096  # characters or tokens that are read sooner than a thread starts
 
 router = APIRouter()
 
@@ -99,6 +100,13 @@ def _asked(server: Server, shelf: Shelf, body: CompletionBody, client: str) -> A
     return Asked(shelf, prompts, texts, settings, best_of, client)
 
 
+async def _prepared(server: Server, shelf: Shelf, body: CompletionBody, client: str) -> Asked:
+    """The same, beside other requests where it may take long: a long text to tokenize, or a grammar to compile."""
+    if body.response_format is None and sum(map(len, _several(body.prompt))) <= MAX_AT_ONCE:
+        return _asked(server, shelf, body, client)
+    return await asyncio.to_thread(_asked, server, shelf, body, client)
+
+
 def _several(given: Any) -> Sequence[Any]:
     """One text or list of ids, or several."""
     return [given] if isinstance(given, str) or isinstance(given[0], int) else given
@@ -112,7 +120,7 @@ def _check_ids(given: Sequence[Any], most: int, param: str) -> None:
 
 async def _completion(server: Server, body: CompletionBody, client: str) -> dict[str, Any]:
     async with server.library.lent(body.model) as shelf:
-        asked = await asyncio.to_thread(_asked, server, shelf, body, client)
+        asked = await _prepared(server, shelf, body, client)
         texts, n = await whole(server, asked), body.n or 1
     rows: list[dict[str, Any]] = []
     for number, before in enumerate(asked.texts):
@@ -127,7 +135,7 @@ async def _completion(server: Server, body: CompletionBody, client: str) -> dict
 
 async def _completion_events(server: Server, body: CompletionBody, client: str) -> Events:
     async with server.library.lent(body.model) as shelf:
-        asked = await asyncio.to_thread(_asked, server, shelf, body, client)
+        asked = await _prepared(server, shelf, body, client)
         of, written, sizes = _head(shelf, "text_completion", "cmpl"), 0, [0] * (len(asked.prompts) * asked.n)
         shown = {index: asked.texts[index // asked.n] for index in range(len(sizes))} if body.echo else {}
         async with Writing(server, asked) as writing:

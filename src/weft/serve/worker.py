@@ -5,6 +5,7 @@ turn, a token each. Who waits is served in turn by client, so that one who asks 
 """
 
 import asyncio
+import gc
 import logging
 import threading
 import time
@@ -31,6 +32,8 @@ from weft.training.preflight import free_memory
 CACHE_SHARE = 0.5  # of the memory that is free once a model is loaded, for keys and values
 MIN_BLOCKS = 16  # that a model without memory for them is not served with
 MODEL_SHARE = 4.0  # times as long as event loops take for what was written, before they get more
+TURN_SECONDS = 0.05  # that a model on a GPU, which works meanwhile, leaves the interpreter to an event loop at most
+COLLECT_AFTER = 50_000  # new objects, before Python looks for what is no longer used: it looks at all that is young
 
 T = TypeVar("T")
 log = logging.getLogger("weft.serve")
@@ -86,9 +89,12 @@ class Worker(threading.Thread):
         self._out: list[tuple[Ticket, Arrived]] = []  # of this step
         self._ended = False
         self._delivering, self._next_delivery = False, 0.0
-        self._engine = self._make_engine()
+        self._queued = 0  # tasks so far
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the last of them
+        self._engine, self._on_gpu = self._make_engine(), device_of(run.model).type == "cuda"
         if self._engine is not None:
             self.counts = self._engine.counts
+        keep_loaded()
         self.start()
 
     # ---- asked from an event loop
@@ -154,6 +160,7 @@ class Worker(threading.Thread):
             if own + len(tasks) > self.limits.per_client:
                 raise RefusedError(429, f"{own} of your texts are waiting or written", retry_after=self._patience())
             self._waiting.setdefault(client, deque()).extend(tasks)
+            self._queued, self._loop = self._queued + len(tasks), tasks[0].loop
             self._changed.notify()
 
     def _patience(self) -> int:
@@ -166,6 +173,9 @@ class Worker(threading.Thread):
             with self._changed:
                 while not (self._waiting or self._active or self._ended):
                     self._changed.wait()
+            if self._on_gpu:
+                self._let_in()
+            with self._changed:
                 if self._ended:
                     break
                 fresh = self._next()
@@ -297,11 +307,23 @@ class Worker(threading.Thread):
         begin = time.monotonic()
         for ticket, arrived in some:
             ticket.arrived.put_nowait((ticket.index, arrived))
-        loop.call_soon(self._delivered, begin)
+        loop.call_soon(self._end_delivery, begin)
 
-    def _delivered(self, begin: float) -> None:
+    def _end_delivery(self, begin: float) -> None:
         now = time.monotonic()
         self._next_delivery, self._delivering = now + MODEL_SHARE * (now - begin), False
+
+    def _let_in(self) -> None:
+        """Leave the interpreter to the event loop until it has nothing to do, while the GPU is at work.
+
+        The two would take it from each other at every operation. And requests that arrive together begin together.
+        """
+        end = time.monotonic() + TURN_SECONDS
+        while self._loop is not None:
+            before, turn = self._queued, threading.Event()
+            _call(self._loop, self._loop.call_soon, turn.set)  # after what has come meanwhile
+            if not turn.wait(max(0.0, end - time.monotonic())) or self._queued == before:
+                return
 
     def _make_engine(self) -> Engine | None:
         """An engine with blocks for as much as memory allows, where the model is a decoder that continues texts."""
@@ -317,6 +339,14 @@ class Worker(threading.Thread):
         wanted = max(self.limits.rows * usual, -(-longest // BLOCK_SIZE))
         held = Held(blocks=min(wanted, able), block_size=BLOCK_SIZE, rows=self.limits.rows)
         return Engine(model, self.loaded.tokenizer.vocab_size, held)
+
+
+def keep_loaded() -> None:
+    """Let Python's search for unused objects pass over all that is loaded now: it would stop all threads for long."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, 20, 100)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *given: Any) -> None:

@@ -254,7 +254,7 @@ def test_one_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Asking(model, BYTES)
     settings = Sampling(max_tokens=3, temperature=0.0, logprobs=1)
     asked = [engine.ask(prompt, settings) for prompt in ("ab", "y", "def")]
-    head = model.head
+    head = engine.manager.head
 
     def damaged(features: torch.Tensor) -> torch.Tensor:
         logits = head(features)
@@ -263,7 +263,7 @@ def test_one_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         return logits
 
     with monkeypatch.context() as patch:
-        patch.setattr(model, "head", damaged)
+        patch.setattr(engine.manager, "head", damaged)
         engine.run()
     for request, prompt in ((asked[0], "ab"), (asked[2], "def")):
         assert request.completion().text == alone(model, (prompt, settings)).text

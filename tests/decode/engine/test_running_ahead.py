@@ -128,7 +128,7 @@ def test_logits_that_are_not_finite_end_their_own_text_alone(monkeypatch: pytest
     engine = ahead("llama", Limits(rows=4, block_size=4))
     settings = Sampling(max_tokens=6, temperature=0.0)
     requests = [engine.ask(prompt, settings) for prompt in ("ab", "cd", "ef")]
-    head, calls = engine.model.head, iter(range(100))
+    head, calls = engine.manager.head, iter(range(100))
 
     def damaged(features: torch.Tensor) -> torch.Tensor:
         logits = head(features)
@@ -139,7 +139,7 @@ def test_logits_that_are_not_finite_end_their_own_text_alone(monkeypatch: pytest
             logits[-1] = -torch.inf
         return logits
 
-    monkeypatch.setattr(engine.model, "head", damaged)
+    monkeypatch.setattr(engine.manager, "head", damaged)
     engine.run()
     with pytest.raises(ModelError, match="NaN"):
         requests[1].completion()
@@ -161,7 +161,7 @@ def test_an_error_on_the_way_ends_all_that_are_in_flight(monkeypatch: pytest.Mon
     def broken(features: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(engine.model, "head", broken)
+    monkeypatch.setattr(engine.manager, "head", broken)
     with pytest.raises(RuntimeError, match="out of memory"):
         engine.step()
     for request in (short, long):

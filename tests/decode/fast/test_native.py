@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.decode.config import Sampling
+from weft.decode.engine.paging import BlockStore
 from weft.decode.fast import native, native_step, products, rounding, stepper
 from weft.decode.fast.native_step import NativeStep
 from weft.decode.fast.quantize import quantize
@@ -164,13 +165,39 @@ def test_the_number_of_threads_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+@pytest.mark.parametrize(("name", "bits"), each_once(CONFIGS, [None, "bf16", "int8", "int4"]))
+def test_texts_in_blocks_are_those_of_one_alone_to_the_bit(name: str, bits: str | None) -> None:
+    model = built(CONFIGS[name])
+    if bits is not None:
+        quantize(model, bits)
+    lengths, size = [3, 11, 1, 7, 4], 4
+    texts = [torch.arange(1, 40)[number : number + length] for number, length in enumerate(lengths)]
+    store = BlockStore(model, 20, size)
+    rows = stepper.native_rows(model, store)
+    assert rows is not None
+    # each text's blocks, none beside another
+    tables = torch.tensor([[(number + 5 * place) % 20 for place in range(4)] for number in range(5)])
+    expected = []
+    with torch.inference_mode():
+        for text, table in zip(texts, tables, strict=True):
+            state = model.start(1, 16)
+            model.advance(text[None], state)
+            for block, number in enumerate(table.tolist()):
+                store.data[:, number] = state.cache.store[:, :, 0, :, block * size :][:, :, :, :size]
+            step = NativeStep(model, state)
+            expected.append(torch.stack([step(torch.tensor([7 + place])).clone() for place in range(3)]))
+        places, tokens = torch.tensor(lengths), torch.full((5,), 7)
+        found = [rows.head(rows(tokens + place, places + place, tables)) for place in range(3)]
+    assert torch.equal(torch.stack(found, dim=1), torch.stack(expected)[:, :, 0])
+
+
 def _in_a_child(config: Decoder, queue: "multiprocessing.Queue[list[float]]") -> None:
     torch.set_num_threads(1)  # torch's own threads don't survive a fork
     queue.put(steps(built(config), torch.arange(1, 4)[None], torch.arange(7, 10))[1][0].tolist())
 
 
 def test_a_forked_process_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NativeStep, "threads", property(lambda step: 2, lambda step, threads: None), raising=False)
+    monkeypatch.setattr(native_step.NativeRows, "threads", lambda step, rows: 2)
     here = steps(built(LLAMA), torch.arange(1, 4)[None], torch.arange(7, 10))[1][0].tolist()
     context = multiprocessing.get_context("fork")
     queue = context.Queue()

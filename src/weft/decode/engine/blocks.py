@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.decode.config import Sampling
 from weft.decode.engine.paging import BlockPool, BlockStore, BlockTable, Key, PagedCache
 from weft.decode.fast.cuda import Chunk
-from weft.decode.fast.stepper import paged_graphs
+from weft.decode.fast.stepper import native_rows, paged_graphs
 from weft.decode.prompt import Prompt
 from weft.decode.sampling import on_device
 from weft.decode.text import Chunk as Written
@@ -18,6 +18,7 @@ from weft.decode.text import Completion, Text, completion_of
 from weft.errors import WeftError
 from weft.models.transformer import Transformer, TransformerState
 
+MAX_NATIVE_ROWS = 32  # up to which the step in C is faster than torch's products, as measured on ARM
 CALL = 16  # a call of the model costs about as much as reading so many tokens more in one that is made anyway
 
 
@@ -73,6 +74,7 @@ class BlockManager:
         self.pool = BlockPool(blocks, block_size)
         self.store = BlockStore(model, blocks, block_size)
         self.graphs = paged_graphs(model, self.store, rows)
+        self.native = native_rows(model, self.store)
         self.tables: dict[int, BlockTable] = {}
         # the tables as arrays, a row each; behind a text's blocks stands `nowhere`
         self.numbers = np.full((rows, blocks), self.store.nowhere, dtype=np.int64)
@@ -123,6 +125,9 @@ class BlockManager:
             if replayed:
                 features.append(self._replayed([work[place] for place in replayed]))
                 order += replayed
+        elif self.native is not None and 0 < len(single) <= MAX_NATIVE_ROWS:
+            features.append(self._natively([work[place][0] for place in single]))
+            order += single
         for group in self._groups(work, sorted({*single, *longer}.difference(order))):
             features.append(self._read([work[place] for place in group]))
             order += group
@@ -137,6 +142,12 @@ class BlockManager:
             return rows
         back = sorted(range(len(order)), key=order.__getitem__)
         return rows[on_device(torch.tensor(back), rows.device)]
+
+    def head(self, features: Tensor) -> Tensor:
+        """Features (requests, d_model) → logits (requests, V)."""
+        if self.native is not None and len(features) <= MAX_NATIVE_ROWS:
+            return self.native.head(features)
+        return self.model.head(features.unsqueeze(1))[:, 0]
 
     def keep(self, requests: Sequence[Request], tokens: Tensor) -> None:
         """Requests go on with these tokens (requests,), which only the device knows so far."""
@@ -171,6 +182,14 @@ class BlockManager:
             for request, count in work[len(some) :]
         ]
         return self.graphs.together(step, chunks) if chunks else self.graphs.step(*step)
+
+    def _natively(self, requests: Sequence[Request]) -> Tensor:
+        """A token of each, by the step in C."""
+        assert self.native is not None
+        reads, rows = [request.read for request in requests], [self.row[request.number] for request in requests]
+        tokens = torch.tensor([request.ids[request.read] for request in requests])
+        tables = torch.from_numpy(self.numbers[rows, : self.pool.blocks_for(max(reads) + 1)])
+        return self.native(tokens, torch.tensor(reads), tables)
 
     def _groups(self, work: Work, places: Sequence[int]) -> Iterator[list[int]]:
         """What is read in one call: single tokens by how far back they look, chunks from equal places on."""

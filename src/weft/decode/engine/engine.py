@@ -219,7 +219,7 @@ class Engine:
             self._catch_up()
             return
         requests, features = _those([request for request, _ in work], features, all_read)
-        logits = self.model.head(features.unsqueeze(1))[:, 0, : self.vocab_size]
+        logits = self.manager.head(features)[:, : self.vocab_size]
         if self.manager.graphs is not None and not any(request.needs_host for request in requests):
             self._run_ahead(requests, logits)
             return

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,13 +65,18 @@ class Layer(Structure):
 
 class Model(Structure):
     _fields_ = [
-        *_fields(c_int32, "layers d_model heads kv_heads d_head d_ff gated activation capacity"),
+        *_fields(c_int32, "layers d_model heads kv_heads d_head d_ff gated activation block"),
+        ("stride", c_int64),
         ("scale", c_float),
         *_fields(c_void_p, "cos sin"),
         ("layer", POINTER(Layer)),
         ("norm", Norm),
         ("head", Matrix),
     ]
+
+
+class Texts(Structure):
+    _fields_ = _fields(c_int32, "rows width") + _fields(c_void_p, "places tables")
 
 
 @cache
@@ -84,7 +89,7 @@ def library() -> ctypes.CDLL | None:
     except (OSError, subprocess.SubprocessError):
         return None  # no compiler, or nowhere to keep its result safely: torch's operations do the same
     found.weft_product.argtypes = [POINTER(Matrix), c_void_p, c_void_p, c_int, c_int]
-    found.weft_step.argtypes = [POINTER(Model), c_void_p, c_int, c_void_p, c_int]
+    found.weft_step.argtypes = [POINTER(Model), c_void_p, POINTER(Texts), c_void_p, c_int]
     found.weft_share.argtypes = [c_void_p, c_void_p, c_void_p]
     found.weft_share.restype = None
     if (threads := _openmp()) is not None:
@@ -190,11 +195,11 @@ def matrix(
     return Matrix(KINDS[numbers.dtype], *shape, address(numbers), address(scales), address(centres), address(bias))
 
 
-def multiply(found: Matrix, x: Tensor) -> Tensor:
-    """x (M, columns) times a matrix (N, columns) → (M, N), in float32."""
+def multiply(found: Matrix, x: Tensor, threads: int | None = None) -> Tensor:
+    """x (M, columns) times a matrix (N, columns) → (M, N), in float32, by all threads or so many."""
     x = x.float().contiguous()
     y = torch.empty(len(x), found.rows)
     compiled: Any = library()
-    if compiled.weft_product(found, x.data_ptr(), y.data_ptr(), len(x), torch.get_num_threads()):
+    if compiled.weft_product(found, x.data_ptr(), y.data_ptr(), len(x), threads or torch.get_num_threads()):
         raise MemoryError("a product found no memory")
     return y

@@ -1,4 +1,4 @@
-"""The native path: a decoder's step for one row in one call (`c/step.c`).
+"""The native path: a decoder's step for one token of each text in one call (`c/step.c`).
 
 It reads a Transformer's own weights, quantized ones too, and gives the logits that `model.step` gives but for rounding.
 """
@@ -20,53 +20,75 @@ from weft.nn.norm import LayerNorm, RMSNorm
 BYTES_A_THREAD = 4 << 20  # bytes of weights that another thread pays for: it is waited for after every product
 
 
-class NativeStep:
-    """One more token after what a state of one row holds, over and over."""
+class NativeRows:
+    """One more token of each of some texts, over and over.
 
-    def __init__(self, model: Transformer, state: TransformerState):
-        assert model.decoder is not None and model.decoder.norm is not None and state.lengths.shape[0] == 1
-        self.model, self.state, settings = model, state, model.config
+    keys, values (layers, blocks, kv_heads, block_size, d_head): a text's table names the blocks that it has.
+    `head`: whether a step ends in logits. What a text gets is the same to the bit whatever the others are.
+    """
+
+    def __init__(self, model: Transformer, keys: Tensor, values: Tensor, head: bool):
+        assert model.decoder is not None and model.decoder.norm is not None
+        self.model, settings, blocks = model, model.config, model.decoder.blocks
         self.kept: list[Tensor] = []  # what is pointed to and belongs to nobody else
-        self.places = torch.arange(state.max_len)[None]
-        angles = model.decoder.position.angles(self.places, state.max_len, torch.float32)
-        cos, sin = (None, None) if angles is None else (self._keep(angle[0, 0]) for angle in angles)
-        blocks, store = model.decoder.blocks, state.cache.store  # (layers, 2, 1, kv_heads, max_len, d_head)
-        self.layers = (native.Layer * len(blocks))(*(self._layer(b, store[n, :, 0]) for n, b in enumerate(blocks)))
-        found = self._head()
+        layers = (self._layer(block, keys[n], values[n]) for n, block in enumerate(blocks))
+        self.layers = (native.Layer * len(blocks))(*layers)
+        self.words = self._head()
         first: Any = blocks[0]
         attention, forward = settings.attention, settings.feedforward
         sizes = len(blocks), settings.d_model, attention.heads, attention.groups, settings.d_head, forward.d_ff
         kind = isinstance(forward, Gated), native.ACTIVATIONS[forward.activation]
-        last = self._norm(model.decoder.norm), native.Matrix() if found is None else found
-        self.found = native.Model(*sizes, *kind, state.max_len, first.attention.scale, cos, sin, self.layers, *last)
-        self.result = torch.empty(1, settings.d_model if found is None else found.rows)
-        held = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
-        self.threads = min(torch.get_num_threads(), 1 + held // BYTES_A_THREAD)
+        block = keys.shape[3], keys.stride(1)
+        last = self._norm(model.decoder.norm), self.words if head and self.words is not None else native.Matrix()
+        self.found = native.Model(*sizes, *kind, *block, first.attention.scale, None, None, self.layers, *last)
+        self.ends_in_features = head and self.words is None
+        self.angles: list[Tensor] = []  # (places, d_head / 2) each, of as many places as were needed so far
+        self.held = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
 
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Read tokens (1,) → logits (1, vocab_size), good until the next step."""
-        model, state, place = self.model, self.state, self.state.longest
+    def __call__(self, tokens: Tensor, places: Tensor, tables: Tensor) -> Tensor:
+        """Read tokens (rows,) at places (rows,) of texts in the blocks of tables (rows, width) → logits (rows, V), or
+        features (rows, d_model)."""
+        model, rows = self.model, len(tokens)
         assert model.decoder is not None
-        state.reserve(1)
-        x = model.embed(tokens[None], model.embedding)
-        x = model.decoder.position.embed(x, self.places[:, place : place + 1])
+        self._rotate(tables.shape[1] * self.found.block)
+        x = model.embed(tokens[:, None], model.embedding)
+        x = model.decoder.position.embed(x, places[:, None]).contiguous()
+        result = torch.empty(rows, self.found.head.rows or self.found.d_model)
+        texts = native.Texts(rows, tables.shape[1], native.address(places), native.address(tables))
         library: Any = native.library()
-        given = self.found, x.contiguous().data_ptr(), place, self.result.data_ptr(), self.threads
-        if library.weft_step(*given):
+        if library.weft_step(self.found, x.data_ptr(), texts, result.data_ptr(), self.threads(rows)):
             raise MemoryError("a decoding step found no memory")
-        state.advance(1)
-        return self.result if self.found.head.rows else model.head(self.result[None])[:, 0]
+        return model.head(result[:, None])[:, 0] if self.ends_in_features else result
 
-    def _layer(self, block: Any, cache: Tensor) -> native.Layer:
-        """A block and its part (2, kv_heads, max_len, d_head) of the cache."""
+    def head(self, features: Tensor) -> Tensor:
+        """Features (rows, d_model) → logits (rows, V)."""
+        if self.words is None:
+            return self.model.head(features[:, None])[:, 0]
+        return native.multiply(self.words, features, self.threads(len(features)))
+
+    def threads(self, rows: int) -> int:
+        return min(torch.get_num_threads(), 1 + rows * self.held // BYTES_A_THREAD)
+
+    def _rotate(self, places: int) -> None:
+        """Angles for so many places, where there are any: twice as many as before, if these don't suffice."""
+        if self.angles and len(self.angles[0]) >= places:
+            return
+        assert self.model.decoder is not None
+        places = max(places, 2 * len(self.angles[0]) if self.angles else 0)
+        angles = self.model.decoder.position.angles(torch.arange(places)[None], places, torch.float32)
+        if angles is not None:
+            self.angles = [angle[0, 0].contiguous() for angle in angles]
+            self.found.cos, self.found.sin = (native.address(angle) for angle in self.angles)
+
+    def _layer(self, block: Any, keys: Tensor, values: Tensor) -> native.Layer:
         attention, forward = block.attention, block.feedforward
         up = forward.gate_up if hasattr(forward, "gate_up") else forward.up
         return native.Layer(
             self._norm(block.attention_skip.norm),
             self._norm(block.feedforward_skip.norm),
             *(self._matrix(part) for part in (attention.qkv, attention.out, up, forward.down)),
-            native.address(cache[0]),
-            native.address(cache[1]),
+            keys.data_ptr(),
+            values.data_ptr(),
         )
 
     def _norm(self, norm: Any) -> native.Norm:
@@ -98,6 +120,23 @@ class NativeStep:
     def _keep(self, tensor: Any) -> int:
         self.kept.append(tensor.detach().contiguous())
         return self.kept[-1].data_ptr()
+
+
+class NativeStep:
+    """One more token after what a state of one row holds, over and over."""
+
+    def __init__(self, model: Transformer, state: TransformerState):
+        assert state.lengths.shape[0] == 1
+        store = state.cache.store  # (layers, 2, 1, kv_heads, max_len, d_head)
+        self.state, self.table = state, torch.zeros(1, 1, dtype=torch.int64)  # its one block is the whole cache
+        self.rows = NativeRows(model, store[:, 0], store[:, 1], head=True)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Read tokens (1,) → logits (1, vocab_size)."""
+        self.state.reserve(1)
+        logits = self.rows(tokens, self.state.lengths, self.table)
+        self.state.advance(1)
+        return logits
 
 
 def weights_are_native(model: Transformer) -> bool:

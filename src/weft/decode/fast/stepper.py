@@ -22,7 +22,7 @@ from weft.decode.fast import native
 from weft.decode.fast.cpu import ADDED, BIASED, CPUFastPath, packing_pays
 from weft.decode.fast.cuda import CUDAFastPath
 from weft.decode.fast.cuda_graphs import DeviceSampler, GraphStep, PagedGraphs
-from weft.decode.fast.native_step import NativeStep, weights_are_native
+from weft.decode.fast.native_step import NativeRows, NativeStep, weights_are_native
 from weft.decode.fast.products import has_kernels
 from weft.models.base import LanguageModel, Source, State, device_of
 from weft.models.config import Decoder, EncoderDecoder, LMHead
@@ -200,9 +200,22 @@ def _changed(settings: Config) -> set[str]:
 
 
 def native_path_fits(model: LanguageModel, state: State) -> bool:
-    """c/step.c is written for the shape of LLaMA or of GPT-2, and one row in float32."""
+    """Whether c/step.c reads on from a state: it has one row."""
+    even = isinstance(state, TransformerState) and state.even and isinstance(state.cache, KeyValueCache)
+    return len(state.lengths) == 1 and even and _is_native(model)
+
+
+def native_rows(model: Transformer, store: BlockStore) -> NativeRows | None:
+    """Steps of texts in the blocks of a pool in one call each, where c/step.c can do that."""
+    if model.embedding.weight.device.type != "cpu" or not _is_native(model):
+        return None
+    return NativeRows(model, store.data[:, :, 0], store.data[:, :, 1], head=False)
+
+
+def _is_native(model: LanguageModel) -> bool:
+    """c/step.c is written for the shape of LLaMA or of GPT-2, in float32."""
     settings: Any = model.config
-    if len(state.lengths) != 1 or not _in_float32(model, state) or not isinstance(settings, Decoder):
+    if not _in_float32(model) or not isinstance(settings, Decoder):
         return False
     placed = isinstance(settings.position, Rotary | Learned | Sinusoidal | NoPosition)
     scaled = isinstance(getattr(settings.position, "scaling", None), LinearScaling | Llama3Scaling | None)
@@ -216,7 +229,8 @@ def native_path_fits(model: LanguageModel, state: State) -> bool:
 def cpu_fast_path_fits(model: LanguageModel, state: State) -> bool:
     """A decoder whose positions do the same in every step, with or without a source, in float32, rows equally long."""
     settings: Any = model.config
-    if not _in_float32(model, state) or not isinstance(settings, Decoder | EncoderDecoder):
+    even = isinstance(state, TransformerState) and state.even and isinstance(state.cache, KeyValueCache)
+    if not even or not _in_float32(model) or not isinstance(settings, Decoder | EncoderDecoder):
         return False
     known = type(settings.position) in (Rotary, NoPosition, *ADDED, *BIASED)
     if settings.placement not in ("pre", "post", "none") or not known:
@@ -224,14 +238,14 @@ def cpu_fast_path_fits(model: LanguageModel, state: State) -> bool:
     return settings.position.changes_after(settings.context) is None and _others_at_default(settings, CPU)
 
 
-def _in_float32(model: LanguageModel, state: State) -> bool:
-    """Whether a Transformer's rows, of equal length, are read on a CPU in float32, by whatever reads them fastest."""
-    if not isinstance(model, Transformer) or not isinstance(state, TransformerState) or model.training:
+def _in_float32(model: LanguageModel) -> bool:
+    """Whether a Transformer is read on a CPU in float32, by whatever reads it fastest."""
+    if not isinstance(model, Transformer) or model.training:
         return False
     table = model.embedding.weight
     if table.device.type != "cpu" or table.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return False
-    return state.even and isinstance(state.cache, KeyValueCache) and _readable(model)
+    return _readable(model)
 
 
 def cuda_fast_path(model: LanguageModel, state: State) -> CUDAFastPath | None:

@@ -1,10 +1,11 @@
-/* A decoder's step for one row of tokens, with the products that it is made of, on a CPU.
+/* A decoder's step for one token of each of some texts, with the products that it is made of, on a CPU.
  *
  * A step of a small model is bound by how many operations there are and by how fast weights come from memory. Here a
- * step is one call: each thread computes its rows of every matrix, and threads meet four times a layer. Weights are
- * float32, bf16, or whole numbers of 8 or 4 bits with scales (`rounding.py`); with whole numbers, what they are
- * multiplied with is rounded to 8 bits too, in blocks of 32 with a scale each. Every row of a product is summed by one
- * thread, always in the same order: what comes out does not depend on the number of threads.
+ * step is one call: each thread computes its rows of every matrix, for all texts while it has them at hand, and threads
+ * meet four times a layer. Weights are float32, bf16, or whole numbers of 8 or 4 bits with scales (`rounding.py`); with
+ * whole numbers, what they are multiplied with is rounded to 8 bits too, in blocks of 32 with a scale each. Every row of
+ * a product is summed by one thread, always in the same order: what comes out does not depend on the number of threads,
+ * nor a text on the others.
  *
  * `native.py` compiles this file and calls it.
  */
@@ -24,13 +25,14 @@ typedef struct { /* RMSNorm, or LayerNorm where `centred`: x → (x − mean) / 
 typedef struct {
     Norm attention_norm, feedforward_norm;
     Matrix qkv, out, up, down; /* up: of a gated layer, the gate's rows first */
-    float *keys, *values;      /* (kv_heads, capacity, d_head) */
+    float *keys, *values;      /* a block of each: (kv_heads, block, d_head); the next is `stride` further on */
 } Layer;
 
 typedef struct {
-    int32_t layers, d_model, heads, kv_heads, d_head, d_ff, gated, activation, capacity;
+    int32_t layers, d_model, heads, kv_heads, d_head, d_ff, gated, activation, block;
+    int64_t stride;
     float scale;
-    const float *cos, *sin; /* (capacity, d_head / 2), or none: nothing is rotated */
+    const float *cos, *sin; /* (places, d_head / 2), or none: nothing is rotated */
     const Layer *layer;
     Norm norm;
     Matrix head; /* 0 rows: the features are the result */
@@ -57,13 +59,6 @@ typedef struct {
     Rounded rounded;
 } Product;
 
-static inline Rounded of_row(Rounded all, int row, int columns) {
-    int blocks = columns / BLOCK;
-    Rounded one = {all.numbers + (int64_t)row * columns, all.scales + (int64_t)row * blocks,
-                   all.offsets + (int64_t)row * blocks, all.sums + (int64_t)row * blocks};
-    return one;
-}
-
 static void multiply(void *given, int thread, int threads) {
     Product *p = given;
     const Matrix *m = p->matrix;
@@ -73,13 +68,11 @@ static void multiply(void *given, int thread, int threads) {
             round_blocks(p->x + (int64_t)r * n, n, of_row(p->rounded, r, n));
     meet(&pool.inside, threads);
     Range mine = own(m, m->rows, thread, threads);
-    for (int tile = 0; tile < p->rows; tile += TILE)
-        for (int row = mine.first, end; row < mine.last; row = end) {
-            end = end_of(m, row, mine.last);
-            for (int r = tile; r < p->rows && r < tile + TILE; r++)
-                products(m, row, end, p->x + (int64_t)r * n, whole ? of_row(p->rounded, r, n) : p->rounded,
-                         p->y + (int64_t)r * m->rows + row);
-        }
+    for (int tile = 0; tile < p->rows; tile += TILE) {
+        int some = p->rows - tile < TILE ? p->rows - tile : TILE;
+        Rounded rounded = whole ? of_row(p->rounded, tile, n) : p->rounded;
+        all_products(m, mine.first, mine.last, p->x + (int64_t)tile * n, rounded, some, p->y + (int64_t)tile * m->rows, m->rows);
+    }
 }
 
 static Rounded space(int64_t rows, int columns) {
@@ -109,13 +102,20 @@ int weft_product(const Matrix *matrix, const float *x, float *y, int rows, int t
 
 /* ---- a step */
 
+typedef struct { /* texts: each one's token stands at its place, and its keys and values in the blocks of its table */
+    int rows, width;
+    const int64_t *places, *tables; /* (rows), (rows, width) */
+} Texts;
+
 typedef struct {
     const Model *model;
-    float *x, *qkv, *mixed, *hidden, *scores; /* scores (threads, capacity + 8) */
-    float *normed;                            /* (threads, width of the widest input) */
-    Rounded *rounded;                         /* one a thread */
+    Texts texts;
+    float *x, *qkv, *mixed, *hidden; /* (rows, …) */
+    float *scores;                   /* (threads, the longest text + LANES) */
+    int64_t longest;
+    float *normed;    /* (threads, rows, d_model) */
+    Rounded *rounded; /* (rows, …) a thread */
     float *result;
-    int place;
 } Step;
 
 static void normalise(const Norm *norm, const float *x, int n, float *out) {
@@ -140,11 +140,13 @@ static void normalise(const Norm *norm, const float *x, int n, float *out) {
 /* What a matrix is to be multiplied with, as it wants it; every thread prepares its own. */
 static const float *prepared(Step *s, const Matrix *m, const Norm *norm, const float *x, int thread) {
     if (norm) {
-        float *own = s->normed + (int64_t)thread * s->model->d_model;
-        normalise(norm, x, m->columns, own);
+        float *own = s->normed + (int64_t)thread * s->texts.rows * m->columns;
+        for (int r = 0; r < s->texts.rows; r++)
+            normalise(norm, x + (int64_t)r * m->columns, m->columns, own + (int64_t)r * m->columns);
         x = own;
     }
-    if (m->kind >= INT8) round_blocks(x, m->columns, s->rounded[thread]);
+    for (int r = 0; m->kind >= INT8 && r < s->texts.rows; r++)
+        round_blocks(x + (int64_t)r * m->columns, m->columns, of_row(s->rounded[thread], r, m->columns));
     return x;
 }
 
@@ -187,20 +189,35 @@ static void rotate(const Model *m, const float *from, int place, float *to) {
     }
 }
 
-/* One head: its query with all keys so far and its own, which the first head of a group stores. */
-static void attend(Step *s, const Layer *layer, int head, int thread) {
+typedef struct { /* the vectors of a text's head, from its first block on */
+    float *first, *vector;
+    const int64_t *table;
+    int left;
+} Vectors;
+
+static inline float *next(Vectors *of, const Model *m) {
+    if (!of->left) of->vector = of->first + *of->table++ * m->stride, of->left = m->block;
+    float *found = of->vector;
+    of->vector += m->d_head, of->left--;
+    return found;
+}
+
+/* One head of a text: its query with all keys so far and its own, which the first head of a group stores. */
+static void attend(Step *s, const Layer *layer, int row, int head, int thread) {
     const Model *m = s->model;
-    int d = m->d_head, groups = m->heads / m->kv_heads, kv = head / groups, place = s->place;
+    int d = m->d_head, groups = m->heads / m->kv_heads, kv = head / groups, place = (int)s->texts.places[row];
     float q[512], k[512];
-    const float *v = s->qkv + (m->heads + m->kv_heads + kv) * d;
-    rotate(m, s->qkv + head * d, place, q);
-    rotate(m, s->qkv + (m->heads + kv) * d, place, k);
-    float *keys = layer->keys + (int64_t)kv * m->capacity * d, *values = layer->values + (int64_t)kv * m->capacity * d;
-    float *scores = s->scores + (int64_t)thread * (m->capacity + LANES);
+    const float *qkv = s->qkv + (int64_t)row * (m->heads + 2 * m->kv_heads) * d;
+    const float *v = qkv + (m->heads + m->kv_heads + kv) * d;
+    rotate(m, qkv + head * d, place, q);
+    rotate(m, qkv + (m->heads + kv) * d, place, k);
+    const int64_t *table = s->texts.tables + (int64_t)row * s->texts.width, inside = (int64_t)kv * m->block * d;
+    Vectors keys = {layer->keys + inside, 0, table, 0}, values = {layer->values + inside, 0, table, 0};
+    float *scores = s->scores + thread * (s->longest + LANES);
     float most = -INFINITY;
     for (int i = 0; i <= place; i += ROWS) { /* the last ones are those of this place, again and again */
         const float *rows[ROWS];
-        for (int r = 0; r < ROWS; r++) rows[r] = i + r < place ? keys + (int64_t)(i + r) * d : k;
+        for (int r = 0; r < ROWS; r++) rows[r] = i + r < place ? next(&keys, m) : k;
         dots(rows, q, d, scores + i);
         for (int r = 0; r < ROWS; r++) {
             float score = scores[i + r] *= m->scale;
@@ -216,105 +233,116 @@ static void attend(Step *s, const Layer *layer, int head, int thread) {
             if (i + j > place) e[j] = 0;
         sum += e;
     }
-    float *out = s->mixed + head * d, inverse = 1.0f / total(sum);
+    float *out = s->mixed + ((int64_t)row * m->heads + head) * d, inverse = 1.0f / total(sum);
     float weight = scores[place] * inverse;
     for (int j = 0; j < d; j++) out[j] = weight * v[j];
     for (int i = 0; i < place; i++) {
-        const float *row = values + (int64_t)i * d;
+        const float *value = next(&values, m);
         weight = scores[i] * inverse;
-        for (int j = 0; j < d; j++) out[j] += weight * row[j];
+        for (int j = 0; j < d; j++) out[j] += weight * value[j];
     }
     if (head % groups == 0) {
-        memcpy(keys + (int64_t)place * d, k, 4 * d);
-        memcpy(values + (int64_t)place * d, v, 4 * d);
+        memcpy(next(&keys, m), k, 4 * d);
+        memcpy(next(&values, m), v, 4 * d);
     }
 }
 
-/* A thread's rows times x → y. */
-static void own_products(const Matrix *m, const float *x, Rounded rounded, float *y, int thread, int threads) {
+/* A thread's rows times each text's x → its y. */
+static void own_products(Step *s, const Matrix *m, const float *x, float *y, int thread, int threads) {
     Range mine = own(m, m->rows, thread, threads);
-    all_products(m, mine.first, mine.last, x, rounded, y + mine.first);
+    all_products(m, mine.first, mine.last, x, s->rounded[thread], s->texts.rows, y, m->rows);
 }
 
 /* The same, added to y. */
-static void add_products(const Matrix *m, const float *x, Rounded rounded, float *y, int thread, int threads) {
+static void add_products(Step *s, const Matrix *m, const float *x, float *y, int thread, int threads) {
     Range mine = own(m, m->rows, thread, threads);
-    float more[BAND];
+    float more[2][BAND];
     for (int row = mine.first, end; row < mine.last; row = end) {
         end = end_of(m, row, mine.last);
-        products(m, row, end, x, rounded, more);
-        for (int r = row; r < end; r++) y[r] += more[r - row];
+        for (int t = 0, count; t < s->texts.rows; t += count) {
+            count = products(m, row, end, x, s->rounded[thread], t, s->texts.rows, more);
+            for (int k = 0; k < count; k++)
+                for (int r = row; r < end; r++) y[(int64_t)(t + k) * m->rows + r] += more[k][r - row];
+        }
     }
 }
 
 static void feed_forward(Step *s, const Layer *layer, int thread, int threads) {
     const Model *m = s->model;
-    Rounded rounded = s->rounded[thread];
-    const float *h = prepared(s, &layer->up, &layer->feedforward_norm, s->x, thread);
-    Range mine = own(&layer->up, m->d_ff, thread, threads);
-    all_products(&layer->up, mine.first, mine.last, h, rounded, s->hidden + mine.first);
-    activate(s->hidden + mine.first, mine.last - mine.first, m->activation);
-    float up[BAND];
+    const Matrix *both = &layer->up;
+    int some = s->texts.rows;
+    const float *h = prepared(s, both, &layer->feedforward_norm, s->x, thread);
+    Range mine = own(both, m->d_ff, thread, threads);
+    all_products(both, mine.first, mine.last, h, s->rounded[thread], some, s->hidden, m->d_ff);
+    for (int t = 0; t < some; t++)
+        activate(s->hidden + (int64_t)t * m->d_ff + mine.first, mine.last - mine.first, m->activation);
+    float up[2][BAND];
     for (int row = m->d_ff + mine.first, end; m->gated && row < m->d_ff + mine.last; row = end) {
-        end = end_of(&layer->up, row, m->d_ff + mine.last);
-        products(&layer->up, row, end, h, rounded, up);
-        for (int r = row; r < end; r++) s->hidden[r - m->d_ff] *= up[r - row];
+        end = end_of(both, row, m->d_ff + mine.last);
+        for (int t = 0, count; t < some; t += count) {
+            count = products(both, row, end, h, s->rounded[thread], t, some, up);
+            for (int k = 0; k < count; k++)
+                for (int r = row; r < end; r++) s->hidden[(int64_t)(t + k) * m->d_ff + r - m->d_ff] *= up[k][r - row];
+        }
     }
 }
 
 static void step(void *given, int thread, int threads) {
     Step *s = given;
     const Model *m = s->model;
-    Rounded rounded = s->rounded[thread];
+    int heads = s->texts.rows * m->heads;
     for (int number = 0; number < m->layers; number++) {
         const Layer *layer = m->layer + number;
         const float *h = prepared(s, &layer->qkv, &layer->attention_norm, s->x, thread);
-        own_products(&layer->qkv, h, rounded, s->qkv, thread, threads);
+        own_products(s, &layer->qkv, h, s->qkv, thread, threads);
         meet(&pool.inside, threads);
-        for (int head = share(m->heads, thread, threads); head < share(m->heads, thread + 1, threads); head++)
-            attend(s, layer, head, thread);
+        for (int head = share(heads, thread, threads); head < share(heads, thread + 1, threads); head++)
+            attend(s, layer, head / m->heads, head % m->heads, thread);
         meet(&pool.inside, threads);
         h = prepared(s, &layer->out, 0, s->mixed, thread);
-        add_products(&layer->out, h, rounded, s->x, thread, threads);
+        add_products(s, &layer->out, h, s->x, thread, threads);
         meet(&pool.inside, threads);
         feed_forward(s, layer, thread, threads);
         meet(&pool.inside, threads);
         h = prepared(s, &layer->down, 0, s->hidden, thread);
-        add_products(&layer->down, h, rounded, s->x, thread, threads);
+        add_products(s, &layer->down, h, s->x, thread, threads);
         meet(&pool.inside, threads);
     }
-    if (!m->head.rows) {
-        if (thread == 0) normalise(&m->norm, s->x, m->d_model, s->result);
+    if (m->head.rows) {
+        const float *h = prepared(s, &m->head, &m->norm, s->x, thread);
+        own_products(s, &m->head, h, s->result, thread, threads);
         return;
     }
-    const float *h = prepared(s, &m->head, &m->norm, s->x, thread);
-    own_products(&m->head, h, rounded, s->result, thread, threads);
+    for (int64_t row = thread; row < s->texts.rows; row += threads)
+        normalise(&m->norm, s->x + row * m->d_model, m->d_model, s->result + row * m->d_model);
 }
 
-/* x (d_model), the embedding of the token at `place`, through all layers → logits, or features where there is no head.
- * Its keys and values are stored. Not 0: there was no memory. */
-int weft_step(const Model *model, const float *x, int place, float *result, int threads) {
+/* x (rows, d_model), the embeddings of a token of each text, through all layers → logits, or features where there is no
+ * head. Their keys and values are stored. Not 0: there was no memory. */
+int weft_step(const Model *model, const float *x, const Texts *texts, float *result, int threads) {
     int width = model->heads * model->d_head, widest = model->d_model > model->d_ff ? model->d_model : model->d_ff;
     widest = (width > widest ? width : widest) + BLOCK;
-    size_t floats = model->d_model * (size_t)(1 + threads) + (model->heads + 2 * model->kv_heads) * (size_t)model->d_head +
-                    width + model->d_ff + (size_t)threads * (model->capacity + LANES);
+    size_t rows = texts->rows, qkv = (model->heads + 2 * model->kv_heads) * (size_t)model->d_head, longest = 0;
+    for (size_t row = 0; row < rows; row++)
+        if ((size_t)texts->places[row] >= longest) longest = texts->places[row] + 1;
+    size_t floats = rows * (model->d_model * (size_t)(1 + threads) + qkv + width + model->d_ff) + threads * (longest + LANES);
     float *memory = malloc(4 * floats);
     Rounded *rounded = calloc(threads, sizeof *rounded);
     int failed = !memory || !rounded;
     for (int i = 0; rounded && i < threads; i++) {
-        rounded[i] = space(1, widest);
+        rounded[i] = space(rows, widest);
         failed |= missing(rounded[i]);
     }
     if (!failed) {
-        Step s = {.model = model, .rounded = rounded, .result = result, .place = place};
+        Step s = {.model = model, .texts = *texts, .rounded = rounded, .result = result, .longest = longest};
         float *next = memory;
-        s.x = next, next += model->d_model;
-        s.qkv = next, next += (model->heads + 2 * model->kv_heads) * model->d_head;
-        s.mixed = next, next += width;
-        s.hidden = next, next += model->d_ff;
-        s.normed = next, next += (size_t)threads * model->d_model;
+        s.x = next, next += rows * model->d_model;
+        s.qkv = next, next += rows * qkv;
+        s.mixed = next, next += rows * width;
+        s.hidden = next, next += rows * model->d_ff;
+        s.normed = next, next += rows * threads * model->d_model;
         s.scores = next;
-        memcpy(s.x, x, 4 * (size_t)model->d_model);
+        memcpy(s.x, x, 4 * rows * model->d_model);
         together(step, &s, threads);
     }
     for (int i = 0; rounded && i < threads; i++) give_back(rounded[i]);

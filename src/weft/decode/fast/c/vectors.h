@@ -23,7 +23,7 @@ typedef int32_t Integers __attribute__((vector_size(4 * LANES), aligned(4)));
 #define LOAD(pointer) (*(const Vector *)(pointer))
 #define WHOLE(pointer) (*(const Integers *)(pointer))
 #define STORE(pointer, value) (*(Vector *)(pointer) = (value))
-#define SUMS 8 /* at a time: a product is ready some cycles after it began */
+#define SUMS 4 /* at a time: a product is ready some cycles after it began */
 #define ROWS 4 /* of a matrix that are summed up together */
 
 /* Ask for so many bytes some way ahead: processors do that by themselves, but not beyond the end of a page. */
@@ -117,41 +117,67 @@ static inline void narrow(Integers q, int8_t *to) {
 #endif
 
 static inline Vector sum_of(const Vector *s) {
-    return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+    return (s[0] + s[1]) + (s[2] + s[3]);
 }
 
 /* The products of two rows, of which those beyond the last whole vector are added to `rest`. */
 static inline Vector dot(const float *a, const float *b, int n, float *rest) {
     Vector s[SUMS] = {0};
     int i = 0;
-    for (; i + SUMS * LANES <= n; i += SUMS * LANES) {
-        fetch(a + i, 4 * SUMS * LANES);
-        for (int j = 0; j < SUMS; j++) s[j] += LOAD(a + i + j * LANES) * LOAD(b + i + j * LANES);
+    for (; i + 2 * SUMS * LANES <= n; i += 2 * SUMS * LANES) {
+        fetch(a + i, 8 * SUMS * LANES);
+        for (int j = 0; j < 2 * SUMS; j++) s[j % SUMS] += LOAD(a + i + j * LANES) * LOAD(b + i + j * LANES);
     }
-    for (; i + 4 * LANES <= n; i += 4 * LANES)
-        for (int j = 0; j < 4; j++) s[j] += LOAD(a + i + j * LANES) * LOAD(b + i + j * LANES);
+    for (; i + SUMS * LANES <= n; i += SUMS * LANES)
+        for (int j = 0; j < SUMS; j++) s[j] += LOAD(a + i + j * LANES) * LOAD(b + i + j * LANES);
     for (; i + LANES <= n; i += LANES) s[0] += LOAD(a + i) * LOAD(b + i);
     for (; i < n; i++) *rest += a[i] * b[i];
     return sum_of(s);
 }
 
+/* The products of two rows with two others, x and the one n further on, as `dot` sums them up: what is loaded is used
+ * twice. v[2 x + row], rest[2 x + row]. */
+static inline void four_dots(const float *const *rows, const float *x, int n, Vector *v, float *rest) {
+    Vector s[4][SUMS] = {0};
+    const float *a = rows[0], *b = rows[1], *y = x + n;
+    int i = 0;
+    for (; i + SUMS * LANES <= n; i += SUMS * LANES) {
+        fetch(a + i, 4 * SUMS * LANES);
+        fetch(b + i, 4 * SUMS * LANES);
+        for (int j = 0; j < SUMS; j++) {
+            int at = i + j * LANES;
+            s[0][j] += LOAD(a + at) * LOAD(x + at), s[1][j] += LOAD(b + at) * LOAD(x + at);
+            s[2][j] += LOAD(a + at) * LOAD(y + at), s[3][j] += LOAD(b + at) * LOAD(y + at);
+        }
+    }
+    for (; i + LANES <= n; i += LANES) {
+        s[0][0] += LOAD(a + i) * LOAD(x + i), s[1][0] += LOAD(b + i) * LOAD(x + i);
+        s[2][0] += LOAD(a + i) * LOAD(y + i), s[3][0] += LOAD(b + i) * LOAD(y + i);
+    }
+    for (; i < n; i++) {
+        rest[0] += a[i] * x[i], rest[1] += b[i] * x[i];
+        rest[2] += a[i] * y[i], rest[3] += b[i] * y[i];
+    }
+    for (int k = 0; k < 4; k++) v[k] = sum_of(s[k]);
+}
+
 static inline Vector dot_bf16(const uint16_t *w, const float *x, int n, float *rest) {
     Vector s[SUMS] = {0};
     int i = 0;
-    for (; i + SUMS * LANES <= n; i += SUMS * LANES) {
-        fetch(w + i, 2 * SUMS * LANES);
+    for (; i + 2 * SUMS * LANES <= n; i += 2 * SUMS * LANES) {
+        fetch(w + i, 4 * SUMS * LANES);
 #if defined(__aarch64__)
-        for (int j = 0; j < SUMS; j += 2) { /* either half of a vector, with zeros below */
+        for (int j = 0; j < 2 * SUMS; j += 2) { /* either half of a vector, with zeros below */
             uint16x8_t both = vld1q_u16(w + i + j * LANES), zeros = vdupq_n_u16(0);
-            s[j] += (Vector)vzip1q_u16(zeros, both) * LOAD(x + i + j * LANES);
-            s[j + 1] += (Vector)vzip2q_u16(zeros, both) * LOAD(x + i + (j + 1) * LANES);
+            s[j % SUMS] += (Vector)vzip1q_u16(zeros, both) * LOAD(x + i + j * LANES);
+            s[(j + 1) % SUMS] += (Vector)vzip2q_u16(zeros, both) * LOAD(x + i + (j + 1) * LANES);
         }
 #else
-        for (int j = 0; j < SUMS; j++) s[j] += widen(w + i + j * LANES) * LOAD(x + i + j * LANES);
+        for (int j = 0; j < 2 * SUMS; j++) s[j % SUMS] += widen(w + i + j * LANES) * LOAD(x + i + j * LANES);
 #endif
     }
-    for (; i + 4 * LANES <= n; i += 4 * LANES)
-        for (int j = 0; j < 4; j++) s[j] += widen(w + i + j * LANES) * LOAD(x + i + j * LANES);
+    for (; i + SUMS * LANES <= n; i += SUMS * LANES)
+        for (int j = 0; j < SUMS; j++) s[j] += widen(w + i + j * LANES) * LOAD(x + i + j * LANES);
     for (; i + LANES <= n; i += LANES) s[0] += widen(w + i) * LOAD(x + i);
     for (; i < n; i++) *rest += widened(w[i]) * x[i];
     return sum_of(s);
