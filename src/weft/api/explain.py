@@ -215,7 +215,7 @@ class Explain:
     @of_a_text()
     def attention(self, text: str | None = None, *, target: str | None = None) -> "views.attention.AttentionMaps":
         """Who looks at whom: the probabilities of every head. `.head`, `.follow` and `.rollout` show parts of it."""
-        return views.attention.attention_maps(self.reading(text, target))
+        return views.heads.named_maps(self.reading(text, target))
 
     @of_a_text()
     def heads(

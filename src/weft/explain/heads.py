@@ -11,23 +11,18 @@ A head is named where it does one thing by these thresholds; all are means over 
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import product
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from weft.errors import counted
-from weft.explain.attention.maps import NAMES, Kind, KindMaps, attention_maps
+from weft.explain.ablation import ABLATED_TOKENS, ablation_costs
+from weft.explain.attention.maps import NAMES, AttentionMaps, Head, Kind, KindMaps, attention_maps
 from weft.explain.capture import capture
-from weft.explain.reading import Reading, SourceTokens, lacks
+from weft.explain.reading import Reading, lacks
 from weft.figures.heatmap import SmallMap, small_maps
 from weft.figures.page import template
 from weft.figures.picture import Picture
@@ -36,8 +31,6 @@ from weft.models.config import Decoder, LMHead
 from weft.models.transformer import Transformer
 
 INDUCTION, MOSTLY, UNIFORM, NEAR = 0.4, 0.5, 0.9, 2.0
-ABLATED_TOKENS = 128  # of the text on which ablation is measured: it takes a forward pass for each head
-BATCH_TOKENS = 1024
 LISTED_HEADS = 20
 # statistics by name: in a heading, and as short as a terminal wants it
 COLUMNS = {
@@ -54,22 +47,6 @@ UNITS = {"entropy": "nats", "distance": "tokens", "cost": "nats"}
 _ORDER = ("induction", "previous token", "same token", "local", "uniform", "first token (sink)")
 
 Table = NDArray[np.float64]  # (layers, heads); NaN where a statistic means nothing
-
-
-class Head(NamedTuple):
-    """One head with its statistics; NaN where one means nothing."""
-
-    kind: Kind
-    layer: int
-    head: int
-    names: tuple[str, ...]
-    entropy: float
-    distance: float
-    first: float
-    previous: float
-    itself: float
-    induction: float
-    cost: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,14 +147,22 @@ class HeadTable(Picture):
         return small_maps(self._maps({kind: f"{kind} " for kind in NAMES}), self.title)
 
 
-def head_statistics(reading: Reading, ablate: bool = True) -> HeadTable:
+def named_maps(reading: Reading) -> AttentionMaps:
+    """`attention_maps`, with the heads that have a name, the most interesting first."""
+    maps = attention_maps(reading)
+    found = head_statistics(reading, ablate=False, maps=maps).heads()
+    return replace(maps, named=tuple(each for each in found if each.names))
+
+
+def head_statistics(reading: Reading, ablate: bool = True, maps: AttentionMaps | None = None) -> HeadTable:
     """The statistics of every head while the model reads a text, and with `ablate` what the text loses without it.
 
-    Ablation takes a forward pass a head, from its layer on; of long texts it reads the first 128 tokens.
+    Ablation takes a forward pass a head, from its layer on; of long texts it reads the first 128 tokens. `maps`: the
+    attention of that reading, where it is known.
     """
-    maps = attention_maps(reading)
+    maps = maps or attention_maps(reading)
     predicts = isinstance(reading.model, Transformer) and isinstance(reading.model.config.head, LMHead)
-    costs = _ablation_costs(reading) if ablate and predicts and len(reading.ids) > 1 else {}
+    costs = ablation_costs(reading) if ablate and predicts and len(reading.ids) > 1 else {}
     config, induction = reading.model.config, None
     if isinstance(config, Decoder):
         induction = induction_scores(reading.model, min(reading.tokenizer.vocab_size, config.vocab_size))
@@ -260,76 +245,6 @@ def _names(part: KindMaps, of: dict[str, Table]) -> list[list[tuple[str, ...]]]:
     tests["local"] &= ~(tests["previous token"] | tests["same token"])  # a head of neighbours is local anyway
     layers, heads = map(range, of["entropy"].shape)
     return [[tuple(name for name in _ORDER if tests[name][layer, head]) for head in heads] for layer in layers]
-
-
-@torch.no_grad()
-def _ablation_costs(reading: Reading) -> dict[Kind, Table]:
-    """What the text loses in nats a token without each head, by kind.
-
-    Several heads are left out at once, each in a row of its own, and a decoder's layers below are not run again.
-    """
-    model = reading.model
-    assert isinstance(model, Transformer) and model.decoder is not None
-    ids, heads = reading.tokens[:, :ABLATED_TOKENS], model.config.attention.heads
-    calls: list[tuple[Tensor, dict[str, Any]]] = []  # what each block of the decoder was given
-
-    def keep(_: nn.Module, given: tuple[Tensor], named: dict[str, Any]) -> None:
-        calls.append((given[0], named))
-
-    hooks = [block.register_forward_pre_hook(keep, with_kwargs=True) for block in model.decoder.blocks]
-    try:
-        with evaluating(model):
-            whole = _losses(model, model.features(ids, **reading.given), ids)
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-    def again(rows: int, _: int) -> Tensor:
-        source = SourceTokens(reading.given["source"].tokens.expand(rows, -1))
-        return model.features(ids.expand(rows, -1), source=source)
-
-    on = partial(_from_layer, model, calls)
-    places: dict[Kind, tuple[str, int, Callable[[int, int], Tensor]]]
-    places = {"decoder": ("decoder.{}.attention.probabilities", len(calls), on)}
-    if model.encoder is not None:
-        places["cross"] = ("decoder.{}.cross.probabilities", len(calls), on)
-        places["encoder"] = ("encoder.{}.attention.probabilities", len(model.encoder.layers), again)
-    at_once = max(1, BATCH_TOKENS // max(ids.shape[1], len(reading.source or ())))
-    found: dict[Kind, Table] = {}
-    with evaluating(model):
-        for kind, (name, layers, run) in places.items():
-            found[kind] = np.empty((layers, heads))
-            for layer, first in product(range(layers), range(0, heads, at_once)):
-                chosen = list(range(first, min(first + at_once, heads)))
-                with capture(model, replace={name.format(layer): partial(_without_each, chosen)}):
-                    features = run(len(chosen), layer)
-                found[kind][layer, first : first + at_once] = _losses(model, features, ids) - whole
-    return found
-
-
-def _without_each(heads: list[int], probabilities: Tensor) -> Tensor:
-    """Probabilities (rows, heads, …) with one head taken out of each row."""
-    changed = probabilities.clone()
-    changed[torch.arange(len(heads)), heads] = 0.0
-    return changed
-
-
-def _from_layer(model: Transformer, calls: Sequence[tuple[Tensor, dict[str, Any]]], rows: int, layer: int) -> Tensor:
-    """Features (rows, time, d_model) of what a decoder's layer was given, read on from there in each row."""
-    assert model.decoder is not None
-    x = calls[layer][0].expand(rows, -1, -1)
-    for block, (_, given) in zip(model.decoder.blocks[layer:], calls[layer:], strict=True):
-        if given["source"] is not None:
-            keys_values, over = given["source"]
-            given = {**given, "source": (tuple(each.expand(rows, -1, -1, -1) for each in keys_values), over)}
-        x = block(x, **given)
-    return x if model.decoder.norm is None else model.decoder.norm(x)
-
-
-def _losses(model: Transformer, features: Tensor, ids: Tensor) -> Table:
-    """Nats a token of ids (1, time) in each row of features (rows, time, d_model), row by row: logits are large."""
-    targets = ids[0, 1:]
-    return np.array([float(F.cross_entropy(model.head(row[None, :-1])[0].float(), targets)) for row in features])
 
 
 def _cell(value: float) -> str:

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from weft.explain import ablation as ablation
     from weft.explain import activations as activations
     from weft.explain import costs as costs
     from weft.explain import gradients as gradients
@@ -36,7 +37,7 @@ VIEWS = (
 )
 # those that show a text, and so need a model that is trained
 OF_A_TEXT = ("attention", "heads", "surprise", "lens", "saliency", "search", "step", "gradients", "weights", "graph")
-_HOMES = {name: f"weft.explain.{name}" for name in (*VIEWS, "reading")} | {
+_HOMES = {name: f"weft.explain.{name}" for name in (*VIEWS, "ablation", "reading")} | {
     "anatomy": "weft.explain.anatomy.anatomy",
     "attention": "weft.explain.attention.maps",
     "graph": "weft.explain.graph.picture",

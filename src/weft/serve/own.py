@@ -19,6 +19,7 @@ from weft.serve.schema import (
     ClassifyBody,
     DetokenizeBody,
     ExplainBody,
+    ReadingBody,
     ScoreBody,
     StepBody,
     TokenizeBody,
@@ -120,7 +121,7 @@ async def text(request: Request, body: Body) -> Response:
 @router.post("/v1/explain/step")
 async def step(request: Request, body: StepBody) -> Response:
     """One token's way through a model, with the numbers of every stage."""
-    _check_length(body)
+    check_length(body)
 
     def function(run: Run) -> dict[str, Any]:
         given = {"place": body.place, "layer": body.layer, **cuts(body)}
@@ -131,7 +132,7 @@ async def step(request: Request, body: StepBody) -> Response:
     return await ask(request, body, function)
 
 
-def _check_length(body: ExplainBody | StepBody) -> None:
+def check_length(body: ReadingBody | StepBody) -> None:
     for name in ("input", "target"):
         if len(getattr(body, name) or "") > MAX_EXPLAINED:
             raise RefusedError(400, f"{name}: at most {MAX_EXPLAINED} characters can be looked at", param=name)
@@ -140,7 +141,7 @@ def _check_length(body: ExplainBody | StepBody) -> None:
 @router.post("/v1/explain/{view}")
 async def explain(request: Request, view: View, body: ExplainBody) -> Response:
     """What `weft explain` shows of a model and a text, as numbers."""
-    _check_length(body)
+    check_length(body)
 
     options = {"target": body.target, "place": body.place, "settings": body.settings}
     given = {name: value for name, value in options.items() if value is not None}

@@ -10,6 +10,7 @@ MAX_STOPS = 16
 MAX_INPUTS = 2048  # texts in one request
 MAX_WRITTEN = 4096  # tokens of a text that is written token by token
 MAX_CUT = 10_000  # characters that all tokenizers cut
+MAX_HEADS = 4096  # that are switched off at a time
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -266,9 +267,12 @@ class ScoreBody(Body):
     input: str
 
 
-class ExplainBody(Body):
+class ReadingBody(Body):
     input: str | None = None
     target: str | None = None
+
+
+class ExplainBody(ReadingBody):
     place: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     settings: Branching | None = None
 
@@ -283,3 +287,9 @@ class StepBody(Body):
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     top_k: int | None = Field(default=None, ge=-1, lt=2**31)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+
+
+class WithoutHeadsBody(ReadingBody):
+    heads: list[tuple[Literal["encoder", "decoder", "cross"], int, int]] = Field(
+        default=[], max_length=MAX_HEADS, description="[kind, layer, head] of each"
+    )

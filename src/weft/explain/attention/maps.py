@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
+from markupsafe import Markup
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
@@ -22,7 +23,7 @@ from weft.explain.attention.page import packed
 from weft.explain.capture import capture
 from weft.explain.reading import WHITE, Reading, lacks
 from weft.figures.heatmap import MAX_LABELS, label_axis, label_inches, pooled, shade_cells, shortened, write_cells
-from weft.figures.page import Section, data, template
+from weft.figures.page import Section, mounted
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.models.base import LanguageModel, evaluating
 from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder
@@ -52,6 +53,22 @@ class KindMaps(NamedTuple):
     probabilities: Probabilities
     queries: list[str]
     keys: list[str]
+
+
+class Head(NamedTuple):
+    """One head with its statistics; NaN where one means nothing."""
+
+    kind: Kind
+    layer: int
+    head: int
+    names: tuple[str, ...]
+    entropy: float
+    distance: float
+    first: float
+    previous: float
+    itself: float
+    induction: float
+    cost: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +124,8 @@ class AttentionMaps(Picture):
     title: str
     about: str
     parts: tuple[KindMaps, ...]
-    scripts: ClassVar[tuple[str, ...]] = ("attention_maps.js", "attention.js")
+    named: tuple[Head, ...] = ()  # those that do one thing, as `heads.py` finds them
+    scripts: ClassVar[tuple[str, ...]] = ("attention.js",)
 
     @property
     def kinds(self) -> list[Kind]:
@@ -196,7 +214,9 @@ class AttentionMaps(Picture):
             axes.spines[:].set_visible(False)
         return figure
 
-    def html(self) -> str:
+    def packed(self) -> dict[str, Any]:
+        """All maps for the page's script, kind by kind, what a reader has to know of their precision, and the heads
+        that have a name; a statistic that means nothing is None."""
         maps = [part.probabilities[..., 0, 0].size for part in self.parts]
         parts, notes = [], []
         for part, count in zip(self.parts, maps, strict=True):
@@ -205,7 +225,13 @@ class AttentionMaps(Picture):
             named = {"kind": part.kind, "name": NAMES[part.kind], "queries": part.queries, "keys": part.keys}
             parts.append(named | small)
             notes.append(note)
-        return template("attention.html").render(data=data("att-data", parts), parts=parts, notes=dict.fromkeys(notes))
+        heads = [
+            {name: None if value != value else value for name, value in each._asdict().items()} for each in self.named
+        ]
+        return {"parts": parts, "notes": list(dict.fromkeys(notes)), "named": heads}
+
+    def html(self) -> str:
+        return mounted("attention.js", self.packed(), Markup("<pre>{}</pre>").format(self.text()))
 
     def sections(self) -> list[Section]:
         stacked = any(part.kind != "cross" and len(part.probabilities) > 1 for part in self.parts)
@@ -239,7 +265,7 @@ def attention_maps(reading: Reading) -> AttentionMaps:
     Rows of attention to a source are named by the token that is written there, which is the one after the one read:
     so Bahdanau et al. (2015) draw them.
     """
-    model, names = reading.model, _names(reading.model)
+    model, names = reading.model, probability_places(reading.model)
     _check_size(reading)
     with evaluating(model), torch.no_grad(), capture(model, *names.values()) as seen:
         model.features(reading.tokens, **reading.given)
@@ -260,7 +286,8 @@ def attention_maps(reading: Reading) -> AttentionMaps:
     return AttentionMaps(f"Attention over {counted(len(reading.ids), 'token')}", about, tuple(parts))
 
 
-def _names(model: LanguageModel) -> dict[Kind, str]:
+def probability_places(model: LanguageModel) -> dict[Kind, str]:
+    """Where `capture` finds the probabilities of each kind of attention; `*` stands for a layer."""
     encoder: dict[Kind, str] = {"encoder": "encoder.*.attention.probabilities"}
     decoder: dict[Kind, str] = {"decoder": "decoder.*.attention.probabilities"}
     match model.config:

@@ -1,0 +1,82 @@
+// Attention: the lecture's picture of a word. Tokens in two columns, lines from a query to what it attends to, a colour
+// a head (Vaswani et al. 2017, figure 3). The squares beside a key tell how much each head gives it.
+import { s } from "./dom.js";
+import { clamp, number, short } from "./attention_maps.js";
+
+const MOST_ROWS = 44, FAINTEST = 0.02, ROW = 19;
+
+let ruler;
+function textWidth(text) {
+  ruler ??= document.createElement("canvas").getContext("2d");
+  ruler.font = "bold 13px system-ui, sans-serif";
+  return Math.ceil(ruler.measureText(text).width);
+}
+
+// The tokens that are shown: all, or of a long text those around the query, and the strongest keys.
+function shown(maps, query, found) {
+  let left = [...maps.queries.keys()], right = [...maps.keys.keys()];
+  if (left.length > MOST_ROWS) left = left.filter(place => Math.abs(place - query) <= 12);
+  if (right.length > MOST_ROWS) {
+    const most = new Map();
+    for (const each of found) for (const [key, weight] of each) most.set(key, Math.max(most.get(key) ?? 0, weight));
+    const strongest = [...most].sort((a, b) => b[1] - a[1]).slice(0, MOST_ROWS - 8);
+    right = strongest.map(([key]) => key).sort((a, b) => a - b);
+  }
+  return [left, right];
+}
+
+// [weight, keys] of [key, weight], with the weights rounded to so many steps.
+function alike(found, steps) {
+  const groups = new Map();
+  for (const [key, weight] of found) {
+    const rounded = Math.round(weight * steps) / steps;
+    groups.set(rounded, [...groups.get(rounded) ?? [], key]);
+  }
+  return groups;
+}
+
+// `asked` is what is drawn: a layer, heads, a query; `room` is how wide it may be.
+export function lines(maps, { layer, heads, query }, room) {
+  const narrow = room < 480, found = heads.map(head => maps.strongest(layer, head, query));
+  const [left, right] = shown(maps, query, found);
+  const named = (labels, place) =>
+    (labels.length > MOST_ROWS ? `${place}: ` : "") + short(labels[place], narrow ? 9 : 14);
+  const wide = (labels, places) => 14 + Math.max(...places.map(place => textWidth(named(labels, place))));
+  const from = wide(maps.queries, left), beside = wide(maps.keys, right);
+  const square = clamp(Math.floor((room - from - beside - 60) / heads.length), 9, 14);
+  const squares = square * heads.length + 4;
+  const to = from + clamp(room - from - beside - squares, 56, 280), cells = to + beside;
+  const height = ROW * (Math.max(left.length, right.length) + 1.5), width = cells + squares;
+  const y = row => ROW * (row + 1.5), rows = new Map(right.map((key, row) => [key, row])), start = left.indexOf(query);
+  // hues around the circle, every other one darker, as in print
+  const hue = head => `hsl(${Math.round(209 + (360 * head) / maps.heads) % 360} 62% ` +
+    `calc(var(--att-lightness) + ${head % 2 ? 0 : 12}%))`;
+  const parts = [], said = [];
+  const text = (x, at, kind, words) => parts.push(s("text", { x, y: at, class: kind }, words));
+  left.forEach((place, row) =>
+    text(from - 6, y(row), place === query ? "att-end att-chosen" : "att-end att-quiet", named(maps.queries, place)));
+  right.forEach((place, row) => text(to + 6, y(row), "", named(maps.keys, place)));
+  text(cells - 6, 10, "att-end att-tiny", "head");
+  heads.forEach((head, n) => {
+    // the lines of the heads end beside each other, so that none hides the next
+    const aside = 0.6 * ROW * ((n + 0.5) / heads.length - 0.5), x = cells + n * square, weights = new Map(found[n]);
+    text(x + square / 2 - 1, 10, "att-middle att-tiny", String(head));
+    // what has about the same weight is one element: a page of a thousand of them is slow
+    const seen = ([key, weight]) => rows.has(key) && (weight >= FAINTEST || weight === found[n][0][1]);
+    const lineTo = key => `M${from} ${y(start) + aside}L${to} ${y(rows.get(key)) + aside}`;
+    for (const [weight, keys] of alike(found[n].filter(seen), 40))
+      parts.push(s("path", { d: keys.map(lineTo).join(""), style: { stroke: hue(head) }, fill: "none",
+        "stroke-width": 0.7 + 5 * weight, "stroke-opacity": 0.3 + 0.7 * weight }));
+    const squareAt = row => `M${x} ${y(row) - 8}h${square - 2}v16h${2 - square}z`;
+    parts.push(s("path", { class: "att-cell", d: right.map((_, row) => squareAt(row)).join("") }));
+    const roots = right.filter(key => weights.has(key)).map(key => [key, Math.sqrt(weights.get(key))]);
+    for (const [root, keys] of alike(roots, 20))
+      if (root > 0)
+        parts.push(s("path", { d: keys.map(key => squareAt(rows.get(key))).join(""), style: { fill: hue(head) },
+          opacity: root }));
+    if (found[n].length) said.push(`head ${head}: ${maps.keys[found[n][0][0]]} ${number(found[n][0][1])}`);
+  });
+  const label = `Lines from ${maps.queries[query]} in layer ${layer}; strongest by head: ${said.join(", ")}`;
+  return s("svg", { class: "att-svg", role: "img", "aria-label": label, viewBox: `0 0 ${width} ${height}`, width,
+    height }, parts);
+}
