@@ -48,6 +48,7 @@ addEventListener("load", async () => {
     void document.body.offsetHeight;
     done(performance.now() - begun);
   });
+  while (document.querySelector("[data-module] > script")) await new Promise(done => setTimeout(done, 5)); // drawn yet?
   const requests = performance.getEntriesByType("resource").map(entry => entry.name);
   let found;
   try {

@@ -53,10 +53,12 @@ class Served:
 
 
 @contextmanager
-def served(*places: Path, serving: Serving | None = None, port: int = 0, **limits: Any) -> Iterator[Served]:
+def served(
+    *places: Path, serving: Serving | None = None, port: int = 0, may_be_empty: bool = False, **limits: Any
+) -> Iterator[Served]:
     """A server of these runs, or folders of runs."""
     serving = serving or Serving(limits=Limits(**{"max_tokens": 512, **limits}))
-    library = Library([str(place) for place in places], None, serving.limits)
+    library = Library([str(place) for place in places], None, serving.limits, may_be_empty=may_be_empty)
     server = uvicorn.Server(uvicorn_config(make_app(library, serving), serving))
     listener = socket.create_server(("127.0.0.1", port), backlog=2048)
     thread = threading.Thread(target=server.run, args=([listener],))

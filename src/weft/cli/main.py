@@ -35,7 +35,7 @@ COMMANDS = {
     "Begin": "quickstart doctor",
     "Train a model": "train evaluate compare scale import_ export runs",
     "Use a model": "generate chat translate classify embed serve",
-    "Look and prepare": "explain presets plan neighbours tokenize prepare",
+    "Look and prepare": "explore explain presets plan neighbours tokenize prepare",
 }
 for panel, names in COMMANDS.items():
     for name in names.split():

@@ -31,4 +31,6 @@ def quickstart(
         console.print(Text(shown(f"{number}  " + "\n   ".join(sample.strip().splitlines()))))
     console.print()
     summarise(done)
-    console.print("\nyour own text:  weft train gpt-tiny --data book.txt")
+    looked = "" if folder.parent == Path("runs") else f" {folder.parent}"
+    console.print(f"\nlook inside:    weft explore{looked}")
+    console.print("your own text:  weft train gpt-tiny --data book.txt")

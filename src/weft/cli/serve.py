@@ -2,14 +2,19 @@
 
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from weft.cli.console import options
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import loading
 from weft.errors import ConfigError
 from weft.progress import log_to_stderr
+
+if TYPE_CHECKING:
+    from weft.serve.config import Serving
+    from weft.serve.library import Library
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ANY_ADDRESS = ("0.0.0.0", "::", "")
@@ -58,13 +63,9 @@ def serve(
     with loading():
         import logging
 
-        import uvicorn
-
         from weft.config import validate
-        from weft.serve.app import make_app
         from weft.serve.config import Limits, Serving
         from weft.serve.library import Library
-        from weft.serve.listen import uvicorn_config
 
     given = {"queue": queue, "per_client": per_key or queue, "rows": rows, "seconds": timeout, "max_tokens": max_tokens}
     limits = validate(Limits, given)
@@ -78,22 +79,30 @@ def serve(
         limits=limits,
     )
     library = Library(places, quantize, limits)
-    app = make_app(library, serving)
-    sockets = None if uds is not None else [_listening(host, port)]
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    config = uvicorn_config(
-        app,
-        serving,
-        uds=None if uds is None else str(uds),
-        ssl_certfile=None if ssl_certfile is None else str(ssl_certfile),
-        ssl_keyfile=None if ssl_keyfile is None else str(ssl_keyfile),
-    )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    listener = None if uds is not None else listening(host, port)
     scheme = "http" if ssl_certfile is None else "https"
-    where = str(uds) if sockets is None else f"{scheme}://{_shown(host)}:{sockets[0].getsockname()[1]}"
+    where = str(uds) if listener is None else f"{scheme}://{_shown(host)}:{listener.getsockname()[1]}"
     log_to_stderr(f"weft: serving {', '.join(library.shelves)} at {where}, routes at {where}/docs; Ctrl-C ends it")
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    files = {"uds": uds, "ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile}
+    answer(library, serving, listener, {name: str(path) for name, path in files.items() if path is not None})
+
+
+def answer(
+    library: "Library", serving: "Serving", listener: socket.socket | None, files: Mapping[str, str] | None = None
+) -> None:
+    """Answer requests until the process is ended."""
+    import logging
+
+    import uvicorn
+
+    from weft.serve.app import make_app
+    from weft.serve.listen import uvicorn_config
+
+    config = uvicorn_config(make_app(library, serving), serving, **(files or {}))
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     sys.setswitchinterval(SWITCH_SECONDS)
-    uvicorn.Server(config).run(sockets)
+    uvicorn.Server(config).run(None if listener is None else [listener])
 
 
 def _keys(path: Path) -> tuple[str, ...]:
@@ -121,7 +130,8 @@ def _names(host: str) -> list[str]:
         return [name]
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that others can connect to already."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=2048)

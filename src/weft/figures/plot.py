@@ -62,11 +62,33 @@ def scientific(number: float) -> str:
     return f"10{small}" if head == "1" else f"{head}·10{small}"
 
 
+def multiple(number: float) -> str:
+    """2 → '2×'."""
+    return f"{number:g}×"
+
+
+def signed(number: float) -> str:
+    """0.5 → '+0.5'."""
+    return f"{number:+g}" if number else "0"
+
+
 def plain(number: float) -> str:
     """A number in a table, in three digits: 0.00995, 1.30, 12,400; 1.2·10⁻⁵ where there would be many zeros."""
     if number and math.isfinite(number) and not 1e-4 <= abs(number) < 1e7:
         return scientific(number)
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:#.3g}".removesuffix(".")
+
+
+def thinned(ys: Sequence[float | None], most: int) -> list[int]:
+    """Which of many values to keep, at most so many: of each stretch the lowest and the highest, so no spike goes."""
+    if len(ys) <= most:
+        return list(range(len(ys)))
+    size = -(-len(ys) // (most // 2 - 1))
+    kept = {0, len(ys) - 1}
+    for start in range(0, len(ys), size):
+        known = [(y, at) for at, y in enumerate(ys[start : start + size], start) if y is not None and math.isfinite(y)]
+        kept |= {min(known)[1], max(known)[1]} if known else {start}
+    return sorted(kept)
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,20 @@
 A report is written at every evaluation, so nothing here loads matplotlib.
 """
 
-import json
 import math
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
 
-from weft.figures.page import html_charts
-from weft.figures.plot import Look, Plot, Point, Series
+from weft.figures.page import html_charts, mounted
+from weft.figures.plot import Axis, Look, Plot, Point, Series, thinned
 
 MAX_POINTS = 500  # of a line; more are thinned
-MAX_TOLD = 200  # points of a line whose values a page tells
+MAX_DATA = 2000  # points of a line whose values a page has
 EDGE, GAP = 14.0, 17.0  # around everything; from one line of text to the next
 LETTER, BOLD = 7.0, 9.2  # width of one, about; in a title
 ARROW = 44.0  # width of one with the number beside it
@@ -55,14 +54,10 @@ class Shape(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The box that series are drawn in (x, y, width, height), and all shapes in the order in which they are drawn.
-
-    `told` are the lines by name, with the places of points and their values as texts.
-    """
+    """The box that series are drawn in (x, y, width, height), and all shapes in the order in which they are drawn."""
 
     box: tuple[float, float, float, float]
     shapes: list[Shape]
-    told: list[tuple[str, list[tuple[float, float, str, str]]]]
 
 
 def laid_out(plot: Plot) -> Layout | None:
@@ -90,9 +85,8 @@ def laid_out(plot: Plot) -> Layout | None:
     every = [
         shape for shape in (*frame.around(), *drawn, *frame.outliers(front)) if shape.text or shape.kind not in TEXTS
     ]
-    told = [(each.name, frame.told(each)) for each in front if len(each.points) > 1 and not each.bars]
     ordered = sorted(every, key=lambda shape: order.get(shape.kind, int(shape.cut)))
-    return Layout((frame.left, frame.top, frame.right - frame.left, frame.foot - frame.top), ordered, told)
+    return Layout((frame.left, frame.top, frame.right - frame.left, frame.foot - frame.top), ordered)
 
 
 class _Frame:
@@ -186,13 +180,6 @@ class _Frame:
             at = self.right if late else self.left if early else x
             yield Shape("tick", [(at, y - 8)], look, label, "end" if late else "start" if early else "middle")
 
-    def told(self, series: Series) -> list[tuple[float, float, str, str]]:
-        """Where points stand, and what they say."""
-        names, label = self.plot.x.ticks or {}, self.plot.x.label
-        some = series.points[:: -(-len(series.points) // MAX_TOLD)]
-        exact = [(x, y, names.get(x) or (f"{x:,.6g}" if abs(x) < 1e6 else self.plot.x.named(x))) for x, y in some]
-        return [(self.x_of(x), max(self.top, self.y_of(y)), f"{label} {at}".strip(), f"{y:.4g}") for x, y, at in exact]
-
     def outliers(self, every: Sequence[Series]) -> Iterator[Shape]:
         """What lies above the chart as arrows at its edge, each with its value; of neighbours the highest."""
         taken, arrow = list[float](), Look("c1", "^")
@@ -237,15 +224,54 @@ def plot_svg(plot: Plot) -> Markup:
         x, y, width, height = layout.box
         box = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" viewBox="{x:g} {y:g} {width:g} {height:g}"'
         lines.append(f"<svg {box}>{drawn}</svg>" if cut else drawn)
-    head = '<svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="chart"{}>\n'
-    values = Markup(' tabindex="0" data-values="{}"').format(json.dumps(layout.told, separators=(",", ":")))
-    opened = Markup(head).format(*plot.size, plot.title, values if layout.told else "")
-    return opened + Markup("\n".join([*lines, "</svg>"]))
+    head = '<svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="chart">\n'
+    return Markup(head).format(*plot.size, plot.title) + Markup("\n".join([*lines, "</svg>"]))
+
+
+def html_plot(plot: Plot) -> Markup:
+    """A chart that web/chart.js makes one that can be read and zoomed; nothing where there is nothing to draw."""
+    fallback = plot_svg(plot)
+    return mounted("chart.js", plot_data(plot), fallback) if fallback else fallback
 
 
 def html_plots(plots: Sequence[Plot], kind: str = "") -> Markup:
     """Charts side by side, or one below another on a narrow page."""
-    return html_charts([plot_svg(plot) for plot in plots], kind)
+    return html_charts([html_plot(plot) for plot in plots], kind)
+
+
+def plot_data(plot: Plot) -> dict[str, Any]:
+    """A chart as JSON has it: what web/chart.js draws. Of very long series the lowest and highest points are in it."""
+    axes = {name: _axis_data(axis) for name, axis in (("x", plot.x), ("y", plot.y))}
+    series = list(map(_series_data, plot.series))
+    return {"title": plot.title, "size": plot.size, **axes, "series": series, "marks": plot.marks}
+
+
+def _axis_data(axis: Axis) -> dict[str, Any]:
+    ticks = None if axis.ticks is None else list(axis.ticks.items())
+    given = {"log": axis.log, "ticks": ticks, "clips": axis.clips, "label": axis.label, "holds": list(axis.holds)}
+    return {"named": axis.named.__name__, "pad": axis.pad, **{key: value for key, value in given.items() if value}}
+
+
+def _series_data(series: Series) -> dict[str, Any]:
+    known = [n for n, (x, _) in enumerate(series.points) if math.isfinite(x)]
+    kept = [known[at] for at in thinned([series.points[n][1] for n in known], MAX_DATA)]
+    labels = [(series.labels[n] if n < len(series.labels) else "") for n in kept] if series.labels else None
+    given: dict[str, Any] = {
+        "name": series.name,
+        "x": [_rounded(series.points[n][0]) for n in kept],
+        "y": [_rounded(series.points[n][1]) for n in kept],
+        "band": [[_rounded(end) for end in series.band[n]] for n in kept] if series.band else None,
+        "labels": labels,
+        "background": series.background,
+        "bars": series.bars,
+    }
+    level = {} if series.level is None else {"level": _rounded(series.level)}
+    return {"look": series.look._asdict(), **level, **{key: value for key, value in given.items() if value}}
+
+
+def _rounded(value: float) -> float | None:
+    """As many digits as can be told apart; JSON has no NaN."""
+    return value if isinstance(value, int) else float(f"{value:.8g}") if math.isfinite(value) else None
 
 
 def _element(shape: Shape) -> str:

@@ -13,7 +13,7 @@ import threading
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Strict, ValidationError, create_model
 
@@ -23,6 +23,8 @@ from weft.progress import warn
 
 MAX_JOURNAL_BYTES = 1 << 32
 _CHECK = re.compile(rb', "check": "(\d+)-([0-9a-f]{8})"\}$')
+_END = re.compile(r"\d{1,15}-[0-9a-f]{8}")
+TAIL_BYTES = 64  # before a place in a file, by which it is known again
 _appending = threading.Lock()  # checkpoints are written, and noted, by a thread of their own
 
 
@@ -152,6 +154,43 @@ def read(path: Path) -> tuple[list[dict[str, Any]], str | None]:
     if missing:
         words.append(f"{counted(missing, 'line')} {'is' if missing == 1 else 'are'} missing")
     return found, f"{path}: {' and '.join(words)}; left out" if words else None
+
+
+class Stretch(NamedTuple):
+    """Lines of a file that grows, and how many of them were damaged and left out.
+
+    `end` says how far was read and what stood there. Where that is no longer so, because a run went back and writes
+    its lines anew, the lines are those from the beginning: `anew`. `more` follow.
+    """
+
+    lines: list[dict[str, Any]]
+    damaged: int
+    end: str
+    anew: bool
+    more: bool
+
+
+def read_on(path: Path, after: str, limit: int) -> Stretch:
+    """The lines that follow the `end` of an earlier stretch ("": all), as far as `limit` bytes reach. OSError where
+    the file can't be read."""
+    with files.open_regular(path) as file:
+        start = int(after.partition("-")[0]) if _END.fullmatch(after) else 0
+        if anew := bool(after) and _end(file, start) != after:
+            start = 0
+        file.seek(start)
+        text = file.read(limit)
+        whole = text.rfind(b"\n") + 1 or (len(text) if len(text) == limit else 0)  # a line without end is no line
+        found = [_parsed(path, line)[0] for line in text[:whole].split(b"\n")[:-1]]
+        lines = [line for line in found if line is not None]
+        end = _end(file, start + whole)
+    return Stretch(lines, len(found) - len(lines), end, anew, len(text) == limit)
+
+
+def _end(file: IO[bytes], place: int) -> str:
+    """A place in a file, with a checksum of the end of the line before it, where that line's own check stands."""
+    file.seek(max(0, place - TAIL_BYTES))
+    tail = file.read(min(place, TAIL_BYTES))
+    return f"{file.tell()}-{zlib.crc32(tail):08x}"  # another place, where the file ends before it
 
 
 def _parsed(path: Path, line: bytes) -> tuple[dict[str, Any] | None, int | None]:

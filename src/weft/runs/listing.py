@@ -48,8 +48,13 @@ class RunRow:
 
 def list_runs(folder: Path) -> list[RunRow]:
     """The runs in a folder, the one that changed last first; of a run's own folder, that run."""
+    return sorted(map(run_row, run_folders(folder)), key=lambda row: row.changed, reverse=True)
+
+
+def run_folders(folder: Path) -> list[RunFolder]:
+    """The runs in a folder by name, those too that never reached their first step; of a run's own folder, that run."""
     if (folder / "config.toml").is_file():
-        return [_row(RunFolder(folder))]
+        return [RunFolder(folder)]
     try:
         inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     except FileNotFoundError:
@@ -57,11 +62,11 @@ def list_runs(folder: Path) -> list[RunRow]:
     except OSError as error:
         raise RunError(f"{folder}: cannot be read: {error.strerror}") from None
     signs = ("config.toml", "events.jsonl", LOCK)
-    rows = [_row(RunFolder(path)) for path in inside if any((path / name).exists() for name in signs)]
-    return sorted(rows, key=lambda row: row.changed, reverse=True)
+    return [RunFolder(path) for path in inside if any((path / name).exists() for name in signs)]
 
 
-def _row(run: RunFolder) -> RunRow:
+def run_row(run: RunFolder) -> RunRow:
+    """A run at a glance, whatever is wrong with it."""
     size, changed = _size(run.path)
     row = RunRow(run.path.name or str(run.path), str(run.path), "damaged", bytes=size, changed=changed)
     try:

@@ -4,16 +4,20 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from weft.api.load import check_width, load
 from weft.api.run import Run
+from weft.compare.studies import studies
 from weft.costs.count import count
 from weft.errors import ConfigError, WeftError, out_of_memory, suggestion
-from weft.runs.folder import RunFolder, open_run
+from weft.files import is_locked
+from weft.runs.folder import LOCK, RunFolder, open_run
+from weft.runs.listing import RunRow, run_folders, run_row
 from weft.serve.config import Limits
 from weft.serve.errors import RefusedError
 from weft.serve.worker import Worker, keep_loaded
@@ -45,19 +49,62 @@ class Shelf:
 class Library:
     """All models that a server was given."""
 
-    def __init__(self, places: Sequence[str], quantize: str | None, limits: Limits):
+    def __init__(self, places: Sequence[str], quantize: str | None, limits: Limits, *, may_be_empty: bool = False):
+        """A place is a run, or a folder whose runs come and go; one that `may_be_empty` has none yet."""
         if quantize is not None:
             check_width(quantize)
         self.quantize, self.limits, self.device = quantize, limits, torch.device(pick_device())
         self.ready = False
         self.shelves: dict[str, Shelf] = {}
-        for folder in found(places):
+        self.places = [Path(place) for place in places]
+        self._folders = [place for place in self.places if not RunFolder(place).config.is_file()]
+        for folder in [run for place in self.places for run in found(place, may_be_empty)]:
             name = folder.path.resolve().name
             if name in self.shelves:
                 other = self.shelves[name].folder.path
                 raise ConfigError(f"{folder.path}: {other} is named '{name}' as well; rename one of them")
-            self.shelves[name] = Shelf(name, folder, int(folder.config.stat().st_mtime))
+            self.shelves[name] = _shelf(folder)
         self._loading = asyncio.Lock()
+        self._rows: dict[Path, tuple[Any, RunRow]] = {}
+
+    async def refresh(self) -> None:
+        """Take in the runs that have come into the folders and have a checkpoint, and forget those that have gone."""
+        now = await asyncio.to_thread(lambda: [_shelf(run) for folder in self._folders for run in _served(folder)])
+        fresh = {shelf.name: shelf for shelf in reversed(now)}  # of two that are called alike, the first
+        for shelf in list(self.shelves.values()):
+            same = fresh.get(shelf.name)
+            if shelf.folder.path.parent in self._folders and (same is None or same.created != shelf.created):
+                self.shelves.pop(shelf.name, None)
+                await self._let_go(shelf)
+        for shelf in now:
+            self.shelves.setdefault(shelf.name, fresh[shelf.name])
+
+    async def _let_go(self, shelf: Shelf) -> None:
+        """Unload a model that is no longer served, once nobody uses it."""
+        worker = shelf.worker
+        if not shelf.users and worker is not None:
+            shelf.worker = None
+            await asyncio.to_thread(worker.close)
+
+    def run_folders(self) -> dict[str, RunFolder]:
+        """The runs of all places by name, those too that can't be served."""
+        every: dict[str, RunFolder] = {}
+        for place in self.places:
+            with suppress(WeftError):  # the folder isn't there yet, or no longer
+                for run in run_folders(place):
+                    every.setdefault(run.path.resolve().name, run)
+        return every
+
+    def run_rows(self) -> list[RunRow]:
+        """What is known of them at a glance; of those that have not changed, from memory."""
+        rows: dict[Path, tuple[Any, RunRow]] = {}
+        for name, run in self.run_folders().items():
+            signs = (run.path, run.config, run.events, run.metrics, run.checkpoints)
+            now = [_changed(path) for path in signs], is_locked(run.path / LOCK)
+            known = self._rows.get(run.path)
+            rows[run.path] = known if known and known[0] == now else (now, replace(run_row(run), name=name))
+        self._rows = rows
+        return [row for _, row in rows.values()]
 
     async def prepare(self) -> None:
         """Load the model already, if there is only one; of several, each is loaded when it is asked for."""
@@ -70,6 +117,8 @@ class Library:
     @asynccontextmanager
     async def lent(self, name: str) -> AsyncIterator[Shelf]:
         """A model, which is loaded as long as the `with` lasts."""
+        if name not in self.shelves:
+            await self.refresh()
         shelf = self.shelves.get(name)
         if shelf is None:
             known = suggestion(name[:60], self.shelves, what="served")
@@ -87,6 +136,8 @@ class Library:
         finally:
             shelf.users -= 1
             shelf.used = time.monotonic()
+            if self.shelves.get(name) is not shelf:
+                await self._let_go(shelf)
 
     def close(self) -> None:
         for shelf in self.shelves.values():
@@ -126,12 +177,32 @@ class Library:
         return True
 
 
-def found(places: Sequence[str]) -> list[RunFolder]:
-    """The runs that are meant: each place is one, or a folder of some."""
-    runs: list[RunFolder] = []
-    for place in map(Path, places):
-        inside = sorted(place.glob("*/config.toml")) if place.is_dir() and not RunFolder(place).config.is_file() else []
-        if not inside and (place / "config.json").is_file():
-            raise ConfigError(f"{place}: a model of another program; first: weft import {place} runs/{place.name}")
-        runs += [open_run(file.parent) for file in inside] or [open_run(place)]
-    return runs
+def found(place: Path, may_be_empty: bool = False) -> list[RunFolder]:
+    """The runs that are meant: the place is one, or a folder of some, or it is there for its comparisons."""
+    if inside := _served(place) if not RunFolder(place).config.is_file() else []:
+        return inside
+    if (place / "config.json").is_file():
+        raise ConfigError(f"{place}: a model of another program; first: weft import {place} runs/{place.name}")
+    may_be_empty = may_be_empty or bool(studies([place]))
+    return [] if may_be_empty and not RunFolder(place).config.is_file() else [open_run(place)]
+
+
+def _served(folder: Path) -> list[RunFolder]:
+    """The runs of a folder that have a checkpoint; one that trains now is served from its newest."""
+    with suppress(OSError):
+        runs = [RunFolder(file.parent) for file in sorted(folder.glob("*/config.toml"))]
+        return [run for run in runs if run.steps() and not run.path.name.startswith(".")]
+    return []
+
+
+def _shelf(folder: RunFolder) -> Shelf:
+    return Shelf(folder.path.resolve().name, folder, int(_changed(folder.config)[0] // 1e9))
+
+
+def _changed(path: Path) -> tuple[int, int]:
+    """When a file was last written, in nanoseconds, and its size."""
+    try:
+        about = path.stat()
+    except OSError:
+        return 0, 0
+    return about.st_mtime_ns, about.st_size

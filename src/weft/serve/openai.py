@@ -46,12 +46,16 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    return {"object": "list", "data": [_described(shelf) for shelf in server_of(request).library.shelves.values()]}
+    library = server_of(request).library
+    await library.refresh()
+    return {"object": "list", "data": [_described(shelf) for shelf in library.shelves.values()]}
 
 
 @router.get("/v1/models/{name}")
 async def model(request: Request, name: str) -> dict[str, Any]:
-    shelf = server_of(request).library.shelves.get(name)
+    library = server_of(request).library
+    await library.refresh()
+    shelf = library.shelves.get(name)
     if shelf is None:
         raise RefusedError(404, f"model '{name[:60]}' is not served here", param="model")
     return _described(shelf)

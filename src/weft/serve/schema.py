@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
+from weft.decode.config import Branching
+
 MAX_STOPS = 16
 MAX_INPUTS = 2048  # texts in one request
 MAX_WRITTEN = 4096  # tokens of a text that is written token by token
@@ -267,3 +269,17 @@ class ScoreBody(Body):
 class ExplainBody(Body):
     input: str | None = None
     target: str | None = None
+    place: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    settings: Branching | None = None
+
+
+class StepBody(Body):
+    """Which token of the text is followed, which layer is opened, and how the next token is chosen."""
+
+    input: str | None = None
+    target: str | None = None
+    place: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    layer: int | None = Field(default=None, ge=0, lt=2**31)
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)

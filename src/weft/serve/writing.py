@@ -113,6 +113,14 @@ def writes_from_source(run: Run) -> bool:
     return isinstance(run.objective, Pairs | Spans)
 
 
+def cuts(body: BaseModel) -> dict[str, Any]:
+    """A request's top_k and top_p; none where they would keep all tokens, or where nothing is drawn."""
+    top_k, top_p, temperature = (getattr(body, key, None) for key in ("top_k", "top_p", "temperature"))
+    greedy = temperature == 0
+    # −1 and 0: as others say all of them
+    return {"top_k": None if greedy or top_k in (-1, 0) else top_k, "top_p": None if greedy or top_p == 1 else top_p}
+
+
 def drawn(body: BaseModel, run: Run, limits: Limits, *, chat: bool, max_tokens: int, **more: Any) -> Sampling:
     """A request's settings; what it leaves out is as the checkpoint's makers have it."""
     given = as_given(body, limits, max_tokens=max_tokens, **more)
@@ -123,14 +131,8 @@ def as_given(body: BaseModel, limits: Limits, *, max_tokens: int, **more: Any) -
     """A request's settings in weft's own words, and no others."""
     if max_tokens > limits.max_tokens:
         raise RefusedError(400, f"max_tokens = {max_tokens}: this server writes at most {limits.max_tokens}")
-    given: dict[str, Any] = {key: getattr(body, key, None) for key in ("temperature", "top_p", "top_k", "min_p")}
-    if given["top_k"] in (-1, 0):  # as others say: all of them
-        given["top_k"] = None
-    given["min_p"] = given["min_p"] or None
-    if given["temperature"] == 0 or given["top_p"] == 1:
-        given["top_p"] = None
-    if given["temperature"] == 0:
-        given |= {"top_k": None, "min_p": None}
+    given: dict[str, Any] = {"temperature": getattr(body, "temperature", None), **cuts(body)}
+    given["min_p"] = (getattr(body, "min_p", None) or None) if given["temperature"] != 0 else None
     given |= {"seed": secrets.randbits(62) if (seed := getattr(body, "seed", None)) is None else seed % 2**63}
     return given | {"max_tokens": max_tokens, **more}
 

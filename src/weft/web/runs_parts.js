@@ -1,0 +1,95 @@
+// Parts of the view of runs: a row of the list, what runs wrote, what their recipes differ in, what happened in them.
+import { h } from "./dom.js";
+import { happened } from "./runs_curves.js";
+
+const MAX_EVENTS = 200; // that are shown, the last ones
+export const STATES = { running: "training now", finished: "finished", interrupted: "interrupted", imported: "imported",
+  damaged: "damaged" };
+
+const count = number => number.toLocaleString("en");
+
+function short(value) {
+  const [unit, name] = [[1e9, "B"], [1e6, "M"], [1e3, "k"]].find(each => value >= each[0]) ?? [1, ""];
+  return `${unit === 1 ? value : (value / unit).toPrecision(3)}${name}`;
+}
+
+function age(seconds) {
+  const [size, unit] = [[86400, "d"], [3600, "h"], [60, "min"]].find(each => seconds >= each[0]) ?? [1, "s"];
+  return `${Math.max(0, Math.floor(seconds / size))} ${unit}`;
+}
+
+// A table whose rows are cards on a narrow page; cells are texts or elements, the first of a row names it.
+function table(label, header, rows, kind = "") {
+  const head = h("thead", { role: "rowgroup" }, h("tr", { role: "row" },
+    header.map(name => h("th", { scope: "col", role: "columnheader" }, name))));
+  const body = rows.map(([first, ...cells]) => h("tr", { role: "row" },
+    h("th", { scope: "row", role: "rowheader" }, first),
+    cells.map((cell, n) => h("td", { role: "cell", "data-label": header[n + 1] }, cell))));
+  return h("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": label },
+    h("table", { class: `table prose cards-narrow ${kind}`, role: "table" }, head,
+      h("tbody", { role: "rowgroup" }, body)));
+}
+
+export const COLUMNS = ["run", "objective", "model", "steps", "best", "state", "age"];
+export const isNumber = column => column === "steps" || column === "age";
+
+// A run of the list. `now` is the server's time, `choose` is told when it is chosen or left out.
+export function row(run, now, chosen, choose) {
+  const box = h("input", { type: "checkbox", value: run.name, checked: chosen, onchange: () => choose(box.checked) });
+  const of = run.steps ? ` / ${count(run.steps)}` : "";
+  const done = run.steps_done === null ? "" : `${count(run.steps_done)}${of}`;
+  const bar = run.state === "running" && run.steps && h("progress", { max: run.steps, value: run.steps_done ?? 0,
+    "aria-label": `progress of ${run.name}` });
+  const cells = { objective: run.objective ?? "", best: run.best_text ?? "", age: age(now - run.changed),
+    steps: [done, bar], model: [run.model, run.parameters && short(run.parameters)].filter(Boolean).join(" "),
+    state: h("span", { class: `runs-${run.state}` }, STATES[run.state] ?? run.state) };
+  return h("tr", { role: "row", class: chosen && "marked" },
+    h("th", { scope: "row", role: "rowheader" }, h("label", { class: "runs-name" }, box, h("span", {}, run.name)),
+      run.problem && h("span", { class: "runs-problem" }, run.problem)),
+    COLUMNS.slice(1).map(name => h("td", { role: "cell", class: isNumber(name) && "n" }, cells[name])));
+}
+
+export function noRuns() {
+  return h("span", {}, h("strong", {}, "There is no run yet."), " Train one, and it appears here: ",
+    h("code", {}, "weft train gpt-tiny --data book.txt"), ", or ", h("code", {}, "weft quickstart"),
+    ", which needs no text of yours.");
+}
+
+// What a run wrote at a step, or at the last evaluation before it; at the "end" what its final evaluation has.
+export function sampleOf(run, place, named) {
+  const ended = place === "end" && run.final.length > 0;
+  const found = ended ? null : run.samples.filter(each => place === "end" || each.step <= place).at(-1);
+  const texts = ended ? run.final : found?.texts ?? [];
+  const when = found && found.step !== place ? ` (step ${count(found.step)})` : "";
+  const shown = texts.map(text => h("pre", { tabindex: 0 }, text.replace(/\n{3,}/g, "\n\n")));
+  return h("div", { class: "runs-text" }, named && h("h3", {}, `${run.name}${when}`),
+    texts.length ? shown : h("p", { class: "soft" }, "It had written nothing yet."));
+}
+
+function setting(run, key) {
+  const value = run.recipe[key];
+  return value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value);
+}
+
+// All settings of one run behind its name, or those in which several differ.
+export function recipes(runs, open) {
+  const every = [...new Set(runs.flatMap(run => Object.keys(run.recipe)))];
+  const header = ["setting", ...runs.map(run => run.name)];
+  const rows = every.map(key => [key, ...runs.map(run => setting(run, key))]);
+  if (runs.length === 1) {
+    const summary = h("summary", {}, `All ${rows.length} settings of ${runs[0].name}`);
+    return [h("h2", {}, "Recipe"), h("details", { class: "fold", open }, summary, table("Settings", header, rows))];
+  }
+  const differing = rows.filter(([, ...values]) => new Set(values).size > 1);
+  return [h("h2", {}, "What their recipes differ in"), differing.length ? table("Differing settings", header, differing)
+    : h("p", {}, "They have the same settings.")];
+}
+
+export function events(runs) {
+  const lines = runs.flatMap(run => happened(run).map(each => ({ ...each, run: run.name })));
+  lines.sort((one, other) => one.time.localeCompare(other.time));
+  const rows = lines.slice(-MAX_EVENTS).map(each => [each.time.slice(0, 16).replace("T", " "),
+    ...runs.length > 1 ? [each.run] : [], each.step === null ? "" : count(each.step), each.text]);
+  const header = ["when", ...runs.length > 1 ? ["run"] : [], "step", "what"];
+  return rows.length ? [h("h2", {}, "What happened"), table("What happened", header, rows, "runs-events")] : [];
+}
