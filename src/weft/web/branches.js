@@ -86,6 +86,14 @@ export function parsed(text) {
   });
 }
 
+// The turns of a conversation before the one that is written.
+export function turnsOf(text) {
+  try {
+    const turns = JSON.parse(text ?? "[]");
+    return Array.isArray(turns) && turns.length % 2 === 0 && turns.every(turn => typeof turn === "string") ? turns : [];
+  } catch { return []; }
+}
+
 // ---- one token of a running text
 
 const DARK_NATS = 8; // surprisal that has the darkest shade

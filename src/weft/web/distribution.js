@@ -85,7 +85,7 @@ function row(token, raw, after, { chosen, widest, choose }) {
 // `tokens` are the likeliest, with names; `full` a Distribution, where all log-probabilities are known.
 function drawDistribution(box, { tokens, full, settings, chosen, choose }) {
   const rows = tokens.slice(0, SHOWN).filter(token => token.logprob > NEVER);
-  const left = full?.left(settings);
+  const left = settings && full?.left(settings); // a search has no settings of this kind
   const after = place => left && (place < left.kept ? left.probabilities[place] : 0);
   const raw = rows.map(token => Math.exp(token.logprob));
   const widest = Math.max(...raw, left ? left.probabilities[0] : 0, 1e-9);
@@ -102,7 +102,7 @@ function drawDistribution(box, { tokens, full, settings, chosen, choose }) {
     ...drawn,
     others > 0 && h("div", { class: "write-row write-others soft" }, h("span", {}, `${others.toLocaleString("en")} others`),
       h("span", {}), h("span", { class: "write-number" }, percent(total(full.raw, shown))),
-      h("span", { class: "write-number" }, left.kept > shown ? percent(total(left.probabilities, shown)) : "–")) || "");
+      left && h("span", { class: "write-number" }, left.kept > shown ? percent(total(left.probabilities, shown)) : "–")) || "");
   return left;
 }
 
@@ -122,7 +122,7 @@ export function drawPlace({ heading, facts, rows, sum }, { token, tokens, full, 
     rank ? `, rank ${rank.toLocaleString("en")}${full ? ` of ${among}` : ""}.` : "."]
     : ["What the model expects after the text so far. Choose one, and it goes on from there."]);
   const left = drawDistribution(rows, { tokens, full, chosen: token?.id, ...more });
-  sum.textContent = full ? told(full, left) : "";
+  sum.textContent = left ? told(full, left) : full ? `Entropy ${full.entropy.toFixed(2)} nats.` : "";
   if (focused) rows.querySelector("button")?.focus();
 }
 

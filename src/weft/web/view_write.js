@@ -1,5 +1,5 @@
 // Write: what a model writes, token by token, what else it could have said, and where that would have led.
-import { drawTree, packed, parsed, spanOf, textOf, treeSvg } from "./branches.js";
+import { drawTree, packed, parsed, spanOf, textOf, treeSvg, turnsOf } from "./branches.js";
 import { Distribution, drawPlace, SHOWN, unpacked } from "./distribution.js";
 import { debounced, h, roving } from "./dom.js";
 import { mountFill } from "./fill.js";
@@ -388,13 +388,7 @@ class Writer {
   }
 
   drawPanel(token, tokens, full) {
-    drawPlace(this, { token, tokens, full, settings: this.settings.drawing, choose: each => this.choose(each) });
+    const { how, drawing } = this.settings, choose = each => this.choose(each);
+    drawPlace(this, { token, tokens, full, settings: how === "beam" ? undefined : drawing, choose });
   }
-}
-
-function turnsOf(text) {
-  try {
-    const turns = JSON.parse(text ?? "[]");
-    return Array.isArray(turns) && turns.length % 2 === 0 && turns.every(turn => typeof turn === "string") ? turns : [];
-  } catch { return []; }
 }
