@@ -21,6 +21,7 @@ from weft.compare.page import (
     looks,
     loss_charts,
     multiplier_chart,
+    ranking_chart,
     ranking_table,
     sweep_charts,
 )
@@ -182,13 +183,15 @@ def test_the_page_holds_the_table_and_escapes_what_it_is_given(tmp_path: Path) -
 def test_every_chart_on_the_page_has_a_label(page: ComparisonPage) -> None:
     html = whole(page)
     drawn = re.findall(r'<svg [^>]*aria-label="([^"]+)" class="chart"', html)
-    assert drawn[:4] == [
+    assert drawn[:6] == [
         "Bits per byte against FLOPs",
         "Bits per byte against tokens",
+        "Bits per byte against steps",
         "Bits per byte against seconds",
+        "Bits per byte",
         "Compute multiplier against transformer",
     ]
-    assert drawn[4:] == ["transformer++", "transformer", "lstm"] and html.count('role="img"') == len(drawn)
+    assert drawn[6:] == ["transformer++", "transformer", "lstm"] and html.count('role="img"') == len(drawn)
 
 
 def test_an_ablation_has_its_effects_and_its_grid() -> None:
@@ -225,7 +228,7 @@ def test_lines_go_through_the_means_of_the_seeds(page: ComparisonPage, amount: s
         jobs = [[job for job in ranked.result.outcomes if job.share == share] for share in SHARES]
         xs = [np.mean([getattr(job, amount) for job in rung]) for rung in jobs]
         ys = [by_hand(ranked.result, share) for share in SHARES]
-        if ranked.counted and amount == "flops":
+        if ranked.counted and amount in ("flops", "steps"):
             assert drawn[ranked.name].level == ranked.bits
         else:
             assert np.allclose(drawn[ranked.name].points, list(zip(xs, ys, strict=True)))
@@ -236,6 +239,16 @@ def test_the_band_goes_from_the_best_seed_to_the_worst(page: ComparisonPage) -> 
     seeds = np.array([[job.bits_per_byte for job in best.at(share)] for share in SHARES])
     band = series_of(page.ranking, "flops")[best.name].band
     assert np.allclose(band, list(zip(seeds.min(axis=1), seeds.max(axis=1), strict=True)))
+
+
+def test_the_ranking_has_a_dot_and_an_interval_for_each_contender(page: ComparisonPage) -> None:
+    panels = ranking_chart(page.ranking)
+    assert panels is not None
+    series, done = panels.plots[0].series[1:], [ranked for ranked in page.ranking if ranked.finished]
+    for place, (ends, dot, ranked) in enumerate(zip(series[::2], series[1::2], done, strict=True)):
+        assert dot.points == [(ranked.bits, -place)]
+        assert [x for x, _ in ends.points] == pytest.approx(ranked.bounds)
+    assert ranking_chart([replace(each, bits=float("inf")) for each in page.ranking]) is None
 
 
 def test_many_contenders_leave_the_baseline_and_the_best_four_in_colour() -> None:
@@ -271,8 +284,8 @@ def test_the_sweep_marks_the_chosen_rate_and_what_failed(page: ComparisonPage) -
 
 def test_figures_are_written_by_name(tmp_path: Path) -> None:
     laws = {BASE: (0.75, 1.0), "new": (0.75, 2.0)}
-    contenders = [replace(measured(name, law, tokens=0, seconds=0.0), sweep=()) for name, law in laws.items()]
+    contenders = [replace(measured(name, law, tokens=0, steps=0, seconds=0.0), sweep=()) for name, law in laws.items()]
     paths = ComparisonPage(replace(comparison(), contenders=tuple(contenders))).save_figures(tmp_path)
-    names = ["loss-flops", "multipliers"]  # no other amounts, and no sweep
+    names = ["loss-flops", "ranking", "multipliers"]  # no other amounts, and no sweep
     assert [path.name for path in paths] == [f"{name}{suffix}" for name in names for suffix in (".svg", ".png")]
     assert paths[0].read_text("utf-8").count("<svg") == 1 and paths[1].read_bytes()[:4] == b"\x89PNG"

@@ -1,5 +1,6 @@
 """The page of a scaling law: its numbers are those of the law that made the simulated ladder."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from tests.compare.page_sample import ladder, law, scaling
 
+from weft.compare.scale import ISOFLOPS, LINE
 from weft.figures.plot import Plot, Series
 
 PAGE = scaling()
@@ -55,7 +57,7 @@ def test_charts_show_runs_fit_and_the_next_rung() -> None:
     (star,) = marked(loss, "*")
     assert star.points == [(PAGE.check.measured.flops, PAGE.check.measured.loss)]
     assert {"200k", "8M", "20M"} <= {label for series in loss.series for label in series.labels}
-    curve = next(series.points for series in loss.series if len(series.points) == 40)
+    curve = next(series.points for series in loss.series if len(series.points) == LINE)
     assert curve[-1][1] == pytest.approx(PAGE.fit.predict(2e5, curve[-1][0] / 6 / 2e5))
     left = [y for _, y in marked(residuals, "o")[0].points]
     assert np.allclose(np.log1p(np.array(left) / 100), PAGE.fit.residuals)
@@ -64,15 +66,41 @@ def test_charts_show_runs_fit_and_the_next_rung() -> None:
     assert slope == pytest.approx(PAGE.fit.beta / (PAGE.fit.alpha + PAGE.fit.beta))
 
 
+def test_losses_against_tokens_and_isoflops_are_the_same_runs_and_the_same_fit() -> None:
+    tokens, isoflops = (plots()[f"scaling-{name}"] for name in ("loss-tokens", "isoflops"))
+    points, fit = PAGE.fit.points, PAGE.fit
+    assert {each for series in marked(tokens, "o") for each in series.points} == {(p.tokens, p.loss) for p in points}
+    assert sorted(each for series in marked(isoflops, "o") for each in series.points) == sorted(
+        (p.parameters, p.loss) for p in points
+    )
+    lines = [series.points for series in isoflops.series if len(series.points) == LINE]
+    assert len(lines) == ISOFLOPS
+    for line, budget in ((lines[0], min(p.flops for p in points)), (lines[-1], max(p.flops for p in points))):
+        size, loss = line[3]
+        assert loss == pytest.approx(fit.predict(size, budget / 6 / size))
+    for diamond in marked(isoflops, "D"):
+        ((size, loss),) = diamond.points
+        assert min(abs(loss - min(y for _, y in line)) for line in lines) < 0.01 and size > 0
+
+
+def test_what_the_explorer_is_told_is_json_and_has_all_charts() -> None:
+    data = json.loads(json.dumps(PAGE.data(), allow_nan=False))
+    assert data["kind"] == "scale" and data["result"] == PAGE.result
+    assert [panel["name"] for panel in data["panels"]] == list(plots())
+    assert [table["title"] for table in data["tables"]] == ["The fit", "The training runs that were fitted"]
+
+
 def test_the_page_is_escaped_and_labelled_and_figures_have_names(tmp_path: Path) -> None:
     PAGE.save(tmp_path / "page.html")
     html = (tmp_path / "page.html").read_text("utf-8")
     for tag in ("<b>", "<x>", "<s>", "<q>"):
         assert tag not in html.split("</style>")[1].replace('<b id="', "")
     labels = re.findall(r'<svg [^>]*aria-label="([^"]+)" class="chart"', html)
-    assert len(labels) == 4 and html.count('role="img"') == 4
+    assert len(labels) == len(plots()) and html.count('role="img"') == len(plots())
     assert list(plots()) == [
         "scaling-loss",
+        "scaling-loss-tokens",
+        "scaling-isoflops",
         "scaling-optimum",
         "scaling-runs",
         "scaling-residuals",

@@ -1,12 +1,16 @@
 """The model on one page: every parameter is in one part, and every part shows the lines that compute it."""
 
 import inspect
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from torch import nn
 
 from weft.costs.count import count
-from weft.explain.anatomy.anatomy import anatomy
+from weft.explain.anatomy.anatomy import Anatomy, anatomy
 from weft.explain.anatomy.parts import Part, code
 from weft.models import config, smoothing
 from weft.models.build import build
@@ -77,7 +81,21 @@ def test_parts_sum_to_every_variant_as_it_is_built(name: str) -> None:
     assert found.figure().axes[0].texts
     if name in PAGES:
         parts = sum(1 for column in found.columns for _ in every(column)) - len(found.columns)
-        assert found.html().count("<li") == parts
+        listed = [each for column in data_of(found)["columns"] for each in records(column)]
+        assert len(listed) - len(found.columns) == parts
+
+
+def data_of(found: Anatomy) -> dict[str, Any]:
+    """What the page holds for its module."""
+    inside = re.search(r'data-module="anatomy.js"><script[^>]*>(.*?)</script>', found.html(), re.DOTALL)
+    assert inside
+    return json.loads(inside[1])
+
+
+def records(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield part
+    for inside in part["parts"]:
+        yield from records(inside)
 
 
 def every(part: Part):
@@ -114,9 +132,26 @@ def test_every_part_names_its_source(name: str) -> None:
 
 def test_a_page_has_all_source_lines() -> None:
     found = anatomy(preset("vaswani-base"))
-    page = found.html()
-    places = {shown.place for column in found.columns for part in leaves(column) for shown in part.code}
-    assert len(places) > 10 and all(place in page for place in places)
+    sent = [code for column in data_of(found)["columns"] for part in records(column) for code in part["code"]]
+    shown = {each.place: each.text for column in found.columns for part in leaves(column) for each in part.code}
+    assert len(shown) > 10 and shown.items() <= {code["place"]: code["text"] for code in sent}.items()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vaswani-base", "bahdanau"])
+def test_a_box_of_the_drawing_names_its_part(name: str) -> None:
+    found = anatomy(preset(name))
+    data = data_of(found)
+    assert len(data["diagrams"]) == (1 if len(found.columns) == 1 else 1 + len(found.columns))
+    for diagram in data["diagrams"]:
+        boxes = [shape for shape in diagram["shapes"] if shape["kind"] == "box"]
+        texts = {shape["text"] for shape in diagram["shapes"]}
+        assert boxes
+        for column, *path in (box["part"] for box in boxes):
+            part, record = found.columns[column], data["columns"][column]
+            for place in path:
+                part, record = part.parts[place], record["parts"][place]
+            assert part.name == record["name"] and part.parameters == record["parameters"]
+            assert any(text.startswith(part.box) for text in texts)
 
 
 def test_source_lines_are_those_of_the_file() -> None:
@@ -131,14 +166,15 @@ def test_source_lines_are_those_of_the_file() -> None:
 
 
 def test_settings_that_chose_a_part_are_named() -> None:
-    page = anatomy(preset("llama3-8b")).html()
-    for key in ("model.norm.kind = &#34;rms&#34;", "model.attention.kv_heads = 8", "model.position.base = 500000"):
-        assert key in page
-    assert "each head of k, v serves 4 of q" in page
+    parts = [part for column in data_of(anatomy(preset("llama3-8b")))["columns"] for part in records(column)]
+    keys = {key for part in parts for key in part["settings"]}
+    assert {'model.norm.kind = "rms"', "model.attention.kv_heads = 8", "model.position.base = 500000"} <= keys
+    assert any("each head of k, v serves 4 of q" in part["formula"] + part["note"] for part in parts)
 
 
-def test_source_is_escaped_and_folded() -> None:
-    page = anatomy(preset("ngram-3")).html()
-    assert "<details><summary>weft/models/ngram.py:" in page
-    assert "&gt;= 0" in page  # of the source
-    assert "<svg" in page and 'role="img"' in page
+def test_without_scripts_a_page_has_the_text_and_all_of_it_is_escaped() -> None:
+    found = anatomy(preset("ngram-3"))
+    page = found.html()
+    data, text = page[: page.index("</script>")], page[page.index("</script>") :]
+    assert "weft/models/ngram.py:" in data and "<" not in data[data.index("{") :]
+    assert "<pre>" in text and "weft/models/ngram.py:" in text

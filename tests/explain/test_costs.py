@@ -7,6 +7,7 @@ import torch
 
 from weft.costs.count import count
 from weft.costs.memory import Workload, training_memory
+from weft.costs.units import short
 from weft.errors import ModelError
 from weft.explain.costs import costs
 from weft.explain.growth import growth
@@ -89,8 +90,22 @@ def test_text_and_page_say_the_same() -> None:
     assert max(map(len, text.splitlines())) <= 80
     for what in ("124,439,808", "7,087,872", "12 × layer", "36 KiB"):
         assert what in text and what in page
-    assert page.count("<ul") == len(found.bars())
+    assert page.count('"pieces":') == len(found.bars()) and 'data-module="costs.js"' in page
     assert "&lt;div" not in page
+
+
+def test_each_piece_of_a_bar_tells_how_much_it_is() -> None:
+    parameters, flops, layers, _, memory = costs(preset("gpt2"), 512).bars()
+    told = [piece.tells for piece in parameters.pieces]
+    assert "embeddings: 38,597,376 parameters, 31.0%" in told
+    counts = [int(line.split(": ")[1].split(" ")[0].replace(",", "")) for line in told]
+    assert sum(counts) == 124_439_808
+    assert layers.pieces[3].tells == "layer 3: 7,087,872 parameters, 5.7%" and not layers.pieces[3].name
+    whole = count(preset("gpt2"), 512)
+    attention = next(part for part in whole.components if part.name == "attention")
+    forward = attention.flops / 512
+    assert any(f"{short(forward)} FLOPs forward, {short(2 * forward)} backward" in p.tells for p in flops.pieces)
+    assert any(piece.tells.startswith("optimizer: 949 MiB") for piece in memory.pieces)
 
 
 def test_an_n_gram_has_nothing_to_count() -> None:

@@ -1,7 +1,7 @@
 """A comparison on one page, in a terminal and as figures."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any
@@ -16,7 +16,7 @@ from weft.costs.units import plain, short
 from weft.figures.charts import Panels, PanelsPage
 from weft.figures.page import Section, html_table, html_tables, part
 from weft.figures.plot import LOOKS, Axis, Look, Plot, Point, Series, Whisker, multiple, scientific, signed, whiskers
-from weft.figures.shapes import html_plots
+from weft.figures.shapes import html_plots, plot_data
 from weft.figures.tables import WIDTH, Table, text_table, wrapped
 
 MAX_OPEN = 6  # small charts, or samples, that a page shows unasked
@@ -28,6 +28,7 @@ TABLE = (
 AMOUNTS: dict[str, tuple[str, Callable[[float], str]]] = {  # what it is called, and how a number of it is written
     "flops": ("FLOPs", scientific),
     "tokens": ("tokens", short),
+    "steps": ("steps", short),
     "seconds": ("seconds", plain),
 }
 BITS = Axis("bits per byte", log=True, named=lambda tick: f"{tick:.4g}")
@@ -67,8 +68,8 @@ class ComparisonPage(PanelsPage):
         # an ablation at one share of the budget has no curves to draw
         single = all(len(ranked.result.shares) <= 1 for ranked in self.ranking)
         losses = [] if self.comparison.varied and single else loss_charts(self.ranking)
-        found = [multiplier_chart(self.ranking), effects_chart(self.effects), sweep_charts(self.ranking)]
-        return [*losses, *filter(None, found)]
+        found = [ranking_chart(self.ranking), multiplier_chart(self.ranking), effects_chart(self.effects)]
+        return [*losses, *filter(None, [*found, sweep_charts(self.ranking)])]
 
     def text(self) -> str:
         tables = [ranking_table(self.ranking), *([effects_table(self.effects)] if self.effects else [])]
@@ -79,11 +80,32 @@ class ComparisonPage(PanelsPage):
         """The same as values: the result, and a record for each contender, best first."""
         return {"result": self.result, "contenders": [ranked.record() for ranked in self.ranking]}
 
+    def data(self) -> dict[str, Any]:
+        """What the Explorer shows of it: the same texts, numbers and charts as values."""
+        found, comparison = self.ranking, self.comparison
+        told = {"kind": "compare", "title": self.title, "about": self.about, "result": self.result}
+        rows = [[each.name, *_cells(each).values()] for each in found]
+        contenders = [{"name": each.name, "differs": each.differs, "sample": each.sample} for each in found]
+        tables = [Table(("contender", *COLUMNS), rows, "The contenders", [TABLE])]
+        tables += [effects_table(self.effects)] if self.effects else []
+        return {
+            **told,
+            **study_data(self.panels(), tables, method(comparison, found)),
+            "contenders": contenders,
+            "facts": comparison.facts,
+            "command": comparison.command,
+        }
+
     def sections(self) -> list[Section]:
         found, comparison = self.ranking, self.comparison
         first = result_section(self.result, comparison.facts, comparison.command)
         sections = [first, Section("The contenders", TABLE, html_ranking(found))]
-        titles = {"multipliers": "Multipliers", "effects": "Main effects", "sweep": "Learning rates"}
+        titles = {
+            "ranking": "Ranking",
+            "multipliers": "Multipliers",
+            "effects": "Main effects",
+            "sweep": "Learning rates",
+        }
         for title, group in groupby(self.panels(), lambda each: titles.get(each.name, "Loss against what it took")):
             panels = list(group)
             plots = [plot for each in panels for plot in each.plots]
@@ -94,6 +116,18 @@ class ComparisonPage(PanelsPage):
                 charts += html_tables([effects_table(self.effects), grid_table(found, comparison.varied or {})])
             sections.append(Section(title, panels[0].about, charts, ("chart.js",)))
         return [*sections, Section("How it was measured", "", part("notes", method(comparison, found)))]
+
+
+def study_data(panels: Sequence[Panels], tables: Sequence[Table], notes: Sequence[str]) -> dict[str, Any]:
+    """What comparisons and scaling laws have in common, as values."""
+    return {
+        "panels": [
+            {"name": each.name, "about": each.about, "plots": [plot_data(plot) for plot in each.plots]}
+            for each in panels
+        ],
+        "tables": [table._asdict() for table in tables],
+        "notes": list(notes),
+    }
 
 
 def result_section(result: str, facts: Mapping[str, str], command: str) -> Section:
@@ -211,6 +245,24 @@ def _progress(outcome: Outcome, amount: str) -> list[Point]:
     each = whole / outcome.tokens if outcome.tokens else 0.0
     points = [(tokens * each, bits) for tokens, bits in outcome.progress if 0 < tokens < outcome.tokens]
     return [*points, (whole, outcome.bits_per_byte)]
+
+
+def ranking_chart(found: Sequence[Ranked]) -> Panels | None:
+    """Bits per byte of each contender that finished, the best on top."""
+    done, chosen = [ranked for ranked in found if ranked.finished], looks(found)
+    if not done:
+        return None
+    base = next((ranked for ranked in done if ranked.baseline), done[0])
+    rows = [
+        Whisker(f"{each.bits_text()}  {each.name}", each.bits, *each.bounds, chosen[each.name]._replace(width=0))
+        for each in done
+    ]
+    about = (
+        f"A dot is what a contender reached with the largest share of the budget that it finished, the mean over seeds;"
+        f" the whisker is the 95 % interval, and the line {base.name}. Left is better."
+    )
+    axis = replace(BITS, label="← better · bits per byte", log=False)
+    return Panels("ranking", about, [whiskers("Bits per byte", rows, axis, base.bits)])
 
 
 def multiplier_chart(found: Sequence[Ranked]) -> Panels | None:

@@ -20,7 +20,7 @@ from weft.compare.contenders import make_ready
 from weft.compare.experiment import PLAN, Workplace, claimed_folder, compare
 from weft.compare.fit import MIN_VALUES, Fit, Point, fit
 from weft.compare.jobs import Comparison
-from weft.compare.page import BITS, result_section
+from weft.compare.page import BITS, result_section, study_data
 from weft.compare.ranking import flops_text
 from weft.compare.sizes import TooSmallError
 from weft.costs.units import short
@@ -40,6 +40,9 @@ LADDER, NEXT = "ladder", "next"
 FURTHER = 30.0  # times the largest budget that was fitted: so far the optimal size is drawn
 FLOPS = Axis("FLOPs in training", log=True, named=scientific, pad=0.06)
 PARAMETERS = Axis("parameters", log=True, named=short, pad=0.08)
+AGAINST = {"flops": FLOPS, "tokens": Axis("tokens", log=True, named=short, pad=0.06)}
+LINE = 24  # points of a curve of the fit
+ISOFLOPS = 4  # budgets, from that of the smallest run to that of the largest
 SIZE = (480, 330)  # of a chart
 CONSTANTS = {
     "E": ("E", "loss that no size and no text removes"),
@@ -131,9 +134,15 @@ class ScalingPage(PanelsPage):
     def text(self) -> str:
         return "\n\n".join([text_tables(self.tables()), "\n".join(wrapped(self.result))])
 
+    def data(self) -> dict[str, Any]:
+        """What the Explorer shows of it: the same texts, numbers and charts as values."""
+        told = {"kind": "scale", "title": self.title, "about": self.about, "result": self.result}
+        shared = study_data(self.panels(), self.tables(), [*METHOD, *self.notes])
+        return {**told, **shared, "contenders": [], "facts": dict(self.facts), "command": self.command}
+
     def sections(self) -> list[Section]:
         panels, charts = self.panels(), []
-        for title, pair in (("The law", panels[:2]), ("What it stands on", panels[2:])):
+        for title, pair in (("The law", panels[:4]), ("What it stands on", panels[4:])):
             plots = html_plots([plot for each in pair for plot in each.plots])
             charts.append(Section(title, " ".join(each.about for each in pair), plots, ("chart.js",)))
         return [
@@ -167,9 +176,10 @@ class ScalingPage(PanelsPage):
         return point.loss / self.fit.predict(point.parameters, point.tokens) - 1
 
     def panels(self) -> list[Panels]:
-        return [self._losses(), self._optima(), self._runs(), self._residuals()]
+        losses = [self._losses(*each) for each in AGAINST.items()]
+        return [*losses, self._isoflops(), self._optima(), self._runs(), self._residuals()]
 
-    def _losses(self) -> Panels:
+    def _losses(self, amount: str, axis: Axis) -> Panels:
         about = (
             "A mark is a training run, and a line is the fit at one size, from fewer tokens to more. The lowest line at"
             " a budget is the size to train with it. The star is the next rung, which was not fitted, and the bar"
@@ -178,18 +188,41 @@ class ScalingPage(PanelsPage):
         series, sizes = list[Series](), self._by_size()
         for number, (size, runs) in enumerate(sizes.items()):
             colour = _shade(number / max(len(sizes) - 1, 1))
-            each = float(np.mean([run.flops / run.tokens for run in runs]))
-            tokens = np.geomspace(runs[0].tokens, runs[-1].tokens, 40).tolist()
+            each = float(np.mean([getattr(run, amount) / run.tokens for run in runs]))
+            tokens = _spread([run.tokens for run in runs], LINE)
             line = [(each * count, self.fit.predict(size, count)) for count in tokens]
-            series.append(Series(points=line, look=Look(colour, width=1.3), labels=[*[""] * 39, short(size)]))
-            series.append(Series(points=[(run.flops, run.loss) for run in runs], look=Look(colour, "o", width=0)))
+            series.append(Series(points=line, look=Look(colour, width=1.3), labels=[*[""] * (LINE - 1), short(size)]))
+            measured = [(getattr(run, amount), run.loss) for run in runs]
+            series.append(Series(points=measured, look=Look(colour, "o", width=0)))
         if self.check:
-            run, interval = self.check.measured, [(self.check.measured.flops, end) for end in self.check[2:]]
-            star, label = Look("c1", "*", width=0), short(run.parameters)
-            series.append(Series(points=interval, look=Look("c1", "_")))
-            series.append(Series(points=[(run.flops, run.loss)], look=star, labels=[label]))
-        plot = Plot("Bits per byte against FLOPs, by parameters", series, FLOPS, BITS, size=SIZE)
-        return Panels("scaling-loss", about, [plot])
+            run = self.check.measured
+            at, star = getattr(run, amount), Look("c1", "*", width=0)
+            series.append(Series(points=[(at, end) for end in self.check[2:]], look=Look("c1", "_")))
+            series.append(Series(points=[(at, run.loss)], look=star, labels=[short(run.parameters)]))
+        plot = Plot(f"Bits per byte against {axis.label.split(' ')[0]}, by parameters", series, axis, BITS, size=SIZE)
+        return Panels("scaling-loss" if amount == "flops" else f"scaling-loss-{amount}", about, [plot])
+
+    def _isoflops(self) -> Panels:
+        about = (
+            "A line is one budget: a larger model reads fewer tokens for it. The diamond is the lowest loss that the"
+            " fit gives for the budget. Marks are training runs, in the shade of the budget that is nearest to theirs."
+        )
+        points, series = self.fit.points, list[Series]()
+        spent, sizes = ([getattr(point, amount) for point in points] for amount in ("flops", "parameters"))
+        budgets, widths = _spread(spent, ISOFLOPS), _spread(sizes, LINE)
+        nearest = [min(budgets, key=lambda one: abs(math.log(flops / one))) for flops in spent]
+        for number, budget in enumerate(budgets):
+            colour, best = _shade(number / (ISOFLOPS - 1)), self.fit.optimal(budget)
+            line = [(size, self.fit.predict(size, budget / 6 / size)) for size in widths]
+            near = [(run.parameters, run.loss) for run, its in zip(points, nearest, strict=True) if its == budget]
+            series.append(
+                Series(points=line, look=Look(colour, width=1.3), labels=[*[""] * (LINE - 1), scientific(budget)])
+            )
+            series.append(Series(points=near, look=Look(colour, "o", width=0)))
+            if widths[0] <= best[0] <= widths[-1]:
+                series.append(Series(points=[(best[0], self.fit.predict(*best))], look=Look("c1", "D", width=0)))
+        plot = Plot("Bits per byte against parameters, by FLOPs", series, PARAMETERS, BITS, size=SIZE)
+        return Panels("scaling-isoflops", about, [plot])
 
     def _optima(self) -> Panels:
         about = (
@@ -198,7 +231,7 @@ class ScalingPage(PanelsPage):
             " is continued."
         )
         spent = [point.flops for point in self.fit.points]
-        budgets = np.geomspace(min(spent), max(FURTHER * max(spent), 1.5 * self.budget), 40).tolist()
+        budgets = _spread([min(spent), max(FURTHER * max(spent), 1.5 * self.budget)], LINE)
         best = [(flops, self.fit.optimal(flops)[0]) for flops in budgets]
         asked = [(self.budget, self.fit.optimal(self.budget)[0])]
         series = [
@@ -215,7 +248,7 @@ class ScalingPage(PanelsPage):
             " optimal sizes."
         )
         budgets = [point.flops for point in (*self.fit.points, *([self.check.measured] if self.check else []))]
-        best = [self.fit.optimal(float(flops)) for flops in np.geomspace(min(budgets), max(budgets), 40)]
+        best = [self.fit.optimal(flops) for flops in _spread(budgets, LINE)]
         line = Series(points=[(tokens, size) for size, tokens in best], look=Look("soft", dash="6 3", width=1.2))
         losses = [math.log(point.loss) for point in self.fit.points]
         span = max(losses) - min(losses) or 1.0
@@ -236,6 +269,11 @@ class ScalingPage(PanelsPage):
         series = [Series(points=left, look=Look(marker="o", width=0)), Series(look=Look("ink", width=0.9), level=0.0)]
         x, y = Axis("measured bits per byte"), Axis("%", holds=(-most, most))
         return Panels("scaling-residuals", about, [Plot("Residuals: measured less predicted", series, x, y, size=SIZE)])
+
+
+def _spread(values: Sequence[float], count: int) -> list[float]:
+    """From the least to the largest, evenly on a logarithmic axis."""
+    return [float(value) for value in np.geomspace(min(values), max(values), count)]
 
 
 def _shade(part: float) -> str:

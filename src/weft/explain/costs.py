@@ -3,11 +3,10 @@
 `count` and `memory` do the counting. What one layer costs is what a model has more with one layer more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from weft.config import Config
@@ -15,7 +14,7 @@ from weft.costs.count import Component, Count, count
 from weft.costs.memory import Memory, Workload, cache_bytes, kept_bytes, narrow, training_memory
 from weft.costs.units import byte_size, reach, short
 from weft.errors import ModelError, counted
-from weft.figures.page import html_tables, template
+from weft.figures.page import html_tables, mounted
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.figures.tables import Table, text_tables
 from weft.models import config
@@ -48,6 +47,7 @@ class Costs(Picture):
     memory: Memory
     cache: int  # bytes a token in bf16
 
+    scripts = ("costs.js",)
     title = "What it costs"
     about = (
         "Parameters, floating-point operations a token and bytes, counted from the settings by the rules of Chowdhery"
@@ -62,7 +62,12 @@ class Costs(Picture):
         return text_tables(self.tables())
 
     def html(self) -> str:
-        return Markup(template("costs.html").render(bars=self.bars())) + html_tables(self.tables())
+        return mounted("costs.js", self.data()) + html_tables(self.tables())
+
+    def data(self) -> dict[str, Any]:
+        """What web/costs.js draws."""
+        bars = self.bars()
+        return {"bars": [{**bar._asdict(), "pieces": [piece._asdict() for piece in bar.pieces]} for bar in bars]}
 
     def figure(self) -> Figure:
         bars = self.bars()
@@ -81,24 +86,36 @@ class Costs(Picture):
         memory = [(copies.get(name, name), getattr(self.memory, name) / whole) for name in parts_of_memory]
         shades = _shades(weights, flops)  # a component has the same shade in both
         forward_and_training = f"{short(cost.forward)} forward, {short(cost.training())} in training"
+        in_layers = [each.cost.parameters for each in self.layers]
+        training = [each.cost.training() for each in self.layers]
         return [
-            _bar("Parameters", f"{cost.parameters:,}", weights, shades),
-            _bar("FLOPs a token", forward_and_training, flops, shades),
-            self._layers_bar("Parameters by layer", [each.cost.parameters for each in self.layers], cost.parameters),
-            self._layers_bar("FLOPs by layer", [each.cost.training() for each in self.layers], cost.training()),
-            _bar(f"Bytes in training on one sequence of {tokens}", byte_size(whole), memory, _shades(memory)),
+            _bar("Parameters", f"{cost.parameters:,}", weights, shades, lambda share: _count(share * cost.parameters)),
+            _bar("FLOPs a token", forward_and_training, flops, shades, lambda share: _flops(share * cost.training())),
+            self._layers_bar("Parameters by layer", in_layers, cost.parameters, _count),
+            self._layers_bar("FLOPs by layer", training, cost.training(), _flops),
+            _bar(
+                f"Bytes in training on one sequence of {tokens}",
+                byte_size(whole),
+                memory,
+                _shades(memory),
+                lambda share: byte_size(share * whole),
+            ),
         ]
 
-    def _layers_bar(self, title: str, costs: Sequence[float], total: float) -> "Bar":
-        pieces, inside = [], 0.0
+    def _layers_bar(self, title: str, costs: Sequence[float], total: float, told: "Told") -> "Bar":
+        pieces, inside = list[Piece](), 0.0
         for layer, cost in zip(self.layers, costs, strict=True):
             inside += layer.repeats * cost
-            each = f"{cost / total:.1%} each" if layer.repeats > 1 else f"{cost / total:.1%}"
+            several, share = layer.repeats > 1, cost / total
+            each = f"{share:.1%} each" if several else f"{share:.1%}"
             for number in range(layer.repeats):  # neighbours differ, so that they can be counted
-                name = "" if number else f"{layer.repeats} × {layer.name}" if layer.repeats > 1 else layer.name
-                pieces.append(Piece(name, each, cost / total, 55 if number % 2 else 75))
-        around = (total - inside) / total
-        pieces.append(Piece("around the layers", f"{around:.1%}", around, 18))
+                name = "" if number else f"{layer.repeats} × {layer.name}" if several else layer.name
+                one = f"{layer.name} {number}" if several else layer.name
+                tells = f"{one}: {told(cost)}, {share:.1%}"
+                pieces.append(Piece(name, each, share, 55 if number % 2 else 75, tells))
+        around, name = total - inside, "around the layers"
+        tells = f"{name}: {told(around)}, {around / total:.1%}"
+        pieces.append(Piece(name, f"{around / total:.1%}", around / total, 18, tells))
         return Bar(title, counted(sum(layer.repeats for layer in self.layers), "layer"), pieces)
 
     def _by_component(self) -> Table:
@@ -232,12 +249,16 @@ def _row(name: str, cost: Count, whole: Count) -> tuple[str, ...]:
 
 
 class Piece(NamedTuple):
-    """A piece of a bar: its `share` of the whole, and how much of the dark colour is in it, in percent."""
+    """A piece of a bar: its `share` of the whole, how much of the dark colour is in it, in percent, and how much it is.
+
+    Of pieces that are alike the first has a `name`; what `tells` of it has all of them.
+    """
 
     name: str
     label: str
     share: float
     shade: int
+    tells: str = ""
 
 
 class Bar(NamedTuple):
@@ -249,6 +270,16 @@ class Bar(NamedTuple):
 
 
 Shares = Sequence[tuple[str, float]]
+Told = Callable[[float], str]
+
+
+def _count(parameters: float) -> str:
+    return f"{round(parameters):,} parameters"
+
+
+def _flops(training: float) -> str:
+    """Training is three forward passes, two of them backwards."""
+    return f"{short(round(training / 3))} FLOPs forward, {short(round(2 * training / 3))} backward"
 
 
 def _shades(*bars: Shares) -> dict[str, int]:
@@ -258,13 +289,13 @@ def _shades(*bars: Shares) -> dict[str, int]:
     return {name: round(92 - 80 * number / (len(drawn) - 1)) for number, name in enumerate(drawn)}
 
 
-def _bar(title: str, total: str, shares: Shares, shades: dict[str, int]) -> Bar:
+def _bar(title: str, total: str, shares: Shares, shades: dict[str, int], told: Told) -> Bar:
     large = [(name, share) for name, share in shares if share >= MIN_SHARE]
     rest = sum(share for _, share in shares if share < MIN_SHARE)
-    pieces = [
-        Piece(name, f"{share:.1%}" if share >= 0.001 else "< 0.1%", share, shades[name])
-        for name, share in [*large, *([(OTHER, rest)] if rest else [])]
-    ]
+    pieces = []
+    for name, share in [*large, *([(OTHER, rest)] if rest else [])]:
+        label = f"{share:.1%}" if share >= 0.001 else "< 0.1%"
+        pieces.append(Piece(name, label, share, shades[name], f"{name}: {told(share)}, {label}"))
     return Bar(title, total, pieces)
 
 

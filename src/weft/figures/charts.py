@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from weft.figures.page import html_charts, html_tables
 from weft.figures.picture import COLOURS, FIGURES, SHADES, Picture, new_figure, svg
 from weft.figures.plot import Plot
-from weft.figures.shapes import AREAS, TEXTS, html_plot, laid_out
+from weft.figures.shapes import AREAS, TEXTS, html_plot, laid_out, plot_data
 from weft.figures.tables import Table, text_tables
 
 UNITS = 104  # of a plot's plane to the inch
@@ -47,6 +47,10 @@ class Charts(Picture):
 
     def figure(self) -> Figure:
         return self._figure(self.charts())
+
+    def data(self) -> dict[str, Any]:
+        """Its described charts, as web/chart.js draws them."""
+        return {"plots": [plot_data(each) for each in self.charts() if isinstance(each, Plot)]}
 
     def html(self) -> str:
         """Every chart by itself, so that a narrow page shows them in full size, and the tables."""

@@ -12,6 +12,7 @@ import torch
 
 from weft.api.load import check_width, load
 from weft.api.run import Run
+from weft.compare.studies import studies
 from weft.costs.count import count
 from weft.errors import ConfigError, WeftError, out_of_memory, suggestion
 from weft.files import is_locked
@@ -177,11 +178,12 @@ class Library:
 
 
 def found(place: Path, may_be_empty: bool = False) -> list[RunFolder]:
-    """The runs that are meant: the place is one, or a folder of some."""
+    """The runs that are meant: the place is one, or a folder of some, or it is there for its comparisons."""
     if inside := _served(place) if not RunFolder(place).config.is_file() else []:
         return inside
     if (place / "config.json").is_file():
         raise ConfigError(f"{place}: a model of another program; first: weft import {place} runs/{place.name}")
+    may_be_empty = may_be_empty or bool(studies([place]))
     return [] if may_be_empty and not RunFolder(place).config.is_file() else [open_run(place)]
 
 

@@ -147,4 +147,4 @@ async def explain(request: Request, view: View, body: ExplainBody) -> Response:
     for name in given:
         if name not in OPTIONS.get(view, ("target",)):
             raise RefusedError(400, f"{name}: {view} has none", param=name)
-    return await _ask(request, body, lambda run: {view: getattr(run.explain, view)(body.input, **given).data()})
+    return await ask(request, body, lambda run: {view: getattr(run.explain, view)(body.input, **given).data()})

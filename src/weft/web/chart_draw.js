@@ -121,7 +121,8 @@ function wrapped(title, most) {
     if (lines.length && `${lines.at(-1)} ${word}`.length <= most) lines[lines.length - 1] += ` ${word}`;
     else lines.push(word);
   }
-  return lines.length <= 2 ? lines : [lines[0], `${lines[1]} …`];
+  const some = lines.length <= 2 ? lines : [lines[0], `${lines[1]} …`];
+  return some.map(line => line.length <= most ? line : `${line.slice(0, most - 1)}…`); // a word may be wider than all
 }
 
 // The legend of a picture, under its title; returns where it ends.
@@ -219,7 +220,12 @@ function drawSeries(chart, frame, each, cut, over) {
     const at = label && place(each.x[n], each.y[n]), half = LETTER * label.length / 2;
     if (!at || !inside(at)) return;
     const late = at[0] + half > frame.right, early = at[0] - half < frame.left;
-    over.append(s("text", { x: round(late ? frame.right : early ? frame.left : at[0]), y: round(at[1] - 8),
+    const x = late ? frame.right : early ? frame.left : at[0], left = late ? x - 2 * half : early ? x : x - half;
+    const labels = frame.labels ??= [], taken = labels.some(other =>
+      Math.abs(other.left - left) < Math.max(other.wide, 2 * half) && Math.abs(other.y - at[1]) < GAP - 3);
+    if (taken) return; // on a narrow chart not all have space
+    labels.push({ left, y: at[1], wide: 2 * half });
+    over.append(s("text", { x: round(x), y: round(at[1] - 8),
       ...coloured(look, "tick", late ? "end" : early ? "" : "middle") }, label));
   });
 }

@@ -1,5 +1,6 @@
 """A comparison on the terminal: a table that follows it, elsewhere a line for each run that ends, and what came out."""
 
+import json
 import shlex
 import sys
 import time
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from weft.cli.console.terminal import echo, print_json
 from weft.errors import counted
+from weft.files import write_text
 from weft.progress import log_to_stderr
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ def show(page: "ComparisonPage | ScalingPage", places: Mapping[str, Path], as_js
     """Write the page and its figures, and print what it says and where everything is."""
     page.save(places["page"])
     page.save_figures(places["page"].parent / "figures")
+    write_text(places["page"].with_suffix(".json"), json.dumps(page.data(), allow_nan=False) + "\n")
     if as_json:
         print_json(page.record())
         return

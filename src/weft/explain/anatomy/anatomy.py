@@ -2,18 +2,17 @@
 
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from weft.explain.anatomy.diagram import diagram
+from weft.explain.anatomy.diagram import diagram, figure
 from weft.explain.anatomy.parts import Part
 from weft.explain.anatomy.recurrent import bahdanau_columns, ngram_columns, recurrent_columns
 from weft.explain.anatomy.transformer import transformer_columns
-from weft.figures.page import template
-from weft.figures.picture import Picture, svg
+from weft.figures.page import mounted, part
+from weft.figures.picture import Picture
 from weft.figures.tables import WIDTH
 from weft.models.bahdanau import Bahdanau
 from weft.models.base import LanguageModel
@@ -33,6 +32,7 @@ class Anatomy(Picture):
     columns: tuple[Part, ...]
     context: int | None
 
+    scripts = ("anatomy.js",)
     title = "The model on one page"
     about = (
         "Every part in the order of computation: its formula, the shapes of what goes in and comes out, its parameters,"
@@ -41,16 +41,22 @@ class Anatomy(Picture):
 
     @property
     def parameters(self) -> int:
-        return sum(part.parameters for part in self.columns)
+        return sum(column.parameters for column in self.columns)
 
     def figure(self) -> Figure:
-        return diagram(self.columns)
+        return figure(diagram(self.columns))
 
     def html(self) -> str:
-        label = "{}: boxes from the tokens below to the output above"
-        drawn = [Markup(svg(diagram((part,)), label.format(part.name))) for part in self.columns]
-        shown = {"columns": self.columns, "letters": self.letters(), "parameters": self.parameters}
-        return template("anatomy.html").render(**shown, diagrams=drawn)
+        return mounted("anatomy.js", self.data(), part("texts", [self.text()]))
+
+    def data(self) -> dict[str, Any]:
+        """What web/anatomy.js draws: all parts, and a diagram of each column; of several also one of all."""
+        columns = [_record(each) for each in self.columns]
+        each = [diagram((column,), number) for number, column in enumerate(self.columns)]
+        drawn = [each[0]] if len(each) == 1 else [diagram(self.columns), *each]
+        diagrams = [{**one._asdict(), "shapes": [shape._asdict() for shape in one.shapes]} for one in drawn]
+        told = {"kind": self.kind, "parameters": self.parameters, "letters": self.letters()}
+        return {**told, "columns": columns, "diagrams": diagrams}
 
     def letters(self) -> str:
         """What the letters in shapes mean."""
@@ -79,6 +85,16 @@ def anatomy(settings: Model) -> Anatomy:
     with empty_weights():
         model = build(settings)
     return Anatomy(settings.kind, COLUMNS[type(model)](model), getattr(settings, "longest", None))
+
+
+def _record(part: Part) -> dict[str, Any]:
+    """A part and what is in it, as a page shows them."""
+    shown = ("name", "formula", "shape", "parameters", "settings", "repeats", "note")
+    return {
+        **{key: getattr(part, key) for key in shown},
+        "code": [asdict(each) for each in part.code],
+        "parts": [_record(inside) for inside in part.parts],
+    }
 
 
 def _tree(part: Part, before: str, below: str) -> Iterator[str]:

@@ -15,7 +15,7 @@ from weft.explain.graph.formulas import LECTURE, MODULES
 from weft.explain.graph.graph import Call, Graph, Node, graph
 from weft.explain.graph.labels import Written, function, names, shape
 from weft.explain.graph.level import Level
-from weft.figures.page import data, template
+from weft.figures.page import mounted
 from weft.figures.picture import FIGURES, PAGE, Picture, check_picture
 from weft.files import write_text
 from weft.models.base import evaluating
@@ -109,9 +109,7 @@ class GraphPicture(Picture):
                 yield child
 
     def html(self) -> str:
-        shown = {"shapes": self.shapes, "backward": self.backward, "title": self.title, "still": self.svg()}
-        shown |= {"rules": self._rules(), "modules": self._folds, "data": data("graph-data", self._data())}
-        return template("graph.html").render(**shown)
+        return mounted("graph.js", self.data(), self.svg())
 
     def _rules(self) -> list[tuple[str, str, list[str]]]:
         used = dict.fromkeys(node.function for node in self.written.graph.nodes if node.kind == "variable")
@@ -124,8 +122,8 @@ class GraphPicture(Picture):
             rules.append((name, forward, [rule.gradient(of, letters) for of in rule.gradients]))
         return rules
 
-    def _data(self) -> dict[str, Any]:
-        """What web/graph.js needs: nodes, groups with what is inside of them, edges, and what several have in common,
+    def data(self) -> dict[str, Any]:
+        """What web/graph.js draws: nodes, groups with what is inside of them, edges, and what several have in common,
         formulas and levels, once."""
         written = self.written
         key_of, laid = draw.keys(written, self.root), draw.laid_out(written, self.root)
@@ -144,7 +142,9 @@ class GraphPicture(Picture):
             inside = [children, levels.setdefault(level, len(levels)), bundles, main]
             groups.append([group.kind, group.label, group.path, lines, group.path in self.open, *inside])
         edges = [place for edge in written.graph.edges for place in edge]
-        return {"nodes": nodes, "groups": groups, "edges": edges, "texts": list(formulas), "levels": list(levels)}
+        shown = {"title": self.title, "shapes": self.shapes, "backward": self.backward, "rules": self._rules()}
+        shared = {"texts": list(formulas), "levels": list(levels)}
+        return {**shown, "nodes": nodes, "groups": groups, "edges": edges, **shared}
 
 
 def graph_picture(

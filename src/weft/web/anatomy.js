@@ -1,0 +1,122 @@
+/* A model's parts, drawn and listed. Its data: columns, each a part with parts in it, and diagrams: shapes on a plane whose
+   y grows upwards (explain/anatomy/diagram.py). Of several columns the first diagram has all of them. */
+import { h, percent, roving, s } from "./dom.js";
+
+const UNIT = 52; // pixels
+const TIP = 7;
+const LOOKS = { norm: "norm", attention: "attention", embedding: "table", positions: "table", logits: "out", sentence: "out" };
+const number = n => n.toLocaleString("en-US");
+
+function tip([x, y], [fromX, fromY]) {
+  const angle = Math.atan2(y - fromY, x - fromX);
+  const side = turn => `${x - TIP * Math.cos(angle + turn)} ${y - TIP * Math.sin(angle + turn)}`;
+  return `M${side(0.45)}L${x} ${y}L${side(-0.45)}`;
+}
+
+function drawShape({ kind, places, text, size, anchor, look, part }, name) {
+  const [[x, y]] = places, [endX, endY] = places.at(-1);
+  const between = { x, y: endY, width: endX - x, height: y - endY };
+  if (kind === "box") {
+    return s("g", { class: `anat-box ${LOOKS[look] ?? "plain"}`, role: "button", tabindex: -1, "aria-label": name(part),
+      "aria-pressed": "false", "data-part": part.join(".") }, s("rect", { ...between, rx: 5 }));
+  }
+  if (kind === "frame") return s("rect", { ...between, rx: 9, class: "anat-frame" });
+  if (kind === "text") {
+    return s("text", { x, y: y + size * 0.36, "font-size": size, "text-anchor": anchor, class: look }, text);
+  }
+  if (kind === "sum") {
+    return s("g", { class: "anat-line" }, s("circle", { cx: x, cy: y, r: 6 }), s("path", { d: `M${x - 6} ${y}h12m-6-6v12` }));
+  }
+  if (kind === "loop") {
+    const out = `M${x} ${y}C${x - 24} ${y - 8} ${x - 24} ${endY + 8} ${endX} ${endY}`;
+    return s("path", { class: "anat-line", d: out + tip([endX, endY], [endX - 18, endY - 7]) });
+  }
+  const line = `M${places.map(place => place.join(" ")).join("L")}`;
+  return s("path", { class: "anat-line", d: line + (kind === "arrow" ? tip(places.at(-1), places.at(-2)) : "") });
+}
+
+function drawing({ width, height, shapes }, name, label) {
+  const placed = shapes.map(shape => ({ ...shape,
+    places: shape.places.map(([x, y]) => [Math.round(10 * x * UNIT) / 10, Math.round(10 * (height - y) * UNIT) / 10]) }));
+  // texts stand on boxes, and boxes on lines
+  const order = shape => ["frame", "line", "arrow", "loop", "sum", "box", "text"].indexOf(shape.kind);
+  placed.sort((a, b) => order(a) - order(b));
+  return s("svg", { viewBox: `0 0 ${width * UNIT} ${height * UNIT}`, class: "anat-drawing", role: "group",
+    "aria-label": label }, placed.map(shape => drawShape(shape, name)));
+}
+
+// `around`: how often there is what holds the part.
+function card(part, path, whole, choose, around = 1) {
+  const times = part.repeats > 1 ? `${part.repeats} × ` : "", id = path.join("."), all = around * part.repeats;
+  const each = all > 1 ? " each" : "", share = whole ? ` · ${percent(all * part.parameters / whole)}` : "";
+  return h("li", { class: `anat-part${part.parts.length ? " anat-whole" : ""}`, "data-part": id },
+    h("div", { class: "anat-head" },
+      h("button", { type: "button", class: "anat-name", onclick: () => choose(id) }, `${times}${part.name}`),
+      part.parameters > 0 && h("span", { class: "anat-count" }, number(part.parameters) + each,
+        h("span", { class: "soft" }, share))),
+    part.formula && h("div", { class: "anat-formula" }, part.formula),
+    part.shape && h("div", {}, h("span", { class: "soft" }, "shapes "), part.shape),
+    part.note && h("div", { class: "soft" }, part.note),
+    part.settings.length > 0 && h("div", { class: "anat-keys" }, part.settings.map(key => [h("code", {}, key), " "])),
+    part.code.map(({ place, text }) => h("details", {}, h("summary", {}, place),
+      h("pre", { tabindex: 0, "aria-label": place }, h("code", {}, text)))),
+    part.parts.length > 0 && h("ol", {}, part.parts.map((inside, n) => card(inside, [...path, n], whole, choose, all))));
+}
+
+// `shown` is { part }, the number of the one that is chosen.
+export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
+  const at = path => path.slice(1).reduce((part, place) => part.parts[place], data.columns[path[0]]);
+  const name = path => {
+    const part = at(path);
+    return `${part.name}${part.parameters ? `, ${number(part.repeats * part.parameters)} parameters` : ""}`;
+  };
+  const several = data.columns.length > 1, names = data.columns.map(column => column.name);
+  const drawings = data.diagrams.map((each, n) => {
+    const own = several && n ? names[n - 1] : names.join(" and ");
+    return drawing(each, name, `${own}: boxes from the tokens below to the output above`);
+  });
+  const lists = data.columns.map((column, n) => [several && h("h3", { class: "anat-title" }, column.name),
+    h("ol", { class: "anat-list" }, column.parts.map((part, place) => card(part, [n, place], data.parameters, choose)))]);
+  const picture = (drawn, kind) => h("div", { class: `anat-picture ${kind}` }, drawn);
+  const body = several
+    ? [picture(drawings[0], "anat-joint"), h("div", {}, lists.map((list, n) => [
+      list[0], picture(drawings[n + 1], "anat-single"), list[1]]))]
+    : [picture(drawings[0], ""), h("div", {}, lists[0])];
+  const told = h("p", {}, data.parameters > 0 && [h("b", {}, number(data.parameters)), " parameters. "],
+    h("span", { class: "soft" }, data.letters));
+  element.append(h("div", { class: "anatomy" }, told, h("div", { class: `anat${several ? " anat-several" : ""}` }, body)));
+
+  function mark(id) {
+    for (const each of element.querySelectorAll(".anat-chosen")) each.classList.remove("anat-chosen");
+    for (const each of element.querySelectorAll(".anat-box")) {
+      // what has no box of its own is in the box of what it belongs to
+      const holds = id !== undefined && `${id}.`.startsWith(`${each.dataset.part}.`);
+      each.setAttribute("aria-pressed", String(holds));
+      each.classList.toggle("anat-chosen", holds);
+    }
+    const found = id === undefined ? null : element.querySelector(`li[data-part="${CSS.escape(id)}"]`);
+    found?.classList.add("anat-chosen");
+    return found;
+  }
+
+  function choose(id) {
+    mark(id)?.scrollIntoView({ block: "nearest" });
+    changed({ part: id });
+  }
+
+  for (const svg of drawings) {
+    const boxes = [...svg.querySelectorAll(".anat-box")].reverse(); // from the top
+    roving(svg, () => boxes);
+    svg.addEventListener("click", event => {
+      const box = event.target.closest(".anat-box");
+      if (box) choose(box.dataset.part);
+    });
+    svg.addEventListener("keydown", event => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      choose(event.target.dataset.part);
+    });
+  }
+  if (shown.part !== undefined) mark(shown.part)?.scrollIntoView({ block: "nearest" });
+  return { svg: () => drawings[0] };
+}

@@ -1,0 +1,92 @@
+// What a model is made of: its parts, what they cost, how that grows, and the computation graph. No weights are needed.
+import * as anatomy from "./anatomy.js";
+import * as chart from "./chart.js";
+import * as costs from "./costs.js";
+import { field, h, select } from "./dom.js";
+import * as graph from "./graph.js";
+import { quoted, svgOfText, tools } from "./save.js";
+import { table } from "./table.js";
+
+export const title = "Anatomy";
+export const about = "What the model is made of, what each part costs, and how it computes.";
+export const path = "anatomy";
+export const shows = () => true;
+
+const SHOWN = { anatomy: "Parts", costs: "Costs", growth: "Growth", graph: "Graph" };
+const COUNTS = "An n-gram model looks up counts: it has no weights that cost anything, and nothing that a graph could show.";
+const OF_A_GRAPH = ["open", "at", "shapes", "backward"];
+const growth = {
+  mount(place, { plots }) {
+    const charts = h("div", { class: "charts" });
+    place.append(charts);
+    const drawn = plots.map(plot => chart.mount(charts.appendChild(h("div")), plot));
+    return { svg: () => drawn.map(each => each.picture()), close: () => drawn.forEach(each => each.close()) };
+  },
+};
+const MODULES = { anatomy, costs, growth, graph };
+
+export async function mount(main, context) {
+  const { api, info, signal, state } = context;
+  const presets = (await api.get("v1/presets", signal)).data;
+  let drawn = null, asked = null;
+  const current = () => state.show in SHOWN ? state.show : "anatomy";
+  const preset = () => presets.some(each => each.name === state.preset) ? state.preset : info ? undefined : "gpt2";
+  const kind = () => preset() ? presets.find(each => each.name === preset()).kind : info.kind;
+  const own = info ? [["", `${info.id}, this model`]] : [];
+  const place = h("div", { class: "anatomy-place" }), said = h("p", { class: "soft about" });
+  const tabs = Object.entries(SHOWN).map(([name, label]) =>
+    h("button", { type: "button", "data-show": name, onclick: () => change({ show: name }) }, label));
+  main.append(
+    h("div", { class: "fields" },
+      field("Architecture", select([...own, ...presets.map(({ name }) => [name, name])], preset() ?? "",
+        name => change({ preset: name || undefined }))),
+      h("div", { class: "anatomy-tabs", role: "group", "aria-label": "What is shown" }, tabs)),
+    place, said,
+    tools({ name: `anatomy-${preset() ?? info?.id}`, svg: () => drawn?.svg() ?? svgOfText([place.textContent]), command }));
+
+  function command() {
+    const source = quoted(preset() ?? `runs/${info.id}`), show = current();
+    const flags = show !== "graph" ? [] : ["shapes", "backward"].filter(name => state[name] === "1");
+    return ["weft explain", source, "--only", show, ...flags.map(name => `--${name}`)].join(" ");
+  }
+
+  // What is open in the graph of one model says nothing of another's.
+  function change(changes) {
+    const of = { ...Object.fromEntries([...OF_A_GRAPH, "part"].map(name => [name, undefined])), ...changes };
+    context.set("preset" in changes ? of : changes, { push: true });
+    show();
+  }
+
+  function tell(why) {
+    drawn = null;
+    said.textContent = "";
+    place.replaceChildren(h("p", {}, why));
+    place.removeAttribute("aria-busy");
+  }
+
+  async function show() {
+    asked?.abort();
+    asked = new AbortController();
+    const mine = asked, name = current(), of = preset();
+    for (const tab of tabs) tab.setAttribute("aria-pressed", String(tab.dataset.show === name));
+    place.setAttribute("aria-busy", "true");
+    if (kind() === "ngram" && name !== "anatomy") return tell(COUNTS);
+    try {
+      const query = new URLSearchParams(of ? { preset: of } : { model: info.id });
+      const data = await api.get(`v1/architecture/${name}?${query}`, AbortSignal.any([signal, mine.signal]));
+      drawn?.close?.();
+      said.textContent = data.about;
+      place.replaceChildren();
+      drawn = MODULES[name].mount(place, data, { shown: state, changed: changes => context.set(changes) });
+      place.append(...data.tables.map(table));
+    } catch (error) {
+      if (error.status !== 400) return context.fail(error);
+      tell(error.message); // a model that has no such view says why
+    } finally {
+      if (mine === asked) place.removeAttribute("aria-busy");
+    }
+  }
+
+  await show();
+  return { close: () => asked?.abort() };
+}
