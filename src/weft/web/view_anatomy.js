@@ -13,7 +13,7 @@ export const path = "anatomy";
 export const shows = () => true;
 
 const SHOWN = { anatomy: "Parts", costs: "Costs", growth: "Growth", graph: "Graph" };
-const COUNTS = "An n-gram model looks up counts: it has no weights that cost anything, and nothing that a graph could show.";
+const COUNTS = "An n-gram model looks up counts: it has no weights that cost anything, and no graph.";
 const OF_A_GRAPH = ["open", "at", "shapes", "backward"];
 const growth = {
   mount(place, { plots }) {
