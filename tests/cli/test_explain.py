@@ -1,16 +1,19 @@
 """`weft explain`, as a person calls it: the views of every kind of model, the lectures' facts, and mistakes."""
 
 import html
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 import weft
+from weft.api.explain import Explain
 from weft.cli.main import run
 from weft.data.shards import Shards, Tokens
+from weft.decode.config import Branching
 from weft.decode.translate import Translator
-from weft.errors import ConfigError, WeftError
+from weft.errors import ConfigError, DataError, WeftError
 from weft.explain.attention.maps import AttentionMaps
 from weft.explain.gradients import GradientNorms
 from weft.explain.surprise import Surprise
@@ -26,7 +29,7 @@ LACKING = {
     "masked-next": {"search"},
     "classify": {"search", "surprise", "lens", "saliency"},
     "lstm": {"attention", "heads", "lens", "positions"},
-    "ngram": set(VIEWS) - {"anatomy", "surprise", "search", "activations", "graph"},
+    "ngram": set(VIEWS) - {"anatomy", "surprise", "search", "step", "activations", "graph"},
 }
 Capture = pytest.CaptureFixture[str]
 
@@ -58,6 +61,14 @@ def test_a_view_as_a_figure_and_all_on_one_page(capsys: Capture, tmp_path: Path)
     assert text.count("<section") == len(VIEWS) - len(LACKING["lstm"])
     assert "<b>cat</b>" not in text and "https://" not in text
     assert text.count("http://") == text.count("http://www.w3.org")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt", "pairs", "ngram"])
+def test_no_part_of_the_whole_page_is_printed_as_markup(name: str, tmp_path: Path) -> None:
+    weft.load(RUNS / name).explain.all().save(tmp_path / "all.html")
+    text = re.sub(r"<script.*?</script>", "", (tmp_path / "all.html").read_text(), flags=re.DOTALL)
+    assert not re.findall(r"&lt;/?(?:svg|div|span|path|table|td|details)\b.{,60}", text)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +124,10 @@ def test_a_head_and_a_word(capsys: Capture, tmp_path: Path) -> None:
         (["{gpt}", "--only", "surprise", "--text", ""], "empty"),
         (["{gpt}", "--layer", "0"], "--layer 0: it belongs to --only attention"),
         (["{gpt}", "--only", "costs", "--shapes"], "--shapes: it belongs to --only graph"),
+        (["{gpt}", "--only", "surprise", "--place", "3"], "--place 3: it belongs to --only saliency"),
+        (["{gpt}", "--only", "saliency", "--text", TEXT, "--place", "99"], "place = 99: the model reads"),
+        (["{gpt}", "--only", "search", "beams=99"], "beams"),
+        (["{gpt}", "--only", "search", "width=3"], "width"),
         (["{gpt}", "--only", "costs", "--text", TEXT], "--text: --only costs shows no text"),
         (["{gpt}", "--only", "attention", "--target", TEXT], "target: "),
         (["{gpt}", "model.layers=3"], "a run is shown as it is"),
@@ -140,6 +155,26 @@ def test_mistakes_are_one_line(words: list[str], told: str, capsys: Capture, tmp
     out, err = capsys.readouterr()
     assert not out and told in err and len(err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_place_and_a_search(capsys: Capture) -> None:
+    explain = weft.load(RUNS / "gpt").explain
+    assert run(["explain", str(RUNS / "gpt"), "--only", "saliency", "--text", TEXT, "--place", "2"]) == 0
+    assert capsys.readouterr().out.strip() == explain.saliency(TEXT, place=2).text()
+    assert run(["explain", str(RUNS / "gpt"), "--only", "search", "--text", TEXT, "beams=2", "depth=5", "top_k=1"]) == 0
+    told = capsys.readouterr().out.strip()
+    found = explain.search(TEXT, settings=Branching(beams=2, depth=5, top_k=1))
+    assert told == found.text()
+    # what is drawn among the likeliest alone is what greedy search writes
+    assert {each.text for each in found.trees[2].written} == {each.text for each in found.trees[0].written}
+
+
+def test_what_a_translator_writes_ends_even_where_it_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Explain, "_translation", lambda self, objective, text: "")
+    found = weft.load(RUNS / "pairs").explain.surprise("a b")
+    assert len(found.tokens) == 1 and not found.tokens[0].text  # the end of the text, a special token
+    with pytest.raises(DataError, match="empty"):
+        weft.load(RUNS / "pairs").explain.surprise("a b", target="")
 
 
 def test_from_python() -> None:

@@ -48,9 +48,7 @@ addEventListener("load", async () => {
     void document.body.offsetHeight;
     done(performance.now() - begun);
   });
-  for (let n = 0; n < 100 && document.querySelector("[data-module] > script"); n++) {
-    await new Promise(done => setTimeout(done, 20));  // modules are mounted after the load
-  }
+  while (document.querySelector("[data-module] > script")) await new Promise(done => setTimeout(done, 5)); // drawn yet?
   const requests = performance.getEntriesByType("resource").map(entry => entry.name);
   let found;
   try {

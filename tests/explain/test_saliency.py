@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from markupsafe import escape
 from tests.explain.small import small
 
 from weft.errors import DataError, ModelError
@@ -109,24 +110,24 @@ def test_a_masked_model_is_asked_for_the_masked_token() -> None:
     model = doubled(Encoder(**SMALL))
     ids = (TOKENIZER.cls_id, *TOKENIZER.encode("abc"), TOKENIZER.sep_id)
     found = saliency(Reading(model, TOKENIZER, ids, 1))
-    assert found.target == "c"
+    assert found.target == "c" and found.masked and found.place == 3 and found.rest == ()
     assert [token.piece for token in found.sides[0].tokens] == ["<cls>", "a", "b", "<mask>", "<sep>"]
     hidden = torch.tensor([[*ids[:3], TOKENIZER.need("mask"), ids[4]]])
     assert found.log_prob == pytest.approx(float(model(hidden)[0, 3].log_softmax(-1)[ids[3]].detach()), abs=1e-9)
 
 
 def test_the_page_and_the_figure_hold_both_measures() -> None:
-    found = saliency(read(doubled(MODELS["shared"]), "shared"), 3)
+    reading = read(doubled(MODELS["shared"]), "shared")
+    found = saliency(reading, 3)
     html = found.html()
-    held = [json.loads(each) for each in re.findall(r'class="shaded-data">(.*?)</script>', html)]
-    assert len(held) == 2 and all(len(each["shades"]) == 2 for each in held)
-    largest = max(side.norm.max() for side in found.sides)
-    for each, side in zip(held, found.sides, strict=True):
-        np.testing.assert_allclose(each["shades"][0], side.norm / largest, atol=1e-3)
-        assert (np.array(each["shades"][1]) < 0).tolist() == [
-            round(v, 9) < 0 and abs(s) > 0 for v, s in zip(side.times_input, each["shades"][1], strict=True)
-        ]
-    assert "<b> c" not in html and "<option>gradient × input</option>" in html
+    held = json.loads(re.search(r'<script type="application/json" class="data">(.*?)</script>', html)[1])
+    assert [each["name"] for each in held["sides"]] == ["source", "text"]
+    for each, side in zip(held["sides"], found.sides, strict=True):
+        assert each["norm"] == side.norm.tolist() and each["times_input"] == side.times_input.tolist()
+    # all that was read stands there, so that another token can be chosen
+    tokens = [token["piece"] for token in (*held["sides"][1]["tokens"], *held["rest"])]
+    assert tokens == reading.pieces and held["place"] == 3 and held["rest"][0]["piece"] == held["target"]
+    assert "<b> c" not in html and escape(found.text()) in html
     assert len(found.figure().axes) == 4
     many = saliency(read(doubled(MODELS["lstm"]), "lstm", "word " * 20))
     assert len(many.figure().axes) == 1

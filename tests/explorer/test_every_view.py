@@ -29,7 +29,7 @@ def settle(page: Any) -> None:
     """Wait until nothing is asked for any more, and nothing is busy."""
     page.wait_for_selector(".view > *")
     page.wait_for_load_state("networkidle")
-    page.wait_for_function("!document.querySelector('[aria-busy=true]')")
+    page.wait_for_function("() => !document.querySelector('[aria-busy=true]')")
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -159,14 +159,17 @@ def test_it_fits_a_phone(page: Any, at: Callable[..., str]) -> None:
     assert page.evaluate(f"{small}.filter(each => each.closest('label, .field, div').offsetHeight < 24).length") == 0
 
 
-DRAWN = """async ([count, width]) => {
+DRAWN = """async count => {
   const { mount } = await import("/web/chart.js");
   const place = document.body.appendChild(document.createElement("div"));
   const x = Array.from({ length: count }, (_, n) => n + 1), y = x.map(n => n === 123457 ? 99 : 3 + Math.sin(n / 9000));
   const chart = mount(place, { title: "many", x: {}, y: {}, series: [{ name: "a", x, y }] });
-  const began = performance.now();
-  chart.zoom([1000, count - 1000]);
-  const took = performance.now() - began, line = place.querySelector("polyline.line").getAttribute("points").split(" ");
+  const times = Array.from({ length: 6 }, (_, n) => {
+    const began = performance.now();
+    chart.zoom([1000 + n, count - 1000]);
+    return performance.now() - began;
+  });
+  const took = Math.min(...times), line = place.querySelector("polyline.line").getAttribute("points").split(" ");
   const heights = line.map(each => Number(each.split(",")[1]));
   return { took, points: line.length, spike: heights.filter(each => each < Math.max(...heights) - 100).length };
 }"""
@@ -174,8 +177,8 @@ DRAWN = """async ([count, width]) => {
 
 def test_many_points_are_drawn_at_once_and_no_spike_is_lost(page: Any, at: Callable[..., str]) -> None:
     page.goto(at("runs"))
-    found = page.evaluate(DRAWN, [300_000, 900])
-    assert found["took"] < 400 and found["points"] < 6000 and found["spike"] == 1
+    found = page.evaluate(DRAWN, 300_000)
+    assert found["took"] < 150 and found["points"] < 6000 and found["spike"] == 1
 
 
 SMOOTHED = """async ([values, weight]) => (await import("/web/chart_axes.js")).smoothed(values, weight)"""

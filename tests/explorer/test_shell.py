@@ -40,7 +40,7 @@ def test_views_are_offered_and_a_model_is_chosen(page: Any, at: Callable[..., st
     page.wait_for_selector("h1")
     assert page.locator("#chooser select").input_value() == "lstm"
     page.locator("#chooser select").select_option("gpt")
-    page.wait_for_function("location.hash.includes('model=gpt')")
+    page.wait_for_function("() => location.hash.includes('model=gpt')")
 
 
 def test_a_model_that_is_not_there_is_named(page: Any, at: Callable[..., str]) -> None:

@@ -1,6 +1,7 @@
 """A run's report in a browser without a network: it fits a phone, and its curves tell their values."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,18 @@ from weft.runs.report import report
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
 
 LOOKED = """
-const chart = document.querySelector(".chart[data-values]"), told = chart.querySelector(".told");
-const lines = JSON.parse(chart.dataset.values), box = chart.getBoundingClientRect();
-const [x, y, at, value] = lines[0][1].at(-1);
-const clientX = box.left + x * box.width / chart.viewBox.baseVal.width;
-chart.dispatchEvent(new PointerEvent("pointermove", { clientX, clientY: box.top + 60 }));
-const pointed = told.textContent;
+await new Promise(done => setTimeout(done, 300));
+const chart = document.querySelector(".chart.live"), plot = chart.closest(".plot"), box = chart.getBoundingClientRect();
+const told = () => `${plot.querySelector(".plot-at").textContent} ${plot.querySelector(".plot-legend").textContent}`;
+chart.dispatchEvent(new PointerEvent("pointermove", { clientX: box.right - 21, clientY: box.top + 60 }));
+const pointed = told();
 chart.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft" }));
-const before = told.textContent;
+const before = told();
 chart.dispatchEvent(new PointerEvent("pointerleave"));
 const texts = [...document.querySelectorAll(".prose tbody :is(td, th)")].filter(each => each.textContent.length > 40);
-return { requests, errors, at, value, pointed, before, left: told.textContent,
-         wide: document.documentElement.scrollWidth - innerWidth,
+return { requests, errors, pointed, before, left: plot.querySelector(".plot-at").textContent,
+         controls: [...plot.querySelectorAll(".plot-controls button")].map(each => each.textContent),
+         wide: document.documentElement.scrollWidth - innerWidth, shown: document.body.innerText,
          narrow: texts.filter(each => each.getBoundingClientRect().width < 90).map(each => each.textContent) };
 """
 
@@ -42,6 +43,7 @@ def test_a_report_fits_a_phone_and_tells_the_values_of_its_curves(tmp_path: Path
     found: dict[str, Any] = evaluate(page, LOOKED, 390)
     assert found["requests"] == [] and found["errors"] == []
     assert found["wide"] <= 0 and found["narrow"] == []
-    assert found["at"].startswith("step ") and found["pointed"].startswith(f"{found['at']}: ")
-    assert found["value"] in found["pointed"]
-    assert found["before"].startswith("step ") and found["before"] != found["pointed"] and found["left"] == ""
+    assert found["pointed"].startswith("step 59 ") and f"{9 / 59:.4g}" in found["pointed"]
+    assert found["before"].startswith("step 58 ") and f"{9 / 58:.4g}" in found["before"] and found["left"] == ""
+    assert found["controls"] == ["log x", "log y"]
+    assert not re.search(r"</?(svg|div|span|path|polyline|table|td|script)\b", found["shown"])

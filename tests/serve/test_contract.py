@@ -228,6 +228,11 @@ def test_own_routes_answer_as_the_run_does(server: Served) -> None:
     assert [each["nats"] for each in scored["tokens"]] == pytest.approx([e.nats for e in gpt.surprisal("A tale")])
     for view in ("attention", "heads", "lens", "saliency", "search", "surprise"):
         assert of(f"explain/{view}", model="gpt", input="A tale")[view]
+    explained = of("explain/saliency", model="gpt", input="A tale", place=2)["saliency"]
+    assert explained["place"] == 2
+    assert explained["log_prob"] == pytest.approx(gpt.explain.saliency("A tale", place=2).log_prob, abs=1e-5)
+    trees = of("explain/search", model="gpt", input="A tale", settings={"beams": 2, "samples": 1})["search"]
+    assert len(trees["trees"][2]["written"]) == 1 and len(trees["laid"][1]["spots"]) == len(trees["trees"][1]["nodes"])
 
 
 def test_health_readiness_metrics_and_pages(server: Served) -> None:

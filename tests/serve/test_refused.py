@@ -94,6 +94,17 @@ def test_paths_methods_and_models_that_are_not_there(server: Served) -> None:
     refused(server.post("/v1/explain/passwords", {"model": "gpt", "input": "a"}))
 
 
+def test_views_are_asked_for_what_they_have(server: Served) -> None:
+    def asked(view: str, **more: Any) -> str:
+        return refused(server.post(f"/v1/explain/{view}", {"model": "gpt", "input": "a tale", **more}))
+
+    assert "place: surprise has none" in asked("surprise", place=1)
+    assert "target: search has none" in asked("search", target="a")
+    assert "settings: lens has none" in asked("lens", settings={"beams": 2})
+    assert "settings.beams" in asked("search", settings={"beams": 99})
+    assert "place = 99: the model reads" in asked("saliency", place=99)
+
+
 HI = [{"role": "user", "content": "hi"}]
 
 

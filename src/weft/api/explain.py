@@ -16,8 +16,9 @@ import torch
 
 from weft.api.arguments import checked
 from weft.api.settings import generation_defaults, translation_beam
+from weft.config import validate
 from weft.costs.count import count
-from weft.decode.config import Branching
+from weft.decode.config import Branching, Sampling
 from weft.decode.prompt import Prompt
 from weft.decode.tree import search_trees
 from weft.errors import ConfigError, ModelError, RunError, WeftError
@@ -54,6 +55,16 @@ class GraphOptions(TypedDict, total=False):
     shapes: bool
     backward: bool
     open: str | Sequence[str]
+
+
+class StepOptions(TypedDict, total=False):
+    """Which token of a text is followed and which layer is opened, both counted from 0; how the next one is chosen."""
+
+    place: int | None
+    layer: int | None
+    temperature: float
+    top_k: int | None
+    top_p: float | None
 
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -243,7 +254,24 @@ class Explain:
         if isinstance(objective, TranslationObjective):
             reading = self.reading(text, "")
             prompt, source = Prompt.of(reading.tokenizer, list(reading.ids)), reading.given["source"]
-        return views.search.SearchTrees(text, tuple(search_trees(model, prompt, settings, source)))
+        trees = tuple(search_trees(model, prompt, settings, source))
+        return views.search.SearchTrees(text, trees, translates=source is not None)
+
+    @of_a_text()
+    def step(
+        self, text: str | None = None, *, target: str | None = None, **asked: Unpack[StepOptions]
+    ) -> "views.step.Step":
+        """One token's way through the model with its real numbers, from ids to the choice of the next token.
+
+        `place` is the token that is followed, by default the last; `layer` the block whose inside is shown, by default
+        the first; `temperature`, `top_k` and `top_p` say how the next token is chosen.
+        """
+        (_, objective), text = self._learned("step"), self.own_text()[0] if text is None else text
+        place, layer = asked.pop("place", None), asked.pop("layer", None)
+        settings = validate(Sampling, asked)
+        labels = objective.labels if isinstance(objective, RowObjective) else ()
+        wanted = views.step.Asked(text, place, layer, settings, labels)
+        return views.step.step(self.reading(text, target), wanted)
 
     def reading(self, text: str | None = None, target: str | None = None) -> "views.reading.Reading":
         """A text as the run's model reads it, with what stands around it there.
@@ -267,11 +295,13 @@ class Explain:
         return views.reading.Reading(model, tokenizer, tuple(framed.ids), framed.before)
 
     def _pair(self, objective: TranslationObjective[Any], text: str, target: str | None) -> "views.reading.Reading":
+        # what the model writes has an end, even where it writes nothing; a target that is empty is yet to begin
+        ends = target is None or bool(target)
         target = self._translation(objective, text) if target is None else target
         source, own = objective.tokenizers.source, objective.tokenizers.target
         frame, starts, first = objective.direction
         read = (*frame.before, *source.encode(text), *frame.after)
-        ids = (starts, *first, *own.encode(target), *((own.need("eos"),) if target else ()))
+        ids = (starts, *first, *own.encode(target), *((own.need("eos"),) if ends else ()))
         return views.reading.Reading(self.model, own, ids, 1 + len(first), read, source)
 
     def _translation(self, objective: TranslationObjective[Any], text: str) -> str:

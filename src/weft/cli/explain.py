@@ -42,6 +42,7 @@ def explain(
     layer: int | None = option(None, "Attention: one layer, counted from 0."),
     head: int | None = option(None, "Attention: one head of it."),
     word: str | None = option(None, "Attention: what this word attends to.", value="WORD"),
+    place: int | None = option(None, "Saliency: the token, counted from 0, after which a prediction is explained."),
     shapes: bool = flag("--shapes", "Graph: the shape of each tensor."),
     backward: bool = flag("--backward", "Graph: the backward pass, with its formulas."),
     open: str | None = option(None, "Graph: show what is inside of it, such as decoder.0.", value="MODULE"),
@@ -57,6 +58,8 @@ def explain(
     ] = None,
 ) -> None:
     """Look inside a model: attention, surprise, gradients, costs, the computation graph …"""
+    from weft.config import assignments, validate
+    from weft.decode.config import Branching
     from weft.runs.folder import RunFolder
 
     is_run = RunFolder(source).config.is_file()
@@ -66,17 +69,19 @@ def explain(
     if ranks is not None:
         raise ConfigError(f"--ranks {ranks}: it belongs to weft explain parallel")
     lecture = source == "mlp" and not is_run
-    asked = {name: context.params[name] for name in (*OF_ATTENTION, *OF_A_GRAPH)}
+    asked = {name: context.params[name] for name in (*OF_ATTENTION, *OF_A_GRAPH, "place")}
     chosen = {name: value for name, value in asked.items() if value is not None and value is not False}
     for name, value in chosen.items():
-        view = "graph" if name in OF_A_GRAPH else "attention"
+        view = "graph" if name in OF_A_GRAPH else "saliency" if name == "place" else "attention"
         if only != view and not (lecture and name in ("shapes", "backward")):
             flag = f"--{name}" if value is True else f"--{name} {value}"
             raise ConfigError(f"{flag}: it belongs to --only {view}")
     if only is not None and only not in OF_A_TEXT and (text or target):
         raise ConfigError(f"--{'text' if text else 'target'}: --only {only} shows no text; leave it out")
-    if is_run and changes:
-        raise ConfigError(f"'{changes[0]}': a run is shown as it is; changes are for presets and recipes")
+    if is_run and only == "search":
+        chosen["settings"] = validate(Branching, assignments(changes or []))
+    elif is_run and changes:
+        raise ConfigError(f"'{changes[0]}': a run is shown as it is; changes are for presets, recipes and searches")
     with loading():
         from torch import float32
 
@@ -99,14 +104,14 @@ def explain(
     if out is None and told is not None:
         echo("\n\n".join(filter(None, (told, "\n".join(wrapped(picture.note))))))
         return
-    place = out or (RunFolder(source).path if is_run else Path()) / "explain.html"
-    echo(f"{picture.title}: {picture.save(place)}")
+    page = out or (RunFolder(source).path if is_run else Path()) / "explain.html"
+    echo(f"{picture.title}: {picture.save(page)}")
 
 
 def _parallel(given: dict[str, Any]) -> None:
     from weft.config import assignments, validate
 
-    for name in ("text", "target", "only", *OF_ATTENTION, *OF_A_GRAPH):
+    for name in ("text", "target", "only", *OF_ATTENTION, *OF_A_GRAPH, "place"):
         if given[name] is not None and given[name] is not False:
             raise ConfigError(f"--{name}: weft explain parallel has no such option; it takes --ranks and --out")
     tree = assignments(given["changes"] or [])
@@ -124,7 +129,7 @@ def _parallel(given: dict[str, Any]) -> None:
 
 def _picture(explained: "Explain", only: str | None, given: dict[str, Any], chosen: dict[str, Any]) -> "Picture":
     if only == "search":
-        return explained.search(given["text"])
+        return explained.search(given["text"], **chosen)
     if only != "attention" or not chosen:
         return getattr(explained, only or "all")(**given, **chosen)
     from weft.figures.picture import noted

@@ -151,4 +151,5 @@ class Branching(Config):
     beams: int = Field(default=3, ge=1, le=10)
     samples: int = Field(default=4, ge=1, le=20)
     temperature: float = Field(default=1.0, gt=0.0, le=100.0)
+    top_k: PositiveInt | None = Field(default=None, le=MAX_TOKENS)
     seed: int = Field(default=0, ge=0, lt=2**63)

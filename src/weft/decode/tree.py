@@ -79,7 +79,8 @@ def search_trees(
     encoder–decoder writes from `source`, (1, source time)."""
     settings = settings or Branching()
     greedy = Sampling(temperature=0.0, max_tokens=settings.depth, logprobs=settings.alternatives)
-    drawn = Sampling(temperature=settings.temperature, max_tokens=settings.depth, seed=settings.seed, logprobs=0)
+    chosen = settings.model_dump(include={"temperature", "top_k", "seed"})
+    drawn = Sampling(**chosen, max_tokens=settings.depth, logprobs=0)
     many, samples = source, settings.samples
     if source is not None:
         real = torch.ones_like(source.tokens, dtype=torch.bool) if source.mask is None else source.mask

@@ -143,6 +143,8 @@ def _named(model: nn.Module) -> Iterator[tuple[str, nn.Module, int, int]]:
 
 def matching(pattern: str, places: Mapping[str, Any]) -> list[str]:
     """The names that a pattern matches, in the model's order; at least one."""
+    if pattern in places:
+        return [pattern]
     form = re.compile(r"[^.]+".join(map(re.escape, pattern.split("*"))))
     found = [name for name in places if form.fullmatch(name)]
     if not found:

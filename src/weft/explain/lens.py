@@ -7,7 +7,7 @@ model. Where blocks norm their own output (post-norm) there is no last norm, and
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor
 from weft.explain.capture import capture
 from weft.explain.reading import Reading, lacks, pieces
 from weft.explain.surprise import HEAD_ELEMENTS, Guess, predicts_masked
-from weft.figures.page import data, template
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.figures.shaded import DARKEST, drawable, families, percent, width_of
 from weft.figures.tables import Table, text_table
@@ -48,7 +47,7 @@ class Lens(Picture):
     masked: bool = False  # the model predicts the tokens at their own places, and `following` are these
 
     title = "Logit lens"
-    scripts: ClassVar[tuple[str, ...]] = ("lens.js",)
+    module = "lens.js"
 
     @property
     def probability(self) -> NDArray[np.float32]:
@@ -81,7 +80,7 @@ class Lens(Picture):
         axes.set_xlabel("token read", fontsize=SIZE + 1)
         top = axes.secondary_xaxis("top")
         top.set_xticks(range(len(columns)), above, **font)
-        top.set_xlabel(self._followed, fontsize=SIZE + 1)
+        top.set_xlabel("in the text" if self.masked else "next in the text", fontsize=SIZE + 1)
         for each in (axes, top):
             each.tick_params(length=0)
             each.spines[:].set_visible(False)
@@ -94,19 +93,6 @@ class Lens(Picture):
         bar.set_label("probability", fontsize=SIZE)
         return figure
 
-    def html(self) -> str:
-        cells = {
-            "guesses": [[[piece, percent(p)] for piece, p in row] for row in self.guesses],
-            "ranks": self.final_rank.tolist(),
-            "shares": [[percent(share) for share in row] for row in self.final_probability.tolist()],
-        }
-        rows = [
-            (row, list(zip(self.guesses[row], self.final_rank[row] == 1, strict=True)))
-            for row in reversed(range(len(self.guesses)))
-        ]
-        shown = {"names": self.names, "read": self.read, "following": self.following, "followed": self._followed}
-        return template("lens.html").render(**shown, rows=rows, data=data("lens-data", cells))
-
     def text(self) -> str:
         rows = []
         for row in reversed(range(len(self.guesses))):
@@ -115,10 +101,6 @@ class Lens(Picture):
             rows.append((self.names[row], guess.piece, percent(guess.probability), final))
         title = f"{'at' if self.masked else 'after'} token {self.start + len(self.read)}, {self.read[-1]}"
         return text_table(Table(("",) * 4, rows, title, text=(1, 3)))
-
-    @property
-    def _followed(self) -> str:
-        return "in the text" if self.masked else "next in the text"
 
 
 @torch.no_grad()

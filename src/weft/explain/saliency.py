@@ -7,11 +7,10 @@ gradient × input how much the embedding itself adds to log p, to first order, w
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from weft.explain.capture import capture
 from weft.explain.reading import Reading, pieces, running
 from weft.explain.surprise import predicts_masked
 from weft.figures.picture import COLOURS, Picture, new_figure
-from weft.figures.shaded import Measure, Token, Told, drawable, families, lines_figure, percent, shaded_html
+from weft.figures.shaded import Measure, Token, drawable, families, lines_figure, percent
 from weft.figures.tables import Table, text_table
 from weft.models.base import evaluating
 from weft.models.ngram import NGram
@@ -43,20 +42,21 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True)
 class Saliency(Picture):
-    """What log p of `target` depends on. `sides`: the source, where there is one, and the text up to its place."""
+    """What log p of `target` depends on. `sides`: the source, where there is one, and the text up to `place`.
+
+    `rest` are the tokens after it. `masked`: the target stands at the place itself, and the text is all that was read.
+    """
 
     about: str
     target: str
     log_prob: float
     sides: tuple[Side, ...]
+    place: int
+    rest: tuple[Token, ...] = ()
+    masked: bool = False
 
     title = "Saliency"
-    scripts: ClassVar[tuple[str, ...]] = ("shaded.js",)
-
-    def measures(self, side: Side) -> list[Measure]:
-        """Both, shaded up to the largest of all sides, so that sides compare."""
-        tops = [max(float(np.abs(each[number]).max()) for each in self.sides) for number in (2, 3)]
-        return [Measure(NORM, side.norm.tolist(), tops[0]), Measure(TIMES_INPUT, side.times_input.tolist(), tops[1])]
+    module = "saliency.js"
 
     def figure(self) -> Figure:
         """Bars, a token each; of more tokens than fit, the texts in lines on their shades."""
@@ -91,17 +91,6 @@ class Saliency(Picture):
         shown = f"p({drawable(self.target)}) = {self._target[-1]}"
         figure.suptitle(shown, fontsize=10, family=families(), parse_math=False)
         return figure
-
-    def html(self) -> str:
-        parts = [Markup("<p>Log-probability of <b>{}</b>: {} nats, probability {}</p>").format(*self._target)]
-        for side, rows in zip(self.sides, self._rows, strict=True):
-            if len(self.sides) > 1:
-                parts.append(Markup("<h3>{}</h3>").format(side.name.capitalize()))
-            told = [Told(f"{NORM} {row[2]}, {TIMES_INPUT} {row[3]}") for row in rows]
-            table = Table(("place", "token", NORM, TIMES_INPUT), rows)
-            label = f"The {side.name}, shaded by what the prediction depends on"
-            parts.append(shaded_html(label, side.tokens, self.measures(side), told, table))
-        return Markup("").join(parts)
 
     def text(self) -> str:
         rows = [
@@ -169,7 +158,9 @@ def saliency(reading: Reading, place: int = -1) -> Saliency:
         norm, times = gradient.norm(dim=-1).numpy(), (gradient * x).sum(-1).numpy()
         sides.append(Side(name, tuple(running(its, some)), norm, times))
     shown = pieces(tokenizer, [target])[0]
-    return Saliency(_about(reading, at, masked), shown, float(log_p[target].detach()), tuple(sides))
+    rest = tuple(running(tokenizer, reading.ids)[len(ids) :])
+    about, log_prob = _about(reading, at, masked), float(log_p[target].detach())
+    return Saliency(about, shown, log_prob, tuple(sides), at, rest, masked)
 
 
 def _place(reading: Reading, place: int, masked: bool) -> int:

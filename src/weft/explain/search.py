@@ -11,14 +11,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, PathPatch
 from matplotlib.path import Path
 
-from weft.decode.tree import Node, Tree
+from weft.decode.tree import Tree
 from weft.explain.reading import WHITE
 from weft.figures.heatmap import shortened
-from weft.figures.page import template
-from weft.figures.picture import SHADES, Picture, new_figure
-from weft.figures.shaded import drawable, families, percent, width_of
+from weft.figures.picture import SHADES, Picture, as_json, new_figure
+from weft.figures.shaded import drawable, families, width_of
 
-# pixels of a page; of a figure, hundredths of an inch
+# pixels of a page, where web/search.js has some of them; of a figure, hundredths of an inch
 ROW, BOX, FONT, SMALL = 26.0, 19.0, 12.5, 10.5
 PAD, CURVE, EDGE, ROOT = 5.0, 13.0, 5.0, 7.0
 BOLD = 1.14  # how much wider bold letters are
@@ -32,7 +31,6 @@ TITLES = {"greedy": "Greedy search", "beam": "Beam search", "sampling": "Samplin
 class Spot(NamedTuple):
     """Where a node stands: its left edge and middle, the label of its edge and where that begins, its parent's end."""
 
-    node: Node
     text: str
     x: float
     y: float
@@ -48,7 +46,7 @@ class Spot(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """A tree with a place for everything: no two things overlap."""
+    """A tree with a place for everything, nodes in their order: no two things overlap."""
 
     spots: list[Spot]
     root: float
@@ -58,19 +56,23 @@ class Laid(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchTrees(Picture):
-    """The continuations of `prompt` that each search looked at."""
+    """The continuations of `prompt`, or its translations, that each search looked at."""
 
     prompt: str
     trees: tuple[Tree, ...]
     title: str = "Search trees"
+    translates: bool = False
+
+    module = "search.js"
 
     @property
     def about(self) -> str:  # type: ignore[override]
         """How to read it, and what greedy search missed here."""
         told = (
-            "How the text could go on: nodes are tokens, edges their probabilities. Bold leads to what was written; "
-            "dashed edges were looked at and dropped. Greedy search takes the likeliest edge at each node, beam search "
-            "follows several beginnings, sampling draws edges by their probability."
+            f"How {'a translation could begin' if self.translates else 'the text could go on'}: nodes are tokens, "
+            "edges their probabilities. Bold leads to what was written; dashed edges were looked at and dropped. "
+            "Greedy search takes the likeliest edge at each node, beam search follows several beginnings, sampling "
+            "draws edges by their probability."
         )
         found = {tree.name: tree.written[0].logprob for tree in self.trees if tree.written}
         if "greedy" in found and found.get("beam", -1e9) > found["greedy"] + 1e-6:
@@ -101,13 +103,8 @@ class SearchTrees(Picture):
             x, y = (x + w + 30, y) if beside else (x, y + h)
         return figure
 
-    def html(self) -> str:
-        shown = [
-            (TITLES[tree.name], tree.name, laid, _written(tree), _table(tree))
-            for tree, laid in zip(self.trees, self.laid, strict=True)
-        ]
-        sizes = {"box": BOX, "pad": PAD, "curve": CURVE, "edge": EDGE, "root": ROOT}
-        return template("search.html").render(prompt=signs(self.prompt), trees=shown, **sizes)
+    def data(self) -> dict[str, Any]:
+        return super().data() | as_json({"about": self.about, "laid": self.laid})
 
     def text(self) -> str:
         return "\n".join("\n  ".join((TITLES[tree.name], *_lines(tree))) for tree in self.trees)
@@ -154,9 +151,7 @@ def laid_out(tree: Tree) -> Laid:
         column, parent = depth[number], node.parent
         start = EDGE + ROOT if parent < 0 else box_x[column - 1] + boxes[parent]
         at = texts[number], box_x[column], y[number], boxes[number], labels[number], label_x[column]
-        spots.append(Spot(node, *at, (start, y[parent])))
-    # what was chosen is drawn over the rest
-    spots.sort(key=lambda spot: STATES.index(spot.node.state))
+        spots.append(Spot(*at, (start, y[parent])))
     return Laid(spots, y[-1], max(MIN_TREE_WIDTH, end[columns[-1]] + EDGE), 2 * EDGE + ROW * leaves)
 
 
@@ -183,24 +178,14 @@ def _lines(tree: Tree) -> list[str]:
     return [f"{text}   log p {value}" for text, value in _written(tree)]
 
 
-def _table(tree: Tree) -> list[tuple[str, str, str, str]]:
-    """A row a node: the beginning, p of its last token, log p of all, and what became of it."""
-    beginnings: list[str] = []
-    for node in tree.nodes:
-        beginnings.append((beginnings[node.parent] if node.parent >= 0 else "") + node.text)
-    return [
-        (signs(text), percent(exp(node.logprob)), _number(node.total), node.state)
-        for text, node in zip(beginnings, tree.nodes, strict=True)
-    ]
-
-
 def _draw(axes: Any, tree: Tree, laid: Laid, at: tuple[float, float]) -> None:
     x, y = at[0], at[1] + 30
     font = {"family": families(), "parse_math": False, "va": "center_baseline"}
     axes.text(x, at[1] + 16, TITLES[tree.name], fontsize=FONT * 0.72, weight="bold", **font)
     axes.plot([x + EDGE + ROOT / 2], [y + laid.root], "o", color="black", ms=4)
-    for spot in laid.spots:
-        chosen, pruned = spot.node.state == "chosen", spot.node.state == "pruned"
+    # what was chosen is drawn over the rest
+    for node, spot in sorted(zip(tree.nodes, laid.spots, strict=True), key=lambda pair: STATES.index(pair[0].state)):
+        chosen, pruned = node.state == "chosen", node.state == "pruned"
         ink = "#77736c" if pruned else "black"
         (from_x, from_y), turn, to = spot.start, spot.turn, y + spot.y
         points = [(from_x, from_y), (turn, from_y), (turn + CURVE / 2, from_y), (turn + CURVE / 2, spot.y)]

@@ -9,17 +9,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
-from markupsafe import Markup
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from weft.errors import ConfigError, DataError, ModelError
 from weft.explain.reading import Reading, pieces, predicts_words, running
 from weft.figures.picture import Picture
-from weft.figures.shaded import Measure, Token, Told, lines_figure, percent, shaded_html
+from weft.figures.shaded import Measure, Token, lines_figure, percent
 from weft.figures.tables import WIDTH, Table, text_table
 from weft.models.base import LanguageModel, evaluating
 from weft.models.ngram import NGram
@@ -55,7 +54,7 @@ class Surprise(Picture):
     masked: bool = False
 
     title = "Surprise"
-    scripts: ClassVar[tuple[str, ...]] = ("shaded.js",)
+    module = "surprise.js"
 
     @cached_property
     def scored(self) -> list[float]:
@@ -93,16 +92,6 @@ class Surprise(Picture):
 
     def figure(self) -> Figure:
         return lines_figure(self.title, self.tokens, self.measure)
-
-    def html(self) -> str:
-        told = [
-            Told("Nothing predicts it.")
-            if nats == "–"
-            else Told(f"probability {share}, {nats} nats, rank {rank} of {self.vocab_size:,}. Likeliest:", guesses)
-            for (_, _, nats, share, rank, _), guesses in zip(self._rows, self.guesses, strict=True)
-        ]
-        table, label = Table(HEADINGS, self._rows), "The text, shaded by surprisal"
-        return Markup("<p>{}</p>").format(self.total) + shaded_html(label, self.tokens, [self.measure], told, table)
 
     def text(self) -> str:
         order = sorted(range(len(self.nats)), key=lambda place: -(self.nats[place] or 0.0))

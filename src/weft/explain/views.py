@@ -25,20 +25,22 @@ if TYPE_CHECKING:
     from weft.explain.anatomy import anatomy as anatomy
     from weft.explain.attention import maps as _attention
     from weft.explain.graph import picture as _graph
+    from weft.explain.step import step as _step
     from weft.figures import picture as picture
 
-    attention, graph = _attention, _graph
+    attention, graph, step = _attention, _graph, _step
 
 VIEWS = (
-    *("anatomy", "attention", "heads", "surprise", "lens", "saliency", "search", "costs", "growth", "timing", "graph"),
-    *("gradients", "positions", "activations", "schedule", "weights"),
+    *("anatomy", "attention", "heads", "surprise", "lens", "saliency", "search", "step", "costs", "growth", "timing"),
+    *("graph", "gradients", "positions", "activations", "schedule", "weights"),
 )
 # those that show a text, and so need a model that is trained
-OF_A_TEXT = ("attention", "heads", "surprise", "lens", "saliency", "search", "gradients", "weights", "graph")
+OF_A_TEXT = ("attention", "heads", "surprise", "lens", "saliency", "search", "step", "gradients", "weights", "graph")
 _HOMES = {name: f"weft.explain.{name}" for name in (*VIEWS, "reading")} | {
     "anatomy": "weft.explain.anatomy.anatomy",
     "attention": "weft.explain.attention.maps",
     "graph": "weft.explain.graph.picture",
+    "step": "weft.explain.step.step",
     "picture": "weft.figures.picture",
 }
 

@@ -1,11 +1,12 @@
 """What `weft explain` draws: pictures that show themselves in a notebook, and save themselves for a page or a paper."""
 
 import io
+import math
 import re
 import warnings
 from abc import ABC, abstractmethod
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -16,7 +17,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 
 from weft.errors import ConfigError, DataError
-from weft.figures.page import Section, page
+from weft.figures.page import Section, mounted, page, part
 from weft.files import check_place, write_bytes
 
 FIGURES = (".svg", ".png", ".pdf")
@@ -49,7 +50,8 @@ class Picture(ABC):
     title: str
     about: str  # what it shows and how to read it, in a sentence or two
     note: str = ""  # what else must be said of this one, such as where its text is from
-    scripts: ClassVar[tuple[str, ...]] = ()  # files of web/ that its part of a page needs
+    module: ClassVar[str] = ""  # the file of web/ that draws its data on a page
+    scripts: ClassVar[tuple[str, ...]] = ()  # other files that its part of a page needs
     suffixes: ClassVar[tuple[str, ...]] = (PAGE, *FIGURES)
 
     @abstractmethod
@@ -57,8 +59,14 @@ class Picture(ABC):
         """The picture for print, on white."""
 
     def html(self) -> str:
-        """Its part of a page: here the figure, in the page's colours."""
+        """Its part of a page: what its module draws, or its text where no script runs; else the figure."""
+        if self.module:
+            return mounted(self.module, self.data(), part("texts", [self.text()]))
         return svg(self.figure(), self.title)
+
+    def data(self) -> dict[str, Any]:
+        """Its values, as JSON."""
+        return as_json(self)
 
     def text(self) -> str | None:
         """What a terminal shows in its place; None where only a picture tells."""
@@ -66,7 +74,8 @@ class Picture(ABC):
 
     def sections(self) -> list[Section]:
         """The picture as parts of a page."""
-        return [Section(self.title, " ".join(filter(None, (self.about, self.note))), self.html(), self.scripts)]
+        scripts = (*self.scripts, *filter(None, [self.module]))
+        return [Section(self.title, " ".join(filter(None, (self.about, self.note))), self.html(), scripts)]
 
     def save(self, path: Path | str) -> Path:
         """Write it as a page (.html) or a figure (.svg, .png, .pdf), whole or not at all."""
@@ -103,6 +112,23 @@ class Album(Picture):
         return [section for picture in self.pictures for section in picture.sections()]
 
 
+def as_json(value: Any) -> Any:
+    """A view's values: arrays as lists, what is not finite as null."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return as_json(value._asdict())
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: as_json(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): as_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [as_json(each) for each in value]
+    return value if isinstance(value, str | int | bool | None) else str(value)
+
+
 def noted(picture: P, note: str) -> P:
     """The same picture with a note."""
     same = copy(picture)
@@ -130,13 +156,13 @@ def drawn(figure: Figure, kind: str) -> bytes:
     return _saved(figure, kind, {"pdf.fonttype": 42}, dpi=150)
 
 
-def svg(figure: Figure, label: str) -> str:
+def svg(figure: Figure, label: str) -> Markup:
     """A figure as an <svg> element of a page: its text is text, and its colours are the page's own, light or dark."""
     text = _saved(figure, "svg", {"svg.fonttype": "none"}, transparent=True).decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"#[0-9a-f]{6}", lambda colour: THEME.get(colour[0], colour[0]), text)
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    return text.replace("<svg", Markup('<svg class="figure" role="img" aria-label="{}"').format(label), 1)
+    return Markup(text.replace("<svg", Markup('<svg class="figure" role="img" aria-label="{}"').format(label), 1))
 
 
 def _saved(figure: Figure, kind: str, settings: Any, **options: Any) -> bytes:

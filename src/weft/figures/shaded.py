@@ -1,4 +1,4 @@
-"""A running text whose tokens are shaded: on a page, where each token tells more, and for print, set in lines."""
+"""A running text whose tokens are shaded, set in lines for print; web/shaded.js has it on a page."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
 from matplotlib import font_manager
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from weft.figures.page import data, html_table, template
 from weft.figures.picture import SHADES, new_figure
-from weft.figures.tables import Table
 
 DARKEST = 0.55  # of SHADES: black letters can still be read on it
 FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Hiragino Sans", "Microsoft YaHei")
@@ -55,13 +52,6 @@ class Measure:
         return [(step, f"{step * self.top:.2g}{'+' if beyond and step == 1 else ''}") for step in steps]
 
 
-class Told(NamedTuple):
-    """What a page tells about a token that is chosen: facts, and other tokens with their probabilities."""
-
-    facts: str
-    others: Sequence[tuple[str, float]] = ()
-
-
 def percent(probability: float) -> str:
     """As a person reads it."""
     if probability == 0:
@@ -70,39 +60,6 @@ def percent(probability: float) -> str:
         return "<0.0001%"
     digits = 0 if probability >= 0.1 else 1 if probability >= 0.01 else 2 if probability >= 0.001 else 4
     return f"{100 * probability:.{digits}f}%"
-
-
-def shaded_html(
-    label: str, tokens: Sequence[Token], measures: Sequence[Measure], told: Sequence[Told], table: Table
-) -> Markup:
-    """A part of a page, which needs shaded.js: the text, shaded by the first of `measures`; each token tells more.
-
-    The table says the same to those who don't see shades.
-    """
-    marked, facts = [], []
-    for token, shade, one in zip(tokens, measures[0].shades, told, strict=True):
-        marked.append((*_parted(token.text), token.piece, _sign(token), shade))
-        facts.append([token.piece, one.facts, [[*other, percent(other[1])] for other in one.others]])
-    text = template("shaded.html").render(
-        label=label,
-        tokens=marked,
-        measures=measures,
-        others=any(one.others for one in told),
-        table=html_table(table._replace(title="All tokens as a table", text=(0, 1)), fold=True),
-        data=data("shaded-data", {"told": facts, "shades": [each.shades for each in measures]}),
-    )
-    return Markup(text)
-
-
-def _parted(text: str) -> tuple[str, str]:
-    """The space before a word, which stays white, and the rest; of a line's end in two signs, the second."""
-    text = text.replace("\r", "") if "\n" in text or text == "\r" else text
-    return (" ", text[1:]) if text.startswith(" ") and text[1:].strip() and not text[1].isspace() else ("", text)
-
-
-def _sign(token: Token) -> str:
-    """What is drawn before its text without being text: a token that adds none, or the end of a line."""
-    return WHITE["\n"] * token.text.count("\n") if token.text.strip("\r") else token.piece
 
 
 @cache
@@ -162,7 +119,8 @@ def lines_figure(title: str, tokens: Sequence[Token], measure: Measure) -> Figur
     shades = measure.shades
     for piece in shown:
         top, shade = piece.line * LINE, shades[piece.token]
-        lead = width_of(" ", SIZE) if _parted(piece.text)[0] else 0.0
+        # the space before a word stays white
+        lead = width_of(" ", SIZE) if piece.text[:1] == " " and piece.text[1:2].strip() else 0.0
         box = (piece.x + lead, top), piece.width - lead, LINE - 2
         axes.add_patch(Rectangle(*box, facecolor=SHADES(DARKEST * abs(shade)), lw=0))
         soft = {"color": "#55524d"} if not tokens[piece.token].text else {}

@@ -8,6 +8,7 @@ all: what was not seen after c shares evenly, so the factor applies to 1/V.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -41,12 +42,16 @@ def smooth(trie: Trie, smoothing: Smoothing, openings: list[Ints], tick: Tick) -
             return _add_k(trie, smoothing.k, tick)
         case StupidBackoff():
             return _stupid_backoff(trie, smoothing.alpha, tick)
-        case KneserNey():
-            given = smoothing.discount
-            one = _discount if given is None else lambda _: given
-            return _kneser_ney(trie, lambda adjusted: (one(adjusted),) * 3, openings, tick)
-        case ModifiedKneserNey():
-            return _kneser_ney(trie, _three_discounts, openings, tick)
+        case KneserNey() | ModifiedKneserNey():
+            return _kneser_ney(trie, partial(discounts, smoothing), openings, tick)
+
+
+def discounts(smoothing: KneserNey | ModifiedKneserNey, adjusted: Ints) -> Discounts:
+    """What Kneser–Ney takes from n-grams of one length, from the adjusted counts of all of them."""
+    if isinstance(smoothing, ModifiedKneserNey):
+        return _three_discounts(adjusted)
+    one = _discount(adjusted) if smoothing.discount is None else smoothing.discount
+    return one, one, one
 
 
 def _sum_continuations(level: Level, values: Ints) -> Ints:

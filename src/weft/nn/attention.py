@@ -45,6 +45,10 @@ class Heads(nn.Module):
         dropping = Dropping(self.dropout.p, rng, self.dropout.number, self.first_head, self.kernels)
         return Scoring(self.scale, self.softcap, dropping if self.dropout.drops else None)
 
+    def scores(self, qkv: QKV, mask: AttentionMask) -> Tensor:
+        """How well each key matches each query, (batch, heads, time, source time), before anything is masked."""
+        return self.scoring(None).scores(qkv)
+
     def mix(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
         """Values mixed by how well their keys match each query → (batch, heads, time, d_head)."""
         return attend(qkv, mask, self.scoring(rng), self.probabilities)
@@ -72,14 +76,22 @@ class SelfAttention(Heads):
 
     def forward(self, x: Tensor, mask: AttentionMask, past: Past | None = None, rng: RowRng | None = None) -> Tensor:
         """x (batch, time, d_model) → (batch, time, d_model); `past` gives keys and values that aren't these tokens'."""
-        q, k, v = self.clipped(self.qkv(x, rng=rng)).split(self.widths, -1)
-        q, k = self.split(q, self.heads, self.q_norm), self.split(k, self.kv_heads, self.k_norm)
-        v = self.split(v, self.kv_heads)
-        if mask.angles is not None:
-            q, k = mask.position.rotate(q, mask.angles), mask.position.rotate(k, mask.angles)
+        q, k, v = self.rotated(self.project(x, rng), mask)
         if past is not None:
             k, v = past.extend(k, v)
         return self.attend(QKV(q, k, v), mask, rng)
+
+    def project(self, x: Tensor, rng: RowRng | None = None) -> QKV:
+        """The queries, keys and values of x (batch, time, d_model), which know no positions yet."""
+        q, k, v = self.clipped(self.qkv(x, rng=rng)).split(self.widths, -1)
+        q, k = self.split(q, self.heads, self.q_norm), self.split(k, self.kv_heads, self.k_norm)
+        return QKV(q, k, self.split(v, self.kv_heads))
+
+    def rotated(self, qkv: QKV, mask: AttentionMask) -> QKV:
+        """The same with queries and keys rotated by their positions, where these are known so."""
+        if mask.angles is None:
+            return qkv
+        return QKV(mask.position.rotate(qkv.q, mask.angles), mask.position.rotate(qkv.k, mask.angles), qkv.v)
 
 
 class CrossAttention(Heads):

@@ -53,10 +53,14 @@ class Scoring(NamedTuple):
     softcap: float | None = None
     dropping: Dropping | None = None
 
+    def scores(self, qkv: QKV) -> Tensor:
+        """(batch, heads, time, source time), before any is masked."""
+        q, k, _ = qkv.repeated()
+        return capped(q @ k.mT * self.scale, self.softcap)
+
     def probabilities(self, qkv: QKV, mask: AttentionMask) -> Tensor:
         """(batch, heads, time, source time), before any is dropped."""
-        q, k, _ = qkv.repeated()
-        return masked_softmax(capped(q @ k.mT * self.scale, self.softcap), mask.dense())
+        return masked_softmax(self.scores(qkv), mask.dense())
 
     def drop(self, probabilities: Tensor) -> Tensor:
         """Those of all queries and keys, with some lost."""

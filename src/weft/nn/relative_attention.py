@@ -20,8 +20,8 @@ class ScoredAttention(SelfAttention):
     """Self-attention by the formula, with scores of its own."""
 
     def probabilities_of(self, scores: Tensor, mask: AttentionMask, rng: RowRng | None) -> Tensor:
-        """scores (batch, heads, time, source time), not yet scaled → the probabilities, with some dropped."""
-        found = masked_softmax(capped(scores * self.scale, self.softcap), mask.dense())
+        """scores (batch, heads, time, source time) → the probabilities, with some dropped."""
+        found = masked_softmax(scores, mask.dense())
         return self.scoring(rng).drop(self.probabilities(found))
 
 
@@ -38,12 +38,18 @@ class RelativeAttention(ScoredAttention):
         nn.init.xavier_uniform_(self.relative_keys)
         nn.init.xavier_uniform_(self.relative_values)
 
-    def mix(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
-        (q, k, v), distances = qkv.repeated(), mask.position.distances(mask.queries, mask.keys)
-        near_keys = F.embedding(distances, self.relative_keys)  # (B or 1, T, S, d_head)
-        near_values = F.embedding(distances, self.relative_values)
+    def scores(self, qkv: QKV, mask: AttentionMask) -> Tensor:
+        (q, k, _), near_keys = qkv.repeated(), self._near(self.relative_keys, mask)
         scores = q @ k.mT + torch.einsum("bhtd,btsd->bhts", q, near_keys.expand(q.shape[0], -1, -1, -1))
-        used = self.probabilities_of(scores, mask, rng)
+        return capped(scores * self.scale, self.softcap)
+
+    def _near(self, table: Tensor, mask: AttentionMask) -> Tensor:
+        """The table's vector of every pair's distance, (batch or 1, time, source time, d_head)."""
+        return F.embedding(mask.position.distances(mask.queries, mask.keys), table)
+
+    def mix(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
+        (q, _, v), near_values = qkv.repeated(), self._near(self.relative_values, mask)
+        used = self.probabilities_of(self.scores(qkv, mask), mask, rng)
         return used @ v + torch.einsum("bhts,btsd->bhtd", used, near_values.expand(q.shape[0], -1, -1, -1))
 
 
@@ -51,16 +57,19 @@ class DisentangledAttention(ScoredAttention):
     """Scores q · k + q · k_δ + q_δ · k with queries and keys q_δ, k_δ of the distances' vectors, which the layer makes
     as it makes those of tokens (He et al. 2021, eq. 4)."""
 
-    def mix(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
+    def scores(self, qkv: QKV, mask: AttentionMask) -> Tensor:
         assert isinstance(mask.position, Disentangled)
-        q, k, v = qkv.repeated()
+        q, k, _ = qkv.repeated()
         rows = mask.position.distances(mask.queries, mask.keys)[:, None].expand(q.shape[0], q.shape[1], -1, -1)
         vectors = mask.position.vectors().to(q.dtype)  # (distances, d_model)
         near = self.clipped(self.qkv(vectors[None])).split(self.widths, -1)
         near_q, near_k = self.split(near[0], self.heads, self.q_norm), self.split(near[1], self.kv_heads, self.k_norm)
         near_q, near_k, _ = QKV(near_q, near_k, near_k).repeated()
         scores = q @ k.mT + ((q @ near_k.mT).gather(-1, rows) + (k @ near_q.mT).gather(-1, rows.mT).mT)
-        return self.probabilities_of(scores, mask, rng) @ v
+        return capped(scores * self.scale, self.softcap)
+
+    def mix(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
+        return self.probabilities_of(self.scores(qkv, mask), mask, rng) @ qkv.repeated().v
 
 
 def build(settings: BlockConfig) -> SelfAttention:

@@ -1,6 +1,7 @@
 """report.html: what a run did, on one page that needs nothing else."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,8 @@ from weft.runs.lines import read_lines
 
 Lines = Sequence[dict[str, Any]]
 WHOLE_PROCESS = "On a CPU, the memory measured is that of the whole process."
+EMPTY_LINES = re.compile(r"\n\s*\n\s*\n")  # several: a young model writes little else
+CARDS: dict[str, Any] = {"kind": "prose", "row_names": True, "cards": True}
 DOTTED = Look(marker="o")  # measured now and then
 
 
@@ -76,7 +79,7 @@ def report(run: RunFolder) -> str:
     record = Record(run.recipe(), *(read_lines(path) for path in (run.metrics, run.timings, run.events)))
     start, result = record.last("start"), record.last("result")
     header, *examples = result.get("table") or [[]]
-    earlier = {event["step"]: " … ".join(event["texts"]) for event in record.all("samples")}  # the later of two
+    earlier = {event["step"]: EMPTY_LINES.sub("\n\n", " … ".join(event["texts"])) for event in record.all("samples")}
     noted = {"command": record.commands, "corpus": ", ".join(start.get("corpus") or [])}
     noted |= {key: str(start.get(key) or "") for key in ("weft", "torch", "python")}
     parts = {
@@ -85,12 +88,14 @@ def report(run: RunFolder) -> str:
         "When training went wrong": _pairs(_trouble(record)),
         "Confusion matrix": _confusion(result),
         "Mistakes it was surest of" if "predicted" in header else "Held-out examples": _filled(
-            Table(header, examples, text=range(len(header))), kind="prose", row_names=True, cards=True
+            Table(header, examples, text=range(len(header))), **CARDS
         ),
         "What it writes": part("texts", result.get("samples") or ()),
         "What it wrote during training": _pairs([(f"step {step}", text) for step, text in sorted(earlier.items())]),
         "Cost": _filled(Table(("", "predicted", "measured"), _cost(record), remarks=[WHOLE_PROCESS])),
-        "What was chosen, and why": _pairs(start.get("choices") or ()),
+        "What was chosen, and why": _filled(
+            Table(("setting", "chosen", "why"), start.get("choices") or (), text=(0, 1, 2)), **CARDS
+        ),
         "How to repeat it": _pairs([row for row in noted.items() if row[1]]),
         "Recipe": part("texts", [files.read_text(run.config)]),
     }

@@ -67,7 +67,7 @@ def _described(folder: RunFolder, _changed: int) -> dict[str, Any]:
         "makes": objective.makes,
         "continues": objective.continues,
         "writes": writes,
-        "words": objective.continues or writes or objective.kind == "masked",
+        "words": objective.continues or writes or objective.kind in ("masked", "masked+next"),
         "parameters": count(model).parameters,
         "layers": getattr(model, "layers", None),
         "heads": None if isinstance(model, Recurrent | Bahdanau | NGram) else model.attention.heads,

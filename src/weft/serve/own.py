@@ -2,17 +2,15 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
-from torch import Tensor
 
 from weft.api.run import Run
 from weft.api.settings import translation_beam
+from weft.figures.picture import as_json
 from weft.objectives.frame import Asked
 from weft.serve.errors import RefusedError
 from weft.serve.events import answered, client_of, server_of
@@ -22,17 +20,20 @@ from weft.serve.schema import (
     DetokenizeBody,
     ExplainBody,
     ScoreBody,
+    StepBody,
     TokenizeBody,
     TranslateBody,
 )
+from weft.serve.writing import cuts
 
 View = Literal["attention", "heads", "lens", "saliency", "search", "surprise"]
+OPTIONS = {"saliency": ("target", "place"), "search": ("settings",)}  # of a view, where it is not a target alone
 MAX_EXPLAINED = 4000  # characters of a text that is looked at: maps of attention grow with its square
 
 router = APIRouter()
 
 
-async def _ask(request: Request, body: Body, function: Callable[[Run], Any]) -> Response:
+async def ask(request: Request, body: Body, function: Callable[[Run], Any]) -> Response:
     """A question to the model that the body names."""
 
     async def work() -> dict[str, Any]:
@@ -60,7 +61,7 @@ async def translate(request: Request, body: TranslateBody) -> Response:
             settings = translation_beam(length, {**run.beam_defaults, "beams": body.beams})
         return {"translations": run.translate(_listed(body.input), settings, languages)}
 
-    return await _ask(request, body, function)
+    return await ask(request, body, function)
 
 
 @router.post("/v1/classify")
@@ -69,7 +70,7 @@ async def classify(request: Request, body: ClassifyBody) -> Response:
     texts, second = _listed(body.input), None if body.second is None else _listed(body.second)
     if second is not None and len(second) != len(texts):
         raise RefusedError(400, f"second: {len(second)} texts beside {len(texts)}", param="second")
-    return await _ask(request, body, lambda run: {"labels": run.classify(texts, second)})
+    return await ask(request, body, lambda run: {"labels": run.classify(texts, second)})
 
 
 @router.post("/v1/tokenize")
@@ -80,7 +81,7 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
         spans = run.tokenizer.token_spans(body.input)
         return {"tokens": [each.id for each in spans], "spans": [[each.start, each.end] for each in spans]}
 
-    return await _ask(request, body, function)
+    return await ask(request, body, function)
 
 
 @router.post("/v1/detokenize")
@@ -93,7 +94,7 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Response:
             raise RefusedError(400, f"tokens: {max(body.tokens)} is no token's id; there are {size}", param="tokens")
         return {"text": run.tokenizer.decode(body.tokens)}
 
-    return await _ask(request, body, function)
+    return await ask(request, body, function)
 
 
 @router.post("/v1/score")
@@ -107,46 +108,43 @@ async def score(request: Request, body: ScoreBody) -> Response:
         perplexity = math.exp(mean) if mean is not None and mean < 700 else None
         return {"tokens": as_json(scored), "perplexity": perplexity}
 
-    return await _ask(request, body, function)
+    return await ask(request, body, function)
 
 
 @router.post("/v1/explain/text")
 async def text(request: Request, body: Body) -> Response:
     """A text that the run held out, or was trained on, to look at, and where it is from."""
-    return await _ask(request, body, lambda run: dict(zip(("text", "origin"), run.explain.own_text(), strict=True)))
+    return await ask(request, body, lambda run: dict(zip(("text", "origin"), run.explain.own_text(), strict=True)))
+
+
+@router.post("/v1/explain/step")
+async def step(request: Request, body: StepBody) -> Response:
+    """One token's way through a model, with the numbers of every stage."""
+    _check_length(body)
+
+    def function(run: Run) -> dict[str, Any]:
+        given = {"place": body.place, "layer": body.layer, **cuts(body)}
+        if body.temperature is not None:
+            given["temperature"] = body.temperature
+        return {"step": run.explain.step(body.input, target=body.target, **given).answer()}
+
+    return await ask(request, body, function)
+
+
+def _check_length(body: ExplainBody | StepBody) -> None:
+    for name in ("input", "target"):
+        if len(getattr(body, name) or "") > MAX_EXPLAINED:
+            raise RefusedError(400, f"{name}: at most {MAX_EXPLAINED} characters can be looked at", param=name)
 
 
 @router.post("/v1/explain/{view}")
 async def explain(request: Request, view: View, body: ExplainBody) -> Response:
     """What `weft explain` shows of a model and a text, as numbers."""
-    if len(body.input or "") > MAX_EXPLAINED:
-        raise RefusedError(400, f"input: at most {MAX_EXPLAINED} characters can be looked at", param="input")
+    _check_length(body)
 
-    def function(run: Run) -> dict[str, Any]:
-        given = {"text": body.input, "target": body.target}
-        if view == "search":
-            if body.target is not None:
-                raise RefusedError(400, "target: a search has none", param="target")
-            del given["target"]
-        return {view: as_json(getattr(run.explain, view)(**given))}
-
-    return await _ask(request, body, function)
-
-
-def as_json(value: Any) -> Any:
-    """A view's values: arrays as lists, what is not finite as null."""
-    if isinstance(value, Tensor):
-        value = value.detach().float().cpu().numpy()
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return as_json(value._asdict())
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: as_json(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, dict):
-        return {str(key): as_json(each) for key, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [as_json(each) for each in value]
-    return value if isinstance(value, str | int | bool | None) else str(value)
+    options = {"target": body.target, "place": body.place, "settings": body.settings}
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        if name not in OPTIONS.get(view, ("target",)):
+            raise RefusedError(400, f"{name}: {view} has none", param=name)
+    return await ask(request, body, lambda run: {view: getattr(run.explain, view)(body.input, **given).data()})

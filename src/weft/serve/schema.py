@@ -4,11 +4,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
+from weft.decode.config import Branching
+
 MAX_STOPS = 16
 MAX_INPUTS = 2048  # texts in one request
+MAX_WRITTEN = 4096  # tokens of a text that is written token by token
+MAX_CUT = 10_000  # characters that all tokenizers cut
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)]
-Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class Body(BaseModel):
@@ -217,7 +222,44 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    tokens: list[Annotated[int, Field(ge=0, lt=2**31)]]
+    tokens: list[TokenId]
+
+
+class CutBody(BaseModel):
+    """A text that all tokenizers cut, so no model is named."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input: str = Field(max_length=MAX_CUT)
+
+
+class Begun(Body):
+    """Where a text stands: after an input (a source, where one text is written from another) or a conversation, and the
+    ids of what was written already."""
+
+    input: str = ""
+    messages: Annotated[list[Turn], Field(min_length=1)] | None = None
+    tokens: list[TokenId] = Field(default=[], max_length=MAX_WRITTEN)
+
+
+class NextBody(Begun):
+    top: int = Field(default=40, ge=1, le=1000, description="How many of the likeliest tokens are named.")
+    logprobs: bool = Field(default=False, description="All log-probabilities too, by id: float32 in base64.")
+
+
+class WriteBody(Begun, Drawing):
+    max_tokens: int = Field(default=64, ge=1, le=MAX_WRITTEN, description="With those written already.")
+    top: int = Field(default=10, ge=0, le=100)
+
+
+class BeamsBody(Begun):
+    beams: int = Field(default=4, ge=1, le=64)
+    max_tokens: int = Field(default=64, ge=1, le=MAX_WRITTEN)
+
+
+class FillBody(Body):
+    input: str
+    top: int = Field(default=10, ge=1, le=100)
 
 
 class ScoreBody(Body):
@@ -227,3 +269,17 @@ class ScoreBody(Body):
 class ExplainBody(Body):
     input: str | None = None
     target: str | None = None
+    place: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    settings: Branching | None = None
+
+
+class StepBody(Body):
+    """Which token of the text is followed, which layer is opened, and how the next token is chosen."""
+
+    input: str | None = None
+    target: str | None = None
+    place: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    layer: int | None = Field(default=None, ge=0, lt=2**31)
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)

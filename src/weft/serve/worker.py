@@ -24,7 +24,7 @@ from weft.decode.generate import BLOCK_SIZE, MAX_ENGINE_LENGTH, engine_can_hold,
 from weft.decode.prompt import Prompt, check_prompts, context_window
 from weft.decode.text import Chunk
 from weft.errors import WeftError
-from weft.models.base import device_of
+from weft.models.base import Source, device_of
 from weft.serve.config import Limits
 from weft.serve.errors import RefusedError, as_refused
 from weft.training.preflight import free_memory
@@ -51,6 +51,7 @@ class Ticket:
     client: str
     arrived: "asyncio.Queue[tuple[int, Arrived]]"
     loop: asyncio.AbstractEventLoop
+    source: Source | None = None
     deadline: float = 0.0
     cancelled: bool = False
     request: Request | None = None
@@ -215,7 +216,7 @@ class Worker(threading.Thread):
                 return
             check_prompts(self.loaded.model, [task.prompt], [task.settings])
             if self._engine is None:
-                task.stream = generate(self.loaded.model, [task.prompt], task.settings, [task.seed])
+                task.stream = generate(self.loaded.model, [task.prompt], task.settings, [task.seed], task.source)
             else:
                 task.request = self._engine.submit(task.prompt, task.settings, task.seed)
             self._active.append(task)

@@ -18,6 +18,7 @@ from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar
 from weft.decode.prompt import Prompt, before_reply, chat_prompt, context_window
 from weft.decode.text import Chunk, Finish, spelled
+from weft.models.base import Source
 from weft.objectives.pairs import Pairs
 from weft.objectives.spans import Spans
 from weft.serve.config import Limits, Serving
@@ -66,6 +67,7 @@ class Piece(NamedTuple):
     finish: Finish | None
     scored: Sequence[Scored] = ()
     stopped: str | None = None  # the stop string that ended it
+    chunks: Sequence[Chunk] = ()  # the same, token by token; none where whole texts come
 
 
 @dataclass
@@ -100,6 +102,7 @@ class Asked:
     settings: Sampling | Beam
     n: int
     client: str
+    source: Source | None = None  # of a model that writes one text from another, token by token
 
     @property
     def prompt_tokens(self) -> int:
@@ -110,21 +113,28 @@ def writes_from_source(run: Run) -> bool:
     return isinstance(run.objective, Pairs | Spans)
 
 
+def cuts(body: BaseModel) -> dict[str, Any]:
+    """A request's top_k and top_p; none where they would keep all tokens, or where nothing is drawn."""
+    top_k, top_p, temperature = (getattr(body, key, None) for key in ("top_k", "top_p", "temperature"))
+    greedy = temperature == 0
+    # −1 and 0: as others say all of them
+    return {"top_k": None if greedy or top_k in (-1, 0) else top_k, "top_p": None if greedy or top_p == 1 else top_p}
+
+
 def drawn(body: BaseModel, run: Run, limits: Limits, *, chat: bool, max_tokens: int, **more: Any) -> Sampling:
     """A request's settings; what it leaves out is as the checkpoint's makers have it."""
+    given = as_given(body, limits, max_tokens=max_tokens, **more)
+    return sampling(**with_defaults(given, run.chat_defaults if chat else run.defaults))
+
+
+def as_given(body: BaseModel, limits: Limits, *, max_tokens: int, **more: Any) -> dict[str, Any]:
+    """A request's settings in weft's own words, and no others."""
     if max_tokens > limits.max_tokens:
         raise RefusedError(400, f"max_tokens = {max_tokens}: this server writes at most {limits.max_tokens}")
-    given: dict[str, Any] = {key: getattr(body, key, None) for key in ("temperature", "top_p", "top_k", "min_p")}
-    if given["top_k"] in (-1, 0):  # as others say: all of them
-        given["top_k"] = None
-    given["min_p"] = given["min_p"] or None
-    if given["temperature"] == 0 or given["top_p"] == 1:
-        given["top_p"] = None
-    if given["temperature"] == 0:
-        given |= {"top_k": None, "min_p": None}
+    given: dict[str, Any] = {"temperature": getattr(body, "temperature", None), **cuts(body)}
+    given["min_p"] = (getattr(body, "min_p", None) or None) if given["temperature"] != 0 else None
     given |= {"seed": secrets.randbits(62) if (seed := getattr(body, "seed", None)) is None else seed % 2**63}
-    given |= {"max_tokens": max_tokens, **more}
-    return sampling(**with_defaults(given, run.chat_defaults if chat else run.defaults))
+    return given | {"max_tokens": max_tokens, **more}
 
 
 def rules(body: OpenAI, run: Run, limits: Limits) -> dict[str, Any]:
@@ -215,7 +225,7 @@ class Writing:
             for text in asked.texts:
                 log.info("%s: %s", name, printable(text))
         self.server.metrics.prompt_tokens.labels(name).inc(asked.prompt_tokens)
-        if isinstance(asked.settings, Beam) or writes_from_source(asked.shelf.run):
+        if isinstance(asked.settings, Beam) or (asked.source is None and writes_from_source(asked.shelf.run)):
             whole = await self.worker.ask(partial(_whole, asked, self._go_on), asked.client)
             self.server.metrics.written_tokens.labels(name).inc(sum(piece.tokens for piece in whole))
             yield whole
@@ -224,7 +234,7 @@ class Writing:
         for index in range(asked.n * len(asked.prompts)):
             seed = (asked.settings.seed + index) % 2**63
             prompt = asked.prompts[index // asked.n]
-            self.tickets.append(Ticket(index, prompt, asked.settings, seed, asked.client, queue, loop))
+            self.tickets.append(Ticket(index, prompt, asked.settings, seed, asked.client, queue, loop, asked.source))
         self.worker.write(self.tickets)
         async for some in self._arriving(queue):
             yield some
@@ -261,7 +271,7 @@ class Writing:
     def _piece(self, index: int, chunks: list[Chunk]) -> Piece:
         text = chunks[0].text if len(chunks) == 1 else "".join(chunk.text for chunk in chunks)
         scored = () if chunks[0].logprob is None else self._scored(chunks)
-        return Piece(index, text, len(chunks), chunks[-1].finish, scored, chunks[-1].stopped)
+        return Piece(index, text, len(chunks), chunks[-1].finish, scored, chunks[-1].stopped, chunks)
 
     def _scored(self, chunks: Sequence[Chunk]) -> list[Scored]:
         tokenizer = self.asked.shelf.run.tokenizer

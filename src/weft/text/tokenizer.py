@@ -201,10 +201,10 @@ class Tokenizer:
         with self._telling(piece.text for piece in pieces):
             return self._pieces.encode(pieces)
 
-    def token_spans(self, text: str) -> list[TokenSpan]:
-        """How a text is cut. Tokens of one character that is spelled in bytes share its place."""
+    def token_spans(self, text: str, *, specials: bool = False) -> list[TokenSpan]:
+        """How a text is cut. Tokens of one character that is spelled in bytes share its place; `specials` as above."""
         with self._telling([text]), bounds.quiet:
-            encoding = self._backend.encode(text, add_special_tokens=False)
+            encoding = (self._trusting if specials else self._backend).encode(text, add_special_tokens=False)
         cut = zip(encoding.ids, encoding.tokens, encoding.offsets, strict=True)
         return [TokenSpan(id, token, text[start:end], start, end) for id, token, (start, end) in cut]
 

@@ -6,6 +6,12 @@ const PROPERTIES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-op
   "text-anchor", "dominant-baseline", "paint-order", "visibility", "display", "writing-mode", "image-rendering",
   "shape-rendering", "text-decoration", "letter-spacing", "white-space"];
 
+const pageColour = () => getComputedStyle(document.documentElement).getPropertyValue("--page").trim() || "#fff";
+
+// A mix of colours as other programs read it: color(srgb 0.5 0.6 0.7) is rgb(128 153 179) to them.
+const plainColour = value => value.replace(/color\(srgb ([\d.]+) ([\d.]+) ([\d.]+)\)/g, (_, ...parts) =>
+  `rgb(${parts.slice(0, 3).map(each => Math.round(255 * each)).join(", ")})`);
+
 // A copy of an SVG that needs no style of the page: what its elements look like stands in their attributes.
 export function standing(svg) {
   const box = svg.viewBox.baseVal, copy = svg.cloneNode(true);
@@ -17,14 +23,13 @@ export function standing(svg) {
     const style = getComputedStyle(element);
     for (const name of PROPERTIES) {
       const value = style.getPropertyValue(name);
-      if (value) to[index].setAttribute(name, value);
+      if (value) to[index].setAttribute(name, plainColour(value));
     }
     for (const name of ["class", "style", "tabindex"]) to[index].removeAttribute(name);
   });
   if (outside) svg.remove();
   const x = box?.x ?? 0, y = box?.y ?? 0;
-  const page = getComputedStyle(document.documentElement).getPropertyValue("--page").trim() || "#fff";
-  copy.prepend(s("rect", { x, y, width, height, fill: page }));
+  copy.prepend(s("rect", { x, y, width, height, fill: pageColour() }));
   for (const [name, value] of Object.entries({ xmlns: "http://www.w3.org/2000/svg", width, height,
     viewBox: `${x} ${y} ${width} ${height}` })) copy.setAttribute(name, value);
   return copy;
@@ -41,7 +46,7 @@ export function stacked(pictures, gap = 24) {
     wide = Math.max(wide, Number(copy.getAttribute("width")));
   }
   return s("svg", { xmlns: "http://www.w3.org/2000/svg", width: wide, height: y - gap, viewBox: `0 0 ${wide} ${y - gap}` },
-    copies);
+    s("rect", { width: wide, height: y - gap, fill: pageColour() }), copies);
 }
 
 // Lines of text as a picture: each a string, or a list of strings and of { text, shade (0 … 1), bold }.

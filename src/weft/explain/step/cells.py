@@ -1,0 +1,165 @@
+"""A recurrent layer unrolled over a text: its gates, which PyTorch's kernels never show, by the cells' own formulas."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from weft.explain.step.stage import Way, cost, shown
+from weft.nn.recurrent import SigmoidElman, parts, read
+
+GATES = {
+    "lstm": ("input", "forget", "candidate", "output"),
+    "gru": ("reset", "update", "candidate"),
+    "elman": ("hidden",),
+}
+FORMULAS = {
+    "lstm": "i, f, o = σ(W x + U h₋₁ + b), g = tanh(W x + U h₋₁ + b)",
+    "gru": "r, z = σ(W x + U h₋₁ + b), n = tanh(W x + b + r ⊙ (U h₋₁ + b))",
+    "elman": "{f}(W x + U h₋₁ + b)",
+}
+STATES = {
+    "lstm": "c = f ⊙ c₋₁ + i ⊙ g, h = o ⊙ tanh(c)",
+    "gru": "h = (1 − z) ⊙ n + z ⊙ h₋₁",
+    "elman": "h = {f}(W x + U h₋₁ + b)",
+}
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """A layer over a text: its gates before and after their activation (time, gates, d_model), its state after every
+    token (time, parts, d_model), hidden and of an LSTM cell; `first` is the state before the first."""
+
+    stack: nn.RNNBase
+    before: Tensor
+    gates: Tensor
+    states: Tensor
+    first: Tensor
+    weights: tuple[Tensor, ...]
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.stack)
+
+    def previous(self, place: int) -> Tensor:
+        return self.states[place - 1] if place else self.first
+
+
+def kind_of(stack: nn.RNNBase) -> str:
+    return "lstm" if isinstance(stack, nn.LSTM) else "gru" if isinstance(stack, nn.GRU) else "elman"
+
+
+def activation(stack: nn.RNNBase) -> str:
+    """Elman's; those of the other cells are always the same."""
+    return "sigmoid" if isinstance(stack, SigmoidElman) else "relu" if stack.mode == "RNN_RELU" else "tanh"
+
+
+def unrolled(stack: nn.RNNBase, inputs: Tensor, first: Tensor | None = None) -> list[Unrolled]:
+    """Every layer of a stack over inputs (time, d_input), from the states (parts, layers, d_model), or from zeros."""
+    step, layers = CELLS[kind_of(stack)], []
+    for layer, weights in enumerate(stack.all_weights):
+        zeros = inputs.new_zeros(parts(stack), stack.hidden_size)
+        state = start = zeros if first is None else first[:, layer]
+        found = []
+        for x in inputs:
+            before, gates, state = step(x, state, weights, activation(stack))
+            found.append((before, gates, state))
+        before, gates, states = (torch.stack(column) for column in zip(*found, strict=True))
+        layers.append(Unrolled(stack, before, gates, states, start, tuple(weights)))
+        inputs = states[:, 0]
+    return layers
+
+
+def _sums(x: Tensor, state: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """W x + b and U h + b, each (gates · d_model,)."""
+    W, U, b_x, b_h = weights
+    return F.linear(x, W, b_x), F.linear(state[0], U, b_h)
+
+
+def _lstm(x: Tensor, state: Tensor, weights: Sequence[Tensor], f: str) -> tuple[Tensor, Tensor, Tensor]:
+    new, old = _sums(x, state, weights)
+    before = (new + old).view(4, -1)
+    gates = torch.stack([before[0].sigmoid(), before[1].sigmoid(), before[2].tanh(), before[3].sigmoid()])
+    i, forget, g, o = gates
+    cell = forget * state[1] + i * g
+    return before, gates, torch.stack([o * cell.tanh(), cell])
+
+
+def _gru(x: Tensor, state: Tensor, weights: Sequence[Tensor], f: str) -> tuple[Tensor, Tensor, Tensor]:
+    new, old = (each.view(3, -1) for each in _sums(x, state, weights))
+    r, z = (new[:2] + old[:2]).sigmoid()
+    candidate = new[2] + r * old[2]
+    n = candidate.tanh()
+    gates = torch.stack([r, z, n])
+    return torch.stack([*(new[:2] + old[:2]), candidate]), gates, ((1 - z) * n + z * state[0])[None]
+
+
+def _elman(x: Tensor, state: Tensor, weights: Sequence[Tensor], f: str) -> tuple[Tensor, Tensor, Tensor]:
+    new, old = _sums(x, state, weights)
+    before = (new + old)[None]
+    after = {"tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid}[f](before)
+    return before, after, after
+
+
+CELLS = {"lstm": _lstm, "gru": _gru, "elman": _elman}
+
+
+def cell_stages(way: Way, layer: Unrolled, id: str, place: int, pieces: Sequence[str]) -> str:
+    """A layer at a place, with its gates and states over the whole text."""
+    kind, names, over = layer.kind, GATES[layer.kind], ("token", pieces)
+    gates, kept, f = ("gate", names), ("hidden", "cell")[: layer.states.shape[1]], activation(layer.stack)
+    read_from, several = way.last, len(names) > 1
+    before = way.add(
+        f"{id}.previous",
+        "State before",
+        "What the layer has kept of the tokens before this one."
+        if place
+        else "The state that the layer begins with: nothing has been read yet.",
+        "h₋₁, c₋₁" if len(kept) == 2 else "h₋₁",
+        *(shown(name, part, "unit") for name, part in zip(kept, layer.previous(place), strict=True)),
+        inputs=(),
+        by=read,
+    )
+    W, U = layer.weights[:2]
+    way.add(
+        f"{id}.before",
+        "Sums",
+        "The vector that comes in and the state before, each times a matrix, are added up"
+        + (" for every gate" if several else "")
+        + ("; of the candidate, the state's part is first multiplied by the reset gate." if kind == "gru" else "."),
+        "W x + U h₋₁ + b" if kind != "gru" else "W x + U h₋₁ + b; of the candidate W x + b + r ⊙ (U h₋₁ + b)",
+        shown("before activation", layer.before[place], gates, "unit"),
+        numbers={"d_input": W.shape[1], "d_model": U.shape[1], "gates": len(names)},
+        inputs=(read_from, before),
+        by=CELLS[kind],
+        cost=cost(2 * (W.numel() + U.numel()), *layer.weights),
+    )
+    way.add(
+        f"{id}.gates",
+        "Gates" if several else "Activation",
+        "Gates lie between 0, closed, and 1, open; the candidate is what may be written."
+        if several
+        else "The sums pass through the activation.",
+        FORMULAS[kind].format(f=f),
+        shown("gates", layer.gates[place], gates, "unit"),
+        shown("gates over time, mean", layer.gates.mean(-1), over, gates),
+        shown("gates over time", layer.gates, over, gates, "unit"),
+        by=CELLS[kind],
+    )
+    about = {
+        "lstm": "The cell forgets by one gate and takes in by another; the output gate decides what of it is shown.",
+        "gru": "The update gate keeps the state before, or takes the candidate in its place.",
+        "elman": "What the layer gives is its new state.",
+    }
+    return way.add(
+        f"{id}.state",
+        "New state",
+        about[kind],
+        STATES[kind].format(f=f),
+        *(shown(name, part, "unit") for name, part in zip(kept, layer.states[place], strict=True)),
+        *(shown(f"{name} over time", layer.states[:, n], over, "unit") for n, name in enumerate(kept)),
+        inputs=(way.last, before) if several else (way.last,),
+        by=CELLS[kind],
+    )

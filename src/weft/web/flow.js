@@ -1,0 +1,284 @@
+// A token's way as the lectures draw it: boxes from the bottom to the top, one block unfolded, the residual stream a
+// line past each sublayer that comes back at a ⊕. Every box carries a miniature of its own numbers.
+import { s } from "./dom.js";
+import { extent, fitted, heat, isIds, strip, vector, visible } from "./matrix.js";
+
+const BOLD = "600 12.5px system-ui, sans-serif", PLAIN = "12px system-ui, sans-serif";
+const GAP = 16, ADD = 30, LANE = 13, WIDE = 210, TWO_COLUMNS = 600;
+
+// what stands in one frame: "decoder.3" for all of that block's stages, "embedding" or "output" for the others
+export const groupOf = stage => stage.id.match(/^\w+\.\d+(?=\.|$)/)?.[0] ?? stage.group;
+export const isSummary = stage => /^(encoder|decoder)\.\d+$/.test(stage.id);
+const ofSource = stage => /^(encoder|source)/.test(stage.id);
+
+// the token of the source whose way is shown: that which is looked at most
+export function sourcePlace(step) {
+  const alignment = step.stages.find(stage => stage.id === "attention.alignment")?.tensors[0].values;
+  return step.source_place ?? (alignment ? alignment.indexOf(Math.max(...alignment)) : null);
+}
+
+// x + f(x): where a stream comes back to what was made of it
+export const adds = stage => /\.residual$/.test(stage.id) && stage.inputs.length > 1;
+
+// The stages with the lines as they are drawn: what a block gives is the end of its inside where that is shown, and
+// every block that attends to a source reads the source's last stage.
+export function arranged(step) {
+  const source = step.source_pieces ? step.stages.filter(ofSource).at(-1)?.id : null;
+  const stages = step.stages.map((stage, at) => {
+    const before = step.stages[at - 1];
+    if (!isSummary(stage)) return stage;
+    if (before && groupOf(before) === stage.id) return { ...stage, inputs: [before.id] };
+    return source && !ofSource(stage) ? { ...stage, inputs: [...stage.inputs, source] } : stage;
+  });
+  return { ...step, stages };
+}
+
+// Stages of a group in rows: a stage stands above all that it reads, and what reads the same stands side by side.
+function rowsOf(stages) {
+  const row = new Map(), rows = [];
+  let last = 0;
+  for (const stage of stages) {
+    const below = stage.inputs.filter(id => row.has(id)).map(id => row.get(id));
+    last = below.length ? Math.max(...below) + 1 : last;
+    row.set(stage.id, last);
+    (rows[last] ??= []).push(stage);
+  }
+  return rows;
+}
+
+function columnsOf(step, width) {
+  const sources = step.source_pieces ? step.stages.filter(ofSource) : [];
+  const others = step.stages.filter(stage => !sources.includes(stage));
+  return width >= TWO_COLUMNS && sources.length && others.length ? [sources, others] : [step.stages];
+}
+
+function groupsOf(stages) {
+  const groups = [];
+  for (const stage of stages) {
+    const name = groupOf(stage);
+    if (groups.at(-1)?.name !== name) groups.push({ name, stages: [] });
+    groups.at(-1).stages.push(stage);
+  }
+  return groups;
+}
+
+// Where every box stands: {boxes: Map of id → box, frames, height}; y counts from the bottom until all is placed.
+function placed(step, width) {
+  const columns = columnsOf(step, width), boxes = new Map(), frames = [];
+  const each = width / columns.length;
+  let height = 0;
+  columns.forEach((stages, column) => {
+    const left = column * each + 30, right = (column + 1) * each - 26;
+    let y = 6;
+    for (const group of groupsOf(stages)) {
+      const open = group.stages.length > 1 && /\.\d+$/.test(group.name);
+      const start = y;
+      if (open) y += 14;
+      for (const row of rowsOf(group.stages)) {
+        const wide = (right - left - 8 * (row.length - 1)) / row.length;
+        if (row.some(adds)) y += ADD - GAP;
+        const folded = !open && row.every(isSummary), high = folded ? 23 : wide >= WIDE ? 32 : 46;
+        row.forEach((stage, at) => boxes.set(stage.id, { stage, column, folded, left, right, width: wide, height: high,
+          x: left + at * (wide + 8), bottom: y }));
+        y += high + (folded ? 9 : GAP);
+      }
+      if (open) {
+        y += 14;
+        frames.push({ name: group.name, x: left - 24, width: right - left + 44, bottom: start, height: y - start - 8 });
+      }
+    }
+    height = Math.max(height, y + 4);
+  });
+  for (const box of boxes.values()) box.y = height - box.bottom - box.height;
+  for (const frame of frames) frame.y = height - frame.bottom - frame.height;
+  return { boxes, frames, height };
+}
+
+// The lines between boxes, as points. Neighbours are joined straight; what skips boxes goes past them in a lane: a
+// stream that is added on the left, all else on the right; what comes from the other stack goes between the two.
+function joined({ boxes }) {
+  const edges = [], lanes = { left: [], right: [] }, order = [...boxes.values()];
+  for (const to of order) {
+    const plus = adds(to.stage), foot = to.y + to.height, middle = to.x + to.width / 2, beside = to.y + to.height / 2;
+    for (const id of to.stage.inputs) {
+      const from = boxes.get(id);
+      if (!from) continue;
+      const start = from.x + from.width / 2;
+      const between = order.some(box => box.column === to.column && box.y < from.y && box.y > to.y + 1);
+      const edge = { from: id, to: to.stage.id, skip: false, cross: from.column !== to.column };
+      if (edge.cross) {
+        const x = to.left - 28, y = from.y + from.height / 2, low = foot + 5;
+        edge.points = [[from.x + from.width, y], [x, y], ...(isSummary(to.stage) ? [[x, beside], [to.x, beside]]
+          : [[x, low], [middle, low], [middle, foot]])];
+      } else if (!between) {
+        const end = plus ? foot + 21 : foot, turn = (from.y + end) / 2;
+        edge.points = Math.abs(start - middle) < 1 ? [[start, from.y], [middle, end]]
+          : [[start, from.y], [start, turn], [middle, turn], [middle, end]];
+      } else if (plus) {
+        const x = to.left - 8 - lane(lanes.left, to, from) * LANE;
+        edge.skip = true;
+        edge.points = [[start, from.y], [start, from.y - 6], [x, from.y - 6], [x, foot + 14], [middle - 7, foot + 14]];
+      } else {
+        const x = to.right + 7 + lane(lanes.right, to, from) * (LANE - 4);
+        const end = to.x + to.width > to.right - 1 ? [[x, beside], [to.x + to.width, beside]]
+          : [[x, foot + 5], [middle, foot + 5], [middle, foot]]; // nothing goes through a neighbour
+        edge.points = [[start, from.y], [start, from.y - 6], [x, from.y - 6], ...end];
+      }
+      edges.push(edge);
+    }
+  }
+  return edges;
+}
+
+const drawn = points => `M${points.map(point => point.join(" ")).join("L")}`;
+
+// the head of an arrow, where a line ends
+function tip(points) {
+  const [[fromX, fromY], [x, y]] = points.slice(-2);
+  const across = Math.abs(x - fromX) > Math.abs(y - fromY);
+  const [dx, dy] = across ? [Math.sign(x - fromX) * 6, 0] : [0, Math.sign(y - fromY) * 6];
+  return `M${x - dx + dy / 2} ${y - dy + dx / 2}L${x} ${y}L${x - dx - dy / 2} ${y - dy - dx / 2}`;
+}
+
+// the first lane of a side that is free between two boxes
+function lane(taken, to, from) {
+  const [top, bottom] = [to.y, from.y];
+  let at = 0;
+  const beside = taken.filter(each => each.column === to.column && each.top < bottom && each.bottom > top);
+  while (beside.some(each => each.at === at)) at++;
+  taken.push({ at, top, bottom, column: to.column });
+  return Math.min(at, 1);
+}
+
+function miniature(stage, room, options) {
+  const tensor = stage.tensors[0];
+  if (!tensor || room.width < 12) return null;
+  if (isIds(tensor)) { // an id's size means nothing: no bar for it
+    const names = tensor.axes[0].labels.map(visible), here = Math.min(options.place, names.length - 1);
+    const told = tensor.name === "context" ? names.join(" ") : `${names[here]} → ${tensor.values[here]}`;
+    return s("text", { x: room.x, y: room.y + room.height / 2 + 4.5 }, fitted(told, room.width, PLAIN));
+  }
+  if (isSummary(stage) && tensor.axes.length === 2) return heat(tensor, room);
+  const values = vector(tensor, options);
+  if (values.every(value => typeof value !== "number" && value !== null)) return null;
+  return strip(values, { ...room, most: extent(tensor, values), scale: tensor.scale });
+}
+
+// where in a box its title and its miniature stand
+function roomOf({ x, y, width, height, folded }) {
+  const beside = width >= WIDE || folded, edge = folded ? 3 : 5;
+  const titled = beside ? Math.min(width * (width < 300 ? 0.54 : 0.46), 190) : width - 12;
+  return { titled, middle: beside ? y + height / 2 + 4.5 : y + 14,
+    room: beside ? { x: x + titled + 14, y: y + edge, width: width - titled - 22, height: height - 2 * edge }
+      : { x: x + 7, y: y + 20, width: width - 14, height: height - 25 } };
+}
+
+function drawBox(box, picture) {
+  const { stage, x, y, width, height, folded } = box, { titled, middle } = roomOf(box);
+  return s("g", { class: `step-box${folded ? " step-folded" : ""}`, "data-id": stage.id, role: "button",
+    tabindex: "-1" },
+  s("title", {}, stage.about ? `${stage.title}: ${stage.about}` : stage.title),
+  s("rect", { x, y, width, height, rx: 5 }),
+  s("text", { x: x + 8, y: middle }, fitted(stage.title, titled - 4, BOLD)),
+  s("g", { class: "step-mini" }, picture));
+}
+
+// The whole drawing. Boxes show numbers of the head in `chosen`; `choose(id)` is called when one is chosen. What comes
+// back moves the light: at(id, milliseconds) lights a stage and lets its inputs travel to it.
+export function flow(step, { width, chosen, choose }) {
+  const place = placed(step, width), edges = joined(place), order = step.stages.map(stage => stage.id);
+  const lines = edges.map(edge => s("path", { d: drawn(edge.points) + tip(edge.points),
+    class: `step-edge${edge.skip ? " step-skip" : ""}${edge.cross ? " step-cross" : ""}` }));
+  const boxes = new Map();
+  const mini = box => miniature(box.stage, roomOf(box).room, { ...chosen,
+    place: step.source_pieces && ofSource(box.stage) ? sourcePlace(step) ?? 0 : step.place }) ?? "";
+  for (const box of place.boxes.values()) boxes.set(box.stage.id, drawBox(box, mini(box)));
+  const plus = [...place.boxes.values()].filter(box => adds(box.stage)).map(box => {
+    const x = box.x + box.width / 2, foot = box.y + box.height, y = foot + 14;
+    const circle = `M${x - 7} ${y}a7 7 0 1 0 14 0a7 7 0 1 0-14 0`;
+    return s("path", { class: "step-plus", d: `${circle}M${x - 4} ${y}h8M${x} ${y - 4}v8M${x} ${y - 7}V${foot}` });
+  });
+  const dots = s("g", { class: "step-dots" });
+  const svg = s("svg", { class: "step-flow", width, height: place.height, viewBox: `0 0 ${width} ${place.height}`,
+    role: "group", "aria-label": "The way through the model, from the bottom to the top" },
+  ...place.frames.map(frame => s("g", { class: "step-frame" },
+    s("rect", { x: frame.x, y: frame.y, width: frame.width, height: frame.height, rx: 9 }),
+    s("text", { x: frame.x + 10, y: frame.y + 15 }, fitted(blockName(frame.name), frame.width - 20, PLAIN)))),
+  ...lines, ...plus, ...boxes.values(), dots);
+  svg.addEventListener("click", event => {
+    const box = event.target.closest(".step-box");
+    if (box) choose(box.dataset.id);
+  });
+  svg.addEventListener("keydown", event => {
+    const here = order.indexOf(event.target.closest(".step-box")?.dataset.id);
+    const to = { ArrowUp: here + 1, ArrowDown: here - 1, Home: 0, End: order.length - 1 }[event.key];
+    if (here < 0 || to === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const id = order[Math.min(Math.max(to, 0), order.length - 1)];
+    choose(id);
+    boxes.get(id)?.focus();
+  });
+  let running = 0;
+  return {
+    svg,
+    // other numbers where boxes show those of one head
+    head() {
+      for (const box of place.boxes.values()) {
+        const [tensor] = box.stage.tensors;
+        if (box.folded || !tensor?.axes.slice(0, -1).some(axis => axis.name === "head")) continue;
+        boxes.get(box.stage.id).lastChild.replaceChildren(mini(box));
+      }
+    },
+    middle: id => { const box = place.boxes.get(id); return box ? box.y + box.height / 2 : 0; },
+    at(id, milliseconds = 0) {
+      const now = order.indexOf(id);
+      for (const [each, box] of boxes) {
+        box.classList.toggle("step-now", each === id);
+        box.classList.toggle("step-later", order.indexOf(each) > now);
+        box.setAttribute("aria-current", each === id ? "step" : "false");
+        box.setAttribute("tabindex", each === id ? "0" : "-1");
+      }
+      const live = [];
+      edges.forEach((edge, n) => {
+        const on = edge.to === id;
+        lines[n].classList.toggle("step-live", on);
+        lines[n].classList.toggle("step-later", order.indexOf(edge.to) > now);
+        if (on) live.push(drawn(edge.points));
+      });
+      cancelAnimationFrame(running);
+      dots.replaceChildren();
+      if (milliseconds && live.length) running = travel(live, dots, milliseconds, frame => { running = frame; });
+    },
+  };
+}
+
+// a dot for each input, from where it was computed to where it is read
+function travel(lines, layer, milliseconds, keep) {
+  const ways = lines.map(d => {
+    const path = s("path", { d });
+    return { path, length: path.getTotalLength(), dot: s("circle", { r: 4.5 }) };
+  });
+  layer.replaceChildren(...ways.map(way => way.dot));
+  const start = performance.now();
+  const move = now => {
+    const part = Math.min(1, Math.max(0, (now - start) / milliseconds)), eased = part * part * (3 - 2 * part);
+    for (const { path, length, dot } of ways) {
+      const point = path.getPointAtLength(length * eased);
+      dot.setAttribute("cx", point.x);
+      dot.setAttribute("cy", point.y);
+    }
+    if (part < 1) keep(requestAnimationFrame(move));
+    else layer.replaceChildren();
+  };
+  return requestAnimationFrame(move);
+}
+
+// "decoder.3" in words
+export function blockName(group) {
+  const [, stack, number] = group.match(/^(.*)\.(\d+)$/) ?? [];
+  if (stack === undefined) return group.charAt(0).toUpperCase() + group.slice(1);
+  if (stack === "recurrence") return `Layer ${number}`;
+  if (stack === "order") return "From counts";
+  return `${stack.charAt(0).toUpperCase() + stack.slice(1)}, block ${number}`;
+}

@@ -1,0 +1,136 @@
+// Attention in four steps, one row a key: its score, whether the mask hides it, its probability, and what its value
+// adds to the mix. Columns fill as the reader steps, so that one sees a score become a share of the mix.
+import { s } from "./dom.js";
+import { extent, fitted, labelOf, largest, number, strip, textWidth } from "./matrix.js";
+
+const ROW = 21, TOP = 24, NARROW = 480, NUMBERS = 47;
+const MOST_KEYS = 36; // that have a row of their own: those with the largest probabilities
+const PARTS = ["scores", "mask", "softmax", "mix"];
+const ALSO = { energies: "scores", alignment: "softmax" }; // what Bahdanau et al. call them
+const NAMES = { scores: "score", mask: "masked", softmax: "probability", mix: "× value" };
+
+// the four stages of the attention that a stage belongs to, or null where it is none of them
+export function attentionOf(stages, stage) {
+  const [, prefix, last] = stage.id.match(/^(.*)\.([^.]+)$/) ?? [], part = ALSO[last] ?? last;
+  if (!PARTS.includes(part)) return null;
+  const found = {};
+  const find = name => stages.find(each => each.id === `${prefix}.${name}`);
+  for (const [other, name] of Object.entries(ALSO)) found[name] = find(other);
+  if (found.softmax) return { ...found, part };
+  for (const name of [...PARTS, "values"]) found[name] = find(name);
+  return found.softmax && found.scores ? { ...found, part } : null;
+}
+
+const row = ({ axes, values }, head) => (axes.length > 1 ? values[Math.min(head, values.length - 1)] : values);
+
+// values of a head's keys, (keys, d_head); heads of values may be shared by groups of heads of queries
+function valuesOf(stage, head, heads) {
+  const tensor = stage?.tensors.find(each => each.axes.length === 3);
+  return tensor ? tensor.values[Math.floor((head * tensor.values.length) / heads)] : null;
+}
+
+// the places that are shown, in their order: all of them, or the most probable
+function shownKeys(shares) {
+  const all = shares.map((_, at) => at);
+  if (all.length <= MOST_KEYS) return all;
+  return all.sort((a, b) => (shares[b] ?? 0) - (shares[a] ?? 0)).slice(0, MOST_KEYS).sort((a, b) => a - b);
+}
+
+export function keysPicture(four, { width, head: asked }) {
+  const tensor = four.scores.tensors[0], axis = tensor.axes.at(-1);
+  const heads = tensor.axes.length > 1 ? tensor.values.length : 1;
+  const head = Math.min(asked, heads - 1), shares = row(four.softmax.tensors[0], head), places = shownKeys(shares);
+  const some = values => places.map(at => values[at]);
+  const scores = some(row(tensor, head)), masked = four.mask ? some(row(four.mask.tensors[0], head)) : scores;
+  const all = valuesOf(four.values, head, heads), values = all && some(all), probable = some(shares);
+  const reached = PARTS.indexOf(four.part);
+  // where there is little room, the mask hides scores in their own column
+  const hidden = width < NARROW && four.mask ? (reached < 1 ? "mask" : "scores") : "";
+  const parts = PARTS.filter(name => four[name] && name !== hidden);
+  const names = places.map(at => labelOf(axis, at));
+  const left = Math.min(width * 0.24, 16 + Math.max(...names.map(name => textWidth(name))));
+  const wide = (width - left - 8) / parts.length, height = TOP + ROW * (places.length + 1.5) + 6;
+  const draw = {
+    scores: x => bars(scores, { x, width: wide - 14, most: largest(scores), signed: true }),
+    mask: x => bars(masked, { x, width: wide - 14, most: largest(scores), signed: true }),
+    softmax: x => bars(probable, { x, width: wide - 14, most: extent(four.softmax.tensors[0], shares) }),
+    mix: x => (values ? mixed(values, probable, { x, width: wide - 14 }) : []),
+  };
+  const columns = parts.map((name, n) => {
+    const x = left + n * wide + 10, later = PARTS.indexOf(name) > reached, now = name === four.part;
+    return s("g", { class: `step-part${later ? " step-later" : ""}${now ? " step-now" : ""}` },
+      s("rect", { class: "step-part-ground", x: x - 6, y: 2, width: wide - 2, height: height - 4, rx: 4 }),
+      s("text", { x, y: 16, class: "step-part-name" }, fitted(NAMES[name], wide - 12)),
+      later ? null : draw[name](x),
+      name === "mix" && !later && sum(four.mix, head, { x, y: TOP + ROW * (places.length + 0.3), width: wide - 14 }));
+  });
+  const others = shares.length - places.length, rest = shares.reduce((total, share) => total + (share ?? 0), 0)
+    - probable.reduce((total, share) => total + (share ?? 0), 0);
+  return s("svg", { class: "step-keys", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
+    "aria-label": `What the query at this place makes of ${shares.length} keys${heads > 1 ? ` in head ${head}` : ""}` },
+  ...labels(names, left, TOP), ...columns,
+  others ? s("text", { x: 8, y: height - 12, class: "step-part-name" },
+    fitted(`${others} further keys: ${number(Math.max(0, rest), 2)}`, left + (parts.length - 1) * wide - 8)) : null);
+}
+
+const labels = (names, left, top) => names.map((name, at) =>
+  s("text", { x: left - 4, y: top + at * ROW + 14.5, "text-anchor": "end" }, fitted(name, left - 8)));
+
+// a vector whose entries have names: a row with a bar for each
+export function rows(tensor, { width }) {
+  const names = tensor.values.map((_, at) => labelOf(tensor.axes[0], at)), signed = tensor.scale === "signed";
+  const left = Math.min(width * 0.34, 16 + Math.max(...names.map(name => textWidth(name))));
+  const height = ROW * names.length + 8;
+  const first = names.slice(0, 5).map((name, at) => `${name} ${number(tensor.values[at])}`);
+  return s("svg", { class: "step-keys", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
+    "aria-label": `${tensor.name}: ${first.join(", ")}` },
+  ...labels(names, left, 4),
+  ...bars(tensor.values, { x: left + 8, y: 4, width: width - left - 20, most: extent(tensor), signed }));
+}
+
+// what each key's value adds to the mix: its probability times the value
+function mixed(values, shares, { x, width }) {
+  const most = largest(values) * Math.max(...shares.map(share => share ?? 0));
+  return values.map((value, at) => strip(value.map(each => each * (shares[at] ?? 0)),
+    { x, y: TOP + at * ROW + 2, width, height: ROW - 4, most }));
+}
+
+function sum(stage, head, { x, y, width }) {
+  const tensor = stage.tensors.find(each => each.axes.length === 2 && each.axes[0].name === "head");
+  if (!tensor) return null;
+  return s("g", {}, s("path", { class: "step-sum", d: `M${x} ${y - 3}h${width}` }),
+    strip(row(tensor, head), { x, y, width, height: ROW, scale: "signed" }));
+}
+
+// Bars below one another, from the left or, where they can be negative, from the middle, and their numbers. All bars of
+// a sign are one element.
+function bars(values, { x, y = TOP, width, most, signed = false }) {
+  const room = Math.max(8, width - NUMBERS), zero = signed ? x + room / 2 : x;
+  const up = [], down = [], hidden = [], numbers = [];
+  values.forEach((value, at) => {
+    const top = y + at * ROW;
+    if (value === null) {
+      hidden.push(hatch(x, top + 3, width, ROW - 6));
+      numbers.push(s("text", { x: x + width / 2, y: top + 14.5, class: "step-over", "text-anchor": "middle" }, "−∞"));
+      return;
+    }
+    const long = Math.max(0.4, Math.min(1, Math.abs(value) / most) * (signed ? room / 2 : room)).toFixed(1);
+    const ahead = value < 0 ? -long : long;
+    (value < 0 ? down : up).push(`M${zero} ${top + 4}h${ahead}v${ROW - 8}h${-ahead}z`);
+    const told = signed || value > 1 ? number(value, signed ? 3 : 4) : share(value);
+    numbers.push(s("text", { x: x + width, y: top + 14.5, "text-anchor": "end", class: "step-number" }, told));
+  });
+  const origin = { "transform-origin": `${zero}px 0` }; // from where bars grow
+  const path = (name, d) => d.length && s("path", { class: name, d: d.join(""), style: origin });
+  return [signed && s("path", { class: "step-zero", d: `M${zero} ${y + 1}v${ROW * values.length - 2}` }),
+    path("step-up step-grow", up), path("step-down step-grow", down),
+    hidden.length && s("path", { class: "step-masked", d: hidden.join("") }), ...numbers].filter(Boolean);
+}
+
+export const share = p => (p > 0 && p < 0.0005 ? "<0.001" : p.toFixed(3));
+
+function hatch(x, y, width, height) {
+  const lines = [`M${x} ${y}h${width}v${height}h${-width}z`];
+  for (let at = 0; at + height <= width; at += 7) lines.push(`M${x + at} ${y + height}l${height} ${-height}`);
+  return lines.join("");
+}

@@ -1,0 +1,64 @@
+// An n-gram model's orders as a ladder: a row a candidate, a column an order. Each order has counts of its own and
+// takes the rest of its probability from the shorter context; columns fill as the reader climbs.
+import { s } from "./dom.js";
+import { share } from "./keys.js";
+import { fitted, number, textWidth, visible } from "./matrix.js";
+
+const ROW = 26, TOP = 66, MOST_ROWS = 14, LEAST_WIDTH = 88;
+
+const orderOf = stage => Number(stage.id.match(/^order\.(\d+)$/)?.[1] ?? 0);
+const named = (stage, name) => stage.tensors.find(tensor => tensor.name === name)?.values;
+
+export const isOrder = stage => orderOf(stage) > 0;
+
+// the orders around one that fit beside each other, the lowest first
+function shownOrders(stages, stage, width) {
+  const orders = stages.filter(isOrder), now = orders.indexOf(stage);
+  const most = Math.max(2, Math.floor(width / LEAST_WIDTH));
+  const first = Math.max(0, Math.min(now - most + 2, orders.length - most));
+  return orders.slice(first, first + most);
+}
+
+function contextOf(stages, order) {
+  const context = stages.find(each => each.id === "embedding.context")?.tensors[0].axes[0].labels ?? [];
+  return order > 1 ? context.slice(1 - order).map(visible).join(" ") : "any context";
+}
+
+function cell(stage, at, { x, y, width, top }) {
+  const p = named(stage, "probability")[at], own = named(stage, "from its own counts")?.[at] ?? p;
+  const count = named(stage, "counts")?.[at];
+  const room = width - 46, solid = (Math.min(own, p) / top) * room, whole = (p / top) * room;
+  return s("g", {},
+    s("rect", { class: "step-up", x, y: y + 12, width: solid, height: 8 }),
+    whole - solid > 0.4
+      && s("rect", { class: "step-borrowed", x: x + solid, y: y + 12, width: whole - solid, height: 8 }),
+    s("text", { x, y: y + 9, class: "step-count" }, count === undefined ? "" : `${count.toLocaleString("en")}×`),
+    s("text", { x: x + width - 8, y: y + 20, "text-anchor": "end", class: "step-number" }, share(p)));
+}
+
+export function ladder(stages, stage, { width }) {
+  const orders = shownOrders(stages, stage, width - 80), axis = stage.tensors[0].axes[0];
+  // the candidates that this order finds likeliest
+  const likely = named(stage, "probability");
+  const places = axis.labels.map((_, at) => at).sort((a, b) => likely[b] - likely[a]).slice(0, MOST_ROWS);
+  const names = places.map(at => visible(axis.labels[at]));
+  const left = Math.min(width * 0.24, 18 + Math.max(...names.map(name => textWidth(name))));
+  const wide = (width - left - 6) / orders.length, height = TOP + places.length * ROW + 8;
+  const columns = orders.map((each, n) => {
+    const x = left + n * wide + 8, later = orderOf(each) > orderOf(stage), { numbers } = each;
+    const top = Math.max(...places.map(at => named(each, "probability")[at]), 1e-9);
+    const gamma = Object.entries(numbers).find(([name]) => name.startsWith("γ"));
+    return s("g", { class: each === stage ? "step-now step-part" : "step-part" },
+      s("rect", { class: "step-part-ground", x: x - 6, y: 2, width: wide - 4, height: height - 4, rx: 4 }),
+      s("text", { x, y: 17, class: "step-part-name" }, each.title),
+      s("text", { x, y: 34 }, fitted(contextOf(stages, orderOf(each)), wide - 12)),
+      s("text", { x, y: 51, class: "step-part-name" }, fitted(`${number(numbers["count of the context"] ?? 0)}×`
+        + (gamma ? `, γ ${number(gamma[1], 3)}` : ""), wide - 12)),
+      ...(later ? [] : places.map((at, y) => cell(each, at, { x, y: TOP + y * ROW, width: wide - 10, top }))));
+  });
+  const first = names.slice(0, 4).map((name, y) => `${name} ${number(likely[places[y]], 3)}`);
+  return s("svg", { class: "step-keys step-ladder", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
+    "aria-label": `${stage.title}: the likeliest are ${first.join(", ")}` },
+  ...names.map((name, y) => s("text", { x: left - 4, y: TOP + y * ROW + 20, "text-anchor": "end" },
+    fitted(name, left - 8))), ...columns);
+}

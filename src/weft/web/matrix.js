@@ -1,0 +1,250 @@
+// A tensor as a picture: a heat map that tells the value under the pointer or under the arrow keys, and small strips.
+// Positive values are blue, negative ones orange with a dash in the cell, masked ones hatched: colour is never alone.
+import { h, s } from "./dom.js";
+
+const LEVELS = 20, LABEL = 11.5, BARS = 96, MEAN = 26;
+const ruler = document.createElement("canvas").getContext("2d");
+
+const widths = new Map(); // measuring is slow, and the same labels come again and again
+
+export function textWidth(text, font = `${LABEL}px system-ui, sans-serif`) {
+  const key = `${font}|${text}`;
+  if (widths.size > 5000) widths.clear();
+  if (!widths.has(key)) {
+    ruler.font = font;
+    widths.set(key, ruler.measureText(text).width);
+  }
+  return widths.get(key);
+}
+
+// a label that fits: invisible signs get a visible form, long ones an ellipsis
+export function visible(piece) {
+  return piece.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "␣") || "∅";
+}
+
+export function fitted(text, room, font) {
+  if (textWidth(text, font) <= room) return text;
+  const signs = Array.from(text.slice(0, 160)).slice(0, 80);
+  while (signs.length && textWidth(signs.join("") + "…", font) > room) signs.pop();
+  return signs.join("") + "…";
+}
+
+export function number(value, digits = 4) {
+  if (value === null || value === undefined) return "−∞ (masked)";
+  const size = Math.abs(value);
+  const told = size === 0 ? "0" : size >= 1e6 || size < 1e-3 ? value.toExponential(2)
+    : size >= 1000 ? Math.round(value).toLocaleString("en") : value.toPrecision(digits).replace(/(\.\d*?)0+$/, "$1");
+  return told.replace(/\.$/, "").replaceAll("-", "−");
+}
+
+// the largest size of nested values
+export function largest(values) {
+  let most = 0;
+  const look = value => {
+    if (Array.isArray(value)) value.forEach(look);
+    else if (value !== null && Math.abs(value) > most) most = Math.abs(value);
+  };
+  look(values);
+  return most || 1;
+}
+
+export const isIds = ({ axes, scale }) => axes.length === 1 && axes[0].name === "token" && scale === "positive";
+
+// what is drawn darkest or longest: of attention no small share, or a head that looks everywhere would seem certain;
+// a gate is open at 1
+export function extent(tensor, values) {
+  const looks = tensor.scale === "probability" && ["key", "source"].includes(tensor.axes.at(-1).name);
+  const least = looks ? Math.min(0.3, 3 / tensor.shape.at(-1)) : tensor.gate || tensor.name === "gates" ? 1 : 0;
+  if (values) return Math.max(largest(values), least);
+  if (!extents.has(tensor)) extents.set(tensor, Math.max(largest(tensor.values), least));
+  return extents.get(tensor);
+}
+
+const extents = new WeakMap();
+
+// which axis is chosen by a select rather than drawn: all but the last two; a name and how many
+export const chosenAxes = tensor => tensor.axes.slice(0, Math.max(0, tensor.axes.length - 2));
+
+// Which of `count` heads belongs to the chosen one of `heads`: groups of heads may share keys and values.
+export const headAt = (count, { head = 0, heads = count }) =>
+  Math.min(Math.floor((head * count) / Math.max(heads, count)), count - 1);
+
+// the two last axes of a tensor as rows, where the axes before are chosen
+export function plane(tensor, chosen = {}) {
+  let values = tensor.values;
+  for (const axis of chosenAxes(tensor)) {
+    const at = axis.name === "head" ? headAt(values.length, chosen) : Number(chosen[axis.name] ?? 0);
+    values = values[Math.min(at, values.length - 1)];
+  }
+  return Array.isArray(values[0]) ? values : [values];
+}
+
+export function labelOf(axis, at) {
+  const label = axis?.labels?.[at];
+  return label === undefined || label === null ? String(at) : visible(label);
+}
+
+// one path for each shade, so that a thousand cells are twenty elements
+function shaded(rows, most, cell) {
+  const paths = new Map(), dashes = [], masked = [];
+  rows.forEach((row, y) => row.forEach((value, x) => {
+    const left = x * cell.width, top = y * cell.height, wide = cell.width - cell.gap, high = cell.height - cell.gap;
+    if (value === null) {
+      masked.push(`M${left} ${top + high}L${left + Math.min(wide, high)} ${top + high - Math.min(wide, high)}`);
+      return;
+    }
+    const level = Math.ceil((Math.abs(value) / most) * LEVELS - 1e-9);
+    if (!level) return;
+    const key = `${value < 0 ? "n" : "p"}${Math.min(level, LEVELS)}`;
+    if (!paths.has(key)) paths.set(key, []);
+    paths.get(key).push(`M${left} ${top}h${wide}v${high}h${-wide}z`);
+    if (value < 0 && cell.width >= 7 && cell.height >= 7 && level > 2)
+      dashes.push(`M${left + wide / 2 - 2} ${top + high / 2}h4`);
+  }));
+  return [
+    ...[...paths].map(([key, d]) => s("path", {
+      class: key[0] === "n" ? "step-negative" : "step-positive", d: d.join(""),
+      "fill-opacity": Number(key.slice(1)) / LEVELS,
+    })),
+    masked.length ? s("path", { class: "step-masked", d: masked.join("") }) : null,
+    dashes.length ? s("path", { class: "step-dash", d: dashes.join("") }) : null,
+  ].filter(Boolean);
+}
+
+// A small strip of bars around zero: up is positive, down is negative; hatched places are masked.
+export function strip(values, { x = 0, y = 0, width, height, most, scale = "signed", whole = false }) {
+  const shown = whole ? values : thinned(values, Math.max(1, Math.floor(width / 3)));
+  const top = most || largest(shown), each = width / shown.length;
+  const wide = Math.max(0.6, Math.min(each * 0.8, whole ? 24 : 14));
+  const signed = scale === "signed", zero = y + (signed ? height / 2 : height), room = signed ? height / 2 : height;
+  const up = [], down = [], masked = [];
+  shown.forEach((value, at) => {
+    const left = (x + at * each + (each - wide) / 2).toFixed(1);
+    if (value === null) masked.push(`M${left} ${y + height}l${wide} ${-Math.min(height, wide)}`);
+    else {
+      const high = Math.min(1, Math.abs(value) / top) * room;
+      if (high >= 0.15) (value < 0 ? down : up).push(value < 0
+        ? `M${left} ${zero}h${wide.toFixed(1)}v${high.toFixed(1)}h${(-wide).toFixed(1)}z`
+        : `M${left} ${zero}v${(-high).toFixed(1)}h${wide.toFixed(1)}v${high.toFixed(1)}z`);
+    }
+  });
+  return s("g", { class: "step-strip" },
+    s("path", { class: "step-zero", d: `M${x} ${zero}h${width}` }),
+    up.length ? s("path", { class: "step-up", d: up.join("") }) : null,
+    down.length ? s("path", { class: "step-down", d: down.join("") }) : null,
+    masked.length ? s("path", { class: "step-masked", d: masked.join("") }) : null);
+}
+
+// at most so many of the values: of each run of neighbours the one farthest from zero
+export function thinned(values, most) {
+  if (values.length <= most) return values;
+  const found = [];
+  for (let at = 0; at < most; at++) {
+    const run = values.slice(Math.floor((at * values.length) / most), Math.floor(((at + 1) * values.length) / most));
+    found.push(run.reduce((best, value) => (Math.abs(value ?? 0) > Math.abs(best ?? 0) ? value : best)));
+  }
+  return found;
+}
+
+// the vector of a tensor that a miniature draws: of the chosen head, at the place whose way is followed
+export function vector(tensor, { head = 0, heads, place = 0 }) {
+  let values = tensor.values;
+  for (const axis of tensor.axes.slice(0, -1)) {
+    const at = axis.name === "head" ? headAt(values.length, { head, heads }) : axis.labels ? place : 0;
+    values = values[Math.min(at, values.length - 1)];
+  }
+  return Array.isArray(values) ? values : [values];
+}
+
+// a whole matrix as a miniature
+export function heat(tensor, { x, y, width, height }) {
+  const rows = plane(tensor).map(row => thinned(row, Math.max(1, Math.floor(width / 2))));
+  const cell = { width: Math.min(14, width / rows[0].length), height: height / rows.length, gap: 0 };
+  return s("g", { transform: `translate(${x} ${y})`, class: "step-heat" },
+    s("rect", { class: "step-ground", width: cell.width * rows[0].length, height }),
+    ...shaded(rows, extent(tensor), cell));
+}
+
+function grid(rows, room, labelled, thin) {
+  const columns = rows[0].length;
+  const width = Math.min(labelled ? 34 : 26, Math.max(rows.length === 1 ? 5 : 3.2, room / columns));
+  const height = rows.length === 1 ? BARS : Math.min(24, Math.max(thin ? 2.5 : 7, (thin ? 170 : 300) / rows.length));
+  return { width, height, gap: width > 6 && height > 6 ? 1 : 0 };
+}
+
+function axisLabels(rows, cell, axes, left) {
+  const [down, across] = axes, parts = [];
+  const every = Math.max(1, Math.ceil(13 / cell.height)), step = Math.max(1, Math.ceil(14 / cell.width));
+  // names stand aslant, and take as much room as the longest
+  const widths = (across?.labels ?? []).map((_, at) => Math.min(64, textWidth(labelOf(across, at))));
+  const long = Math.max(0, ...widths);
+  const deep = across?.labels ? long * 0.85 + 12 : 16;
+  if (down) rows.forEach((_, y) => y % every || parts.push(s("text", { x: -6, y: y * cell.height + cell.height / 2 + 4,
+    "text-anchor": "end" }, fitted(labelOf(down, y), left - 10))));
+  const wanted = across?.labels ? step : Math.max(step, Math.ceil(30 / cell.width));
+  for (let x = 0; x < rows[0].length; x += wanted) {
+    const middle = x * cell.width + cell.width / 2;
+    parts.push(across?.labels
+      ? s("text", { transform: `translate(${middle + 3} -6) rotate(-58)` }, fitted(labelOf(across, x), 64))
+      : s("text", { x: middle, y: -5, "text-anchor": "middle", class: "step-quiet" }, labelOf(across, x)));
+  }
+  if (down) parts.push(s("text", { x: -6, y: -5, "text-anchor": "end", class: "step-quiet" },
+    fitted(down.name, left - 4)));
+  return { parts, deep };
+}
+
+// A heat map of a tensor's last two axes. `chosen` says where the other axes stand; the row `mark` and the `column` are
+// framed, `pick` is told which cell was chosen, and the `mean` of each column stands below it: many rows are then thin.
+export function matrix(tensor, { width, chosen = {}, mark = null, column = null, pick = null, mean = null }) {
+  const rows = plane(tensor, chosen), axes = tensor.axes.slice(-2);
+  const [down, across] = axes.length === 2 ? axes : [null, axes[0]];
+  const named = down ? rows.map((_, y) => labelOf(down, y)) : [];
+  const left = down ? Math.min(96, 14 + Math.max(textWidth(down.name), ...named.map(name => textWidth(name)))) : 2;
+  const cell = grid(rows, width - left - (across?.labels ? 34 : 4), Boolean(across?.labels), Boolean(mean));
+  const { parts, deep } = axisLabels(rows, cell, [down, across], left);
+  const wide = rows[0].length * cell.width, high = rows.length * cell.height, right = across?.labels ? 34 : 8;
+  const tall = deep + 8 + high + (mean ? MEAN + 8 : 2);
+  const frame = s("rect", { class: "step-at", width: cell.width, height: cell.height, visibility: "hidden" });
+  const picture = s("svg", { class: "step-matrix", width: left + wide + right, height: tall, tabindex: "0", role: "img",
+    viewBox: `0 ${-deep - 8} ${left + wide + right} ${tall}` },
+  s("g", { transform: `translate(${left} 0)` }, ...parts,
+    s("rect", { class: "step-ground", width: wide, height: high }),
+    ...(rows.length === 1
+      ? [strip(rows[0], { width: wide, height: high, scale: tensor.scale, most: extent(tensor), whole: true })]
+      : shaded(rows, extent(tensor), cell)),
+    mark === null ? null : s("rect", { class: "step-mark", y: mark * cell.height, width: wide, height: cell.height }),
+    mean ? strip(mean, { y: high + 6, width: wide, height: MEAN, scale: tensor.scale, most: 1, whole: true }) : null,
+    column !== null && s("rect", { class: "step-mark", x: column * cell.width, width: cell.width, height: high }),
+    frame));
+  const told = h("output", { class: "step-told", "aria-live": "polite" });
+  picture.setAttribute("aria-label", `${tensor.name}: ${tensor.axes.map(axis => axis.name).join(" × ")}, `
+    + `${tensor.shape.join(" × ")}. Arrow keys tell the values.`);
+  let at = null;
+  const show = (y, x) => {
+    at = [Math.min(Math.max(y, 0), rows.length - 1), Math.min(Math.max(x, 0), rows[0].length - 1)];
+    frame.setAttribute("visibility", "visible");
+    frame.setAttribute("x", at[1] * cell.width);
+    frame.setAttribute("y", at[0] * cell.height);
+    const row = down ? `${down.name} ${labelOf(down, at[0])}, ` : "";
+    told.textContent = `${row}${across.name} ${labelOf(across, at[1])}: ${number(rows[at[0]][at[1]])}`;
+  };
+  const point = event => {
+    const box = picture.getBoundingClientRect();
+    const x = Math.floor((event.clientX - box.left - left) / cell.width);
+    const y = Math.floor((event.clientY - box.top - deep - 8) / cell.height);
+    return x < 0 || y < 0 || x >= rows[0].length || y >= rows.length ? null : [y, x];
+  };
+  picture.addEventListener("pointermove", event => { const found = point(event); if (found) show(...found); });
+  if (pick) picture.addEventListener("click", event => { const found = point(event); if (found) pick(...found); });
+  picture.addEventListener("keydown", event => {
+    const [y, x] = at ?? [mark ?? 0, -1];
+    const to = { ArrowRight: [y, x + 1], ArrowLeft: [y, x - 1], ArrowDown: [y + 1, x], ArrowUp: [y - 1, x],
+      Home: [y, 0], End: [y, rows[0].length - 1] }[event.key];
+    if (event.key === "Enter" && pick && at) pick(...at);
+    if (!to || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    show(to[0], to[1]);
+  });
+  return h("figure", { class: "step-figure" }, h("div", { class: "scroll step-scroll" }, picture), told);
+}

@@ -1,0 +1,128 @@
+// One stage, enlarged: what it does, its formula with this model's numbers, its pictures, its source lines, its cost.
+import { field, h, select } from "./dom.js";
+import { cellOf, cellPicture, overTime } from "./cell.js";
+import { choicePanel } from "./choice.js";
+import { blockName, groupOf, isSummary, sourcePlace } from "./flow.js";
+import { attentionOf, keysPicture, rows } from "./keys.js";
+import { isOrder, ladder } from "./ladder.js";
+import { chosenAxes, headAt, isIds, labelOf, matrix, number, visible } from "./matrix.js";
+
+const CHOOSES = /^output\.(temperature|cut|choice)$/;
+
+function many(count) {
+  const found = [[1e9, "G"], [1e6, "M"], [1e3, "k"]].find(([size]) => count >= 10 * size);
+  return found ? `${(count / found[0]).toPrecision(3)} ${found[1]}` : count.toLocaleString("en");
+}
+
+const BORROWED = "A full bar is what the order’s own counts say, a pale one what the shorter context adds.";
+
+// what may be higher than its box scrolls in it, also by keyboard
+const boxed = picture => h("div", { class: "step-keys-box", tabindex: "0" }, picture);
+
+function numbers(given) {
+  const found = Object.entries(given ?? {});
+  return found.length > 0 && h("dl", { class: "step-numbers" }, found.map(([name, value]) =>
+    h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : String(value)))));
+}
+
+function cost(given) {
+  const told = [["operations", given?.flops], ["parameters", given?.parameters], ["bytes", given?.bytes]]
+    .filter(([, value]) => value);
+  return told.length > 0
+    && h("p", { class: "step-cost" }, told.map(([name, value]) => `${many(value)} ${name}`).join(" · "));
+}
+
+function source(given, hooks) {
+  return given && h("details", { class: "step-source", open: hooks.sourceOpen?.() ?? false,
+    ontoggle: event => hooks.toggledSource?.(event.target.open) },
+  h("summary", {}, `${given.file}:${given.first}`, given.symbol && h("span", { class: "soft" }, ` ${given.symbol}`)),
+  h("pre", { class: "scroll", tabindex: "0" },
+    given.lines.map((line, n) => `${String(given.first + n).padStart(4)}  ${line}`).join("\n")));
+}
+
+// how many entries of its last axis a tensor was sent with
+function lengthOf(tensor) {
+  let values = tensor.values;
+  for (let axis = 0; axis < tensor.axes.length - 1; axis++) values = values[0];
+  return values.length;
+}
+
+function heading(tensor) {
+  const each = tensor.axes.map(({ name }, n) => {
+    const many = tensor.shape[n] === 1 ? "" : "s";
+    return `${tensor.shape[n]} ${name === "source" ? "source token" : name}${many}`;
+  });
+  const cut = tensor.cut ? `; the first ${lengthOf(tensor)} are shown` : "";
+  return h("h3", {}, tensor.name, h("span", { class: "step-shape" }, ` ${each.join(" × ")}${cut}`));
+}
+
+// tokens and their ids: numbers that name, and measure nothing
+function idTable(tensor, here) {
+  return h("ol", { class: "step-ids" }, tensor.values.map((id, place) =>
+    h("li", { class: place === here && "step-here" },
+      h("b", {}, visible(tensor.axes[0].labels[place])), h("span", {}, String(id)))));
+}
+
+function headCount(stage) {
+  for (const tensor of stage.tensors) {
+    const axis = tensor.axes.findIndex(each => each.name === "head");
+    if (axis >= 0) return tensor.shape[axis];
+  }
+  return 0;
+}
+
+function headChooser(stage, chosen, setHead) {
+  const count = headCount(stage), choose = each => setHead(Math.ceil((each * chosen.heads) / count));
+  return count > 1 && h("label", { class: "step-head" }, "Head ",
+    h("select", { onchange: event => choose(Number(event.target.value)) }, Array.from({ length: count }, (_, each) =>
+      h("option", { value: each, selected: each === headAt(count, chosen) }, String(each)))));
+}
+
+// a matrix, with selects for the axes that it does not show
+function chart(tensor, { width, chosen, setHead }) {
+  const byHead = tensor.axes.length === 2 && tensor.axes[0].name === "head", grows = / so far$/.test(tensor.name);
+  const mark = byHead ? headAt(tensor.shape[0], chosen) : grows ? tensor.values.length - 1 : null;
+  const holder = h("div");
+  const pick = byHead ? y => setHead(Math.ceil((y * chosen.heads) / tensor.shape[0])) : null;
+  const draw = () => holder.replaceChildren(matrix(tensor, { width, chosen, mark, pick }));
+  draw();
+  const others = chosenAxes(tensor).filter(axis => axis.name !== "head");
+  const choosers = others.map(axis => {
+    const places = Array.from({ length: tensor.shape[tensor.axes.indexOf(axis)] }, (_, n) => [n, labelOf(axis, n)]);
+    return field(axis.name, select(places, chosen[axis.name] ?? 0, value => { chosen[axis.name] = value; draw(); }));
+  });
+  return h("div", { class: "step-tensor" }, heading(tensor), choosers, holder);
+}
+
+// The panel of a stage: {children, choosing}. `chosen` has the head and where other axes stand; `setHead` changes it.
+export function stagePanel(step, stage, { width, chosen, setHead, data, hooks }) {
+  const choosing = CHOOSES.test(stage.id) && step.choice ? choicePanel(step.choice, { width, settings: data.settings,
+    picked: data.picked, append: hooks.append,
+    change: hooks.settings && (settings => { data.settings = settings; hooks.settings(settings); }),
+    pick: id => { data.picked = id; hooks.pick?.(id); } }) : null;
+  const four = attentionOf(step.stages, stage), cell = cellOf(step.stages, stage, step.place), order = isOrder(stage);
+  const folded = isSummary(stage) && step.stages.filter(each => groupOf(each) === stage.id).length === 1;
+  const here = stage.id.startsWith("source") ? sourcePlace(step) : stage.id.endsWith(".tokens") ? step.place : null;
+
+  const figure = tensor => {
+    if (isIds(tensor)) return idTable(tensor, here);
+    if (tensor.axes.length > 1 || !tensor.axes[0].labels) return chart(tensor, { width, chosen, setHead });
+    return h("div", { class: "step-tensor" }, heading(tensor), boxed(rows(tensor, { width: width - 2 })));
+  };
+  // what a picture of its own shows already is left out
+  const left = choosing ? [] : stage.tensors.filter(({ name, axes }) =>
+    !name.includes("over time") && !(four && axes.length === 1));
+  const children = [
+    h("p", { class: "step-crumb" }, blockName(groupOf(stage))), h("h2", {}, stage.title),
+    stage.about && h("p", { class: "step-about" }, stage.about),
+    stage.formula && h("p", { class: "step-formula" }, stage.formula), numbers(stage.numbers),
+    folded && hooks.open
+      && h("p", {}, h("button", { type: "button", onclick: () => hooks.open(stage.id) }, "Open this block")),
+    choosing?.element, headChooser(stage, chosen, setHead),
+    four && boxed(keysPicture(four, { width: width - 2, head: chosen.head })),
+    cell && cellPicture(cell.kind, cell.means, width),
+    order && boxed(ladder(step.stages, stage, { width: width - 2 })), order && h("p", { class: "soft" }, BORROWED),
+    order ? h("details", { class: "step-more" }, h("summary", {}, "All numbers"), left.map(figure)) : left.map(figure),
+    overTime(stage, { width, place: step.place }), cost(stage.cost), source(stage.source, hooks)];
+  return { children: children.flat().filter(Boolean), choosing };
+}

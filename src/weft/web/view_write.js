@@ -1,0 +1,400 @@
+// Write: what a model writes, token by token, what else it could have said, and where that would have led.
+import { drawTree, packed, parsed, spanOf, textOf, treeSvg } from "./branches.js";
+import { Distribution, drawPlace, SHOWN, unpacked } from "./distribution.js";
+import { debounced, h, roving } from "./dom.js";
+import { mountFill } from "./fill.js";
+import { tools } from "./save.js";
+import { command, controls, MAX_TOKENS, settingsOf } from "./write_settings.js";
+
+const WORDS = 6; // of the model's own text that a visitor sees continued
+const MAX_BRANCHES = 24, MAX_KEPT = 24; // distributions that are kept
+const MORE = 48; // tokens that are added to a text that has to go on
+
+export const title = "Write";
+export const about = "What the model writes, token by token, and what else it could have said.";
+export const path = "write";
+
+const masked = info => info.objective.startsWith("masked");
+export const shows = info => Boolean(info && (info.continues || info.writes || masked(info)));
+
+export async function mount(main, context) {
+  if (masked(context.info)) return mountFill(main, context);
+  const writer = new Writer(main, context);
+  await writer.begin();
+  return { close: () => writer.end.abort() };
+}
+
+const LABELS = { chat: ["You", "The model"], pairs: ["Source", "What the model writes"], text: ["Prompt", "What follows"] };
+
+class Writer {
+  constructor(main, context) {
+    Object.assign(this, { main, context, info: context.info, end: new AbortController(), kept: new Map() });
+    this.chats = this.info.chat && !this.info.writes && context.state.mode !== "complete";
+    this.turns = this.chats ? turnsOf(context.state.turns) : [];
+    this.branches = parsed(context.state.tree);
+    this.at = Math.min(this.branches.length - 1, Math.max(0, Number.parseInt(context.state.at, 10) || 0));
+    this.place = null; // of the token that is looked at; null: the next one
+    this.pinned = false;
+    this.soon = debounced(() => this.run(), 300);
+    this.lookSoon = debounced(() => this.fetchLooked(), 120);
+    this.build();
+  }
+
+  get branch() { return this.branches[this.at]; }
+  get settings() { return settingsOf(this.context.state, this.info); }
+  ids(to) { return this.branch.tokens.slice(0, to).map(token => token.id); }
+
+  // ---- the page
+
+  build() {
+    const [given, follows] = LABELS[this.chats ? "chat" : this.info.writes ? "pairs" : "text"];
+    this.prompt = h("textarea", { id: "write-prompt", rows: 2, dir: "auto", spellcheck: "false" });
+    this.text = h("div", { class: "write-text", role: "listbox", "aria-label": follows, "aria-orientation": "horizontal", dir: "auto" });
+    this.caret = h("span", { class: "write-caret", role: "option", tabindex: 0, "aria-selected": "true",
+      "aria-label": "the next token" });
+    this.stopButton = h("button", { type: "button", onclick: () => this.stop() }, "Stop");
+    this.moreButton = h("button", { type: "button", onclick: () => this.writeOn() }, "Write on");
+    this.againButton = h("button", { type: "button", onclick: () => this.reset() }, "Begin again");
+    this.goOn = this.chats && h("button", { type: "button", onclick: () => this.nextTurn() }, "Answer it");
+    this.state = h("span", { class: "soft", role: "status" });
+    this.treeBox = h("section", { class: "write-tree", hidden: true, "aria-label": "Branches" });
+    this.heading = h("h2", { id: "write-heading" }, "The next token");
+    this.facts = h("p", { class: "write-facts", "aria-live": "polite" });
+    this.rows = h("div", { class: "write-rows", role: "group", "aria-labelledby": "write-heading" });
+    this.sum = h("p", { class: "soft write-sum" });
+    this.transcript = h("div", { class: "write-transcript" });
+    const mode = this.info.chat && !this.info.writes && h("p", {}, h("button", { type: "button", onclick: () =>
+      this.context.go("write", { mode: this.chats ? "complete" : undefined }) }, this.chats ? "Complete a text instead" : "Chat instead"));
+    this.main.append(
+      h("div", { class: "write-columns" },
+        h("div", { class: "write-main" }, mode, this.transcript,
+          h("label", { for: "write-prompt", class: "soft" }, given), this.prompt,
+          h("p", { class: "soft write-label" }, follows), this.text,
+          h("div", { class: "fields" }, this.stopButton, this.moreButton, this.againButton, this.goOn, this.state),
+          h("p", { class: "soft write-hint" }, "The stronger the shade, the more the token surprised the model. "
+            + "Point at one, or go there with the arrow keys, to see what else could have stood there."),
+          this.treeBox),
+        h("aside", { class: "write-side", "aria-label": "How tokens are chosen" },
+          controls(this.context.state, this.info, changes => this.changed(changes)),
+          h("section", { class: "write-place" }, this.heading, this.facts, this.rows, this.sum))),
+      tools({ name: "write", svg: () => treeSvg(this.info.writes || this.chats ? "" : this.asked, this.branches),
+        command: () => command(this.info, this.settings, this.asked ?? "", this.chats) }));
+    this.listen();
+  }
+
+  listen() {
+    const { signal } = this.context;
+    this.prompt.addEventListener("input", debounced(() => this.asks(this.prompt.value), 250));
+    this.spans = () => [...this.text.children];
+    const placeOf = target => this.spans().indexOf(target.closest("[role=option]"));
+    roving(this.text, this.spans, { onfocus: span => this.look(placeOf(span)) });
+    this.text.addEventListener("pointerover", event => {
+      if (event.pointerType === "mouse" && !this.pinned && placeOf(event.target) >= 0) this.look(placeOf(event.target));
+    });
+    this.text.addEventListener("click", event => {
+      const span = event.target.closest("[role=option]");
+      if (!span) return;
+      this.pinned = span !== this.caret;
+      span.focus({ preventScroll: true });
+    });
+    this.text.addEventListener("keydown", event => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      this.pinned = true;
+      this.rows.querySelector("button")?.focus();
+    });
+    roving(this.rows, () => [...this.rows.querySelectorAll("button")]);
+    document.addEventListener("keydown", event => {
+      if (event.key !== "Escape") return;
+      if (this.writing) this.stop();
+      else if (this.rows.contains(document.activeElement)) this.spans()[this.place ?? this.branch.tokens.length]?.focus();
+      this.pinned = false;
+    }, { signal });
+    signal.addEventListener("abort", () => this.end.abort());
+  }
+
+  // ---- what is asked
+
+  async begin() {
+    const { state, api, signal } = this.context;
+    this.asked = state.text;
+    if (!this.asked && !this.turns.length) {
+      const { text } = await api.post("v1/explain/text", { model: this.info.id }, signal);
+      this.own = this.info.writes ? text : text.match(new RegExp(`^(\\s*\\S+){1,${WORDS * (this.chats ? 2 : 1)}}`, "u"))[0];
+      this.asked = this.own;
+    }
+    this.prompt.value = this.asked ?? "";
+    document.dispatchEvent(new CustomEvent("weft-state")); // the command knows the prompt now
+    this.drawTurns();
+    this.drawText();
+    this.run();
+  }
+
+  asks(text) {
+    if (!text.trim() && !this.turns.length) text = this.own ?? this.asked;
+    if (text === this.asked) return;
+    this.asked = text;
+    this.kept.clear();
+    this.context.set({ text: text === this.own ? undefined : text });
+    this.reset();
+  }
+
+  changed(changes) {
+    const again = Object.keys(changes).some(name => name === "how" || name === "beams");
+    Object.assign(this.context.state, changes);
+    this.context.set(again ? { ...changes, tree: undefined, at: undefined } : changes);
+    if (again) { this.branches = parsed(""); this.at = 0; this.place = null; this.drawText(); }
+    this.drawLooked();
+    this.soon();
+  }
+
+  reset() {
+    this.branches = parsed("");
+    Object.assign(this, { at: 0, place: null, pinned: false });
+    this.drawText();
+    this.remember();
+    this.run();
+  }
+
+  get begun() {
+    const { id } = this.info;
+    if (!this.chats) return { model: id, input: this.asked };
+    const messages = [...this.turns, this.asked].map((content, turn) => ({ role: turn % 2 ? "assistant" : "user", content }));
+    return { model: id, messages };
+  }
+
+  // ---- writing
+
+  async run() {
+    this.end.abort();
+    this.end = new AbortController();
+    const { signal } = this.end, { how } = this.settings;
+    if (!this.asked?.trim()) return this.tell("", false);
+    this.tell("writing …", true);
+    try {
+      if (how === "beam") await this.search(signal);
+      const order = [this.branch, ...this.branches.filter(each => each !== this.branch)];
+      for (const branch of order) await this.write(branch, signal);
+      if (this.failed) this.context.done();
+      this.failed = false;
+      this.tell("", false);
+      this.drawTree();
+      if (!this.pinned && this.place === null) this.lookAtEnd();
+      else this.fetchLooked();
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      this.failed = true;
+      this.tell("", false);
+      this.context.fail(error);
+    }
+  }
+
+  async search(signal) {
+    const { beams, length } = this.settings, before = this.branches[0].before ?? this.branches[0].forced;
+    const { texts } = await this.context.api.post("v1/beams", { ...this.begun, tokens: before, beams, max_tokens: length }, signal);
+    this.branches = texts.map(text => ({ score: text.score, forced: [...before, ...text.ids], tokens: [] }));
+    this.at = Math.min(this.at, this.branches.length - 1);
+    this.branches[0].before = before; // where to search from, when the settings change
+    this.drawText();
+  }
+
+  async write(branch, signal) {
+    const { length, drawing, seed } = this.settings;
+    const most = branch.score === undefined ? branch.stopped ?? Math.max(length, branch.forced.length) : branch.forced.length;
+    let place = 0;
+    if (!most) return;
+    const body = { ...this.begun, ...drawing, seed, tokens: branch.forced, max_tokens: most, top: 10 };
+    for await (const token of this.context.api.stream("v1/write", body, signal)) {
+      if (signal.aborted) return;
+      if (token.id === undefined) continue;
+      if (branch.tokens[place]?.id !== token.id) branch.tokens.length = place;
+      branch.tokens[place] = token;
+      place += 1;
+      if (branch === this.branch) this.drawToken(place - 1);
+      this.drawTreeSoon();
+    }
+    if (branch.tokens.length > place) { branch.tokens.length = place; if (branch === this.branch) this.drawText(); }
+  }
+
+  stop() {
+    this.end.abort();
+    for (const branch of this.branches) {
+      const finished = branch.tokens.at(-1)?.finish || branch.score !== undefined;
+      if (!finished) branch.stopped = Math.max(branch.tokens.length, branch.forced.length);
+    }
+    this.remember();
+    this.tell("stopped", false);
+    this.look(this.branch.tokens.length);
+  }
+
+  writeOn() {
+    delete this.branch.stopped;
+    const length = Math.min(MAX_TOKENS, this.branch.tokens.length + MORE);
+    if (length > this.settings.length) {
+      const input = [...this.main.querySelectorAll(".write-settings .field")].at(-1).querySelector("input");
+      input.value = length;
+      this.context.set({ length: String(length) });
+    }
+    this.remember();
+    this.run();
+  }
+
+  nextTurn() {
+    this.turns.push(this.asked, textOf(this.branch.tokens));
+    this.asked = "";
+    this.kept.clear();
+    this.prompt.value = "";
+    this.context.set({ turns: JSON.stringify(this.turns), text: undefined });
+    this.drawTurns();
+    this.reset();
+    this.prompt.focus();
+  }
+
+  // Whether the model itself has ended the text.
+  get over() { return ["eos", "stop"].includes(this.branch.tokens.at(-1)?.finish); }
+
+  tell(message, writing) {
+    this.writing = writing;
+    this.state.textContent = message || (this.over && !writing ? "The model ended the text." : "");
+    this.stopButton.disabled = !writing;
+    this.facts.setAttribute("aria-live", writing ? "off" : "polite"); // it changes with every token
+    const long = this.branch.tokens.length >= MAX_TOKENS;
+    this.moreButton.disabled = writing || this.over || long || this.settings.how === "beam";
+    if (this.goOn) this.goOn.disabled = writing || !this.branch.tokens.length;
+    this.text.setAttribute("aria-busy", String(writing));
+  }
+
+  remember() {
+    const beam = this.settings.how === "beam", tree = beam ? packed([{ forced: this.branches[0].before ?? [] }]) : packed(this.branches);
+    this.context.set({ tree: tree || undefined, at: this.at || undefined });
+  }
+
+  // ---- branches
+
+  choose(token) {
+    const place = this.place ?? this.branch.tokens.length;
+    const forced = [...this.ids(place), token.id];
+    const known = this.branches.findIndex(each => forced.every((id, at) => each.tokens[at]?.id === id));
+    if (known >= 0) return this.goTo(known);
+    if (this.settings.how === "beam") {
+      this.branches = [{ forced, before: forced, tokens: [] }];
+      this.at = 0;
+    } else {
+      const before = this.branch.tokens.slice(0, place);
+      this.branches.push({ forced, tokens: [...before, { ...token, adds: token.text, top: [], finish: null }] });
+      if (this.branches.length > MAX_BRANCHES) this.branches.shift();
+      this.at = this.branches.length - 1;
+    }
+    Object.assign(this, { place: null, pinned: false });
+    this.drawText();
+    this.drawTree();
+    this.remember();
+    this.run();
+    this.spans()[place]?.focus({ preventScroll: true });
+    this.place = null;
+  }
+
+  goTo(number) {
+    Object.assign(this, { at: number, place: null, pinned: false });
+    this.remember();
+    this.drawText();
+    this.drawTree();
+    this.tell(this.writing ? "writing …" : "", this.writing);
+    this.lookAtEnd();
+  }
+
+  // ---- drawing
+
+  drawTurns() {
+    this.transcript.replaceChildren(...this.turns.map((text, turn) => h("div", { class: "write-turn" },
+      h("b", {}, turn % 2 ? "The model" : "You"), h("p", { dir: "auto" }, text))));
+  }
+
+  drawText() {
+    this.text.replaceChildren(...this.branch.tokens.map((token, place, all) => spanOf(token, all[place - 1])), this.caret);
+    this.drawTree();
+  }
+
+  drawToken(place) {
+    const span = spanOf(this.branch.tokens[place], this.branch.tokens[place - 1]), old = this.text.children[place];
+    if (old && old !== this.caret) {
+      if (old.textContent !== span.textContent) old.replaceWith(span);
+    } else this.caret.before(span);
+    if (this.place === null) this.drawTopSoon(place);
+  }
+
+  drawTree() {
+    this.treeBox.hidden = this.branches.length < 2;
+    if (this.treeBox.hidden) return;
+    const start = this.info.writes || this.chats ? "" : this.asked;
+    drawTree(this.treeBox, { branches: this.branches, at: this.at, start, choose: number => this.goTo(number) });
+  }
+
+  drawTreeSoon() {
+    if (this.branches.length < 2 || this.treeFrame) return;
+    this.treeFrame = requestAnimationFrame(() => { this.treeFrame = 0; this.drawTree(); });
+  }
+
+  // While a text is written, what stood beside each token passes by.
+  drawTopSoon(place) {
+    cancelAnimationFrame(this.topFrame);
+    this.topFrame = requestAnimationFrame(() => {
+      const token = this.branch.tokens[place];
+      if (this.place === null && this.writing && token) this.drawPanel(token, token.top);
+    });
+  }
+
+  // ---- what stands at a place
+
+  look(place) {
+    if (place < 0) return;
+    this.place = place >= this.branch.tokens.length ? null : place;
+    const shown = this.place ?? this.branch.tokens.length;
+    this.spans().forEach((span, at) => span.setAttribute("aria-selected", String(at === shown)));
+    this.drawLooked();
+    this.lookSoon();
+  }
+
+  // What comes next; or the end itself, where the model has ended the text.
+  lookAtEnd() {
+    this.look(this.branch.tokens.length - (this.over ? 1 : 0));
+  }
+
+  get looked() { return this.place ?? this.branch.tokens.length; }
+  keyOf(place) { return this.ids(place).join("."); }
+
+  drawLooked() {
+    const place = this.looked, token = this.branch.tokens[place], known = this.kept.get(this.keyOf(place));
+    if (known) this.drawPanel(token, known.tokens, known.full);
+    else if (token?.top.length) this.drawPanel(token, token.top);
+  }
+
+  async fetchLooked() {
+    const place = this.looked, key = this.keyOf(place);
+    if (this.kept.has(key)) return this.drawLooked();
+    if (!this.asked?.trim() || (this.place === null && (this.over || this.writing))) return; // nothing follows, or it moves on
+    this.rows.setAttribute("aria-busy", "true");
+    try {
+      const body = { ...this.begun, tokens: this.ids(place), top: SHOWN, logprobs: true };
+      const found = await this.context.api.post("v1/next", body, this.context.signal);
+      this.kept.set(key, { tokens: found.tokens, full: new Distribution(unpacked(found.logprobs)) });
+      if (this.kept.size > MAX_KEPT) this.kept.delete(this.kept.keys().next().value);
+      if (key === this.keyOf(this.looked)) this.drawLooked();
+    } catch (error) {
+      this.context.fail(error);
+    } finally {
+      this.rows.removeAttribute("aria-busy");
+    }
+  }
+
+  drawPanel(token, tokens, full) {
+    drawPlace(this, { token, tokens, full, settings: this.settings.drawing, choose: each => this.choose(each) });
+  }
+}
+
+function turnsOf(text) {
+  try {
+    const turns = JSON.parse(text ?? "[]");
+    return Array.isArray(turns) && turns.length % 2 === 0 && turns.every(turn => typeof turn === "string") ? turns : [];
+  } catch { return []; }
+}
