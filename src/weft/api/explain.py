@@ -200,11 +200,11 @@ class Explain:
         `shapes=True` shows those of all tensors, `backward=True` the backward pass with its formulas, and `open` names
         what is shown unfolded, such as "decoder.0".
         """
-        if isinstance(self.recipe.model, NGram):
-            raise ModelError("an n-gram model looks up counts: there is no computation to draw as a graph")
         if self.trained is not None:
             reading = self.reading(text, target)
             return views.graph.graph_picture(self.trained, reading.tokens, **shown, **reading.given)
+        if isinstance(self.recipe.model, NGram):
+            raise ModelError("the graph of an n-gram model follows from its counts: weft explain RUN --only graph")
         tokens = torch.zeros(1, GRAPH_TOKENS, dtype=torch.long)
         with torch.device("meta"):
             model = build(self.recipe.model)

@@ -1,10 +1,11 @@
-/* A model's parts, drawn and listed. Its data: columns, each a part with parts in it, and diagrams: shapes on a plane whose
-   y grows upwards (explain/anatomy/diagram.py). Of several columns the first diagram has all of them. */
+/* A model's parts, drawn and listed. Its data: columns, each a part with parts in it, and diagrams: shapes on a plane
+   whose y grows upwards (explain/anatomy/diagram.py). Of several columns the first diagram has all of them. */
 import { h, percent, roving, s } from "./dom.js";
 
 const UNIT = 52; // pixels
 const TIP = 7;
-const LOOKS = { norm: "norm", attention: "attention", embedding: "table", positions: "table", logits: "out", sentence: "out" };
+const LOOKS = { norm: "norm", attention: "attention", embedding: "table", positions: "table", logits: "out",
+  sentence: "out" };
 const number = n => n.toLocaleString("en-US");
 
 function tip([x, y], [fromX, fromY]) {
@@ -25,7 +26,8 @@ function drawShape({ kind, places, text, size, anchor, look, part }, name) {
     return s("text", { x, y: y + size * 0.36, "font-size": size, "text-anchor": anchor, class: look }, text);
   }
   if (kind === "sum") {
-    return s("g", { class: "anat-line" }, s("circle", { cx: x, cy: y, r: 6 }), s("path", { d: `M${x - 6} ${y}h12m-6-6v12` }));
+    const cross = `M${x - 6} ${y}h12m-6-6v12`;
+    return s("g", { class: "anat-line" }, s("circle", { cx: x, cy: y, r: 6 }), s("path", { d: cross }));
   }
   if (kind === "loop") {
     const out = `M${x} ${y}C${x - 24} ${y - 8} ${x - 24} ${endY + 8} ${endX} ${endY}`;

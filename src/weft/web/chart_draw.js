@@ -2,7 +2,7 @@
 import { calmTop, drawable, exact, firstFrom, limits, linesOf, named, share, ticksOf } from "./chart_axes.js";
 import { s } from "./dom.js";
 
-const EDGE = 14, GAP = 17, LETTER = 7, BOLD = 8; // around everything; between lines of text; width of a letter, about
+const EDGE = 14, GAP = 17, LETTER = 7, BOLD = 9; // around everything; between lines of text; width of a letter, about
 const ARROW = 44; // width of one with the number beside it
 const MANY = 40; // points of a line, which are then no longer marked one by one
 const MAX_SAMPLED = 5000; // values by which spikes are told from the rest

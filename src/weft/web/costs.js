@@ -17,8 +17,8 @@ function strip(bar, props = {}) {
 function drawn(bar) {
   const told = h("span", { class: "soft", role: "status" }, bar.total);
   const svg = strip(bar, { role: "group", "aria-label": bar.title });
-  const key = h("ul", { class: "cost-key" }, bar.pieces.map(({ name, label, shade }, n) => name && h("li", { "data-piece": n },
-    h("i", { style: { "--p": shade / 100 }, "aria-hidden": "true" }), `${name} ${label}`)));
+  const key = h("ul", { class: "cost-key" }, bar.pieces.map(({ name, label, shade }, n) => name && h("li",
+    { "data-piece": n }, h("i", { style: { "--p": shade / 100 }, "aria-hidden": "true" }), `${name} ${label}`)));
   const pieces = [...svg.children];
   const tell = n => {
     told.textContent = bar.pieces[n]?.tells ?? bar.total;

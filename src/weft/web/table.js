@@ -1,5 +1,5 @@
-// A table as the pages that stand alone have it: { header, rows, title, remarks, text }, where `text` are the columns that
-// stand to the left. A long one is folded.
+// A table as the pages that stand alone have it: { header, rows, title, remarks, text }, where `text` are the columns
+// that stand to the left. A long one is folded.
 import { h } from "./dom.js";
 
 const MANY = 16;

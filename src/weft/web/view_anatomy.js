@@ -13,7 +13,8 @@ export const path = "anatomy";
 export const shows = () => true;
 
 const SHOWN = { anatomy: "Parts", costs: "Costs", growth: "Growth", graph: "Graph" };
-const COUNTS = "An n-gram model looks up counts: it has no weights that cost anything, and nothing that a graph could show.";
+const COUNTS = "An n-gram model looks up counts: it has no weights that cost anything, and its graph needs the counts: "
+  + "weft explain RUN --only graph draws it.";
 const OF_A_GRAPH = ["open", "at", "shapes", "backward"];
 const growth = {
   mount(place, { plots }) {
@@ -70,7 +71,7 @@ export async function mount(main, context) {
     const mine = asked, name = current(), of = preset();
     for (const tab of tabs) tab.setAttribute("aria-pressed", String(tab.dataset.show === name));
     place.setAttribute("aria-busy", "true");
-    if (kind() === "ngram" && name !== "anatomy") return tell(COUNTS);
+    if (kind() === "ngram" && name !== "anatomy") return tell(COUNTS); // asking would only be refused
     try {
       const query = new URLSearchParams(of ? { preset: of } : { model: info.id });
       const data = await api.get(`v1/architecture/${name}?${query}`, AbortSignal.any([signal, mine.signal]));

@@ -9,7 +9,8 @@ export const about = "Models trained with equal compute, and laws of how the los
 export const path = "compare";
 export const shows = () => true;
 
-const HOW = ["weft compare lstm transformer++ --data book.txt --flops 1e13", "weft scale llama-tiny --data book.txt --budget 1e13"];
+const HOW = ["weft compare lstm transformer++ --data book.txt --flops 1e13",
+  "weft scale llama-tiny --data book.txt --budget 1e13"];
 const OF_LOSS = /^(scaling-)?loss|isoflops/;
 const FOLDED = ["sweep"]; // small charts, one for each contender
 const WIDE = [760, 420]; // pixels of the chart of losses
@@ -26,13 +27,15 @@ export async function mount(main, context) {
   }
   const place = h("div");
   let charts = [], shown = null;
-  const known = () => studies.find(each => each.name === state.study) ?? studies.find(each => each.finished) ?? studies[0];
+  const known = () => studies.find(each => each.name === state.study) ?? studies.find(each => each.finished)
+    ?? studies[0];
   const choice = select(studies.map(each => [each.name, each.name]), known().name, name => {
     context.set({ study: name, x: undefined, hidden: undefined }, { push: true });
     show().catch(context.fail);
   });
   main.append(h("div", { class: "fields" }, field("Comparison", choice)), place,
-    tools({ name: "compare", svg: () => charts.length ? charts.map(each => each.picture()) : svgOfText([place.textContent]), command: () => shown?.command || HOW[0] }));
+    tools({ name: "compare", command: () => shown?.command || HOW[0],
+      svg: () => charts.length ? charts.map(each => each.picture()) : svgOfText([place.textContent]) }));
 
   const draw = (into, plot, on) => {
     const drawn = chart.mount(into.appendChild(h("div")), plot, on);
@@ -98,15 +101,15 @@ export async function mount(main, context) {
   }
 
   const unfinished = data => [
-    h("p", {}, `It has not ended: ${data.runs} of its runs ${data.runs === 1 ? "has" : "have"} finished. The same command goes on with it:`),
-    h("pre", {}, data.command)];
+    h("p", {}, `It has not ended: ${data.runs} of its runs ${data.runs === 1 ? "has" : "have"} finished. `
+      + "The same command goes on with it:"), h("pre", {}, data.command)];
 
   function fillPlace(data) {
     const [curves, fill] = losses(data.panels.filter(each => OF_LOSS.test(each.name))) ?? [];
     place.append(h("h2", {}, data.title), h("p", { class: "lead" }, data.result), curves ?? "");
     fill?.();
     const others = data.panels.filter(each => !OF_LOSS.test(each.name));
-    const open = others.filter(each => !FOLDED.includes(each.name)), folded = others.filter(each => FOLDED.includes(each.name));
+    const open = others.filter(each => !FOLDED.includes(each.name));
     const pair = h("div", { class: "charts" });
     place.append(pair);
     for (const panel of open) {
@@ -116,10 +119,11 @@ export async function mount(main, context) {
       figure.append(h("figcaption", { class: "soft" }, panel.about));
     }
     place.append(...data.tables.map(table), ...contenders(data).flat().filter(Boolean));
-    for (const panel of folded) place.append(small(panel));
-    const facts = Object.entries(data.facts ?? {}).map(([key, fact]) => h("div", {}, h("dt", {}, key), h("dd", {}, fact)));
-    place.append(h("details", { class: "fold" }, h("summary", {}, "How it was measured"), h("dl", { class: "facts" }, facts),
-      h("ul", { class: "about notes" }, data.notes.map(line => h("li", {}, line)))));
+    for (const panel of others.filter(each => FOLDED.includes(each.name))) place.append(small(panel));
+    const facts = Object.entries(data.facts ?? {}).map(([key, fact]) =>
+      h("div", {}, h("dt", {}, key), h("dd", {}, fact)));
+    place.append(h("details", { class: "fold" }, h("summary", {}, "How it was measured"),
+      h("dl", { class: "facts" }, facts), h("ul", { class: "about notes" }, data.notes.map(line => h("li", {}, line)))));
   }
 
   // Many small charts, drawn when they are looked at.
