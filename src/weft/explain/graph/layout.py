@@ -2,7 +2,7 @@
 
 Each open group is a frame, laid out by itself and then one large box for what is around it; where a line enters or
 leaves it, it has a port. Lines run straight down through the layers and bend only in the empty gaps between them, so
-that no line crosses a box or a label. The page does the same sums when a group is opened (`arrange` in web/graph.js).
+that no line crosses a box or a label. The page does the same sums for a group that is opened (web/graph_layout.js).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

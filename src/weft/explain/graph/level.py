@@ -1,7 +1,7 @@
 """One level of a layered layout (Sugiyama, Tagawa and Toda 1981): what stands directly inside of a group.
 
 All boxes are closed here. A box that is opened, or has more to say, takes more space; `layout.py` and the page
-(web/graph.js) make it by moving what stands to the right and below, which needs sums and no search.
+(web/graph_layout.js) make it by moving what stands to the right and below, which needs sums and no search.
 """
 
 from collections import Counter
