@@ -1,4 +1,4 @@
-"""Every view of every kind of model: it opens, can be reloaded and saved, is accessible, and takes no text for markup."""
+"""Every view of every kind of model: it opens, reloads, is saved, is accessible, and takes no text for markup."""
 
 import json
 from collections.abc import Callable

@@ -101,7 +101,14 @@ def template(name: str) -> Template:
     return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(web_file(name))
 
 
-@cache
 def web_file(name: str) -> str:
     """A file of web/, as text."""
-    return (resources.files("weft") / "web" / name).read_text("utf-8")
+    return web_files()[name]
+
+
+@cache
+def web_files() -> dict[str, str]:
+    """All files of web/, by name."""
+    return {
+        each.name: each.read_text("utf-8") for each in (resources.files("weft") / "web").iterdir() if each.is_file()
+    }

@@ -1,14 +1,14 @@
 """The Explorer: a page that looks inside the models of this server, and what it has to know of each of them."""
 
-from functools import cache, lru_cache
-from importlib import resources
+from functools import lru_cache
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from weft.costs.count import count
 from weft.errors import WeftError
+from weft.figures.page import web_file, web_files
 from weft.models.config import Bahdanau, EncoderDecoder, NGram, Recurrent
 from weft.runs.folder import RunFolder
 from weft.serve.errors import RefusedError
@@ -31,21 +31,16 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/")
 async def page() -> Response:
-    return Response(_files()["explorer.html"], media_type="text/html", headers=HEADERS)
+    return Response(web_file("explorer.html"), media_type="text/html", headers=HEADERS)
 
 
 @router.get("/web/{name}")
-async def file(request: Request, name: str) -> Response:
+async def file(name: str) -> Response:
+    """A file of the page: a request chooses among them, and names no path."""
     suffix = name[name.rfind(".") :]
-    if suffix not in TYPES or name not in _files():
+    if suffix not in TYPES or name not in web_files():
         raise RefusedError(404, "there is no such file")
-    return Response(_files()[name], media_type=TYPES[suffix], headers=HEADERS)
-
-
-@cache
-def _files() -> dict[str, bytes]:
-    """The files of web/, by name: a request chooses among them, and names no path."""
-    return {each.name: each.read_bytes() for each in (resources.files("weft") / "web").iterdir() if each.is_file()}
+    return Response(web_file(name), media_type=TYPES[suffix], headers=HEADERS)
 
 
 def described(folder: RunFolder) -> dict[str, Any] | None:
