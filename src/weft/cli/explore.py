@@ -14,6 +14,7 @@ from weft.errors import ConfigError
 from weft.progress import log_to_stderr
 
 RUNS = Path("runs")
+COMPARISONS = Path("comparisons")  # that weft compare and weft scale make
 HOST, PORT = "127.0.0.1", 8000  # the port, where it is free
 
 
@@ -36,7 +37,8 @@ def explore(
         from weft.serve.library import Library
 
     serving = Serving()
-    library = Library([str(folder)], None, serving.limits, may_be_empty=True)
+    beside = [str(COMPARISONS)] if folder == RUNS and COMPARISONS.is_dir() else []
+    library = Library([str(folder), *beside], None, serving.limits, may_be_empty=True)
     where = f"http://{HOST}:{listener.getsockname()[1]}/"
     log_to_stderr(f"weft: {folder} is at {where} for this machine alone; Ctrl-C ends it")
     if not no_browser and _has_window():

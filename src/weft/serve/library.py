@@ -19,7 +19,7 @@ from weft.files import is_locked
 from weft.runs.folder import LOCK, RunFolder, open_run
 from weft.runs.listing import RunRow, run_folders, run_row
 from weft.serve.config import Limits
-from weft.serve.errors import RefusedError
+from weft.serve.errors import RefusedError, as_refused
 from weft.serve.worker import Worker, keep_loaded
 from weft.training.precision import pick_device
 from weft.training.preflight import free_memory
@@ -107,10 +107,10 @@ class Library:
         return [row for _, row in rows.values()]
 
     async def prepare(self) -> None:
-        """Load the model already, if there is only one; of several, each is loaded when it is asked for."""
-        if len(self.shelves) == 1:
+        """Load the newest model already; each of the others is loaded when it is asked for."""
+        if newest := max(self.shelves.values(), key=lambda each: each.created, default=None):
             with suppress(WeftError, RefusedError):  # whoever asks for it is told
-                async with self.lent(next(iter(self.shelves))):
+                async with self.lent(newest.name):
                     pass
         self.ready = True
 
@@ -130,9 +130,10 @@ class Library:
                     if shelf.worker is None:
                         shelf.worker = await self._load(shelf)
             yield shelf
-        except WeftError as error:  # a client knows the model by its name, and not where it lies
-            place = str(shelf.folder.path)
-            raise RefusedError(400, " ".join(str(error).replace(place, f"model '{shelf.name}'").split())) from None
+        except (WeftError, RefusedError) as error:  # a client knows the model by its name, and not where it lies
+            refused = as_refused(error)
+            refused.message = refused.message.replace(str(shelf.folder.path), f"model '{shelf.name}'")
+            raise refused from None
         finally:
             shelf.users -= 1
             shelf.used = time.monotonic()

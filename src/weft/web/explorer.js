@@ -41,6 +41,9 @@ function problem(message, again) {
     again && h("p", {}, h("button", { type: "button", onclick: again }, "Try again")));
 }
 
+// What stays, whatever else is done.
+const notice = message => h("p", { class: "notice" }, message);
+
 function askForKey() {
   const key = h("input", { type: "password", autocomplete: "off", required: true });
   const form = h("form", { onsubmit: event => { event.preventDefault(); api.setKey(key.value); begin(); } },
@@ -83,7 +86,8 @@ async function render() {
   current?.end.abort();
   current?.shown?.close?.();
   const { path, state } = address();
-  const info = models.find(each => each.id === state.model) ?? models[0] ?? null;
+  const newest = models.reduce((best, each) => best && best.created >= each.created ? best : each, null);
+  const info = models.find(each => each.id === state.model) ?? newest;
   const offered = views.filter(view => view.shows(info));
   const view = views.find(each => each.path === path) ?? offered[0];
   if (!view) { frame(info); return main.replaceChildren(emptyFolder()); }
@@ -95,7 +99,7 @@ async function render() {
   const place = h("div", { class: `view view-${view.path}` });
   main.replaceChildren(h("h1", {}, view.title), h("p", { class: "soft about" }, view.about), place);
   if (state.model && info?.id !== state.model) {
-    main.append(problem(`There is no model '${state.model}' here${info ? `; this is '${info.id}'` : ""}.`));
+    main.append(notice(`There is no model '${state.model}' here${info ? `; this is '${info.id}'` : ""}.`));
   }
   if (!view.shows(info)) {
     return place.append(info ? h("p", {}, `A model of kind '${info.kind}' has no such view.`) : emptyFolder());
@@ -122,7 +126,7 @@ async function render() {
 
 async function list() {
   const found = await api.get("v1/models");
-  models = found.data.map(each => ({ id: each.id, ...each.weft }));
+  models = found.data.filter(each => each.weft).map(each => ({ id: each.id, created: each.created, ...each.weft }));
 }
 
 async function begin() {
