@@ -33,4 +33,4 @@ def test_every_view_opens(page: Any, server: Served) -> None:
         page.goto(f"{server.url}/#/{view}?model=smollm2&text=The+cat+sat+on+the+mat+because+it+was")
         settle(page)
         assert not problems_of(page), (view, problems_of(page))
-        assert page.get_by_role("button", name="Copy link").count() == 1, view
+        assert view == "compare" or page.get_by_role("button", name="Copy link").count() == 1, view
