@@ -14,6 +14,7 @@ from weft.api.load import check_width, load
 from weft.api.run import Run
 from weft.costs.count import count
 from weft.errors import ConfigError, WeftError, out_of_memory, suggestion
+from weft.runs.checkpoint import WEIGHTS
 from weft.runs.folder import RunFolder, open_run
 from weft.serve.config import Limits
 from weft.serve.errors import RefusedError
@@ -96,7 +97,7 @@ class Library:
                 worker.close()
 
     async def _load(self, shelf: Shelf) -> Worker:
-        need = int(RESERVE * BYTES * count(shelf.folder.recipe().model).parameters)
+        need = int(RESERVE * max(BYTES * count(shelf.folder.recipe().model).parameters, _stored(shelf.folder)))
         while free_memory(self.device) < need and await self._unload_one():
             pass
         while True:
@@ -125,6 +126,11 @@ class Library:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return True
+
+
+def _stored(run: RunFolder) -> int:
+    """Bytes of the largest weights in a run: how large tables of n-grams are, no config says."""
+    return max((file.stat().st_size for file in run.checkpoints.glob(f"*/{WEIGHTS}")), default=0)
 
 
 def found(places: Sequence[str]) -> list[RunFolder]:
