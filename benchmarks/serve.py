@@ -1,11 +1,17 @@
 """How fast `weft serve` writes for many clients at once, on loopback.
 
     python benchmarks/serve.py --seconds 60 --streams 64
+    python benchmarks/serve.py --run smollm2 --transformers smollm2-hf --streams 8 32 --seconds 1 --tokens 16 --greedy
+    python benchmarks/serve.py --minutes 30 --drops 0
 
 One client alone, then many, each of which asks for a text of `--tokens` tokens, reads it as it comes and asks again.
 Then clients that go away at random, after which no block may be in use and memory must be as before. The server is a
 process of its own, by default of a decoder of 4 layers of 256 over characters that is made first. `--run` takes another
 run; `--url` and `--model` ask another server that speaks OpenAI's API, with `--chat` for conversations alone.
+
+`--transformers` names the same model as `weft export --to hf` writes it: `transformers serve` answers the same clients
+in turn with weft. With `--minutes`, texts are then asked for half as often as the server can write them, and what it
+holds in memory meanwhile is fitted with a line.
 """
 
 import argparse
@@ -14,11 +20,14 @@ import json
 import random
 import re
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -28,6 +37,8 @@ import weft
 from weft.progress import log_to_stderr
 
 CHANGES = {"tokenizer": "char", "steps": 1, "model.layers": 4, "model.d_model": 256, "model.context": 512}
+MOST = 64  # texts that are open at a time while memory is watched
+SAMPLE_SECONDS = 10.0
 PROMPT = "The following story is told by somebody who was there, or says so: "
 
 
@@ -49,13 +60,16 @@ class Place:
     url: str
     model: str
     chat: bool = False
+    greedy: bool = False
 
     async def ask(self, tokens: int, seed: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         parts = urlsplit(self.url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         said = f"{PROMPT}{seed}"
         asked = {"messages": [{"role": "user", "content": said}]} if self.chat else {"prompt": said}
-        body = {"model": self.model, **asked, "max_tokens": tokens, "seed": seed, "temperature": 0.8, "stream": True}
+        temperature = 0.0 if self.greedy else 0.8
+        body = {"model": self.model, **asked, "max_tokens": tokens, "seed": seed, "temperature": temperature}
+        body["stream"] = True
         content = json.dumps({**body, "stream_options": {"include_usage": True}}).encode()
         path = "chat/completions" if self.chat else "completions"
         head = f"POST /v1/{path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
@@ -101,6 +115,32 @@ async def load(place: Place, streams: int, seconds: float, tokens: int) -> tuple
 
     await asyncio.gather(*(client(number) for number in range(streams)))
     return seen, time.perf_counter() - began
+
+
+async def soak(place: Place, server: "subprocess.Popen[bytes]", rate: float, seconds: float, tokens: int) -> None:
+    """Ask for `rate` texts a second, of which at most MOST are open; the line through the server's memory meanwhile."""
+    seen, began, held = Seen(), time.perf_counter(), []
+    open_now: set[asyncio.Task[None]] = set()
+    skipped = asked = 0
+    while (now := time.perf_counter() - began) < seconds:
+        if now >= SAMPLE_SECONDS * len(held):
+            held.append(memory(server))
+        if now < asked / rate:
+            await asyncio.sleep(min(asked / rate - now, SAMPLE_SECONDS))
+            continue
+        asked += 1
+        if len(open_now) >= MOST:
+            skipped += 1
+            continue
+        task = asyncio.create_task(read_text(place, tokens, asked, seen))
+        open_now.add(task)
+        task.add_done_callback(open_now.discard)
+    await asyncio.gather(*open_now)
+    row(f"{rate:.2f} texts/s, {seconds / 60:.0f} min", seen, time.perf_counter() - began)
+    late = held[len(held) // 3 :]  # what is needed once is there by then
+    slope = statistics.linear_regression(range(len(late)), late).slope if len(late) > 1 else float("nan")
+    print(f"memory {held[0]:.0f} → {late[0]:.1f} → {held[-1]:.1f} MB: {slope * 3600 / SAMPLE_SECONDS:+.1f} MB an hour")
+    print(f"{used_blocks(place.url)} blocks in use; {skipped} texts were not asked for, as {MOST} were open")
 
 
 async def drop(place: Place, connections: int, at_once: int) -> None:
@@ -157,11 +197,32 @@ def used_blocks(url: str) -> int:
     return sum(int(float(value)) for value in re.findall(r"weft_cache_blocks_used\{.*\} (\S+)", text))
 
 
-def memory(server: "subprocess.Popen[bytes]") -> int:
+@contextmanager
+def transformers_server(folder: Path, log: Path) -> Iterator[str]:
+    """The address of `transformers serve` with this model, on a port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("transformers")), "serve", str(folder), "--port", str(port)]
+    with log.open("w") as stderr:
+        server = subprocess.Popen(command, stdout=stderr, stderr=stderr)
+    try:
+        for _ in range(1200):
+            time.sleep(0.1)
+            with suppress(OSError), urlopen(f"http://localhost:{port}/health", timeout=5):
+                break
+        else:
+            raise SystemExit(f"the server has not begun: {log.read_text()}")
+        yield f"http://localhost:{port}"
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def memory(server: "subprocess.Popen[bytes]") -> float:
     """Megabytes that the server holds now."""
     found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{server.pid}/status").read_text())
     assert found is not None
-    return int(found[1]) // 1024
+    return int(found[1]) / 1024
 
 
 def drops(place: Place, server: "subprocess.Popen[bytes]", connections: int, at_once: int) -> None:
@@ -173,25 +234,30 @@ def drops(place: Place, server: "subprocess.Popen[bytes]", connections: int, at_
         while used_blocks(place.url) and time.monotonic() < end:
             time.sleep(0.2)
         held.append(memory(server))
-    print(f"{connections:,} connections dropped, twice: {used_blocks(place.url)} blocks in use, {held} MB")
+    megabytes = [round(each) for each in held]
+    print(f"{connections:,} connections dropped, twice: {used_blocks(place.url)} blocks in use, {megabytes} MB")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--streams", type=int, nargs="+", default=[64])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--drops", type=int, default=200)
     parser.add_argument("--run", type=Path)
     parser.add_argument("--url")
     parser.add_argument("--model", default="")
     parser.add_argument("--chat", action="store_true")
+    parser.add_argument("--greedy", action="store_true", help="the likeliest token always")
+    parser.add_argument("--transformers", type=Path, metavar="FOLDER", help="the same model, served beside it")
+    parser.add_argument("--minutes", type=float, default=0.0, help="at half of what the server can write")
     given = parser.parse_args()
     print("| | tokens/s | first token p50 / p95, ms | between p95, ms | texts | failures |\n|---|---|---|---|---|---|")
     if given.url is not None:
-        measure(Place(given.url, given.model, given.chat), given)
+        measure({"": Place(given.url, given.model, given.chat, given.greedy)}, given)
         return
-    with tempfile.TemporaryDirectory() as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         if given.run is None:
             text = Path(folder, "text.txt")
             text.write_text(Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8") * 5)
@@ -199,20 +265,39 @@ def main() -> None:
             weft.train("llama-tiny", data=str(text), run=given.run, changes=CHANGES, log=lambda line: None)
         server, url = serve(given.run, Path(folder, "log"))
         try:
-            place = Place(url, given.run.resolve().name, given.chat)
-            measure(place, given)
+            place = Place(url, given.run.resolve().name, given.chat, given.greedy)
+            places = {"weft": place}
+            if given.transformers is not None:
+                other = stack.enter_context(transformers_server(given.transformers, Path(folder, "other")))
+                places["transformers"] = Place(other, str(given.transformers), given.chat, given.greedy)
+            rate = measure(places, given)
             if given.drops:
                 drops(place, server, given.drops, 100)
+            if given.minutes:
+                asyncio.run(soak(place, server, rate / given.tokens / 2, 60 * given.minutes, given.tokens))
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(60)
 
 
-def measure(place: Place, given: argparse.Namespace) -> None:
-    asyncio.run(load(place, 2, 1.0, 16))  # what is done once
-    alone = row("1 stream", *asyncio.run(load(place, 1, min(given.seconds, 20.0), given.tokens)))
-    many = row(f"{given.streams} streams", *asyncio.run(load(place, given.streams, given.seconds, given.tokens)))
-    log_to_stderr(f"{given.streams} streams are {many / alone:.1f} times as fast as one")
+def measure(places: dict[str, Place], given: argparse.Namespace) -> float:
+    """Tokens a second of the first of some servers with the last number of streams; they are asked in turn."""
+    for place in places.values():
+        asyncio.run(load(place, 2, 1.0, 16))  # what is done once
+    rates: dict[int, dict[str, float]] = {}
+    for streams in dict.fromkeys((1, *given.streams)):
+        seconds = given.seconds if streams > 1 else min(given.seconds, 20.0)
+        several = "streams" if streams > 1 else "stream"
+        rates[streams] = {
+            name: row(f"{streams} {several} {name}".rstrip(), *asyncio.run(load(place, streams, seconds, given.tokens)))
+            for name, place in places.items()
+        }
+        first, *others = rates[streams].values()
+        for name, other in zip(list(places)[1:], others, strict=True):
+            log_to_stderr(f"{streams} {several}: {first / other:.2f} times as many tokens a second as {name}")
+    alone, many = (next(iter(rates[streams].values())) for streams in (1, given.streams[-1]))
+    log_to_stderr(f"{given.streams[-1]} streams are {many / alone:.1f} times as fast as one")
+    return many
 
 
 if __name__ == "__main__":

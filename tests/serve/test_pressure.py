@@ -237,6 +237,25 @@ def test_models_are_unloaded_when_memory_is_short(runs: Path, monkeypatch: pytes
         assert ask("gpt") == ask("lstm") == 200
 
 
+def test_tables_of_n_grams_need_memory_too(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = (runs / "ngram" / "checkpoints" / "latest" / "model.safetensors").stat().st_size
+    with served(runs / "gpt", runs / "ngram") as it:
+
+        def loaded() -> list[str]:
+            return [name for name, shelf in it.library.shelves.items() if shelf.worker is not None]
+
+        def ask(name: str) -> int:
+            return it.post(COMPLETE, {"model": name, "prompt": "a", "max_tokens": 2}).status_code
+
+        assert ask("gpt") == 200
+        monkeypatch.setattr(shelves, "free_memory", lambda device: 2 * size)
+        assert ask("ngram") == 200 and loaded() == ["gpt", "ngram"]
+        it.worker("ngram").close()
+        it.library.shelves["ngram"].worker = None
+        monkeypatch.setattr(shelves, "free_memory", lambda device: size)
+        assert ask("ngram") == 200 and loaded() == ["ngram"]
+
+
 def test_a_model_in_use_is_not_unloaded(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(runs / "bytes", runs / "gpt") as it, ThreadPoolExecutor(1) as pool:
         it.post(COMPLETE, {**LONG, "max_tokens": 1})

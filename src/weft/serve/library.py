@@ -16,6 +16,7 @@ from weft.compare.studies import studies
 from weft.costs.count import count
 from weft.errors import ConfigError, WeftError, out_of_memory, suggestion
 from weft.files import is_locked
+from weft.runs.checkpoint import WEIGHTS
 from weft.runs.folder import LOCK, RunFolder, open_run
 from weft.runs.listing import RunRow, run_folders, run_row
 from weft.serve.config import Limits
@@ -147,7 +148,7 @@ class Library:
                 worker.close()
 
     async def _load(self, shelf: Shelf) -> Worker:
-        need = int(RESERVE * BYTES * count(shelf.folder.recipe().model).parameters)
+        need = int(RESERVE * max(BYTES * count(shelf.folder.recipe().model).parameters, _stored(shelf.folder)))
         while free_memory(self.device) < need and await self._unload_one():
             pass
         while True:
@@ -207,3 +208,8 @@ def _changed(path: Path) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return about.st_mtime_ns, about.st_size
+
+
+def _stored(run: RunFolder) -> int:
+    """Bytes of the largest weights in a run: how large tables of n-grams are, no config says."""
+    return max((file.stat().st_size for file in run.checkpoints.glob(f"*/{WEIGHTS}")), default=0)

@@ -42,7 +42,7 @@ class NativeRows:
         last = self._norm(model.decoder.norm), self.words if head and self.words is not None else native.Matrix()
         self.found = native.Model(*sizes, *kind, *block, first.attention.scale, None, None, self.layers, *last)
         self.ends_in_features = head and self.words is None
-        self.angles: list[Tensor] = []  # (places, d_head / 2) each, of as many places as were needed so far
+        self.places, self.angles = 0, list[Tensor]()  # (places, d_head / 2) each, where there are any
         self.held = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
 
     def __call__(self, tokens: Tensor, places: Tensor, tables: Tensor) -> Tensor:
@@ -70,12 +70,12 @@ class NativeRows:
         return min(torch.get_num_threads(), 1 + rows * self.held // BYTES_A_THREAD)
 
     def _rotate(self, places: int) -> None:
-        """Angles for so many places, where there are any: twice as many as before, if these don't suffice."""
-        if self.angles and len(self.angles[0]) >= places:
+        """Angles for so many places: at least twice as many as before, if those don't suffice."""
+        if places <= self.places:
             return
         assert self.model.decoder is not None
-        places = max(places, 2 * len(self.angles[0]) if self.angles else 0)
-        angles = self.model.decoder.position.angles(torch.arange(places)[None], places, torch.float32)
+        self.places = max(places, 2 * self.places)
+        angles = self.model.decoder.position.angles(torch.arange(self.places)[None], self.places, torch.float32)
         if angles is not None:
             self.angles = [angle[0, 0].contiguous() for angle in angles]
             self.found.cos, self.found.sin = (native.address(angle) for angle in self.angles)

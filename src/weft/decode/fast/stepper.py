@@ -1,6 +1,7 @@
 """How a model reads on: plainly, or by a fast path that fits model, state and device. All of that is chosen here.
 
-- native path (`native_step`): a decoder's step for one row in one call, on a CPU, where a C compiler was found;
+- native path (`native_step`): a decoder's step for one row, or for the engine's texts, in one call, on a CPU, where a
+  C compiler was found;
 - CPU fast path (`cpu`): the step of common decoders in few operations, for rows of equal length, in float32;
 - CUDA fast path (`cuda`): LLaMA's step, and the reading of its prompts, in a few kernels, in 16 bits;
 - CUDA graphs (`cuda_graphs`): any Transformer's step, captured once and replayed.

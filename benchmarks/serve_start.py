@@ -1,0 +1,117 @@
+"""How long a server takes from its process's start until it is ready and until it has written, first and once more.
+
+    python benchmarks/serve_start.py                                                                # a small model
+    python benchmarks/serve_start.py --layers 32 --d-model 4096 --d-ff 11008 --vocab 32000 --streams 64   # 7B's shape
+
+The first start finds empty caches: nothing compiled in C, no Triton kernels, nothing of torch's or the driver's. The
+second finds what the first has left, in a process of its own again. Weights are random and made in place, so reading
+them from a disk is not in it: `model` is how long making them takes. CUDA graphs are never kept, and captured at first
+use: `text` and `texts` are the first answers to one client and to `--streams`, `again` the same once more.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+CACHES = ("WEFT_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+STAGES = ("imports", "model", "ready", "text", "texts", "again")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--d-model", type=int, default=256)
+    parser.add_argument("--d-ff", type=int, default=768)
+    parser.add_argument("--vocab", type=int, default=2000)
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--answer", type=int, default=32)
+    parser.add_argument("--begun", type=float, help=argparse.SUPPRESS)  # by the clock, in the process that serves
+    given = parser.parse_args()
+    if given.begun is not None:
+        print(json.dumps(stages(given)))
+        return
+    print(f"| seconds | {' | '.join(STAGES)} |\n|---|{'---|' * len(STAGES)}")
+    with tempfile.TemporaryDirectory() as place:
+        kept = {name: str(Path(place, name)) for name in CACHES}
+        for start in ("first start", "second start"):
+            command = [sys.executable, *sys.argv, "--begun", str(time.time())]
+            said = subprocess.run(command, env=os.environ | kept, stdout=subprocess.PIPE, check=True, text=True)
+            seconds = json.loads(said.stdout.splitlines()[-1])
+            print(f"| {start} | {' | '.join(f'{seconds[stage]:.2f}' for stage in STAGES)} |", flush=True)
+
+
+def stages(given: argparse.Namespace) -> dict[str, float]:
+    """Seconds that each stage has taken, in this process."""
+    found: dict[str, float] = {}
+    before = given.begun
+
+    def took(stage: str) -> None:
+        nonlocal before
+        found[stage], before = time.time() - before, time.time()
+
+    import torch
+    import uvicorn
+
+    import serve_engine
+    from weft.api.run import Run
+    from weft.models.build import build
+    from weft.models.presets import llama
+    from weft.recipe.config import Recipe
+    from weft.recipe.resolve import resolve
+    from weft.serve.app import make_app
+    from weft.serve.config import Limits, Serving
+    from weft.serve.library import Library, Shelf
+    from weft.serve.worker import Worker
+    from weft.text.config import Word
+    from weft.text.tokenizer import build_tokenizer
+
+    took("imports")
+    tokenizer = build_tokenizer(Word(), [" ".join(f"w{number}" for number in range(given.vocab - 4))])
+    gpu = torch.cuda.is_available()
+    heads = given.d_model // (128 if given.d_model >= 1024 else 32)
+    config = llama(given.layers, given.d_model, heads, given.d_ff, vocab_size=given.vocab, context=2048)
+    torch.set_default_dtype(torch.bfloat16 if gpu else torch.float32)
+    with torch.device("cuda" if gpu else "cpu"):
+        model = build(config).eval()
+    torch.set_default_dtype(torch.float32)
+    took("model")
+    recipe = resolve("llama-tiny", []).model_copy(update={"model": config})
+    run = Run(Path("."), Recipe.model_validate(recipe.model_dump()), model, tokenizer)
+    limits = Limits(rows=given.streams, queue=2 * given.streams, per_client=2 * given.streams)
+    library = Library([], None, limits)
+    library.shelves["model"] = Shelf("model", None, 0, Worker("model", run, limits))  # type: ignore[arg-type]
+    app = make_app(library, Serving(limits=limits))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    while True:
+        with suppress(HTTPError), urlopen(f"http://127.0.0.1:{port}/ready", timeout=60):
+            break
+        time.sleep(0.01)
+    took("ready")
+    prompts = [[8 + (31 * row + place) % (given.vocab - 16) for place in range(given.prompt)] for row in range(64)]
+    serve_engine.streams_of(port, prompts[:1], given.answer)
+    took("text")
+    for stage in ("texts", "again"):
+        serve_engine.streams_of(port, [prompts[row % 64] for row in range(given.streams)], given.answer)
+        took(stage)
+    server.should_exit = True
+    thread.join()
+    return found
+
+
+if __name__ == "__main__":
+    main()
