@@ -1,7 +1,6 @@
 """The Explorer on a model that people use: SmolLM2-135M-Instruct, which chats."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -30,6 +30,7 @@ from weft.serve.errors import RefusedError, as_refused
 from weft.training.preflight import free_memory
 
 CACHE_SHARE = 0.5  # of the memory that is free once a model is loaded, for keys and values
+MAX_KEPT_BYTES = 128 << 20  # of keys and values of texts that have ended, on a CPU, which takes memory as it is written
 MIN_BLOCKS = 16  # that a model without memory for them is not served with
 MODEL_SHARE = 4.0  # times as long as event loops take for what was written, before they get more
 TURN_SECONDS = 0.05  # that a model on a GPU, which works meanwhile, leaves the interpreter to an event loop at most
@@ -92,7 +93,8 @@ class Worker(threading.Thread):
         self._delivering, self._next_delivery = False, 0.0
         self._queued = 0  # tasks so far
         self._loop: asyncio.AbstractEventLoop | None = None  # of the last of them
-        self._engine, self._on_gpu = self._make_engine(), device_of(run.model).type == "cuda"
+        self._on_gpu = device_of(run.model).type == "cuda"
+        self._engine = self._make_engine()
         if self._engine is not None:
             self.counts = self._engine.counts
         keep_loaded()
@@ -334,11 +336,13 @@ class Worker(threading.Thread):
             return None
         # a text longer than those it learned from may be asked for, but hardly by all at once
         usual = -(-min(longest, model.config.context) // BLOCK_SIZE)
-        able = int(CACHE_SHARE * free_memory(device_of(model))) // block_bytes(model, BLOCK_SIZE)
+        weighs = block_bytes(model, BLOCK_SIZE)
+        able = int(CACHE_SHARE * free_memory(device_of(model))) // weighs
         if able < min(usual, MIN_BLOCKS):
             raise MemoryError(f"no room for the keys and values of one text of {MIN_BLOCKS * BLOCK_SIZE} tokens")
         wanted = max(self.limits.rows * usual, -(-longest // BLOCK_SIZE))
-        held = Held(blocks=min(wanted, able), block_size=BLOCK_SIZE, rows=self.limits.rows)
+        kept = None if self._on_gpu else MAX_KEPT_BYTES // weighs
+        held = Held(blocks=min(wanted, able), block_size=BLOCK_SIZE, rows=self.limits.rows, kept=kept)
         return Engine(model, self.loaded.tokenizer.vocab_size, held)
 
 
@@ -347,7 +351,7 @@ def keep_loaded() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(COLLECT_AFTER, 20, 100)
+    gc.set_threshold(COLLECT_AFTER, 10, 10)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *given: Any) -> None:

@@ -169,3 +169,18 @@ def test_what_does_not_fit_changes_nothing() -> None:
     assert not pool.extend(table, 13)
     assert pool.free_blocks == 2
     assert pool.blocks_for(12) == 4 and pool.blocks_for(13) == 5
+
+
+def test_few_blocks_stay_known_and_the_same_ones_are_written_again() -> None:
+    pool = BlockPool(100, BLOCK, kept=3)
+    written = set()
+    for number in range(20):
+        tokens = [number] * (2 * BLOCK + 1)
+        table = pool.allocate(pool.keys(tokens, 2 * BLOCK, []), len(tokens))
+        assert table is not None
+        written |= set(table.blocks)
+        pool.commit(table, tokens, len(tokens))
+        pool.release(table)
+        assert len(pool.unused) <= 3
+    assert pool.free_blocks == 100
+    assert len(written) <= 6

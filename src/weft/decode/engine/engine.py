@@ -39,12 +39,14 @@ class Limits:
 
     At most `rows` texts are written at a time, in `blocks` blocks of `block_size` tokens. At most `prefill` tokens of
     prompts are read in one step; None: as many as keep the device busy without holding the other texts up for long.
+    `kept` blocks of texts that have ended may serve others that begin alike; None: all that are free.
     """
 
     blocks: int = 2048
     block_size: int = 16
     rows: int = 256
     prefill: int | None = None
+    kept: int | None = None
 
 
 @dataclass
@@ -145,7 +147,7 @@ class Engine:
     def __init__(self, model: Transformer, vocab_size: int, limits: Limits):
         self.model, self.vocab_size = model, vocab_size
         self.device, self.window = model.embedding.weight.device, context_window(model)
-        self.manager = BlockManager(model, limits.blocks, limits.block_size, limits.rows)
+        self.manager = BlockManager(model, limits.blocks, limits.block_size, limits.rows, limits.kept)
         self.counts = Counts()
         prefill = limits.prefill or (PREFILL_ON_CUDA if self.device.type == "cuda" else PREFILL)
         self.scheduler = Scheduler(self.manager, limits.rows, prefill, self.counts)

@@ -137,11 +137,14 @@ class BlockTable:
 
 
 class BlockPool:
-    """`blocks` blocks for `block_size` tokens each. It is all numbers: the content lies in a `BlockStore`."""
+    """`blocks` blocks for `block_size` tokens each. It is all numbers: the content lies in a `BlockStore`.
 
-    def __init__(self, blocks: int, block_size: int):
+    At most `kept` of those that no text uses any more stay known, the latest.
+    """
+
+    def __init__(self, blocks: int, block_size: int, kept: int | None = None):
         assert blocks > 0 and block_size > 0
-        self.block_size = block_size
+        self.block_size, self.kept = block_size, blocks if kept is None else kept
         self.uses = [0] * blocks  # how many tables name each block
         self.blank = list(range(blocks - 1, -1, -1))  # neither used nor known; the next one is the last
         self.known: dict[Key, int] = {}
@@ -231,13 +234,17 @@ class BlockPool:
                 self.unused[block] = None
             elif not self.uses[block]:
                 self.blank.append(block)
+        while len(self.unused) > self.kept:
+            self.blank.append(self._forgotten())
         table.read = 0
 
     def _take(self) -> int:
-        if self.blank:
-            block = self.blank.pop()
-        else:
-            block, _ = self.unused.popitem(last=False)
-            del self.known[self.key_of.pop(block)]
+        block = self.blank.pop() if self.blank else self._forgotten()
         self.uses[block] = 1
+        return block
+
+    def _forgotten(self) -> int:
+        """The block that has been unused for longest, no longer known."""
+        block, _ = self.unused.popitem(last=False)
+        del self.known[self.key_of.pop(block)]
         return block
