@@ -21,6 +21,7 @@ from weft.text.tokenizer import Tokenizer
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+,=-]{0,149}")  # of a contender, and of its files
 MAX_FOLDER_NAME = 80  # characters
+PLAN, LADDER = "plan.json", "ladder"  # what was asked for, and the folder of a scaling law's sizes
 RATIO = 3  # of the budgets of one rung and the next
 STEP = 2.0  # of one learning rate and the next in the sweep
 SEARCH_SHARES = tuple(float(RATIO) ** -rung for rung in (3, 2, 1))  # of the budget, in the three rounds of the sweep

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from weft import __version__, files
-from weft.compare.config import SEARCH_SHARES, Budget, Experiment
+from weft.compare.config import PLAN, SEARCH_SHARES, Budget, Experiment
 from weft.compare.contenders import ReadyContender, make_ready
 from weft.compare.jobs import WIDENED, Comparison, Job, Outcome, Result, Sweep, share_text
 from weft.compare.pools import HERE, Where
@@ -27,7 +27,7 @@ from weft.progress import log_to_stderr
 from weft.training.precision import pick_device
 from weft.training.worker import device_name
 
-PLAN, LOCK = "plan.json", ".lock"
+LOCK = ".lock"
 MIN_TELLING_STEPS = 50  # in fewer hardly anything is learned
 HELD_OUT = {"cpu": 200_000, "cuda": 5_000_000}  # bytes of held-out text that every job is measured on
 

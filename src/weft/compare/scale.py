@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.interpolate import make_interp_spline
 
-from weft.compare.config import RATIO, Experiment
+from weft.compare.config import LADDER, PLAN, RATIO, Experiment
 from weft.compare.contenders import make_ready
-from weft.compare.experiment import PLAN, Workplace, claimed_folder, compare
+from weft.compare.experiment import Workplace, claimed_folder, compare
 from weft.compare.fit import MIN_VALUES, Fit, Point, fit
 from weft.compare.jobs import Comparison
 from weft.compare.page import BITS, result_section, study_data
@@ -36,7 +36,7 @@ from weft.training.precision import pick_device
 SPREAD = 2.0  # of one size of the ladder and the next
 TOKENS_PER_PARAMETER = 10  # of the largest run: the smaller sizes have more
 MAX_SIZES = 16  # of a ladder
-LADDER, NEXT = "ladder", "next"
+NEXT = "next"
 FURTHER = 30.0  # times the largest budget that was fitted: so far the optimal size is drawn
 FLOPS = Axis("FLOPs in training", log=True, named=scientific, pad=0.06)
 PARAMETERS = Axis("parameters", log=True, named=short, pad=0.08)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weft import files
-from weft.compare.experiment import PLAN
-from weft.compare.scale import LADDER
+from weft.compare.config import LADDER, PLAN
 from weft.config import flat
 from weft.errors import RunError, WeftError
 from weft.runs.folder import RunFolder

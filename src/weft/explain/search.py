@@ -14,7 +14,8 @@ from matplotlib.path import Path
 from weft.decode.tree import Tree
 from weft.explain.reading import WHITE
 from weft.figures.heatmap import shortened
-from weft.figures.picture import SHADES, Picture, as_json, new_figure
+from weft.figures.page import as_json
+from weft.figures.picture import SHADES, Picture, new_figure
 from weft.figures.shaded import drawable, families, width_of
 
 # pixels of a page, where web/search.js has some of them; of a figure, hundredths of an inch

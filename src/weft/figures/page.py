@@ -2,8 +2,10 @@
 
 import base64
 import json
+import math
 import re
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
@@ -112,3 +114,20 @@ def web_files() -> dict[str, str]:
     return {
         each.name: each.read_text("utf-8") for each in (resources.files("weft") / "web").iterdir() if each.is_file()
     }
+
+
+def as_json(value: Any) -> Any:
+    """A view's values: arrays as lists, what is not finite as null."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return as_json(value._asdict())
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: as_json(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): as_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [as_json(each) for each in value]
+    return value if isinstance(value, str | int | bool | None) else str(value)

@@ -1,12 +1,11 @@
 """What `weft explain` draws: pictures that show themselves in a notebook, and save themselves for a page or a paper."""
 
 import io
-import math
 import re
 import warnings
 from abc import ABC, abstractmethod
 from copy import copy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -17,7 +16,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 
 from weft.errors import ConfigError, DataError
-from weft.figures.page import Section, mounted, page, part
+from weft.figures.page import Section, as_json, mounted, page, part
 from weft.files import check_place, write_bytes
 
 FIGURES = (".svg", ".png", ".pdf")
@@ -110,23 +109,6 @@ class Album(Picture):
 
     def sections(self) -> list[Section]:
         return [section for picture in self.pictures for section in picture.sections()]
-
-
-def as_json(value: Any) -> Any:
-    """A view's values: arrays as lists, what is not finite as null."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return as_json(value._asdict())
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: as_json(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, dict):
-        return {str(key): as_json(each) for key, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [as_json(each) for each in value]
-    return value if isinstance(value, str | int | bool | None) else str(value)
 
 
 def noted(picture: P, note: str) -> P:

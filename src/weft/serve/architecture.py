@@ -13,8 +13,7 @@ from starlette.responses import Response
 
 from weft.api.explain import Explain, architecture
 from weft.errors import suggestion
-from weft.explain.costs import Costs
-from weft.explain.growth import Growth
+from weft.explain import views
 from weft.models.presets import PRESETS
 from weft.models.presets import preset as preset_named
 from weft.recipe.config import Recipe
@@ -65,6 +64,6 @@ def _waited(recipe: Recipe, view: View) -> dict[str, Any]:
 @lru_cache(maxsize=KEPT)
 def _drawn(recipe: Recipe, view: View) -> dict[str, Any]:
     picture = getattr(Explain(recipe), view)()
-    tables = picture.tables() if isinstance(picture, Costs | Growth) else ()
+    tables = picture.tables() if isinstance(picture, views.costs.Costs | views.growth.Growth) else ()
     told = {"title": picture.title, "about": picture.about}
     return {**told, **picture.data(), "tables": [table._asdict() for table in tables]}

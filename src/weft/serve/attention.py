@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from weft.api.run import Run
 from weft.explain import views
+from weft.figures.page import as_json
 from weft.serve.own import ask, check_length
 from weft.serve.schema import ReadingBody, WithoutHeadsBody
 
@@ -36,6 +37,6 @@ async def _of_reading(request: Request, body: ReadingBody, function: Reads) -> R
     check_length(body)
 
     def read(run: Run) -> Any:
-        return views.picture.as_json(function(run.explain.reading(body.input, body.target)))
+        return as_json(function(run.explain.reading(body.input, body.target)))
 
     return await ask(request, body, read)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from weft.api.run import Run
 from weft.api.settings import translation_beam
-from weft.figures.picture import as_json
+from weft.figures.page import as_json
 from weft.objectives.frame import Asked
 from weft.serve.errors import RefusedError
 from weft.serve.events import answered, client_of, server_of
