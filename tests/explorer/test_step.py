@@ -131,18 +131,18 @@ def test_settings_change_the_choice_at_once_and_the_server_agrees(
     with page.expect_response("**/v1/explain/step"):
         page.get_by_label("Temperature", exact=True).fill("0.5")
         page.get_by_label("Top-k", exact=True).fill("3")
-    assert page.locator(".step-candidate:not(.step-dropped)").count() == 3
+    assert page.locator(".step-candidates .write-row:not(.write-dropped)").count() == 3
     choice = asked(server, "gpt", temperature=0.5, top_k=3)["choice"]
     page.wait_for_function("() => !document.querySelector('.step-kept').textContent.startsWith('about')")
-    first = page.locator(".step-candidate .step-number").first.text_content()
-    assert float(first.removesuffix(" %")) == pytest.approx(100 * choice["candidates"][0]["final"], abs=0.6)
+    first = page.locator(".step-candidates .write-number").nth(1).text_content()
+    assert float(re.sub(r"[^\d.]", "", first)) == pytest.approx(100 * choice["candidates"][0]["final"], abs=0.6)
     assert f"{choice['kept']} of" in page.locator(".step-kept").inner_text()
 
 
 def test_a_chosen_token_is_appended(page: Any, at: Callable[..., str]) -> None:
     opened(page, at("step", model="gpt", text=TEXT, stage="output.choice"))
     tokens = page.locator(".step-tokens button").count()
-    page.locator(".step-candidate").nth(1).click()
+    page.locator(".step-candidates button").nth(1).click()
     page.locator(".step-append .primary").click()
     page.wait_for_function(f"() => document.querySelectorAll('.step-tokens button').length === {tokens + 1}")
     assert page.locator(".step-panel h2").inner_text() == "Tokens"

@@ -1,18 +1,11 @@
 /* A model's parts, drawn and listed. Its data: columns, each a part with parts in it, and diagrams: shapes on a plane
    whose y grows upwards (explain/anatomy/diagram.py). Of several columns the first diagram has all of them. */
-import { h, percent, roving, s } from "./dom.js";
+import { button, h, picture, roving, s, soft, tip } from "./dom.js";
+import { counted as number, percent } from "./words.js";
 
 const UNIT = 52; // pixels
-const TIP = 7;
 const LOOKS = { norm: "norm", attention: "attention", embedding: "table", positions: "table", logits: "out",
   sentence: "out" };
-const number = n => n.toLocaleString("en-US");
-
-function tip([x, y], [fromX, fromY]) {
-  const angle = Math.atan2(y - fromY, x - fromX);
-  const side = turn => `${x - TIP * Math.cos(angle + turn)} ${y - TIP * Math.sin(angle + turn)}`;
-  return `M${side(0.45)}L${x} ${y}L${side(-0.45)}`;
-}
 
 function drawShape({ kind, places, text, size, anchor, look, part }, name) {
   const [[x, y]] = places, [endX, endY] = places.at(-1);
@@ -43,7 +36,7 @@ function drawing({ width, height, shapes }, name, label) {
   // texts stand on boxes, and boxes on lines
   const order = shape => ["frame", "line", "arrow", "loop", "sum", "box", "text"].indexOf(shape.kind);
   placed.sort((a, b) => order(a) - order(b));
-  return s("svg", { viewBox: `0 0 ${width * UNIT} ${height * UNIT}`, class: "anat-drawing", role: "group",
+  return picture(width * UNIT, height * UNIT, { width: null, height: null, class: "anat-drawing", role: "group",
     "aria-label": label }, placed.map(shape => drawShape(shape, name)));
 }
 
@@ -53,11 +46,11 @@ function card(part, path, whole, choose, around = 1) {
   const each = all > 1 ? " each" : "", share = whole ? ` · ${percent(all * part.parameters / whole)}` : "";
   return h("li", { class: `anat-part${part.parts.length ? " anat-whole" : ""}`, "data-part": id },
     h("div", { class: "anat-head" },
-      h("button", { type: "button", class: "anat-name", onclick: () => choose(id) }, `${times}${part.name}`),
+      button(`${times}${part.name}`, () => choose(id), { class: "anat-name" }),
       part.parameters > 0 && h("span", { class: "anat-count" }, number(part.parameters) + each,
-        h("span", { class: "soft" }, share))),
+        soft(share))),
     part.formula && h("div", { class: "anat-formula" }, part.formula),
-    part.shape && h("div", {}, h("span", { class: "soft" }, "shapes "), part.shape),
+    part.shape && h("div", {}, soft("shapes "), part.shape),
     part.note && h("div", { class: "soft" }, part.note),
     part.settings.length > 0 && h("div", { class: "anat-keys" }, part.settings.map(key => [h("code", {}, key), " "])),
     part.code.map(({ place, text }) => h("details", {}, h("summary", {}, place),
@@ -79,13 +72,13 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
   });
   const lists = data.columns.map((column, n) => [several && h("h3", { class: "anat-title" }, column.name),
     h("ol", { class: "anat-list" }, column.parts.map((part, place) => card(part, [n, place], data.parameters, choose)))]);
-  const picture = (drawn, kind) => h("div", { class: `anat-picture ${kind}` }, drawn);
+  const framed = (drawn, kind) => h("div", { class: `anat-picture ${kind}` }, drawn);
   const body = several
-    ? [picture(drawings[0], "anat-joint"), h("div", {}, lists.map((list, n) => [
-      list[0], picture(drawings[n + 1], "anat-single"), list[1]]))]
-    : [picture(drawings[0], ""), h("div", {}, lists[0])];
+    ? [framed(drawings[0], "anat-joint"), h("div", {}, lists.map((list, n) => [
+      list[0], framed(drawings[n + 1], "anat-single"), list[1]]))]
+    : [framed(drawings[0], ""), h("div", {}, lists[0])];
   const told = h("p", {}, data.parameters > 0 && [h("b", {}, number(data.parameters)), " parameters. "],
-    h("span", { class: "soft" }, data.letters));
+    soft(data.letters));
   element.append(h("div", { class: "anatomy" }, told, h("div", { class: `anat${several ? " anat-several" : ""}` }, body)));
 
   function mark(id) {

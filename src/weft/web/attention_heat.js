@@ -1,7 +1,7 @@
 // Attention: the heat map of one head, queries down and keys across. Pointing or the arrow keys read its cells, a part
 // of it can be looked at closer.
-import { h, s } from "./dom.js";
-import { clamp, number, short } from "./attention_maps.js";
+import { h, isPlain, s } from "./dom.js";
+import { clamp, share, short, textWidth } from "./words.js";
 
 const FONT = "11px system-ui, sans-serif", HIGHEST = 600, LARGEST_CELL = 44, SMALLEST_LABEL = 13;
 const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
@@ -81,10 +81,9 @@ export class Heat {
     const { maps, seen, room } = this;
     if (this.measured?.seen === seen) return this.measured;
     const rows = seen.bottom - seen.top, columns = seen.right - seen.left;
-    context.font = FONT;
     const widest = (labels, from, to) => {
       let most = 20;
-      for (let at = from; at < to; at++) most = Math.max(most, context.measureText(this.label(labels, at)).width);
+      for (let at = from; at < to; at++) most = Math.max(most, textWidth(this.label(labels, at), FONT));
       return Math.ceil(most) + 8;
     };
     const gutter = Math.min(widest(maps.queries, seen.top, seen.bottom), room * 0.3);
@@ -187,7 +186,7 @@ export class Heat {
         : `${first}–${last} ${labels.slice(first, last + 1).join("")}`;
     };
     const weight = maps.past && column > row ? "masked: it comes later"
-      : (maps.block > 1 ? "at most " : "") + number(maps.weight(this.layer, this.head, row, column));
+      : (maps.block > 1 ? "at most " : "") + share(maps.weight(this.layer, this.head, row, column));
     this.readout.textContent = `${named(maps.queries, row)} → ${named(maps.keys, column)}: ${weight}`;
   }
 
@@ -240,7 +239,7 @@ export class Heat {
   pressed(event) {
     const [row, column] = this.cell ?? [Math.floor(this.query / this.maps.block), this.seen.left];
     const step = ARROWS[event.key];
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!isPlain(event)) return;
     if (step) this.read(row + step[0], column + step[1]);
     else if (event.key === "Enter" || event.key === " ") this.onquery(row * this.maps.block);
     else if (event.key === "+" || event.key === "=") this.zoom(0.6);

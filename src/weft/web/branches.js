@@ -1,5 +1,6 @@
 // Texts that begin alike, as a tree: what they share stands once, and where they part the tree forks.
-import { h, percent, s } from "./dom.js";
+import { button, h, s, soft } from "./dom.js";
+import { percent } from "./words.js";
 
 // Branches [{ tokens: [{ id, … }] }] as segments { tokens, from (place of the first), branches (numbers), children }.
 export function tree(branches) {
@@ -33,8 +34,9 @@ export function drawTree(box, { branches, at, start, choose }) {
     const facts = [depth > 0 && first && percent(Math.exp(first.logprob)),
       typeof score === "number" && `score ${score.toFixed(2)}`].filter(Boolean).join(", ");
     return h("li", { style: { "--leaves": leaves(segment) } },
-      h("button", { type: "button", class: "write-segment", "aria-current": here && "true", onclick: () => choose(number) },
-        h("bdi", {}, !depth && h("span", { class: "soft" }, ending(start)), shown(segment.tokens)), facts && h("small", {}, ` ${facts}`)),
+      button([h("bdi", {}, !depth && soft(ending(start)), shown(segment.tokens)),
+        facts && h("small", {}, ` ${facts}`)], () => choose(number),
+      { class: "write-segment", "aria-current": here && "true" }),
       segment.children.length > 0 && h("ul", {}, segment.children.map(child => draw(child, depth + 1))));
   };
   const kept = document.activeElement?.closest?.(".write-segment") && box.contains(document.activeElement)

@@ -1,7 +1,8 @@
 // What `weft compare` and `weft scale` found, in the folders that the server was given: curves, ranking, laws.
 import * as chart from "./chart.js";
-import { field, h, select } from "./dom.js";
-import { svgOfText, tools } from "./save.js";
+import { button, field, h, select, soft } from "./dom.js";
+import { latest } from "./reading.js";
+import { tools } from "./save.js";
 import { table } from "./table.js";
 
 export const title = "Compare";
@@ -31,11 +32,11 @@ export async function mount(main, context) {
     ?? studies[0];
   const choice = select(studies.map(each => [each.name, each.name]), known().name, name => {
     context.set({ study: name, x: undefined, hidden: undefined }, { push: true });
-    show().catch(context.fail);
+    show();
   });
   main.append(h("div", { class: "fields" }, field("Comparison", choice)), place,
     tools({ name: "compare", command: () => shown?.command || HOW[0],
-      svg: () => charts.length ? charts.map(each => each.picture()) : svgOfText([place.textContent]) }));
+      svg: () => charts.length ? charts.map(each => each.element) : place }));
 
   const draw = (into, plot, on) => {
     const drawn = chart.mount(into.appendChild(h("div")), plot, on);
@@ -49,10 +50,10 @@ export async function mount(main, context) {
     const current = () => panels.find(each => labelOf(each) === state.x) ?? panels[0];
     const section = h("section", { "aria-label": "Loss" }), into = h("div", { class: "compare-losses" });
     const said = h("p", { class: "soft about" }), hidden = () => state.hidden?.split("\n") ?? [];
-    const axes = panels.map(each => h("button", { type: "button", onclick: () => {
+    const axes = panels.map(each => button(labelOf(each), () => {
       context.set({ x: each === panels[0] ? undefined : labelOf(each) });
       fill();
-    } }, labelOf(each)));
+    }));
     let drawn = null;
     const fill = () => {
       const panel = current();
@@ -63,7 +64,7 @@ export async function mount(main, context) {
         { hidden: names => context.set({ hidden: names.join("\n") || undefined }) });
     };
     section.append(h("div", { class: "compare-axes", role: "group", "aria-label": "Bits per byte against" },
-      h("span", { class: "soft" }, "Bits per byte against "), axes), into, said);
+      soft("Bits per byte against "), axes), into, said);
     return [section, fill];
   }
 
@@ -81,24 +82,18 @@ export async function mount(main, context) {
         h("summary", {}, `What ${each.name} writes`), h("pre", { tabindex: 0 }, each.sample)))];
   }
 
-  async function show() {
+  const show = latest(context, place, async ending => {
     const study = known();
     choice.value = study.name;
     if (study.problem) return place.replaceChildren(h("p", {}, study.problem));
-    place.setAttribute("aria-busy", "true");
-    try {
-      const data = await api.get(`v1/comparisons/${encodeURIComponent(study.name)}`, signal);
-      if (known() !== study) return;
-      for (const each of charts) each.close();
-      charts = [];
-      shown = data;
-      place.replaceChildren(...data.finished ? [] : unfinished(data));
-      if (data.finished) fillPlace(data);
-      document.dispatchEvent(new CustomEvent("weft-state")); // the command is another one
-    } finally {
-      place.removeAttribute("aria-busy");
-    }
-  }
+    const data = await api.get(`v1/comparisons/${encodeURIComponent(study.name)}`, ending);
+    for (const each of charts) each.close();
+    charts = [];
+    shown = data;
+    place.replaceChildren(...data.finished ? [] : unfinished(data));
+    if (data.finished) fillPlace(data);
+    return document.dispatchEvent(new CustomEvent("weft-state")); // the command is another one
+  });
 
   const unfinished = data => [
     h("p", {}, `It has not ended: ${data.runs} of its runs ${data.runs === 1 ? "has" : "have"} finished. `

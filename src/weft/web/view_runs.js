@@ -1,9 +1,11 @@
 // The runs of the folder: their curves as they grow, several overlaid; what they wrote, and what they differ in.
 import { mount as mountChart } from "./chart.js";
-import { debounced, field, h, select } from "./dom.js";
+import { button, debounced, field, h, select } from "./dom.js";
 import { AXES, add, axisOf, charts, empty } from "./runs_curves.js";
 import { COLUMNS, STATES, events, isNumber, noRuns, recipes, row, sampleOf } from "./runs_parts.js";
 import { quoted, tools } from "./save.js";
+import { scrolling } from "./table.js";
+import { clamp, counted } from "./words.js";
 
 export const title = "Runs";
 export const about = "What each run learned, and how; a run that is training moves.";
@@ -41,7 +43,7 @@ class Runs {
     this.grid = h("div", { class: "charts" });
     this.curves = h("section", {}, h("h2", { class: "unseen" }, "Curves"), this.controls(), this.notes, this.grid);
     [this.samples, this.recipes, this.events] = [h("section"), h("section"), h("section")];
-    const pictures = () => [...this.drawn.values()].map(chart => chart.picture());
+    const pictures = () => [...this.drawn.values()].map(chart => chart.element);
     this.foot = h("div", {}, tools({ svg: pictures, name: "runs", command: () => this.command() }));
     this.parts = [this.finder(), this.table(), this.curves, this.samples, this.recipes, this.events, this.foot];
     main.append(...this.parts.slice(0, 2), this.counted, ...this.parts.slice(2));
@@ -169,9 +171,9 @@ class Runs {
   table() {
     const head = COLUMNS.map(name =>
       h("th", { scope: "col", role: "columnheader", class: isNumber(name) && "n" }, name));
-    this.frame = h("div", { class: "scroll runs-scroll", role: "region", tabindex: 0, "aria-label": "Runs" },
-      h("table", { class: "table cards-narrow runs-table", role: "table" },
-        h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, head)), this.list));
+    this.frame = scrolling("Runs", h("table", { class: "table cards-narrow runs-table", role: "table" },
+      h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, head)), this.list));
+    this.frame.classList.add("runs-scroll");
     return this.frame;
   }
 
@@ -221,7 +223,7 @@ class Runs {
       set({ x: value === "step" ? undefined : value, zoom: undefined });
       this.showCurves();
     });
-    this.whole = h("button", { type: "button", onclick: () => this.zoomTo(null) }, "Whole range");
+    this.whole = button("Whole range", () => this.zoomTo(null));
     return h("div", { class: "fields" }, field("By", axis), field("Smoothing", smooth), box("log x", "logx"),
       box("log y", "logy"), this.whole);
   }
@@ -238,7 +240,7 @@ class Runs {
   showCurves() {
     const { state } = this.context, x = AXES[state.x] ? state.x : "step", runs = this.known();
     const wanted = charts(runs, { x, logX: state.logx === "1", logY: state.logy === "1" });
-    const smooth = Math.min(0.99, Math.max(0, Number(state.smooth) || 0));
+    const smooth = clamp(Number(state.smooth) || 0, 0, 0.99);
     if (wanted.map(chart => chart.key).join() !== [...this.drawn.keys()].join()) {
       for (const chart of this.drawn.values()) chart.close();
       this.drawn.clear();
@@ -290,7 +292,7 @@ class Runs {
     const asked = places.findIndex(place => String(place) === state.at);
     const texts = h("div", { class: "runs-texts" }), told = h("output");
     const draw = place => {
-      told.textContent = place === "end" ? "at the end" : `at step ${place.toLocaleString("en")}`;
+      told.textContent = place === "end" ? "at the end" : `at step ${counted(place)}`;
       texts.replaceChildren(...runs.map(run => sampleOf(run, place, runs.length > 1)));
     };
     const slider = h("input", { type: "range", min: 0, max: last, value: asked < 0 ? last : asked, class: "runs-slider",

@@ -1,17 +1,16 @@
 // Saliency: choose a token and see which others its prediction depends on.
-import { laidOut } from "./laid.js";
 import { readingView } from "./reading.js";
 import * as saliency from "./saliency.js";
 
 export const title = "Saliency";
 export const about = "Choose a token, and see which others its prediction depends on.";
 export const path = "saliency";
-export const shows = (info) => Boolean(info?.words && info.kind !== "ngram");
+export const shows = info => Boolean(info?.words && info.kind !== "ngram");
 
 export function mount(main, context) {
   const { state } = context;
   let again = () => {};
-  const explain = (place) => {
+  const explain = place => {
     context.set({ place });
     again();
   };
@@ -21,8 +20,8 @@ export function mount(main, context) {
     reset: ["place"],
     asked: () => ({ place: state.place === undefined ? undefined : Number(state.place) }),
     options: () => (state.place === undefined ? [] : [`--place ${state.place}`]),
-    begun: (later) => { again = later; },
+    begun: later => { again = later; },
     draw: (drawn, data) => saliency.mount(drawn, data, { measure: state.measure, changed, explain }),
-    svg: (drawn) => [...drawn.querySelectorAll(".saliency-target, .shaded-text")].map(laidOut),
+    svg: drawn => [...drawn.querySelectorAll(".saliency-target, .shaded-text")],
   });
 }

@@ -1,8 +1,9 @@
 // Write: what a model writes, token by token, what else it could have said, and where that would have led.
 import { drawTree, packed, parsed, spanOf, textOf, treeSvg, turnsOf } from "./branches.js";
 import { Distribution, drawPlace, SHOWN, unpacked } from "./distribution.js";
-import { debounced, h, roving } from "./dom.js";
+import { button, debounced, h, roving } from "./dom.js";
 import { mountFill } from "./fill.js";
+import { latest, textBox } from "./reading.js";
 import { tools } from "./save.js";
 import { command, controls, MAX_TOKENS, settingsOf } from "./write_settings.js";
 
@@ -38,6 +39,7 @@ class Writer {
     this.soon = debounced(() => this.run(), 300);
     this.lookSoon = debounced(() => this.fetchLooked(), 120);
     this.build();
+    this.fetchNext = latest(context, this.rows, (...given) => this.next(...given));
   }
 
   get branch() { return this.branches[this.at]; }
@@ -48,14 +50,15 @@ class Writer {
 
   build() {
     const [given, follows] = LABELS[this.chats ? "chat" : this.info.writes ? "pairs" : "text"];
-    this.prompt = h("textarea", { id: "write-prompt", rows: 2, dir: "auto", spellcheck: "false" });
+    const { made, area } = textBox(given, debounced(() => this.asks(area.value)), { id: "write-prompt", rows: 2 });
+    this.prompt = area;
     this.text = h("div", { class: "write-text", role: "listbox", "aria-label": follows, "aria-orientation": "horizontal", dir: "auto" });
     this.caret = h("span", { class: "write-caret", role: "option", tabindex: 0, "aria-selected": "true",
       "aria-label": "the next token" });
-    this.stopButton = h("button", { type: "button", onclick: () => this.stop() }, "Stop");
-    this.moreButton = h("button", { type: "button", onclick: () => this.writeOn() }, "Write on");
-    this.againButton = h("button", { type: "button", onclick: () => this.reset() }, "Begin again");
-    this.goOn = this.chats && h("button", { type: "button", onclick: () => this.nextTurn() }, "Answer it");
+    this.stopButton = button("Stop", () => this.stop());
+    this.moreButton = button("Write on", () => this.writeOn());
+    this.againButton = button("Begin again", () => this.reset());
+    this.goOn = this.chats && button("Answer it", () => this.nextTurn());
     this.state = h("span", { class: "soft", role: "status" });
     this.treeBox = h("section", { class: "write-tree", hidden: true, "aria-label": "Branches" });
     this.heading = h("h2", { id: "write-heading" }, "The next token");
@@ -63,13 +66,12 @@ class Writer {
     this.rows = h("div", { class: "write-rows", role: "group", "aria-labelledby": "write-heading" });
     this.sum = h("p", { class: "soft write-sum" });
     this.transcript = h("div", { class: "write-transcript" });
-    const mode = this.info.chat && !this.info.writes && h("p", {}, h("button", { type: "button", onclick: () =>
-      this.context.go("write", { mode: this.chats ? "complete" : undefined }) }, this.chats ? "Complete a text instead" : "Chat instead"));
+    const mode = this.info.chat && !this.info.writes && h("p", {}, button(this.chats ? "Complete a text instead"
+      : "Chat instead", () => this.context.go("write", { mode: this.chats ? "complete" : undefined })));
     this.main.append(
       h("div", { class: "write-columns" },
         h("div", { class: "write-main" }, mode, this.transcript,
-          h("label", { for: "write-prompt", class: "soft" }, given), this.prompt,
-          h("p", { class: "soft write-label" }, follows), this.text,
+          made, h("p", { class: "soft write-label" }, follows), this.text,
           h("div", { class: "fields" }, this.stopButton, this.moreButton, this.againButton, this.goOn, this.state),
           h("p", { class: "soft write-hint" }, "The stronger the shade, the more the token surprised the model. "
             + "Point at one, or go there with the arrow keys, to see what else could have stood there."),
@@ -84,7 +86,6 @@ class Writer {
 
   listen() {
     const { signal } = this.context;
-    this.prompt.addEventListener("input", debounced(() => this.asks(this.prompt.value), 250));
     this.spans = () => [...this.text.children];
     const placeOf = target => this.spans().indexOf(target.closest("[role=option]"));
     roving(this.text, this.spans, { onfocus: span => this.look(placeOf(span)) });
@@ -369,22 +370,19 @@ class Writer {
     else if (token?.top.length) this.drawPanel(token, token.top);
   }
 
-  async fetchLooked() {
+  fetchLooked() {
     const place = this.looked, key = this.keyOf(place);
     if (this.kept.has(key)) return this.drawLooked();
-    if (!this.asked?.trim() || (this.place === null && (this.over || this.writing))) return; // nothing follows, or it moves on
-    this.rows.setAttribute("aria-busy", "true");
-    try {
-      const body = { ...this.begun, tokens: this.ids(place), top: SHOWN, logprobs: true };
-      const found = await this.context.api.post("v1/next", body, this.context.signal);
-      this.kept.set(key, { tokens: found.tokens, full: new Distribution(unpacked(found.logprobs)) });
-      if (this.kept.size > MAX_KEPT) this.kept.delete(this.kept.keys().next().value);
-      if (key === this.keyOf(this.looked)) this.drawLooked();
-    } catch (error) {
-      this.context.fail(error);
-    } finally {
-      this.rows.removeAttribute("aria-busy");
-    }
+    const moves = this.place === null && (this.over || this.writing); // nothing follows, or not what is there now
+    return this.asked?.trim() && !moves && this.fetchNext(this.ids(place), key);
+  }
+
+  async next(ending, tokens, key) {
+    const body = { ...this.begun, tokens, top: SHOWN, logprobs: true };
+    const found = await this.context.api.post("v1/next", body, ending);
+    this.kept.set(key, { tokens: found.tokens, full: new Distribution(unpacked(found.logprobs)) });
+    if (this.kept.size > MAX_KEPT) this.kept.delete(this.kept.keys().next().value);
+    if (key === this.keyOf(this.looked)) this.drawLooked();
   }
 
   drawPanel(token, tokens, full) {

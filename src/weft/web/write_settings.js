@@ -1,6 +1,7 @@
 // How the Write view chooses tokens: the controls, what they mean to the server, and the command that gives the same.
-import { field, h, select } from "./dom.js";
+import { button, field, h, select, slider } from "./dom.js";
 import { quoted } from "./save.js";
+import { clamp } from "./words.js";
 
 export const MAX_TOKENS = 400;
 const WAYS = { draw: "at random", greedy: "the likeliest", beam: "beam search" };
@@ -9,7 +10,7 @@ const defaults = info => ({ how: info.writes ? "greedy" : "draw", temperature: "
 
 function between(value, low, high, otherwise) {
   const number = Number(value);
-  return value !== "" && Number.isFinite(number) ? Math.min(high, Math.max(low, number)) : otherwise;
+  return value !== "" && Number.isFinite(number) ? clamp(number, low, high) : otherwise;
 }
 
 // What stands in the address, or else the defaults; a number that makes no sense there counts as none.
@@ -29,15 +30,6 @@ export function settingsOf(state, info) {
   };
 }
 
-function slider(label, value, range, set) {
-  const told = h("output", { class: "write-value" });
-  const tell = input => { told.textContent = range.off === Number(input.value) ? "off" : Number(input.value).toFixed(2); };
-  const input = h("input", { type: "range", min: range.min, max: range.max, step: range.step, value,
-    oninput: event => { tell(event.target); set(event.target.value); } });
-  tell(input);
-  return field(label, input, told);
-}
-
 const number = (label, value, props, set) =>
   field(label, h("input", { type: "number", value, ...props, oninput: event => set(event.target.value) }));
 
@@ -48,18 +40,20 @@ export function controls(state, info, change) {
   const draw = () => {
     const { how, beams, length, seed, shown } = settingsOf(state, info);
     const seeds = number("Seed", seed, { min: 0, step: 1 }, set("seed"));
-    const another = h("button", { type: "button", onclick: () => {
+    const another = button("Another", () => {
       const input = seeds.querySelector("input");
       input.value = Number(input.value) + 1;
       set("seed")(input.value);
-    } }, "Another");
+    });
+    const slide = (label, name, range, off) => slider(label, { ...range, value: shown[name],
+      told: value => (value === off ? "off" : value.toFixed(2)), change: value => set(name)(String(value)) });
     box.replaceChildren(
       field("Choose", select(Object.entries(WAYS), how, value => { set("how")(value); draw(); })),
       ...how === "draw" ? [
-        slider("Temperature", shown.temperature, { min: 0, max: 2, step: 0.05 }, set("temperature")),
+        slide("Temperature", "temperature", { min: 0, max: 2, step: 0.05 }),
         number("Top-k", shown.top_k || "", { min: 0, step: 1, placeholder: "off" }, set("top_k")),
-        slider("Top-p", shown.top_p, { min: 0.05, max: 1, step: 0.05, off: 1 }, set("top_p")),
-        slider("Min-p", shown.min_p, { min: 0, max: 0.5, step: 0.01, off: 0 }, set("min_p")),
+        slide("Top-p", "top_p", { min: 0.05, max: 1, step: 0.05 }, 1),
+        slide("Min-p", "min_p", { min: 0, max: 0.5, step: 0.01 }, 0),
         h("div", { class: "write-seed" }, seeds, another)] : [],
       ...how === "beam" ? [number("Beams", beams, { min: 1, max: 16, step: 1 }, set("beams"))] : [],
       number("Tokens", length, { min: 1, max: MAX_TOKENS, step: 1 }, set("length")));
