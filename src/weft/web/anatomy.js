@@ -32,7 +32,8 @@ function drawShape({ kind, places, text, size, anchor, look, part }, name) {
 
 function drawing({ width, height, shapes }, name, label) {
   const placed = shapes.map(shape => ({ ...shape,
-    places: shape.places.map(([x, y]) => [Math.round(10 * x * UNIT) / 10, Math.round(10 * (height - y) * UNIT) / 10]) }));
+    places: shape.places.map(([x, y]) => [Math.round(10 * x * UNIT) / 10,
+      Math.round(10 * (height - y) * UNIT) / 10]) }));
   // texts stand on boxes, and boxes on lines
   const order = shape => ["frame", "line", "arrow", "loop", "sum", "box", "text"].indexOf(shape.kind);
   placed.sort((a, b) => order(a) - order(b));
@@ -55,7 +56,8 @@ function card(part, path, whole, choose, around = 1) {
     part.settings.length > 0 && h("div", { class: "anat-keys" }, part.settings.map(key => [h("code", {}, key), " "])),
     part.code.map(({ place, text }) => h("details", {}, h("summary", {}, place),
       h("pre", { tabindex: 0, "aria-label": place }, h("code", {}, text)))),
-    part.parts.length > 0 && h("ol", {}, part.parts.map((inside, n) => card(inside, [...path, n], whole, choose, all))));
+    part.parts.length > 0 && h("ol", {},
+      part.parts.map((inside, n) => card(inside, [...path, n], whole, choose, all))));
 }
 
 // `shown` is { part }, the number of the one that is chosen.
@@ -71,7 +73,8 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
     return drawing(each, name, `${own}: boxes from the tokens below to the output above`);
   });
   const lists = data.columns.map((column, n) => [several && h("h3", { class: "anat-title" }, column.name),
-    h("ol", { class: "anat-list" }, column.parts.map((part, place) => card(part, [n, place], data.parameters, choose)))]);
+    h("ol", { class: "anat-list" },
+      column.parts.map((part, place) => card(part, [n, place], data.parameters, choose)))]);
   const framed = (drawn, kind) => h("div", { class: `anat-picture ${kind}` }, drawn);
   const body = several
     ? [framed(drawings[0], "anat-joint"), h("div", {}, lists.map((list, n) => [
@@ -79,14 +82,15 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
     : [framed(drawings[0], ""), h("div", {}, lists[0])];
   const told = h("p", {}, data.parameters > 0 && [h("b", {}, number(data.parameters)), " parameters. "],
     soft(data.letters));
-  element.append(h("div", { class: "anatomy" }, told, h("div", { class: `anat${several ? " anat-several" : ""}` }, body)));
+  element.append(h("div", { class: "anatomy" }, told,
+    h("div", { class: `anat${several ? " anat-several" : ""}` }, body)));
 
   function mark(id) {
     for (const each of element.querySelectorAll(".anat-chosen")) each.classList.remove("anat-chosen");
     for (const each of element.querySelectorAll(".anat-box")) {
       // what has no box of its own is in the box of what it belongs to
       const holds = id !== undefined && `${id}.`.startsWith(`${each.dataset.part}.`);
-      each.setAttribute("aria-pressed", String(holds));
+      each.setAttribute("aria-pressed", holds);
       each.classList.toggle("anat-chosen", holds);
     }
     const found = id === undefined ? null : element.querySelector(`li[data-part="${CSS.escape(id)}"]`);

@@ -3,7 +3,7 @@ import { button, h, isPlain, roving, select, soft } from "./dom.js";
 import { Heat } from "./attention_heat.js";
 import { lines } from "./attention_lines.js";
 import { Shades, unpacked } from "./attention_maps.js";
-import { clamp, percent, share, short } from "./words.js";
+import { between, clamp, percent, share, short } from "./words.js";
 
 const GRID_POINTS = 40; // of a small map, along a side
 const LISTED = 8; // heads of one name that are shown before one asks for more
@@ -183,7 +183,7 @@ class View {
     this.layerChoice.replaceChildren(...options(maps.layers));
     this.headChoice.replaceChildren(...options(maps.heads));
     [this.layerLabel.hidden, this.headLabel.hidden] = [maps.layers < 2, maps.heads < 2];
-    const within = (given, other, count) => clamp(Math.floor(Number(given ?? other)) || 0, 0, count - 1);
+    const within = (given, other, count) => Math.floor(between(given, 0, count - 1, other));
     [this.layer, this.head] = [within(layer, first.layer, maps.layers), within(head, first.head, maps.heads)];
     this.query = within(token, maps.queries.length * 0.7, maps.queries.length);
     this.shades.choose(this.shadeChoice.value, maps);

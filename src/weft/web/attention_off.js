@@ -46,7 +46,8 @@ function heading(off, on) {
   const name = named(off), all = [...off];
   return h("div", { class: "attention-heads" }, all.slice(0, 24).map(each =>
     button([`${name(each)} `, h("span", { "aria-hidden": "true" }, "×")], () => on([each]),
-      { "aria-label": `Switch ${name(each)} on again` })), all.length > 24 && h("span", {}, `and ${all.length - 24} more`),
+      { "aria-label": `Switch ${name(each)} on again` })),
+  all.length > 24 && h("span", {}, `and ${all.length - 24} more`),
   button("All on again", () => on(all)));
 }
 

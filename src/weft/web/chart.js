@@ -95,7 +95,7 @@ class Chart {
   toggle(name) {
     if (!this.hidden.delete(name)) this.hidden.add(name);
     for (const each of this.legend.children) {
-      if (each.dataset.name === name) each.setAttribute("aria-pressed", String(!this.hidden.has(name)));
+      if (each.dataset.name === name) each.setAttribute("aria-pressed", !this.hidden.has(name));
     }
     this.on.hidden?.([...this.hidden]);
     this.redraw();
@@ -118,7 +118,7 @@ class Chart {
     return button(`log ${key}`, event => {
       const log = !this.data[key].log;
       this.data[key] = { ...this.data[key], log };
-      event.target.setAttribute("aria-pressed", String(log));
+      event.target.setAttribute("aria-pressed", log);
       this.redraw();
     }, { "aria-pressed": String(Boolean(this.data[key].log)) });
   }

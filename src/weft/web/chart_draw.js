@@ -137,7 +137,8 @@ export function drawn(chart, frame, width, height) {
   const cut = s("svg", { ...box, viewBox: `${left} ${top} ${box.width} ${box.height}` }), over = s("g");
   const behindFirst = [...frame.shown].sort((a, b) => Number(!a.background) - Number(!b.background));
   for (const each of behindFirst) drawSeries(chart, frame, each, cut, over);
-  const made = [...around(chart.data, frame), cut, ...over.childNodes, ...outliers(chart, frame), ...marks(chart, frame)];
+  const made = [...around(chart.data, frame), cut, ...over.childNodes, ...outliers(chart, frame),
+    ...marks(chart, frame)];
   const words = made.filter(each => each.tagName === "text");
   svg.append(...made.filter(each => each.tagName !== "text"), ...words); // what is read stands on top
   return svg;

@@ -3,7 +3,7 @@
 import { Distribution, row } from "./distribution.js";
 import { button, h, roving, slider } from "./dom.js";
 import { number } from "./matrix.js";
-import { counted, short, visible } from "./words.js";
+import { counted, short, sum, visible } from "./words.js";
 
 export const NEUTRAL = { temperature: 1, top_k: null, top_p: null };
 const MOST_ROWS = 16;
@@ -11,7 +11,7 @@ const MOST_ROWS = 16;
 // What all tokens that are not among the candidates weigh together, as if they had one logit each.
 function restLogit(choice) {
   const count = choice.vocab_size - choice.candidates.length, [first] = choice.candidates;
-  const rest = 1 - choice.candidates.reduce((sum, each) => sum + each.probability, 0);
+  const rest = 1 - sum(choice.candidates.map(each => each.probability));
   if (count <= 0 || rest <= 1e-9 || !first?.probability) return null;
   const each = choice.temperature ? Math.log(rest / count / first.probability) * choice.temperature : -Infinity;
   return { count, logit: first.logit + each };
@@ -36,7 +36,7 @@ function whole(choice) {
 // one of the candidates at random, each as often as its probability says; the rest of the vocabulary is left out
 function drawn(candidates) {
   const kept = candidates.filter(each => each.final > 0);
-  let left = Math.random() * kept.reduce((sum, each) => sum + each.final, 0);
+  let left = Math.random() * sum(kept.map(each => each.final));
   return kept.find(each => (left -= each.final) <= 0) ?? kept[0];
 }
 

@@ -7,8 +7,8 @@ function strip(bar) {
   let left = 0;
   return s("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, preserveAspectRatio: "none", class: "cost-bar", role: "group",
     "aria-label": bar.title }, bar.pieces.map(({ share, shade, tells }) => {
-      const piece = s("rect", { x: left * WIDE, y: 0, width: share * WIDE, height: HIGH, class: "cost-piece", role: "img",
-        tabindex: -1, "aria-label": tells, style: { "--p": shade / 100 } });
+      const piece = s("rect", { x: left * WIDE, y: 0, width: share * WIDE, height: HIGH, class: "cost-piece",
+        role: "img", tabindex: -1, "aria-label": tells, style: { "--p": shade / 100 } });
       left += share;
       return piece;
     }));

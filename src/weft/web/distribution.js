@@ -101,7 +101,8 @@ function drawDistribution(box, { tokens, full, settings, chosen, choose }) {
     ...drawn,
     others > 0 && h("div", { class: "write-row write-others soft" }, h("span", {}, `${counted(others)} others`),
       h("span", {}), h("span", { class: "write-number" }, percent(total(full.raw, shown))),
-      left && h("span", { class: "write-number" }, left.kept > shown ? percent(total(left.probabilities, shown)) : "–")) || "");
+      left && h("span", { class: "write-number" },
+        left.kept > shown ? percent(total(left.probabilities, shown)) : "–")) || "");
   return left;
 }
 

@@ -26,7 +26,7 @@ export const picture = (width, height, props, ...children) =>
 // The head of an arrow that comes to a place from another.
 export function tip([x, y], [fromX, fromY], size = 7) {
   const angle = Math.atan2(y - fromY, x - fromX);
-  const side = turn => `${(x - size * Math.cos(angle + turn)).toFixed(1)} ${(y - size * Math.sin(angle + turn)).toFixed(1)}`;
+  const side = turn => [x - size * Math.cos(angle + turn), y - size * Math.sin(angle + turn)].map(Math.round).join(" ");
   return `M${side(0.45)}L${x} ${y}L${side(-0.45)}`;
 }
 

@@ -28,7 +28,8 @@ export async function mountFill(main, context) {
   };
 
   function draw() {
-    const masks = found.filter(token => token.top), name = token => `${mask}${masks.length > 1 ? ` ${masks.indexOf(token) + 1}` : ""}`;
+    const masks = found.filter(token => token.top);
+    const name = token => `${mask}${masks.length > 1 ? ` ${masks.indexOf(token) + 1}` : ""}`;
     pieces.replaceChildren(...found.map(token => button(h("bdi", {}, token.top ? name(token) : token.text),
       () => put(token, token.top ? unmarked(token.top[0].text) : mask), { class: "write-hide", tabindex: -1,
         "aria-pressed": String(Boolean(token.top)), title: token.top ? "" : "Hide it",

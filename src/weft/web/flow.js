@@ -1,8 +1,8 @@
 // A token's way as the lectures draw it: boxes from the bottom to the top, one block unfolded, the residual stream a
 // line past each sublayer that comes back at a ⊕. Every box carries a miniature of its own numbers.
-import { isPlain, picture, s, tip } from "./dom.js";
+import { picture, roving, s, tip } from "./dom.js";
 import { extent, heat, isIds, strip, vector } from "./matrix.js";
-import { clamp, fitted, visible } from "./words.js";
+import { fitted, visible } from "./words.js";
 
 const BOLD = "600 12.5px system-ui, sans-serif", PLAIN = "12px system-ui, sans-serif";
 const GAP = 16, ADD = 30, LANE = 13, WIDE = 210, TWO_COLUMNS = 600;
@@ -192,7 +192,8 @@ export function flow(step, { width, chosen, choose }) {
     return s("path", { class: "step-plus", d: `${circle}M${x - 4} ${y}h8M${x} ${y - 4}v8M${x} ${y - 7}V${foot}` });
   });
   const dots = s("g", { class: "step-dots" });
-  const svg = picture(width, place.height, { class: "step-flow", role: "group", "aria-label": "The way through the model, from the bottom to the top" },
+  const svg = picture(width, place.height, { class: "step-flow", role: "group",
+    "aria-label": "The way through the model, from the bottom to the top" },
   ...place.frames.map(frame => s("g", { class: "step-frame" },
     s("rect", { x: frame.x, y: frame.y, width: frame.width, height: frame.height, rx: 9 }),
     s("text", { x: frame.x + 10, y: frame.y + 15 }, fitted(blockName(frame.name), frame.width - 20, PLAIN)))),
@@ -201,16 +202,9 @@ export function flow(step, { width, chosen, choose }) {
     const box = event.target.closest(".step-box");
     if (box) choose(box.dataset.id);
   });
-  svg.addEventListener("keydown", event => {
-    const here = order.indexOf(event.target.closest(".step-box")?.dataset.id);
-    const to = { ArrowUp: here + 1, ArrowDown: here - 1, Home: 0, End: order.length - 1 }[event.key];
-    if (here < 0 || to === undefined || !isPlain(event)) return;
-    event.preventDefault();
-    event.stopPropagation();
-    const id = order[clamp(to, 0, order.length - 1)];
-    choose(id);
-    boxes.get(id)?.focus();
-  });
+  roving(svg, () => [...boxes.values()].reverse(), { onfocus: box => {
+    if (box.getAttribute("aria-current") !== "step") choose(box.dataset.id);
+  } });
   let running = 0;
   return {
     svg,

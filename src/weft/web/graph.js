@@ -55,7 +55,8 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
       tool("reset", "As at first", () => { open = new Set(initial); })],
     field("Find", find), found);
   element.append(h("div", { class: "graph" }, tools,
-    h("p", { class: "soft graph-keys" }, `${KEYS}${modules ? KEYS_OF_MODULES : ""}. What is known of a box stands below.`),
+    h("p", { class: "soft graph-keys" },
+      `${KEYS}${modules ? KEYS_OF_MODULES : ""}. What is known of a box stands below.`),
     view, detail, data.rules.length > 0 && h("details", { open: backBox.checked },
       h("summary", {}, "Formulas of this graph's operations"), h("p", { class: "soft" }, RULES),
       table({ header: ["operation", "forward", "backward"], text: [0, 1, 2], folds: false, named: true,

@@ -2,7 +2,7 @@
 // adds to the mix. Columns fill as the reader steps, so that one sees a score become a share of the mix.
 import { picture, s } from "./dom.js";
 import { extent, labelOf, largest, number, strip } from "./matrix.js";
-import { fitted, share, textWidth } from "./words.js";
+import { fitted, share, sum as total, textWidth } from "./words.js";
 
 const ROW = 21, TOP = 24, NARROW = 480, NUMBERS = 47;
 const MOST_KEYS = 36; // that have a row of their own: those with the largest probabilities
@@ -65,8 +65,7 @@ export function keysPicture(four, { width, head: asked }) {
       later ? null : draw[name](x),
       name === "mix" && !later && sum(four.mix, head, { x, y: TOP + ROW * (places.length + 0.3), width: wide - 14 }));
   });
-  const others = shares.length - places.length, rest = shares.reduce((total, share) => total + (share ?? 0), 0)
-    - probable.reduce((total, share) => total + (share ?? 0), 0);
+  const others = shares.length - places.length, rest = total(shares) - total(probable);
   return picture(width, height, { class: "step-keys", role: "img",
     "aria-label": `What the query at this place makes of ${shares.length} keys${heads > 1 ? ` in head ${head}` : ""}` },
   ...labels(names, left, TOP), ...columns,

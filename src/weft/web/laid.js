@@ -88,6 +88,7 @@ function laidOut(root) {
     for (const { box, ...look } of boxes(element, style).filter(each => seen(each.box))) {
       parts.push(s("rect", { x: x(box.left), y: y(box.top), width: box.width, height: box.height, ...look }));
     }
+    parts.push(...["::before", "::after"].map(which => joining(element, which, x, y)).filter(Boolean));
     pen.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
     const rise = pen.measureText("x").fontBoundingBoxAscent, own = element.getBoundingClientRect();
     const inner = element === root || style.overflowY === "visible" ? clip : own;
@@ -96,14 +97,25 @@ function laidOut(root) {
       else if (child.nodeType === Node.ELEMENT_NODE && !child.matches(".plot-controls")) walk(child, inner);
       if (child.nodeType !== Node.TEXT_NODE) continue;
       for (const { text, left, top } of lines(child)) {
-        if (seen({ top, bottom: top + rise })) parts.push(s("text", { x: x(left), y: y(top) + rise, fill: style.color,
+        if (seen({ top, bottom: top + rise })) parts.push(s("text", { x: x(left), y: y(top) + rise, style: { fill: style.color },
           "font-family": style.fontFamily, "font-size": style.fontSize, "font-weight": style.fontWeight,
           "xml:space": "preserve", "text-decoration": style.textDecorationLine }, text));
       }
     }
   };
   walk(root, { top: -Infinity, bottom: Infinity });
-  return s("svg", { viewBox: `0 0 ${Math.ceil(whole.width) + 2 * EDGE} ${Math.ceil(whole.height) + 2 * EDGE}` }, parts);
+  const wide = Math.max(Math.ceil(whole.width), root.scrollWidth);
+  return s("svg", { viewBox: `0 0 ${wide + 2 * EDGE} ${Math.ceil(whole.height) + 2 * EDGE}` }, parts);
+}
+
+// A line that joins elements, such as those of a tree, is the border of what stands before or after one.
+function joining(element, which, x, y) {
+  const style = getComputedStyle(element, which), own = element.getBoundingClientRect();
+  if (style.position !== "absolute" || style.content === "none") return null;
+  const [left, top, width, height] = ["left", "top", "width", "height"].map(name => parseFloat(style[name]));
+  const across = parseFloat(style.borderTopWidth) > 0, way = across ? `h${width}` : `v${height}`;
+  return s("path", { d: `M${x(own.left) + left} ${y(own.top) + top}${way}`, fill: "none",
+    stroke: across ? style.borderTopColor : style.borderLeftColor });
 }
 
 function embedded(svg, x, y) {

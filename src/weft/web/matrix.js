@@ -40,17 +40,27 @@ const extents = new WeakMap();
 // which axis is chosen by a select rather than drawn: all but the last two; a name and how many
 export const chosenAxes = tensor => tensor.axes.slice(0, Math.max(0, tensor.axes.length - 2));
 
+// How many heads some stages have, at the most.
+export const headsOf = stages => Math.max(1, ...stages.flatMap(stage => stage.tensors.flatMap(({ axes, shape }) =>
+  axes.map((axis, n) => (axis.name === "head" ? shape[n] : 1)))));
+
 // Which of `count` heads belongs to the chosen one of `heads`: groups of heads may share keys and values.
 export const headAt = (count, { head = 0, heads = count }) =>
   Math.min(Math.floor((head * count) / Math.max(heads, count)), count - 1);
 
-// the two last axes of a tensor as rows, where the axes before are chosen
-export function plane(tensor, chosen = {}) {
-  let values = tensor.values;
-  for (const axis of chosenAxes(tensor)) {
-    const at = axis.name === "head" ? headAt(values.length, chosen) : Number(chosen[axis.name] ?? 0);
+// What is left of a tensor where its first axes are chosen: heads as `chosen` says, others as `place(axis)` does.
+function along(tensor, axes, chosen, place) {
+  let { values } = tensor;
+  for (const axis of axes) {
+    const at = axis.name === "head" ? headAt(values.length, chosen) : place(axis);
     values = values[Math.min(at, values.length - 1)];
   }
+  return values;
+}
+
+// the two last axes of a tensor as rows, where the axes before are chosen
+export function plane(tensor, chosen = {}) {
+  const values = along(tensor, chosenAxes(tensor), chosen, axis => Number(chosen[axis.name] ?? 0));
   return Array.isArray(values[0]) ? values : [values];
 }
 
@@ -122,11 +132,7 @@ export function thinned(values, most) {
 
 // the vector of a tensor that a miniature draws: of the chosen head, at the place whose way is followed
 export function vector(tensor, { head = 0, heads, place = 0 }) {
-  let values = tensor.values;
-  for (const axis of tensor.axes.slice(0, -1)) {
-    const at = axis.name === "head" ? headAt(values.length, { head, heads }) : axis.labels ? place : 0;
-    values = values[Math.min(at, values.length - 1)];
-  }
+  const values = along(tensor, tensor.axes.slice(0, -1), { head, heads }, axis => (axis.labels ? place : 0));
   return Array.isArray(values) ? values : [values];
 }
 

@@ -30,7 +30,8 @@ export function latest(context, place, work, refused = () => false) {
 
 // A text to be typed, with its label.
 export function textBox(label, oninput, props = {}) {
-  const area = h("textarea", { rows: 3, maxlength: MAX_CHARACTERS, spellcheck: "false", dir: "auto", oninput, ...props });
+  const area = h("textarea", { rows: 3, maxlength: MAX_CHARACTERS, spellcheck: "false", dir: "auto", oninput,
+    ...props });
   const made = field(label, area);
   made.classList.add("reading-field");
   return { made, area };
@@ -38,11 +39,11 @@ export function textBox(label, oninput, props = {}) {
 
 // `view` is the name of the command's option and of its route, unless `route` is another. `draw(place, data)` draws an
 // answer, `asked()` says what else is asked for; `options()` are words of the command, `reset` what no longer holds of
-// another text, `controls` elements below the boxes, `svg(place)` the pictures. `begun(later)` is given what asks again,
+// another text, `controls` elements below the boxes, `svg(place)` what is kept. It gets `again()`, which asks
 // once nobody has called it for a moment.
 export async function readingView(main, context, given) {
   const { view, route = view, draw, svg, asked = () => ({}), options = () => [], reset = [], controls = [],
-    target = true, begun = () => {} } = given;
+    target = true } = given;
   const { info, state, api, signal } = context;
   const drawn = h("div", { class: "reading-drawn" });
   const about = h("p", { class: "soft about" });
@@ -64,7 +65,7 @@ export async function readingView(main, context, given) {
     if (!row.isConnected) main.append(row);
   }, refused);
   const later = debounced(ask);
-  begun(later);
+  given.again = later;
 
   const text = textBox(info.writes ? "Source" : "Text", () => {
     const typed = text.area.value;

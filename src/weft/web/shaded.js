@@ -60,7 +60,7 @@ export function shaded({ label, tokens, choose = () => {}, point = () => {} }) {
     if (!spans[n]) return;
     for (const [place, on] of [[at, false], [n, true]]) {
       spans[place].tabIndex = on ? 0 : -1;
-      spans[place].setAttribute("aria-selected", String(on));
+      spans[place].setAttribute("aria-selected", on);
     }
     at = n;
   };

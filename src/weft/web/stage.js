@@ -5,7 +5,8 @@ import { choicePanel } from "./choice.js";
 import { blockName, groupOf, isSummary, sourcePlace } from "./flow.js";
 import { attentionOf, keysPicture, rows } from "./keys.js";
 import { isOrder, ladder } from "./ladder.js";
-import { chosenAxes, headAt, isIds, labelOf, matrix, number } from "./matrix.js";
+import { chosenAxes, headAt, headsOf, isIds, labelOf, matrix, number } from "./matrix.js";
+import { facts } from "./table.js";
 import { rounded, visible } from "./words.js";
 
 const CHOOSES = /^output\.(temperature|cut|choice)$/;
@@ -17,8 +18,8 @@ const boxed = picture => h("div", { class: "step-keys-box", tabindex: "0" }, pic
 
 function numbers(given) {
   const found = Object.entries(given ?? {});
-  return found.length > 0 && h("dl", { class: "step-numbers" }, found.map(([name, value]) =>
-    h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : String(value)))));
+  const told = value => (typeof value === "number" ? number(value) : String(value));
+  return found.length > 0 && facts(found.map(([name, value]) => [name, told(value)]), "step-numbers");
 }
 
 function cost(given) {
@@ -59,16 +60,8 @@ function idTable(tensor, here) {
       h("b", {}, visible(tensor.axes[0].labels[place])), h("span", {}, String(id)))));
 }
 
-function headCount(stage) {
-  for (const tensor of stage.tensors) {
-    const axis = tensor.axes.findIndex(each => each.name === "head");
-    if (axis >= 0) return tensor.shape[axis];
-  }
-  return 0;
-}
-
 function headChooser(stage, chosen, setHead) {
-  const count = headCount(stage), choose = each => setHead(Math.ceil((each * chosen.heads) / count));
+  const count = headsOf([stage]), choose = each => setHead(Math.ceil((each * chosen.heads) / count));
   return count > 1 && h("label", { class: "step-head" }, "Head ",
     select(Array.from({ length: count }, (_, each) => [each, String(each)]), headAt(count, chosen), choose));
 }

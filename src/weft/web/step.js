@@ -2,24 +2,19 @@
 // /v1/explain/step: the flow, the player, and the current stage enlarged. Without hooks it stands alone on a page.
 import { calm, h, select } from "./dom.js";
 import { adds, arranged, flow, groupOf } from "./flow.js";
+import { headsOf } from "./matrix.js";
 import { player } from "./player.js";
 import { stagePanel } from "./stage.js";
-import { clamp } from "./words.js";
+import { between, clamp } from "./words.js";
 
 const PACE = 1600, TRAVEL = 520, LEAST_WIDTH = 280, LEAST_HEIGHT = 260;
 const SPEEDS = [[0.5, "slow"], [1, "normal"], [2.5, "fast"], [8, "faster"]];
 const LEGEND = "Bars above the line are positive, below it negative.";
 
-function mostHeads(step) {
-  const counts = step.stages.flatMap(stage => stage.tensors.flatMap(({ axes, shape }) =>
-    axes.map((axis, n) => (axis.name === "head" ? shape[n] : 1))));
-  return Math.max(1, ...counts);
-}
-
 export function mount(element, data, hooks = {}) {
   let step = arranged(data.step), drawing = null, choosing = null, widths = [0, 0], height = 0;
   let at = Math.max(0, step.stages.findIndex(stage => stage.id === data.stage)), speed = 1;
-  const heads = mostHeads(step), chosen = { heads, head: clamp(Number(data.head) || 0, 0, heads - 1) };
+  const heads = headsOf(step.stages), chosen = { heads, head: between(data.head, 0, heads - 1, 0) };
 
   const playing = player({ pace: () => PACE / speed, move: by => to(at + by, by > 0), restart: () => to(0), tick });
   const scrub = h("input", { type: "range", min: 0, step: 1, class: "step-scrub", "aria-label": "Stage",

@@ -1,8 +1,8 @@
 // How surprising each token of a text is to a model, and what it expected instead.
 import { button, h, picture, s, soft } from "./dom.js";
 import { chosenOf, legend, likeliest, panel, parted, placeIn, shadeOf, shaded } from "./shaded.js";
-import { table } from "./table.js";
-import { clamp, counted, large, mean as meanOf, percent } from "./words.js";
+import { facts, table } from "./table.js";
+import { clamp, counted, large, mean as meanOf, percent, sum as total } from "./words.js";
 
 const UNITS = { nats: 1, bits: Math.LN2 }; // nats of each unit
 const TOPS = [1, 2, 4, 6, 8, 10, 12, 16]; // numbers that may be the darkest shade
@@ -20,23 +20,21 @@ const exact = value => (Number.isNaN(value) ? "–" : Number.isFinite(value) ? v
 export function totals(data) {
   const all = surprisals(data);
   const scored = all.filter(nats => nats !== null);
-  const sum = scored.reduce((a, b) => a + b, 0);
+  const sum = total(scored);
   const sizes = data.tokens.map(token => new TextEncoder().encode(token.text).length);
-  const bytes = sizes.reduce((a, b, n) => a + (all[n] === null ? 0 : b), 0);
+  const bytes = total(sizes.filter((_, n) => all[n] !== null));
   const mean = sum / scored.length;
   return { tokens: scored.length, mean, perplexity: Math.exp(mean), bitsPerByte: bytes ? sum / Math.LN2 / bytes : NaN };
 }
 
 function summary(data, unit) {
   const { tokens, mean, perplexity, bitsPerByte } = totals(data);
-  const facts = [
-    [counted(tokens), tokens === 1 ? "token" : "tokens"],
-    [exact(mean / UNITS[unit]), `${unit} per token`],
-    [large(perplexity), data.masked ? "pseudo-perplexity" : "perplexity"],
-    [exact(bitsPerByte), "bits per byte"],
-  ];
-  return h("dl", { class: "surprise-facts" }, facts.map(([value, name]) =>
-    h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+  return facts([
+    [tokens === 1 ? "token" : "tokens", counted(tokens)],
+    [`${unit} per token`, exact(mean / UNITS[unit])],
+    [data.masked ? "pseudo-perplexity" : "perplexity", large(perplexity)],
+    ["bits per byte", exact(bitsPerByte)],
+  ], "facts surprise-facts");
 }
 
 // The shade is the darkest at the 95th percentile: the same numbers look the same in texts that are about alike.

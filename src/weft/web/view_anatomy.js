@@ -69,7 +69,7 @@ export async function mount(main, context) {
   // a model that has no such view says why
   const show = latest(context, place, async ending => {
     const name = current(), of = preset();
-    for (const tab of tabs) tab.setAttribute("aria-pressed", String(tab.dataset.show === name));
+    for (const tab of tabs) tab.setAttribute("aria-pressed", tab.dataset.show === name);
     if (kind() === "ngram" && name !== "anatomy") return tell(COUNTS); // asking would only be refused
     const query = new URLSearchParams(of ? { preset: of } : { model: info.id });
     const data = await api.get(`v1/architecture/${name}?${query}`, ending);

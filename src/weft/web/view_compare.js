@@ -3,7 +3,7 @@ import * as chart from "./chart.js";
 import { button, field, h, select, soft } from "./dom.js";
 import { latest } from "./reading.js";
 import { tools } from "./save.js";
-import { table } from "./table.js";
+import { facts, fold, table } from "./table.js";
 
 export const title = "Compare";
 export const about = "Models trained with equal compute, and laws of how the loss falls.";
@@ -16,7 +16,8 @@ const OF_LOSS = /^(scaling-)?loss|isoflops/;
 const FOLDED = ["sweep"]; // small charts, one for each contender
 const WIDE = [760, 420]; // pixels of the chart of losses
 
-const labelOf = panel => /isoflops/.test(panel.name) ? "parameters" : panel.plots[0].x.label.replace(" in training", "");
+const labelOf = panel => /isoflops/.test(panel.name) ? "parameters"
+  : panel.plots[0].x.label.replace(" in training", "");
 
 export async function mount(main, context) {
   const { api, signal, state } = context;
@@ -57,7 +58,7 @@ export async function mount(main, context) {
     let drawn = null;
     const fill = () => {
       const panel = current();
-      axes.forEach((button, n) => button.setAttribute("aria-pressed", String(panels[n] === panel)));
+      axes.forEach((button, n) => button.setAttribute("aria-pressed", panels[n] === panel));
       said.textContent = panel.about;
       if (drawn) { drawn.close(); charts = charts.filter(each => each !== drawn); into.replaceChildren(); }
       drawn = draw(into, { ...panel.plots[0], size: WIDE, hidden: hidden() },
@@ -76,10 +77,10 @@ export async function mount(main, context) {
     return [
       named.length > 0 && h("ul", { class: "compare-differs" }, named.map(each =>
         h("li", {}, h("b", {}, each.name), " ", h("code", {}, each.differs)))),
-      rows.length > 0 && h("details", { class: "fold" }, h("summary", {}, `Settings that differ: ${rows.length}`),
+      rows.length > 0 && fold(`Settings that differ: ${rows.length}`,
         table({ header: ["setting", ...names], rows: rows.slice(0, 400), text: columns, folds: false })),
-      all.filter(each => each.sample).map(each => h("details", { class: "fold" },
-        h("summary", {}, `What ${each.name} writes`), h("pre", { tabindex: 0 }, each.sample)))];
+      all.filter(each => each.sample).map(each =>
+        fold(`What ${each.name} writes`, h("pre", { tabindex: 0 }, each.sample)))];
   }
 
   const show = latest(context, place, async ending => {
@@ -115,20 +116,20 @@ export async function mount(main, context) {
     }
     place.append(...data.tables.map(table), ...contenders(data).flat().filter(Boolean));
     for (const panel of others.filter(each => FOLDED.includes(each.name))) place.append(small(panel));
-    const facts = Object.entries(data.facts ?? {}).map(([key, fact]) =>
-      h("div", {}, h("dt", {}, key), h("dd", {}, fact)));
-    place.append(h("details", { class: "fold" }, h("summary", {}, "How it was measured"),
-      h("dl", { class: "facts" }, facts), h("ul", { class: "about notes" }, data.notes.map(line => h("li", {}, line)))));
+    place.append(fold("How it was measured", facts(Object.entries(data.facts ?? {})),
+      h("ul", { class: "about notes" }, data.notes.map(line => h("li", {}, line)))));
   }
 
   // Many small charts, drawn when they are looked at.
   function small(panel) {
     const into = h("div", { class: "charts small" });
-    const fold = h("details", { class: "fold", ontoggle: () => {
-      if (fold.open && !into.childNodes.length) for (const plot of panel.plots) draw(into, { ...plot, controls: false });
-    } }, h("summary", {}, `Learning rates: ${panel.plots.length} charts`),
-    h("p", { class: "soft about" }, panel.about), into);
-    return fold;
+    const made = fold(`Learning rates: ${panel.plots.length} charts`,
+      h("p", { class: "soft about" }, panel.about), into);
+    made.addEventListener("toggle", () => {
+      if (into.childNodes.length) return;
+      for (const plot of panel.plots) draw(into, { ...plot, controls: false });
+    });
+    return made;
   }
 
   await show();

@@ -9,19 +9,18 @@ export const shows = info => Boolean(info?.words && info.kind !== "ngram");
 
 export function mount(main, context) {
   const { state } = context;
-  let again = () => {};
   const explain = place => {
     context.set({ place });
-    again();
+    view.again();
   };
   const changed = ({ measure }) => context.set({ measure: measure === "norm" ? undefined : measure });
-  return readingView(main, context, {
+  const view = {
     view: "saliency",
     reset: ["place"],
     asked: () => ({ place: state.place === undefined ? undefined : Number(state.place) }),
     options: () => (state.place === undefined ? [] : [`--place ${state.place}`]),
-    begun: later => { again = later; },
     draw: (drawn, data) => saliency.mount(drawn, data, { measure: state.measure, changed, explain }),
     svg: drawn => [...drawn.querySelectorAll(".saliency-target, .shaded-text")],
-  });
+  };
+  return readingView(main, context, view);
 }

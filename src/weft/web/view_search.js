@@ -21,7 +21,6 @@ export const shows = info => Boolean(info?.continues || info?.writes);
 
 export function mount(main, context) {
   const { state } = context;
-  let again = () => {};
   let drawing = null;
   const names = SETTINGS.map(([name]) => name);
   const chosen = () => names.filter(name => state[name] !== undefined).map(name => [name, Number(state[name])]);
@@ -32,7 +31,7 @@ export function mount(main, context) {
       if (!target.checkValidity()) return;
       const same = target.value === "" || Number(target.value) === usual;
       context.set({ step: undefined, [name]: same ? undefined : target.value });
-      again();
+      view.again();
     },
   }));
   const draw = (drawn, data) => {
@@ -40,17 +39,16 @@ export function mount(main, context) {
     drawing?.close();
     drawing = search.mount(drawn, data, { step: state.step, play, changed: changes => context.set(changes) });
   };
-  const view = readingView(main, context, {
+  const view = {
     view: "search",
     target: false,
     reset: ["step"],
     controls: [h("div", { class: "fields search-settings" }, SETTINGS.map(control))],
     asked: () => (chosen().length ? { settings: Object.fromEntries(chosen()) } : {}),
     options: () => chosen().map(([name, value]) => `${name}=${value}`),
-    begun: later => { again = later; },
     draw,
     svg: drawn => [...drawn.querySelectorAll(".search-tree :is(figcaption, svg)")],
-  });
+  };
   context.signal.addEventListener("abort", () => drawing?.close());
-  return view;
+  return readingView(main, context, view);
 }

@@ -11,7 +11,8 @@ export const path = "tokens";
 export const shows = () => true;
 
 const EXAMPLE = "The tokenizer's untranslatable naïveté: 3.14159, 東京, שלום, 😀!";
-const NAMES = { byte: "bytes", char: "characters", word: "words", bpe: "byte-pair encoding", wordpiece: "WordPiece", unigram: "unigram" };
+const NAMES = { byte: "bytes", char: "characters", word: "words", bpe: "byte-pair encoding",
+  wordpiece: "WordPiece", unigram: "unigram" };
 const MAX_LENGTH = 10_000;
 
 export async function mount(main, context) {
@@ -39,8 +40,10 @@ export async function mount(main, context) {
 
   // What a piece is, and the same characters wherever else they were cut.
   function mark(token, piece) {
-    for (const each of list.querySelectorAll(".tokens-same, .tokens-here")) each.classList.remove("tokens-same", "tokens-here");
-    if (!token) return facts.replaceChildren("Point at a token, or go there with the arrow keys, to see its id and its bytes.");
+    for (const each of list.querySelectorAll(".tokens-same, .tokens-here"))
+      each.classList.remove("tokens-same", "tokens-here");
+    if (!token) return facts.replaceChildren(
+      "Point at a token, or go there with the arrow keys, to see its id and its bytes.");
     piece.classList.add("tokens-here");
     const { start, end: to } = token;
     for (const each of list.querySelectorAll(".tok-piece")) {
@@ -48,13 +51,15 @@ export async function mount(main, context) {
     }
     const entry = token.token === token.text ? [] : [", in the vocabulary ", h("code", {}, h("bdi", {}, token.token))];
     return facts.replaceChildren(h("bdi", { class: "write-piece" }, token.text), ` is token ${token.id}`, ...entry,
-      piece.classList.contains("tok-unknown") ? "; it stands for what the vocabulary lacks" : `; bytes ${token.bytes.match(/../g)?.join(" ") ?? "none"}`,
+      piece.classList.contains("tok-unknown") ? "; it stands for what the vocabulary lacks"
+        : `; bytes ${token.bytes.match(/../g)?.join(" ") ?? "none"}`,
       `; characters ${start + 1} to ${Math.max(start + 1, to)}.`);
   }
 
   main.append(made, facts, list, totals,
     tools({ name: "tokens", svg: () => list, command: () =>
-      `weft tokenize ${quoted(box.value)} --tokenizer ${context.info ? quoted(`runs/${context.info.id}`) : "byte"} --ids` }));
+      `weft tokenize ${quoted(box.value)} --tokenizer ${context.info
+        ? quoted(`runs/${context.info.id}`) : "byte"} --ids` }));
   await cut(box.value);
   return {};
 }
@@ -65,7 +70,8 @@ const nameOf = each => each.models.length ? each.models.join(", ")
 function cutOf(each, mark) {
   const pieces = h("p", { class: "tok-pieces", role: "group", "aria-label": nameOf(each), dir: "auto" });
   each.tokens.forEach((token, place) => {
-    const piece = h("span", { class: `tok-piece tok-${token.id === each.unknown ? "unknown" : place % 4}`, tabindex: -1, role: "button",
+    const piece = h("span", { class: `tok-piece tok-${token.id === each.unknown ? "unknown" : place % 4}`,
+      tabindex: -1, role: "button",
       "aria-label": `${token.text}, token ${token.id}` }, h("bdi", {}, token.text));
     piece.token = token;
     piece.addEventListener("focus", () => mark(token, piece));

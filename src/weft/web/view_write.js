@@ -1,10 +1,11 @@
 // Write: what a model writes, token by token, what else it could have said, and where that would have led.
-import { drawTree, packed, parsed, spanOf, textOf, treeSvg, turnsOf } from "./branches.js";
+import { drawTree, packed, parsed, spanOf, textOf, turnsOf } from "./branches.js";
 import { Distribution, drawPlace, SHOWN, unpacked } from "./distribution.js";
 import { button, debounced, h, roving } from "./dom.js";
 import { mountFill } from "./fill.js";
 import { latest, textBox } from "./reading.js";
 import { tools } from "./save.js";
+import { between } from "./words.js";
 import { command, controls, MAX_TOKENS, settingsOf } from "./write_settings.js";
 
 const WORDS = 6; // of the model's own text that a visitor sees continued
@@ -25,7 +26,8 @@ export async function mount(main, context) {
   return { close: () => writer.end.abort() };
 }
 
-const LABELS = { chat: ["You", "The model"], pairs: ["Source", "What the model writes"], text: ["Prompt", "What follows"] };
+const LABELS = { chat: ["You", "The model"], pairs: ["Source", "What the model writes"],
+  text: ["Prompt", "What follows"] };
 
 class Writer {
   constructor(main, context) {
@@ -33,7 +35,7 @@ class Writer {
     this.chats = this.info.chat && !this.info.writes && context.state.mode !== "complete";
     this.turns = this.chats ? turnsOf(context.state.turns) : [];
     this.branches = parsed(context.state.tree);
-    this.at = Math.min(this.branches.length - 1, Math.max(0, Number.parseInt(context.state.at, 10) || 0));
+    this.at = Math.floor(between(context.state.at, 0, this.branches.length - 1, 0));
     this.place = null; // of the token that is looked at; null: the next one
     this.pinned = false;
     this.soon = debounced(() => this.run(), 300);
@@ -52,7 +54,8 @@ class Writer {
     const [given, follows] = LABELS[this.chats ? "chat" : this.info.writes ? "pairs" : "text"];
     const { made, area } = textBox(given, debounced(() => this.asks(area.value)), { id: "write-prompt", rows: 2 });
     this.prompt = area;
-    this.text = h("div", { class: "write-text", role: "listbox", "aria-label": follows, "aria-orientation": "horizontal", dir: "auto" });
+    this.text = h("div", { class: "write-text", role: "listbox", "aria-label": follows,
+      "aria-orientation": "horizontal", dir: "auto" });
     this.caret = h("span", { class: "write-caret", role: "option", tabindex: 0, "aria-selected": "true",
       "aria-label": "the next token" });
     this.stopButton = button("Stop", () => this.stop());
@@ -79,7 +82,7 @@ class Writer {
         h("aside", { class: "write-side", "aria-label": "How tokens are chosen" },
           controls(this.context.state, this.info, changes => this.changed(changes)),
           h("section", { class: "write-place" }, this.heading, this.facts, this.rows, this.sum))),
-      tools({ name: "write", svg: () => treeSvg(this.info.writes || this.chats ? "" : this.asked, this.branches),
+      tools({ name: "write", svg: () => [this.text, !this.treeBox.hidden && this.treeBox],
         command: () => command(this.info, this.settings, this.asked ?? "", this.chats) }));
     this.listen();
   }
@@ -108,7 +111,7 @@ class Writer {
     document.addEventListener("keydown", event => {
       if (event.key !== "Escape") return;
       if (this.writing) this.stop();
-      else if (this.rows.contains(document.activeElement)) this.spans()[this.place ?? this.branch.tokens.length]?.focus();
+      else if (this.rows.contains(document.activeElement)) this.spans()[this.looked]?.focus();
       this.pinned = false;
     }, { signal });
     signal.addEventListener("abort", () => this.end.abort());
@@ -121,7 +124,8 @@ class Writer {
     this.asked = state.text;
     if (!this.asked && !this.turns.length) {
       const { text } = await api.post("v1/explain/text", { model: this.info.id }, signal);
-      this.own = this.info.writes ? text : text.match(new RegExp(`^(\\s*\\S+){1,${WORDS * (this.chats ? 2 : 1)}}`, "u"))[0];
+      this.own = this.info.writes ? text
+        : text.match(new RegExp(`^(\\s*\\S+){1,${WORDS * (this.chats ? 2 : 1)}}`, "u"))[0];
       this.asked = this.own;
     }
     this.prompt.value = this.asked ?? "";
@@ -160,7 +164,8 @@ class Writer {
   get begun() {
     const { id } = this.info;
     if (!this.chats) return { model: id, input: this.asked };
-    const messages = [...this.turns, this.asked].map((content, turn) => ({ role: turn % 2 ? "assistant" : "user", content }));
+    const messages = [...this.turns, this.asked].map((content, turn) =>
+      ({ role: turn % 2 ? "assistant" : "user", content }));
     return { model: id, messages };
   }
 
@@ -192,7 +197,8 @@ class Writer {
 
   async search(signal) {
     const { beams, length } = this.settings, before = this.branches[0].before ?? this.branches[0].forced;
-    const { texts } = await this.context.api.post("v1/beams", { ...this.begun, tokens: before, beams, max_tokens: length }, signal);
+    const { texts } = await this.context.api.post("v1/beams",
+      { ...this.begun, tokens: before, beams, max_tokens: length }, signal);
     this.branches = texts.map(text => ({ score: text.score, forced: [...before, ...text.ids], tokens: [] }));
     this.at = Math.min(this.at, this.branches.length - 1);
     this.branches[0].before = before; // where to search from, when the settings change
@@ -201,7 +207,8 @@ class Writer {
 
   async write(branch, signal) {
     const { length, drawing, seed } = this.settings;
-    const most = branch.score === undefined ? branch.stopped ?? Math.max(length, branch.forced.length) : branch.forced.length;
+    const most = branch.score === undefined
+      ? branch.stopped ?? Math.max(length, branch.forced.length) : branch.forced.length;
     let place = 0;
     if (!most) return;
     const body = { ...this.begun, ...drawing, seed, tokens: branch.forced, max_tokens: most, top: 10 };
@@ -262,11 +269,12 @@ class Writer {
     const long = this.branch.tokens.length >= MAX_TOKENS;
     this.moreButton.disabled = writing || this.over || long || this.settings.how === "beam";
     if (this.goOn) this.goOn.disabled = writing || !this.branch.tokens.length;
-    this.text.setAttribute("aria-busy", String(writing));
+    this.text.setAttribute("aria-busy", writing);
   }
 
   remember() {
-    const beam = this.settings.how === "beam", tree = beam ? packed([{ forced: this.branches[0].before ?? [] }]) : packed(this.branches);
+    const beam = this.settings.how === "beam";
+    const tree = beam ? packed([{ forced: this.branches[0].before ?? [] }]) : packed(this.branches);
     this.context.set({ tree: tree || undefined, at: this.at || undefined });
   }
 
@@ -312,7 +320,8 @@ class Writer {
   }
 
   drawText() {
-    this.text.replaceChildren(...this.branch.tokens.map((token, place, all) => spanOf(token, all[place - 1])), this.caret);
+    this.text.replaceChildren(...this.branch.tokens.map((token, place, all) => spanOf(token, all[place - 1])),
+      this.caret);
     this.drawTree();
   }
 
@@ -351,7 +360,7 @@ class Writer {
     if (place < 0) return;
     this.place = place >= this.branch.tokens.length ? null : place;
     const shown = this.place ?? this.branch.tokens.length;
-    this.spans().forEach((span, at) => span.setAttribute("aria-selected", String(at === shown)));
+    this.spans().forEach((span, at) => span.setAttribute("aria-selected", at === shown));
     this.drawLooked();
     this.lookSoon();
   }

@@ -1,8 +1,16 @@
 // Numbers and tokens as they are written, and how much room they take.
 export const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
+
+// A number of an address, which may hold anything: within its ends, or another where it is none.
+export function between(text, low, high, otherwise) {
+  const number = Number(text ?? NaN);
+  return text !== "" && Number.isFinite(number) ? clamp(number, low, high) : otherwise;
+}
+
 export const counted = number => number.toLocaleString("en");
 export const minus = text => text.replaceAll("-", "−");
-export const mean = values => values.reduce((sum, each) => sum + each, 0) / values.length;
+export const sum = values => values.reduce((total, each) => total + (each ?? 0), 0);
+export const mean = values => sum(values) / values.length;
 
 // With as many digits as `weft explain` prints.
 export function percent(probability) {

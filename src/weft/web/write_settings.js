@@ -1,17 +1,12 @@
 // How the Write view chooses tokens: the controls, what they mean to the server, and the command that gives the same.
 import { button, field, h, select, slider } from "./dom.js";
 import { quoted } from "./save.js";
-import { clamp } from "./words.js";
+import { between } from "./words.js";
 
 export const MAX_TOKENS = 400;
 const WAYS = { draw: "at random", greedy: "the likeliest", beam: "beam search" };
 const defaults = info => ({ how: info.writes ? "greedy" : "draw", temperature: "0.8", top_k: "", top_p: "1", min_p: "0",
   seed: "0", length: "48", beams: "4" });
-
-function between(value, low, high, otherwise) {
-  const number = Number(value);
-  return value !== "" && Number.isFinite(number) ? clamp(number, low, high) : otherwise;
-}
 
 // What stands in the address, or else the defaults; a number that makes no sense there counts as none.
 export function settingsOf(state, info) {
@@ -19,11 +14,11 @@ export function settingsOf(state, info) {
   const how = of("how") in WAYS ? of("how") : usual.how;
   const draws = how === "draw";
   const top_p = between(of("top_p"), 0.01, 1, 1), min_p = between(of("min_p"), 0, 1, 0);
-  const top_k = Math.round(between(of("top_k"), 0, 1e6, 0));
+  const whole = (name, ...ends) => Math.round(between(of(name), ...ends)), top_k = whole("top_k", 0, 1e6, 0);
   const temperature = between(of("temperature"), 0, 2, 0.8);
   return {
-    how, beams: Math.round(between(of("beams"), 1, 16, 4)), length: Math.round(between(of("length"), 1, MAX_TOKENS, 48)),
-    seed: Math.round(between(of("seed"), 0, 2 ** 53 - 1, 0)), shown: { temperature, top_k, top_p, min_p },
+    how, beams: whole("beams", 1, 16, 4), length: whole("length", 1, MAX_TOKENS, 48),
+    seed: whole("seed", 0, 2 ** 53 - 1, 0), shown: { temperature, top_k, top_p, min_p },
     // as the server takes them: none where one does nothing
     drawing: { temperature: draws ? temperature : 0, ...(draws && temperature ? { ...(top_k && { top_k }),
       ...(top_p < 1 && { top_p }), ...(min_p && { min_p }) } : {}) },
@@ -65,9 +60,11 @@ export function controls(state, info, change) {
 // A line for a shell that writes the same text.
 export function command(info, settings, prompt, chats) {
   const run = quoted(`runs/${info.id}`), { how, drawing, beams, length, seed } = settings;
-  if (info.writes) return `echo ${quoted(prompt)} | weft translate ${run} --beam ${how === "beam" ? beams : 1} --max-tokens ${length}`;
+  const most = `--max-tokens ${length}`;
+  if (info.writes) return `echo ${quoted(prompt)} | weft translate ${run} --beam ${how === "beam" ? beams : 1} ${most}`;
   const options = how === "beam" ? [`--beam ${beams}`] : !drawing.temperature ? ["--greedy"]
     : [...Object.entries(drawing).map(([name, value]) => `--${name.replace("_", "-")} ${value}`), `--seed ${seed}`];
-  if (chats) return `weft chat ${run} ${options.filter(each => !/^--(beam|top-k|min-p)/.test(each)).join(" ")} --max-tokens ${length}`;
-  return `weft generate ${run} --prompt ${quoted(prompt)} ${options.join(" ")} --max-tokens ${length}`;
+  const ofChat = options.filter(each => !/^--(beam|top-k|min-p)/.test(each));
+  return chats ? `weft chat ${run} ${ofChat.join(" ")} ${most}`
+    : `weft generate ${run} --prompt ${quoted(prompt)} ${options.join(" ")} ${most}`;
 }
