@@ -159,7 +159,7 @@ class View {
     return h("div", { class: "att-side" }, this.from,
       h("p", { class: "soft att-hint" },
         "Choose a token that attends. The shades tell what it attends to in this head."),
-      this.strip, this.other, h("div", { class: "scroll" }, h("table", { class: "plain att-table" }, this.caption,
+      this.strip, this.other, h("div", { class: "scroll" }, h("table", { class: "att-table" }, this.caption,
         h("thead", {}, h("tr", {}, heading("strongest keys"), heading("place"), heading("probability"))),
         this.strongest)));
   }

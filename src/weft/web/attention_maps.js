@@ -12,7 +12,7 @@ export const unpacked = parts => Promise.all(parts.map(async part =>
   new Maps(part, await inflated(part.weights), part.best && await inflated(part.best))));
 
 // One kind of attention: weights by (layer, head, row, column), rows and columns being blocks of tokens.
-export class Maps {
+class Maps {
   constructor(given, bytes, best) {
     Object.assign(this, given);
     this.bytes = bytes;

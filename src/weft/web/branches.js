@@ -3,7 +3,7 @@ import { button, h, soft } from "./dom.js";
 import { percent, sum } from "./words.js";
 
 // Branches [{ tokens: [{ id, … }] }] as segments { tokens, from (place of the first), branches (numbers), children }.
-export function tree(branches) {
+function tree(branches) {
   const grow = (numbers, from) => {
     const id = (number, place) => branches[number].tokens[place]?.id;
     let to = from;

@@ -21,7 +21,7 @@ const tickText = value => Math.abs(value) >= 1e6 ? `${general(value / 1e6)}M`
   : Math.abs(value) >= 1e4 ? `${general(value / 1e3)}k` : general(value);
 
 // how an axis names its numbers; the names are those of the functions that do the same in Python
-export const FORMATS = { tick_text: tickText, short: rounded, scientific, duration, flops_text: scientific,
+const FORMATS = { tick_text: tickText, short: rounded, scientific, duration, flops_text: scientific,
   multiple: value => `${general(value)}×`, signed: value => value > 0 ? `+${general(value)}` : general(value) };
 export const named = axis => FORMATS[axis.named] ?? tickText;
 

@@ -88,7 +88,7 @@ export function choicePanel(choice, { settings, picked, change, pick, append }) 
   roving(holder, () => [...holder.children]);
   const off = choice.candidates.length + 1;
   return { element: h("div", { class: "step-choice" },
-    change ? h("div", { class: "step-sliders" },
+    change ? h("div", { class: "write-settings" },
       slider("Temperature", { min: 0.1, max: 2.5, step: 0.05, value: now.temperature, told: t => t.toFixed(2),
         change: t => set({ temperature: t }) }),
       slider("Top-k", { min: 1, max: off, step: 1, value: now.top_k ?? off, told: k => (k >= off ? "off" : String(k)),

@@ -14,7 +14,7 @@ function softmax(values) {
   return values.map(value => Math.exp(value - values[0]) / total);
 }
 
-export function entropy(probabilities) {
+function entropy(probabilities) {
   let sum = 0;
   for (const p of probabilities) if (p > 0) sum -= p * Math.log(p);
   return sum;

@@ -97,7 +97,7 @@ function laidOut(root) {
       else if (child.nodeType === Node.ELEMENT_NODE && !child.matches(".plot-controls")) walk(child, inner);
       if (child.nodeType !== Node.TEXT_NODE) continue;
       for (const { text, left, top } of lines(child)) {
-        if (seen({ top, bottom: top + rise })) parts.push(s("text", { x: x(left), y: y(top) + rise, style: { fill: style.color },
+        if (seen({ top, bottom: top + rise })) parts.push(s("text", { x: x(left), y: y(top) + rise, fill: style.color,
           "font-family": style.fontFamily, "font-size": style.fontSize, "font-weight": style.fontWeight,
           "xml:space": "preserve", "text-decoration": style.textDecorationLine }, text));
       }

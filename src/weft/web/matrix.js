@@ -120,7 +120,7 @@ export function strip(values, { x = 0, y = 0, width, height, most, scale = "sign
 }
 
 // at most so many of the values: of each run of neighbours the one farthest from zero
-export function thinned(values, most) {
+function thinned(values, most) {
   if (values.length <= most) return values;
   const found = [];
   for (let at = 0; at < most; at++) {
