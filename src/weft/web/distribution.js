@@ -96,11 +96,11 @@ function drawDistribution(box, { tokens, full, settings, chosen, choose }) {
   const shown = drawn.length;
   const others = full && full.sorted.length - shown;
   box.replaceChildren(
-    h("div", { class: "write-row write-names soft", "aria-hidden": "true" }, h("span", {}, "token"), h("span", {}),
+    h("div", { class: "write-row write-names soft", "aria-hidden": "true" }, h("span", {}, "token"), h("span"),
       h("span", { class: "write-number" }, "model"), left && h("span", { class: "write-number" }, "settings")),
     ...drawn,
     others > 0 && h("div", { class: "write-row write-others soft" }, h("span", {}, `${counted(others)} others`),
-      h("span", {}), h("span", { class: "write-number" }, percent(total(full.raw, shown))),
+      h("span"), h("span", { class: "write-number" }, percent(total(full.raw, shown))),
       left && h("span", { class: "write-number" },
         left.kept > shown ? percent(total(left.probabilities, shown)) : "–")) || "");
   return left;

@@ -91,7 +91,7 @@ export function mount(element, data, { show = "guess", row, column, changed = ()
     if (at && event.pointerType === "mouse") tell(...told(data, names, ...at));
   });
   body.addEventListener("pointerleave", () => tell(...told(data, names, state.row, state.column)));
-  const key = h("div", {});
+  const key = h("div");
   const explain = () => key.replaceChildren(legend(
     state.show === "rank" ? "probability of the final answer" : "probability of the guess", 1, { show: percent }));
   const chosen = chosenOf("Each cell shows", SHOWS, state.show, "lens-show", name => {

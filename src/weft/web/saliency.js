@@ -57,8 +57,8 @@ export function mount(element, data, { measure = "norm", explain = null, changed
   own.element.classList.add("saliency-text");
   strips.push(own);
 
-  const key = h("div", {});
-  const list = h("div", {});
+  const key = h("div");
+  const list = h("div");
   const shade = () => {
     // a mask matters more to its own place than all else, and would leave the rest white
     const others = (value, n) => (data.masked && n === data.place ? 0 : Math.abs(value));
