@@ -158,3 +158,9 @@ def test_text_is_shown_as_text_and_a_picture_is_saved(page: Any, at: Callable[..
     drawn = saved.value.path().read_text("utf-8")
     assert "Embedding" in drawn
     assert "class=" not in drawn
+
+
+def test_groups_are_named_in_words(page: Any, at: Callable[..., str]) -> None:
+    page.goto(at("step", model="gpt"))
+    names = "async () => ['source_embedding', 'decoder.3'].map((await import('/web/flow.js')).blockName)"
+    assert page.evaluate(names) == ["Source embedding", "Decoder, block 3"]

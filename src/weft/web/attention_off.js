@@ -68,7 +68,7 @@ function surprises(before, after) {
     : ` ${before.nats[place].toFixed(3)} → ${after.nats[place].toFixed(3)} nats (${signed(found[place])})`);
   const strip = shaded({ label: "The text, shaded by the change of its surprisal", tokens: before.tokens, choose: show,
     point: show });
-  strip.shade(found.map(change => (change ?? 0) / top));
+  strip.shade(found.map(change => (Math.abs(change ?? 0) < 0.03 * top ? 0 : change / top)));
   return [h("p", { class: "attention-totals", role: "status" }, totals(before, after)),
     legend("change of surprisal, nats", top, { below: found.some(change => change < 0) }), element, strip.element,
     h("p", { class: "soft" }, "The maps above are those of the whole model.")];

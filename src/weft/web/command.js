@@ -1,9 +1,9 @@
 // The command that repeats what a page tells.
-import { button, copied, h, uniqueId } from "./dom.js";
+import { button, copied, h } from "./dom.js";
 
 export function mount(element, command) {
-  const code = h("code", {}, command), id = uniqueId();
-  element.append(h("div", { class: "command" }, h("p", { class: "soft", id }, "This command repeats it:"),
-    h("pre", { tabindex: 0, "aria-labelledby": id }, code),
+  const code = h("code", {}, command);
+  element.append(h("div", { class: "command" }, h("p", { class: "soft" }, "This command repeats it:"),
+    h("pre", { tabindex: 0, "aria-label": "Command" }, code),
     button("Copy", event => copied(event.target, command, code))));
 }

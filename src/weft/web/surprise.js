@@ -127,8 +127,7 @@ export function mount(element, data, { unit = "nats", place, changed = () => {} 
       drawn.mark(state.place);
       holder.replaceChildren(drawn.picture);
     };
-    const names = Object.fromEntries(Object.keys(UNITS).map(name => [name, name]));
-    const units = chosenOf("Surprisal in", names, state.unit, "surprise-unit", name => switchTo(name));
+    const units = chosenOf("Surprisal in", { nats: "nats", bits: "bits" }, state.unit, "surprise-unit", name => switchTo(name));
     const numbers = n => (values[n] === null ? ["–", "–", "–"]
       : [shown(values[n]), percent(Math.exp(-nats[n])), counted(data.ranks[n])]);
     const expected = n => data.guesses[n].map(guess => `${guess.piece} ${percent(guess.probability)}`).join(" · ");
