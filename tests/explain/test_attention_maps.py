@@ -198,6 +198,12 @@ def test_page_holds_the_weights(maps) -> None:
     assert "layer  2  mostly to" in html  # what is left without a script
 
 
+def test_a_page_of_two_sections_tells_once_what_it_shows(maps, tmp_path) -> None:
+    text = maps.save(tmp_path / "page.html").read_text("utf-8")
+    assert len(maps.sections()) == 2 and text.count(f'<p class="soft about">{maps.about[:40]}') == 1
+    assert text.count(maps.about[:40]) == 1
+
+
 def test_page_of_a_long_text_is_pooled_and_keeps_the_strongest_keys(tokenizer) -> None:
     found = attention_maps(reading(Decoder(**SMALL), tokenizer, (TEXT + " ") * 6))
     (kept,) = data_of(found.html())

@@ -75,7 +75,7 @@ def problems_of(page: Any) -> list[str]:
 
 def _wrong(message: Any) -> bool:
     refused = "status of 400" in message.text  # Chromium logs it when the server refuses a text, which is no fault
-    return message.type == "error" and not refused and "/web/view_" not in f"{message.text} {message.location}"
+    return message.type == "error" and not refused
 
 
 def _own(url: str) -> bool:

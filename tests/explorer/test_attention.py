@@ -62,8 +62,8 @@ def test_heads_are_switched_off_and_on(page: Any, at: At) -> None:
     page.keyboard.press("o")
     page.locator(".attention-heads button").nth(2).wait_for()
     assert page.locator(".att-off").count() == 2
-    page.locator(".attention-strip button").nth(2).click()
-    assert "nats" in page.locator(".attention-told").text_content()
+    page.locator(".attention-off .shaded-token").nth(2).click()
+    assert "nats" in page.locator(".attention-off .shaded-told").text_content()
     assert page.locator(".attention-text").count() == 2
     told = page.locator(".attention-totals").text_content()
     page.reload()
@@ -118,6 +118,7 @@ def test_it_is_kept_as_svg_and_fits_a_phone(page: Any, at: At) -> None:
         page.get_by_role("button", name="Save SVG").click()
     saved = Path(download.value.path()).read_text("utf-8")
     assert saved.startswith("<svg") and "data:image/png;base64" in saved and "<path" in saved and "var(" not in saved
+    assert "rgb(" not in saved and "color(" not in saved  # colours that every program reads
     assert page.locator(".att-queries button").last.text_content() in saved
     command = page.locator(".tools code").text_content()
     assert command == f"weft explain runs/gpt --only attention --text '{TEXT}' --layer 0 --head 1"

@@ -131,18 +131,18 @@ def test_settings_change_the_choice_at_once_and_the_server_agrees(
     with page.expect_response("**/v1/explain/step"):
         page.get_by_label("Temperature", exact=True).fill("0.5")
         page.get_by_label("Top-k", exact=True).fill("3")
-    assert page.locator(".step-candidate:not(.step-dropped)").count() == 3
+    assert page.locator(".step-candidates .write-row:not(.write-dropped)").count() == 3
     choice = asked(server, "gpt", temperature=0.5, top_k=3)["choice"]
     page.wait_for_function("() => !document.querySelector('.step-kept').textContent.startsWith('about')")
-    first = page.locator(".step-candidate .step-number").first.text_content()
-    assert float(first.removesuffix(" %")) == pytest.approx(100 * choice["candidates"][0]["final"], abs=0.6)
+    first = page.locator(".step-candidates .write-number").nth(1).text_content()
+    assert float(re.sub(r"[^\d.]", "", first)) == pytest.approx(100 * choice["candidates"][0]["final"], abs=0.6)
     assert f"{choice['kept']} of" in page.locator(".step-kept").inner_text()
 
 
 def test_a_chosen_token_is_appended(page: Any, at: Callable[..., str]) -> None:
     opened(page, at("step", model="gpt", text=TEXT, stage="output.choice"))
     tokens = page.locator(".step-tokens button").count()
-    page.locator(".step-candidate").nth(1).click()
+    page.locator(".step-candidates button").nth(1).click()
     page.locator(".step-append .primary").click()
     page.wait_for_function(f"() => document.querySelectorAll('.step-tokens button').length === {tokens + 1}")
     assert page.locator(".step-panel h2").inner_text() == "Tokens"
@@ -158,3 +158,9 @@ def test_text_is_shown_as_text_and_a_picture_is_saved(page: Any, at: Callable[..
     drawn = saved.value.path().read_text("utf-8")
     assert "Embedding" in drawn
     assert "class=" not in drawn
+
+
+def test_groups_are_named_in_words(page: Any, at: Callable[..., str]) -> None:
+    page.goto(at("step", model="gpt"))
+    names = "async () => ['source_embedding', 'decoder.3'].map((await import('/web/flow.js')).blockName)"
+    assert page.evaluate(names) == ["Source embedding", "Decoder, block 3"]

@@ -104,7 +104,7 @@ def test_another_token_begins_a_branch_and_a_reload_gives_the_same_tree(
         page.get_by_role("button", name="Save SVG").click()
     saving.value.save_as(tmp_path / "tree.svg")
     picture = (tmp_path / "tree.svg").read_text("utf-8")
-    assert picture.startswith("<svg") and picture.count("<path") == 2
+    assert picture.startswith("<svg") and picture.count("<path") == 5
 
 
 def test_with_keys_alone(page: Any, at: Callable[..., str]) -> None:

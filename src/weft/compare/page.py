@@ -14,7 +14,7 @@ from weft.compare.multiplier import BEYOND
 from weft.compare.ranking import NOTHING, Effect, Ranked, flops_text, main_effects, method, ranking, result, warnings
 from weft.costs.units import plain, short
 from weft.figures.charts import Panels, PanelsPage
-from weft.figures.page import Section, html_table, html_tables, part
+from weft.figures.page import Section, html_table, html_tables, mounted, part
 from weft.figures.plot import LOOKS, Axis, Look, Plot, Point, Series, Whisker, multiple, scientific, signed, whiskers
 from weft.figures.shapes import html_plots, plot_data
 from weft.figures.tables import WIDTH, Table, text_table, wrapped
@@ -132,7 +132,7 @@ def study_data(panels: Sequence[Panels], tables: Sequence[Table], notes: Sequenc
 
 def result_section(result: str, facts: Mapping[str, str], command: str) -> Section:
     """What a page begins with: the result, what it was measured on, and the command that repeats it."""
-    html = part("lead", result) + part("facts", facts) + part("command", command)
+    html = part("lead", result) + part("facts", facts) + mounted("command.js", command, part("command", command))
     return Section("The result", "", html, ("command.js",))
 
 

@@ -21,26 +21,24 @@ IMPORTED = re.compile(r'from "\./([\w.]+)"')
 
 
 class Section(NamedTuple):
-    """A part of a page: `html` is taken as it is, and needs these `scripts` of web/."""
+    """A part of a page: `html` is taken as it is; these `modules` of web/ draw what is mounted in it."""
 
     title: str
     about: str
     html: str
-    scripts: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
 
 
 def page(
     title: str, sections: Sequence[Section], *, summary: str = "", frame: bool = False, styles: Sequence[str] = STYLES
 ) -> str:
     """The whole page; as a `frame`, one that stands in a notebook beside other things. `styles` are files of web/."""
-    names = dict.fromkeys(name for section in sections for name in section.scripts)
-    modules = [name for name in names if _is_module(name)]
+    modules = list(dict.fromkeys(name for section in sections for name in section.modules))
     text = template("page.html").render(
         title=title,
         summary=summary,
         style=Markup("".join(map(web_file, styles))),
         sections=[(f"s{number}", section) for number, section in enumerate(sections)],
-        scripts=[Markup(web_file(name)) for name in names if name not in modules],
         imports=_import_map(modules) if modules else "",
         loader=Markup(web_file("standalone.js")),
     )
@@ -71,10 +69,6 @@ def html_charts(charts: Sequence[str], kind: str = "") -> Markup:
 def mounted(module: str, value: Any, fallback: str = "") -> Markup:
     """A place where a module of web/ draws a value; `fallback`, HTML, stands there where no script runs."""
     return Markup('<div data-module="{}">{}{}</div>').format(module, data("data", value), Markup(fallback))
-
-
-def _is_module(name: str) -> bool:
-    return "\nexport " in web_file(name)
 
 
 def _import_map(names: Sequence[str]) -> Markup:

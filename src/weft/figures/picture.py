@@ -82,7 +82,8 @@ class Picture(ABC):
         check_picture(path, self.suffixes)
         if path.suffix.lower() == PAGE:
             sections = self.sections()
-            content = page(self.title, sections, summary=self.about if len(sections) > 1 else "").encode()
+            told = len(sections) == 1 or any(each.about.startswith(self.about) for each in sections)
+            content = page(self.title, sections, summary="" if told else self.about).encode()
         else:
             content = drawn(self.figure(), path.suffix[1:].lower())
         try:

@@ -1,18 +1,11 @@
 /* A model's parts, drawn and listed. Its data: columns, each a part with parts in it, and diagrams: shapes on a plane
    whose y grows upwards (explain/anatomy/diagram.py). Of several columns the first diagram has all of them. */
-import { h, percent, roving, s } from "./dom.js";
+import { button, h, picture, roving, s, soft, tip } from "./dom.js";
+import { counted as number, percent } from "./words.js";
 
 const UNIT = 52; // pixels
-const TIP = 7;
 const LOOKS = { norm: "norm", attention: "attention", embedding: "table", positions: "table", logits: "out",
   sentence: "out" };
-const number = n => n.toLocaleString("en-US");
-
-function tip([x, y], [fromX, fromY]) {
-  const angle = Math.atan2(y - fromY, x - fromX);
-  const side = turn => `${x - TIP * Math.cos(angle + turn)} ${y - TIP * Math.sin(angle + turn)}`;
-  return `M${side(0.45)}L${x} ${y}L${side(-0.45)}`;
-}
 
 function drawShape({ kind, places, text, size, anchor, look, part }, name) {
   const [[x, y]] = places, [endX, endY] = places.at(-1);
@@ -39,11 +32,12 @@ function drawShape({ kind, places, text, size, anchor, look, part }, name) {
 
 function drawing({ width, height, shapes }, name, label) {
   const placed = shapes.map(shape => ({ ...shape,
-    places: shape.places.map(([x, y]) => [Math.round(10 * x * UNIT) / 10, Math.round(10 * (height - y) * UNIT) / 10]) }));
+    places: shape.places.map(([x, y]) => [Math.round(10 * x * UNIT) / 10,
+      Math.round(10 * (height - y) * UNIT) / 10]) }));
   // texts stand on boxes, and boxes on lines
   const order = shape => ["frame", "line", "arrow", "loop", "sum", "box", "text"].indexOf(shape.kind);
   placed.sort((a, b) => order(a) - order(b));
-  return s("svg", { viewBox: `0 0 ${width * UNIT} ${height * UNIT}`, class: "anat-drawing", role: "group",
+  return picture(width * UNIT, height * UNIT, { width: null, height: null, class: "anat-drawing", role: "group",
     "aria-label": label }, placed.map(shape => drawShape(shape, name)));
 }
 
@@ -53,16 +47,17 @@ function card(part, path, whole, choose, around = 1) {
   const each = all > 1 ? " each" : "", share = whole ? ` · ${percent(all * part.parameters / whole)}` : "";
   return h("li", { class: `anat-part${part.parts.length ? " anat-whole" : ""}`, "data-part": id },
     h("div", { class: "anat-head" },
-      h("button", { type: "button", class: "anat-name", onclick: () => choose(id) }, `${times}${part.name}`),
+      button(`${times}${part.name}`, () => choose(id), { class: "anat-name" }),
       part.parameters > 0 && h("span", { class: "anat-count" }, number(part.parameters) + each,
-        h("span", { class: "soft" }, share))),
+        soft(share))),
     part.formula && h("div", { class: "anat-formula" }, part.formula),
-    part.shape && h("div", {}, h("span", { class: "soft" }, "shapes "), part.shape),
+    part.shape && h("div", {}, soft("shapes "), part.shape),
     part.note && h("div", { class: "soft" }, part.note),
     part.settings.length > 0 && h("div", { class: "anat-keys" }, part.settings.map(key => [h("code", {}, key), " "])),
     part.code.map(({ place, text }) => h("details", {}, h("summary", {}, place),
       h("pre", { tabindex: 0, "aria-label": place }, h("code", {}, text)))),
-    part.parts.length > 0 && h("ol", {}, part.parts.map((inside, n) => card(inside, [...path, n], whole, choose, all))));
+    part.parts.length > 0 && h("ol", {},
+      part.parts.map((inside, n) => card(inside, [...path, n], whole, choose, all))));
 }
 
 // `shown` is { part }, the number of the one that is chosen.
@@ -78,22 +73,24 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
     return drawing(each, name, `${own}: boxes from the tokens below to the output above`);
   });
   const lists = data.columns.map((column, n) => [several && h("h3", { class: "anat-title" }, column.name),
-    h("ol", { class: "anat-list" }, column.parts.map((part, place) => card(part, [n, place], data.parameters, choose)))]);
-  const picture = (drawn, kind) => h("div", { class: `anat-picture ${kind}` }, drawn);
+    h("ol", { class: "anat-list" },
+      column.parts.map((part, place) => card(part, [n, place], data.parameters, choose)))]);
+  const framed = (drawn, kind) => h("div", { class: `anat-picture ${kind}` }, drawn);
   const body = several
-    ? [picture(drawings[0], "anat-joint"), h("div", {}, lists.map((list, n) => [
-      list[0], picture(drawings[n + 1], "anat-single"), list[1]]))]
-    : [picture(drawings[0], ""), h("div", {}, lists[0])];
+    ? [framed(drawings[0], "anat-joint"), h("div", {}, lists.map((list, n) => [
+      list[0], framed(drawings[n + 1], "anat-single"), list[1]]))]
+    : [framed(drawings[0], ""), h("div", {}, lists[0])];
   const told = h("p", {}, data.parameters > 0 && [h("b", {}, number(data.parameters)), " parameters. "],
-    h("span", { class: "soft" }, data.letters));
-  element.append(h("div", { class: "anatomy" }, told, h("div", { class: `anat${several ? " anat-several" : ""}` }, body)));
+    soft(data.letters));
+  element.append(h("div", { class: "anatomy" }, told,
+    h("div", { class: `anat${several ? " anat-several" : ""}` }, body)));
 
   function mark(id) {
     for (const each of element.querySelectorAll(".anat-chosen")) each.classList.remove("anat-chosen");
     for (const each of element.querySelectorAll(".anat-box")) {
       // what has no box of its own is in the box of what it belongs to
       const holds = id !== undefined && `${id}.`.startsWith(`${each.dataset.part}.`);
-      each.setAttribute("aria-pressed", String(holds));
+      each.setAttribute("aria-pressed", holds);
       each.classList.toggle("anat-chosen", holds);
     }
     const found = id === undefined ? null : element.querySelector(`li[data-part="${CSS.escape(id)}"]`);

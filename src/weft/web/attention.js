@@ -1,23 +1,21 @@
 // Attention: the grid of all heads, one of them large, the tokens of the text, and the lines of a word.
-import { h, select } from "./dom.js";
+import { button, h, isPlain, roving, select, soft } from "./dom.js";
 import { Heat } from "./attention_heat.js";
 import { lines } from "./attention_lines.js";
-import { Shades, clamp, number, short, unpacked } from "./attention_maps.js";
+import { Shades, unpacked } from "./attention_maps.js";
+import { between, clamp, percent, share, short } from "./words.js";
 
 const GRID_POINTS = 40; // of a small map, along a side
 const LISTED = 8; // heads of one name that are shown before one asks for more
-const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
-const STEPS = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, Home: -Infinity, End: Infinity };
 const SHADES = [["root", "square root of the probability"], ["weight", "the probability"],
   ["row", "relative to the row's largest"]];
 // What explain/heads.py calls heads: a letter in the grid, what such a head does, and the statistic that says so
 const DULL = ["uniform", "first token (sink)"]; // what is not shown first
-const share = value => `${Math.round(100 * value)} %`;
 export const NAMES = {
-  "induction": ["I", "look at what followed an earlier copy of the token", head => share(head.induction)],
-  "previous token": ["P", "look at the token before", head => share(head.previous)],
-  "same token": ["S", "look at the token itself", head => share(head.itself)],
-  "first token (sink)": ["F", "rest on the first token", head => share(head.first)],
+  "induction": ["I", "look at what followed an earlier copy of the token", head => percent(head.induction)],
+  "previous token": ["P", "look at the token before", head => percent(head.previous)],
+  "same token": ["S", "look at the token itself", head => percent(head.itself)],
+  "first token (sink)": ["F", "rest on the first token", head => percent(head.first)],
   "local": ["L", "look at the nearest tokens", head => `${head.distance.toFixed(1)} tokens`],
   "uniform": ["U", "look at all tokens alike", head => `${head.entropy.toFixed(2)} nats`],
 };
@@ -37,9 +35,19 @@ export async function mount(element, data, options = {}) {
   }
 }
 
+// One button of several is pressed, and in the tab order.
+function pressed(before, now) {
+  for (const [each, on] of [[before, false], [now, true]]) {
+    each?.setAttribute("aria-pressed", on);
+    if (each) each.tabIndex = on ? 0 : -1;
+  }
+  return now;
+}
+
 class View {
   constructor(data, parts, { chosen = {}, onchoose = () => {}, off, onoff, below }) {
     Object.assign(this, { parts, named: data.named ?? [], chosen, onchoose, off: off ?? new Set(), onoff });
+    [this.tokens, this.buttons] = [[], []];
     const at = parts.findIndex(part => part.kind === chosen.kind);
     this.maps = parts[at < 0 ? parts.length - 1 : at];
     this.tellOff = h("p", { class: "unseen", "aria-live": "polite" });
@@ -101,8 +109,7 @@ class View {
     });
     const label = (name, control) => h("label", {}, `${name} `, control);
     [this.layerLabel, this.headLabel] = [label("Layer", this.layerChoice), label("Head", this.headChoice)];
-    const zoom = (sign, name, factor) =>
-      h("button", { type: "button", "aria-label": name, onclick: () => this.heat.zoom(factor) }, sign);
+    const zoom = (sign, name, factor) => button(sign, () => this.heat.zoom(factor), { "aria-label": name });
     return h("div", { class: "att-controls" }, parts.length > 1 && label("Attention", this.kind),
       this.layerLabel, this.headLabel, label("Shades", this.shadeChoice),
       label("Tokens", this.range), h("span", { class: "att-zoom" }, zoom("+", "Zoom in on the chosen cell", 0.6), " ",
@@ -112,10 +119,16 @@ class View {
   overview() {
     this.grid = h("div", { class: "att-grid", role: "group", "aria-label": "All heads: arrow keys choose a neighbour" +
       (this.onoff ? ", o switches one off" : ""),
-    onclick: event => this.clicked(event), onkeydown: event => this.moved(event) });
+    onclick: event => event.target.closest("button")?.focus(), onkeydown: event => {
+      if (event.key === "o" && this.onoff && isPlain(event)) this.toggle([[this.layer, this.head]]);
+    } });
+    const line = ({ dataset: { layer } }) => this.buttons.filter(each => each.dataset.layer === layer);
+    roving(this.grid, () => this.buttons, { row: line, onfocus: ({ dataset: { layer, head } }) => {
+      if (this.layer !== Number(layer) || this.head !== Number(head)) this.choose(Number(layer), Number(head));
+    } });
     this.matter = h("div", { class: "att-matter" });
     return h("div", { class: "att-all" },
-      h("h3", {}, "All heads ", h("span", { class: "soft" }, "(layers down, heads across)")),
+      h("h3", {}, "All heads ", soft("(layers down, heads across)")),
       h("div", { class: "scroll", role: "region", tabindex: -1, "aria-label": "Grid of all heads" }, this.grid),
       this.matter);
   }
@@ -124,8 +137,8 @@ class View {
     const zoomed = value => { this.range.value = value; };
     this.heat = new Heat(null, { onquery: query => this.chooseToken(query), onzoom: zoomed });
     this.headTitle = h("h3");
-    this.offHead = h("button", { type: "button", onclick: () => this.toggle([[this.layer, this.head]]) });
-    this.offLayer = h("button", { type: "button", onclick: () => this.toggle(this.wholeLayer()) });
+    this.offHead = button("", () => this.toggle([[this.layer, this.head]]));
+    this.offLayer = button("", () => this.toggle(this.wholeLayer()));
     return h("div", { class: "att-map" }, this.headTitle,
       this.onoff && h("p", { class: "att-switch" }, this.offHead, " ", this.offLayer),
       this.heat.canvas, this.heat.readout);
@@ -135,17 +148,10 @@ class View {
     this.from = h("h3");
     this.strip = h("div", { class: "att-strip att-queries", role: "group",
       "aria-label": "Tokens that attend: arrow keys move from one to the next",
-      onclick: event => {
-        const token = event.target.closest("button");
-        if (token) this.chooseToken(Number(token.dataset.place));
-      },
-      onkeydown: event => {
-        const step = STEPS[event.key];
-        if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
-        event.preventDefault();
-        this.chooseToken(this.query + step);
-        this.tokens[this.query].focus();
-      } });
+      onclick: event => event.target.closest("button")?.focus() });
+    roving(this.strip, () => this.tokens, { onfocus: ({ dataset: { place } }) => {
+      if (this.query !== Number(place)) this.chooseToken(Number(place));
+    } });
     this.other = h("div", { class: "att-strip att-keys", role: "list", "aria-label": "Tokens of the source" });
     this.caption = h("caption", { class: "unseen" });
     this.strongest = h("tbody");
@@ -153,7 +159,7 @@ class View {
     return h("div", { class: "att-side" }, this.from,
       h("p", { class: "soft att-hint" },
         "Choose a token that attends. The shades tell what it attends to in this head."),
-      this.strip, this.other, h("div", { class: "scroll" }, h("table", { class: "plain att-table" }, this.caption,
+      this.strip, this.other, h("div", { class: "scroll" }, h("table", { class: "att-table" }, this.caption,
         h("thead", {}, h("tr", {}, heading("strongest keys"), heading("place"), heading("probability"))),
         this.strongest)));
   }
@@ -177,7 +183,7 @@ class View {
     this.layerChoice.replaceChildren(...options(maps.layers));
     this.headChoice.replaceChildren(...options(maps.heads));
     [this.layerLabel.hidden, this.headLabel.hidden] = [maps.layers < 2, maps.heads < 2];
-    const within = (given, other, count) => clamp(Math.floor(Number(given ?? other)) || 0, 0, count - 1);
+    const within = (given, other, count) => Math.floor(between(given, 0, count - 1, other));
     [this.layer, this.head] = [within(layer, first.layer, maps.layers), within(head, first.head, maps.heads)];
     this.query = within(token, maps.queries.length * 0.7, maps.queries.length);
     this.shades.choose(this.shadeChoice.value, maps);
@@ -213,11 +219,7 @@ class View {
   showHead() {
     const { layer, head } = this, before = this.pressedHead, now = this.buttons[layer * this.maps.heads + head];
     [this.layerChoice.value, this.headChoice.value] = [layer, head];
-    for (const [button, on] of [[before, false], [now, true]]) {
-      button?.setAttribute("aria-pressed", on);
-      if (button) button.tabIndex = on ? 0 : -1;
-    }
-    this.pressedHead = now;
+    this.pressedHead = pressed(before, now);
     const names = this.namesOf(layer, head);
     this.headTitle.textContent = `Layer ${layer}, head ${head}${names.length ? `: ${names.join(", ")}` : ""}`;
     this.showSwitch();
@@ -240,14 +242,10 @@ class View {
       target.style.setProperty("--p", `${Math.round(strong ? 40 + 60 * shade : 84 * shade)}%`);
       target.classList.toggle("att-strong", strong);
     });
-    for (const [token, on] of [[this.pressedToken, false], [this.tokens[query], true]]) {
-      token?.setAttribute("aria-pressed", on);
-      if (token) token.tabIndex = on ? 0 : -1;
-    }
-    this.pressedToken = this.tokens[query];
+    this.pressedToken = pressed(this.pressedToken, this.tokens[query]);
     this.caption.textContent = `The strongest keys of ${label}`;
     this.strongest.replaceChildren(...found.slice(0, 8).map(([key, weight]) =>
-      h("tr", {}, h("td", {}, short(maps.keys[key], 24)), h("td", {}, String(key)), h("td", {}, number(weight)))));
+      h("tr", {}, h("td", {}, short(maps.keys[key], 24)), h("td", {}, String(key)), h("td", {}, share(weight)))));
     this.drawLines();
   }
 
@@ -276,7 +274,7 @@ class View {
     const { maps } = this, cross = maps.kind === "cross";
     this.pressedToken = null;
     this.tokens = maps.queries.map((label, place) =>
-      h("button", { type: "button", tabindex: -1, "aria-pressed": "false", dataset: { place } }, label));
+      button(label, null, { tabindex: -1, "aria-pressed": "false", dataset: { place } }));
     this.strip.replaceChildren(...this.tokens);
     this.targets = cross ? maps.keys.map(label => h("span", { role: "listitem" }, label)) : this.tokens;
     this.other.replaceChildren(...cross ? this.targets : []);
@@ -295,12 +293,11 @@ class View {
       found.push(tick(layer), canvas);
       for (let head = 0; head < maps.heads; head++) {
         const names = this.namesOf(layer, head);
-        const button = h("button", { type: "button", tabindex: -1, "aria-pressed": "false", dataset: { layer, head },
-          style: { "grid-area": `${layer + 2} / ${head + 2}` } },
-          names.length > 0 && h("span", { class: "att-badge", "aria-hidden": "true" },
-            names.map(name => NAMES[name]?.[0] ?? "").join("")));
-        this.buttons.push(button);
-        found.push(button);
+        const badge = names.length > 0 && h("span", { class: "att-badge", "aria-hidden": "true" },
+          names.map(name => NAMES[name]?.[0] ?? "").join(""));
+        this.buttons.push(button(badge, null, { tabindex: -1, "aria-pressed": "false", dataset: { layer, head },
+          style: { "grid-area": `${layer + 2} / ${head + 2}` } }));
+        found.push(this.buttons.at(-1));
       }
     }
     grid.style.setProperty("--att-heads", maps.heads);
@@ -320,30 +317,15 @@ class View {
     const { matter, maps } = this, mine = this.named.filter(each => each.kind === maps.kind);
     const rows = Object.entries(NAMES).map(([name, [letter, does, value]]) => {
       const heads = mine.filter(each => each.names.includes(name)), rest = heads.slice(LISTED);
-      const button = each => h("button", { type: "button", onclick: () => this.choose(each.layer, each.head) },
-        `${each.layer}.${each.head} `, h("span", { class: "soft" }, value(each)));
+      const found = each => button([`${each.layer}.${each.head} `, soft(value(each))],
+        () => this.choose(each.layer, each.head));
       return heads.length > 0 && h("li", {}, h("b", {}, h("span", { class: "att-letter" }, letter), ` ${name}`),
-        h("span", { class: "soft" }, ` ${does}`), h("div", { class: "att-found" }, heads.slice(0, LISTED).map(button),
-          rest.length > 0 && h("details", {}, h("summary", {}, `${rest.length} more`), rest.map(button))));
+        soft(` ${does}`), h("div", { class: "att-found" }, heads.slice(0, LISTED).map(found),
+          rest.length > 0 && h("details", {}, h("summary", {}, `${rest.length} more`), rest.map(found))));
     }).filter(Boolean);
     matter.hidden = !rows.length;
-    matter.replaceChildren(h("h3", {}, "Heads that matter ", h("span", { class: "soft" }, "(layer.head)")),
+    matter.replaceChildren(h("h3", {}, "Heads that matter ", soft("(layer.head)")),
       h("ul", {}, rows));
-  }
-
-  clicked(event) {
-    const button = event.target.closest("button");
-    if (button) this.choose(Number(button.dataset.layer), Number(button.dataset.head));
-  }
-
-  moved(event) {
-    const step = ARROWS[event.key], { layers, heads } = this.maps;
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key === "o" && this.onoff) this.toggle([[this.layer, this.head]]);
-    if (!step) return;
-    event.preventDefault();
-    this.choose(clamp(this.layer + step[0], 0, layers - 1), clamp(this.head + step[1], 0, heads - 1));
-    this.pressedHead.focus();
   }
 
   // ---- heads that are switched off

@@ -1,7 +1,7 @@
 // Attention: the heat map of one head, queries down and keys across. Pointing or the arrow keys read its cells, a part
 // of it can be looked at closer.
-import { h, s } from "./dom.js";
-import { clamp, number, short } from "./attention_maps.js";
+import { h, isPlain, s } from "./dom.js";
+import { clamp, share, short, textWidth } from "./words.js";
 
 const FONT = "11px system-ui, sans-serif", HIGHEST = 600, LARGEST_CELL = 44, SMALLEST_LABEL = 13;
 const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
@@ -77,14 +77,13 @@ export class Heat {
   }
 
   // sizes of what is drawn; measuring all labels takes a while, so it is done once for a part
-  measure(context) {
+  measure() {
     const { maps, seen, room } = this;
     if (this.measured?.seen === seen) return this.measured;
     const rows = seen.bottom - seen.top, columns = seen.right - seen.left;
-    context.font = FONT;
     const widest = (labels, from, to) => {
       let most = 20;
-      for (let at = from; at < to; at++) most = Math.max(most, context.measureText(this.label(labels, at)).width);
+      for (let at = from; at < to; at++) most = Math.max(most, textWidth(this.label(labels, at), FONT));
       return Math.ceil(most) + 8;
     };
     const gutter = Math.min(widest(maps.queries, seen.top, seen.bottom), room * 0.3);
@@ -94,10 +93,20 @@ export class Heat {
       height: Math.ceil(header + size * rows + 4), step: Math.ceil(SMALLEST_LABEL / size) };
   }
 
+  // the names of rows and, turned, of columns, as many as have room
+  labels({ rows, columns, gutter, header, size, step }) {
+    const { maps, seen } = this, found = [];
+    for (let n = 0; n < rows; n += step)
+      found.push({ text: this.label(maps.queries, n + seen.top), x: gutter - 5, y: header + (n + 0.5) * size });
+    for (let n = 0; n < columns; n += step)
+      found.push({ text: this.label(maps.keys, n + seen.left), x: gutter + (n + 0.5) * size, y: header - 5, across: true });
+    return found;
+  }
+
   draw() {
     const { maps, canvas, seen, shades } = this;
     const context = canvas.getContext("2d"), ratio = window.devicePixelRatio || 1;
-    const frame = this.measure(context), { rows, columns, gutter, header, size, width, height, step } = frame;
+    const frame = this.measure(), { rows, columns, gutter, header, size, width, height } = frame;
     const [wide, high] = [Math.round(width * ratio), Math.round(height * ratio)];
     if (canvas.width !== wide || canvas.height !== high) {
       [canvas.width, canvas.height] = [wide, high];
@@ -108,15 +117,13 @@ export class Heat {
     shades.paint(this.small, [maps.part(this.layer, this.head, seen)], columns);
     context.imageSmoothingEnabled = false;
     context.drawImage(this.small, gutter, header, size * columns, size * rows);
-    Object.assign(context, { font: FONT, fillStyle: shades.ink, textBaseline: "middle", textAlign: "right" });
-    for (let row = 0; row < rows; row += step)
-      context.fillText(this.label(maps.queries, row + seen.top), gutter - 5, header + (row + 0.5) * size, gutter - 6);
-    context.textAlign = "left";
-    for (let column = 0; column < columns; column += step) {
+    Object.assign(context, { font: FONT, fillStyle: shades.ink, textBaseline: "middle" });
+    for (const { text, x, y, across } of this.labels(frame)) {
       context.save();
-      context.translate(gutter + (column + 0.5) * size, header - 5);
-      context.rotate(-Math.PI / 2);
-      context.fillText(this.label(maps.keys, column + seen.left), 0, 0, header - 6);
+      context.textAlign = across ? "left" : "right";
+      context.translate(x, y);
+      if (across) context.rotate(-Math.PI / 2);
+      context.fillText(text, 0, 0, (across ? header : gutter) - 6);
       context.restore();
     }
     this.drawMarks(context);
@@ -147,20 +154,12 @@ export class Heat {
 
   // The same for keeping: the cells are an image, all else stays as it is at any size.
   picture(title) {
-    const { maps, seen } = this, { rows, columns, gutter, header, size, width, height, step } =
-      this.measure(this.canvas.getContext("2d"));
+    const frame = this.measure(), { rows, columns, gutter, header, size, width, height } = frame;
     const large = h("canvas", { width: columns * 8, height: rows * 8 }), context = large.getContext("2d"), top = 24;
     context.imageSmoothingEnabled = false;
     context.drawImage(this.small, 0, 0, large.width, large.height);
-    const labels = [];
-    for (let row = 0; row < rows; row += step)
-      labels.push(s("text", { x: gutter - 5, y: top + header + (row + 0.5) * size, class: "att-end att-small" },
-        this.label(maps.queries, row + seen.top)));
-    for (let column = 0; column < columns; column += step) {
-      const [x, y] = [gutter + (column + 0.5) * size, top + header - 5];
-      labels.push(s("text", { x, y, class: "att-small", transform: `rotate(-90 ${x} ${y})` },
-        this.label(maps.keys, column + seen.left)));
-    }
+    const labels = this.labels(frame).map(({ text, x, y, across }) => s("text", { x, y: y + top,
+      class: across ? "att-small" : "att-end att-small", transform: across && `rotate(-90 ${x} ${y + top})` }, text));
     return s("svg", { class: "att-svg", viewBox: `0 0 ${width} ${height + top}` },
       s("text", { x: 0, y: 12, class: "att-chosen" }, title),
       s("image", { x: gutter, y: top + header, width: size * columns, height: size * rows, href: large.toDataURL() }),
@@ -187,7 +186,7 @@ export class Heat {
         : `${first}–${last} ${labels.slice(first, last + 1).join("")}`;
     };
     const weight = maps.past && column > row ? "masked: it comes later"
-      : (maps.block > 1 ? "at most " : "") + number(maps.weight(this.layer, this.head, row, column));
+      : (maps.block > 1 ? "at most " : "") + share(maps.weight(this.layer, this.head, row, column));
     this.readout.textContent = `${named(maps.queries, row)} → ${named(maps.keys, column)}: ${weight}`;
   }
 
@@ -240,7 +239,7 @@ export class Heat {
   pressed(event) {
     const [row, column] = this.cell ?? [Math.floor(this.query / this.maps.block), this.seen.left];
     const step = ARROWS[event.key];
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!isPlain(event)) return;
     if (step) this.read(row + step[0], column + step[1]);
     else if (event.key === "Enter" || event.key === " ") this.onquery(row * this.maps.block);
     else if (event.key === "+" || event.key === "=") this.zoom(0.6);

@@ -1,16 +1,11 @@
 // Attention: the lecture's picture of a word. Tokens in two columns, lines from a query to what it attends to, a colour
 // a head (Vaswani et al. 2017, figure 3). The squares beside a key tell how much each head gives it.
-import { s } from "./dom.js";
-import { clamp, number, short } from "./attention_maps.js";
+import { picture, s } from "./dom.js";
+import { clamp, share, short, textWidth } from "./words.js";
 
 const MOST_ROWS = 44, FAINTEST = 0.02, ROW = 19;
 
-let ruler;
-function textWidth(text) {
-  ruler ??= document.createElement("canvas").getContext("2d");
-  ruler.font = "bold 13px system-ui, sans-serif";
-  return Math.ceil(ruler.measureText(text).width);
-}
+const BOLD = "bold 13px system-ui, sans-serif";
 
 // The tokens that are shown: all, or of a long text those around the query, and the strongest keys.
 function shown(maps, query, found) {
@@ -41,7 +36,8 @@ export function lines(maps, { layer, heads, query }, room) {
   const [left, right] = shown(maps, query, found);
   const named = (labels, place) =>
     (labels.length > MOST_ROWS ? `${place}: ` : "") + short(labels[place], narrow ? 9 : 14);
-  const wide = (labels, places) => 14 + Math.max(...places.map(place => textWidth(named(labels, place))));
+  const wide = (labels, places) =>
+    14 + Math.ceil(Math.max(...places.map(place => textWidth(named(labels, place), BOLD))));
   const from = wide(maps.queries, left), beside = wide(maps.keys, right);
   const square = clamp(Math.floor((room - from - beside - 60) / heads.length), 9, 14);
   const squares = square * heads.length + 4;
@@ -74,9 +70,8 @@ export function lines(maps, { layer, heads, query }, room) {
       if (root > 0)
         parts.push(s("path", { d: keys.map(key => squareAt(rows.get(key))).join(""), style: { fill: hue(head) },
           opacity: root }));
-    if (found[n].length) said.push(`head ${head}: ${maps.keys[found[n][0][0]]} ${number(found[n][0][1])}`);
+    if (found[n].length) said.push(`head ${head}: ${maps.keys[found[n][0][0]]} ${share(found[n][0][1])}`);
   });
   const label = `Lines from ${maps.queries[query]} in layer ${layer}; strongest by head: ${said.join(", ")}`;
-  return s("svg", { class: "att-svg", role: "img", "aria-label": label, viewBox: `0 0 ${width} ${height}`, width,
-    height }, parts);
+  return picture(width, height, { class: "att-svg", role: "img", "aria-label": label }, parts);
 }

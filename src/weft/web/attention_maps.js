@@ -1,9 +1,9 @@
 // Attention: the probabilities of all heads, unpacked, and the colours they are drawn in.
 import { h } from "./dom.js";
+import { bytesOf } from "./words.js";
 
 async function inflated(text) {
-  const packed = Uint8Array.from(atob(text), sign => sign.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const stream = new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
@@ -12,7 +12,7 @@ export const unpacked = parts => Promise.all(parts.map(async part =>
   new Maps(part, await inflated(part.weights), part.best && await inflated(part.best))));
 
 // One kind of attention: weights by (layer, head, row, column), rows and columns being blocks of tokens.
-export class Maps {
+class Maps {
   constructor(given, bytes, best) {
     Object.assign(this, given);
     this.bytes = bytes;
@@ -69,14 +69,6 @@ export class Maps {
     }
     return { columns, maps };
   }
-}
-
-export const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
-export const number = weight => weight === 0 ? "0" : weight < 0.001 ? "<0.001" : weight.toFixed(3);
-
-export function short(label, most = 16) {
-  const signs = Array.from(label);
-  return signs.length > most ? signs.slice(0, most - 1).join("") + "…" : label;
 }
 
 // a colour of the style sheet as [red, green, blue, opacity]

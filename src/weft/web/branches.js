@@ -1,8 +1,9 @@
 // Texts that begin alike, as a tree: what they share stands once, and where they part the tree forks.
-import { h, percent, s } from "./dom.js";
+import { button, h, soft } from "./dom.js";
+import { percent, sum } from "./words.js";
 
 // Branches [{ tokens: [{ id, … }] }] as segments { tokens, from (place of the first), branches (numbers), children }.
-export function tree(branches) {
+function tree(branches) {
   const grow = (numbers, from) => {
     const id = (number, place) => branches[number].tokens[place]?.id;
     let to = from;
@@ -10,7 +11,8 @@ export function tree(branches) {
     while (to < longest && numbers.every(number => id(number, to) === id(numbers[0], to))) to += 1;
     const groups = new Map();
     for (const number of numbers) {
-      if (to < branches[number].tokens.length) groups.set(id(number, to), [...groups.get(id(number, to)) ?? [], number]);
+      if (to >= branches[number].tokens.length) continue;
+      groups.set(id(number, to), [...groups.get(id(number, to)) ?? [], number]);
     }
     return { tokens: branches[numbers[0]].tokens.slice(from, to), from, branches: numbers,
       children: numbers.length > 1 ? [...groups.values()].map(some => grow(some, to)) : [] };
@@ -21,8 +23,10 @@ export function tree(branches) {
 export const textOf = tokens => tokens.map(token => token.adds).join("");
 const flat = text => text.replace(/\n+/g, "↵ ").replace(/\s+/g, " ");
 const shown = tokens => flat(textOf(tokens)).trim() || tokens.map(token => token.text).join("");
-const ending = text => [...text].length > 30 ? `…${[...flat(text)].slice(-28).join("").replace(/^\S*\s/, " ")} ` : `${flat(text) || "…"} `;
-const leaves = segment => segment.children.length ? segment.children.reduce((sum, child) => sum + leaves(child), 0) : 1;
+const ending = text => [...text].length > 30
+  ? `…${[...flat(text)].slice(-28).join("").replace(/^\S*\s/, " ")} `
+  : `${flat(text) || "…"} `;
+const leaves = segment => segment.children.length ? sum(segment.children.map(leaves)) : 1;
 
 // `at` is the number of the branch that is read, `choose(number)` goes to another. `start` is what stands before all.
 export function drawTree(box, { branches, at, start, choose }) {
@@ -33,44 +37,15 @@ export function drawTree(box, { branches, at, start, choose }) {
     const facts = [depth > 0 && first && percent(Math.exp(first.logprob)),
       typeof score === "number" && `score ${score.toFixed(2)}`].filter(Boolean).join(", ");
     return h("li", { style: { "--leaves": leaves(segment) } },
-      h("button", { type: "button", class: "write-segment", "aria-current": here && "true", onclick: () => choose(number) },
-        h("bdi", {}, !depth && h("span", { class: "soft" }, ending(start)), shown(segment.tokens)), facts && h("small", {}, ` ${facts}`)),
+      button([h("bdi", {}, !depth && soft(ending(start)), shown(segment.tokens)),
+        facts && h("small", {}, ` ${facts}`)], () => choose(number),
+      { class: "write-segment", "aria-current": here && "true" }),
       segment.children.length > 0 && h("ul", {}, segment.children.map(child => draw(child, depth + 1))));
   };
   const kept = document.activeElement?.closest?.(".write-segment") && box.contains(document.activeElement)
     ? [...box.querySelectorAll("button")].indexOf(document.activeElement) : -1;
   box.replaceChildren(h("ul", { class: "write-branches" }, draw(tree(branches), 0)));
   box.querySelectorAll("button")[kept]?.focus();
-}
-
-const LETTER = 8.2, LINE = 34, LEFT = 12;
-
-// The same as a picture: a line a branch, each from where it parts.
-export function treeSvg(prompt, branches) {
-  const marks = [];
-  let rows = 0, wide = 0;
-  const put = (text, x, y, shade) => {
-    const width = [...text].length * LETTER;
-    wide = Math.max(wide, x + width);
-    if (shade > 0) marks.push(s("rect", { x, y: y - 15, width, height: 21, class: "text-shade", "fill-opacity": shade * 0.5 }));
-    marks.push(s("text", { x, y, "font-size": 13, "xml:space": "preserve", textLength: Math.max(1, width),
-      lengthAdjust: "spacingAndGlyphs" }, text));
-    return x + width;
-  };
-  const draw = (segment, x, y) => {
-    for (const token of segment.tokens) {
-      const text = flat(token.adds || signOf(token).replace("·", ""));
-      if (text) x = put(text, x, y, Math.min(1, -token.logprob / 8));
-    }
-    segment.children.forEach((child, number) => {
-      const row = number ? (rows += 1) : (y - 24) / LINE, to = row * LINE + 24;
-      marks.push(s("path", { d: `M${x + 1} ${y - 4} V${to - 4} H${x + 12}`, class: "write-line" }));
-      draw(child, x + 14, to);
-    });
-  };
-  const start = prompt ? put(flat(prompt), LEFT, 24, 0) : LEFT;
-  draw(tree(branches), start, 24);
-  return s("svg", { viewBox: `0 0 ${Math.ceil(wide + LEFT)} ${(rows + 1) * LINE + 8}`, class: "text-picture" }, marks);
 }
 
 // ---- in the address: ids of each branch that were chosen, joined by dots, and after a * how far it was written

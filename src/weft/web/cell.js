@@ -1,7 +1,8 @@
 // A recurrent cell as the lectures draw it: what is remembered runs along the top, gates below it say how much of it
 // passes. A gate is filled as far as it is open at this token, in the mean over its units.
-import { h, s } from "./dom.js";
-import { fitted, matrix, number } from "./matrix.js";
+import { h, picture, s } from "./dom.js";
+import { matrix, number } from "./matrix.js";
+import { clamp, fitted, mean as meanOf } from "./words.js";
 
 const LINE = 40, MIX = 100, GATE = 152, HIGH = 42, INPUT = 226, MARGIN = 44;
 
@@ -19,7 +20,7 @@ const right = (from, to, y, kind) => path(`M${from} ${y}H${to}M${to - 6} ${y - 3
 
 // a box that is filled as far as its mean says; what can be negative is only told
 function gate(x, width, name, mean, open = true) {
-  const high = open ? Math.max(0, Math.min(1, mean)) * HIGH : 0;
+  const high = open ? clamp(mean, 0, 1) * HIGH : 0;
   return s("g", { class: "step-gate" },
     s("rect", { class: "step-gate-frame", x: x - width / 2, y: GATE, width, height: HIGH, rx: 4 }),
     s("rect", { class: "step-gate-open", x: x - width / 2, y: GATE + HIGH - high, width, height: high, rx: 4 }),
@@ -71,7 +72,7 @@ const PICTURES = {
 // `means` by the gate's name: forget, input, candidate and output, or update, reset and candidate, or hidden.
 export function cellPicture(kind, means, width) {
   const told = Object.entries(means).map(([name, mean]) => `${name} ${number(mean, 3)}`).join(", ");
-  return s("svg", { class: "step-cell", width, height: INPUT + 32, viewBox: `0 0 ${width} ${INPUT + 32}`, role: "img",
+  return picture(width, INPUT + 32, { class: "step-cell", role: "img",
     "aria-label": `The ${kind} cell; in the mean over its units: ${told}` }, ...PICTURES[kind](means, width));
 }
 
@@ -95,7 +96,7 @@ function across(tensor, rows) {
   return { ...tensor, shape: [values.length, rows.length], axes, values, cut: null };
 }
 
-const averages = rows => rows[0].map((_, at) => rows.reduce((sum, row) => sum + row[at], 0) / rows.length);
+const averages = rows => rows[0].map((_, at) => meanOf(rows.map(row => row[at])));
 
 // Gates over time as small multiples: units from top to bottom, tokens across, the mean below.
 export function overTime(stage, { width, place }) {

@@ -2,7 +2,8 @@
 // keys + − 0 zoom, the pointer and the arrow keys read every series' value, its name in the legend switches one off.
 import { alike, drawable, exact, firstFrom, share, smoothed, unshare, valueAt } from "./chart_axes.js";
 import { atText, drawn, frameOf, points, round, sample } from "./chart_draw.js";
-import { h, s, uniqueId } from "./dom.js";
+import { button, h, isPlain, s, uniqueId } from "./dom.js";
+import { clamp } from "./words.js";
 
 const MIN_DRAG = 5; // pixels; less is a click
 const MIN_WIDTH = 220; // pixels
@@ -12,11 +13,11 @@ const LOOK = { colour: "c0", marker: "", dash: "", width: 1.8 };
 
 // { title, size, x, y, series: [{ name, x, y, look, band, labels, level, background, bars, certain (never smoothed) }],
 //   marks: [[x, text, name]] }, as figures/shapes.py's plot_data has it; and smooth, zoom, hidden (names), controls.
-// `on`: { zoom, read, hidden } are told of changes that a person makes. What `picture` gives has its legend inside.
+// `on`: { zoom, read, hidden } are told of changes that a person makes.
 export function mount(element, data, on = {}) {
   const chart = new Chart(element, data, on);
   return { update: changes => chart.update(changes), zoom: range => chart.zoom(range, false),
-    read: x => chart.read(x, false), picture: () => chart.draw(true), close: () => chart.close() };
+    read: x => chart.read(x, false), element: chart.plot, close: () => chart.close() };
 }
 
 class Chart {
@@ -31,7 +32,7 @@ class Chart {
     this.controls = data.controls === false ? null : h("div", { class: "plot-controls" });
     this.live = h("p", { class: "unseen", "aria-live": "polite" });
     const foot = h("div", { class: "plot-foot" }, this.told, this.legend, this.controls);
-    element.append(h("div", { class: "plot" }, this.place, foot, this.live));
+    this.plot = element.appendChild(h("div", { class: "plot" }, this.place, foot, this.live));
     this.update({});
     this.watch = new ResizeObserver(() => { if (this.place.clientWidth !== this.width) this.redraw(); });
     this.watch.observe(this.place);
@@ -87,14 +88,14 @@ class Chart {
     this.cells.set(name, [...this.cells.get(name) ?? [], value]);
     const inside = [sample(look), h("span", {}, name), value];
     if (count < 2) return h("span", { class: "plot-name" }, inside);
-    return h("button", { type: "button", class: "plot-name", dataset: { name }, onclick: () => this.toggle(name),
-      "aria-pressed": String(!this.hidden.has(name)) }, inside);
+    return button(inside, () => this.toggle(name), { class: "plot-name", dataset: { name },
+      "aria-pressed": String(!this.hidden.has(name)) });
   }
 
   toggle(name) {
     if (!this.hidden.delete(name)) this.hidden.add(name);
-    for (const button of this.legend.children) {
-      if (button.dataset.name === name) button.setAttribute("aria-pressed", String(!this.hidden.has(name)));
+    for (const each of this.legend.children) {
+      if (each.dataset.name === name) each.setAttribute("aria-pressed", !this.hidden.has(name));
     }
     this.on.hidden?.([...this.hidden]);
     this.redraw();
@@ -114,21 +115,19 @@ class Chart {
   }
 
   logButton(key) {
-    const button = h("button", { type: "button", "aria-pressed": String(Boolean(this.data[key].log)), onclick: () => {
+    return button(`log ${key}`, event => {
       const log = !this.data[key].log;
       this.data[key] = { ...this.data[key], log };
-      button.setAttribute("aria-pressed", String(log));
+      event.target.setAttribute("aria-pressed", log);
       this.redraw();
-    } }, `log ${key}`);
-    return button;
+    }, { "aria-pressed": String(Boolean(this.data[key].log)) });
   }
 
   // ---- drawing
 
-  draw(picture) {
+  draw() {
     const [wanted, height] = this.data.size ?? [480, 290], width = Math.max(MIN_WIDTH, this.width || wanted);
-    const frame = frameOf(this, width, height, picture), svg = drawn(this, frame, width, height);
-    if (picture) return svg;
+    const frame = frameOf(this, width, height), svg = drawn(this, frame, width, height);
     this.frame = frame;
     this.pointer = svg.appendChild(s("g", { class: "pointer" }));
     if (this.reads && frame) {
@@ -144,13 +143,13 @@ class Chart {
       return;
     }
     this.width = this.place.clientWidth;
-    const focused = this.place.contains(document.activeElement), svg = this.draw(false);
+    const focused = this.place.contains(document.activeElement), svg = this.draw();
     this.moving = focused; // what is taken away is blurred, and is not to be forgotten
     this.place.replaceChildren(svg);
     if (focused) svg.focus({ preventScroll: true });
     this.moving = false;
     if (this.controls) {
-      this.whole ??= h("button", { type: "button", onclick: () => this.zoom(null) }, "whole chart");
+      this.whole ??= button("whole chart", () => this.zoom(null));
       if (this.range) this.controls.append(this.whole); else this.whole.remove();
     }
     this.show();
@@ -246,8 +245,7 @@ class Chart {
     const where = event => {
       const box = svg.getBoundingClientRect(), { left, right, width, xRange } = this.frame;
       const pixel = (event.clientX - box.left) * width / box.width;
-      const part = Math.max(0, Math.min(1, (pixel - left) / (right - left)));
-      return { pixel, x: unshare(part, xRange, this.data.x.log) };
+      return { pixel, x: unshare(clamp((pixel - left) / (right - left), 0, 1), xRange, this.data.x.log) };
     };
     const chosen = event => [this.from.x, where(event).x].sort((one, other) => one - other);
     const on = (name, work) => svg.addEventListener(name, work);
@@ -279,7 +277,7 @@ class Chart {
   }
 
   key(event) {
-    if (event.altKey || event.ctrlKey || event.metaKey || !this.frame) return;
+    if (!isPlain(event) || !this.frame) return;
     const { xRange } = this.frame, log = this.data.x.log, way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     const middle = this.at === null ? 0.5 : share(this.at, xRange, log);
     if (way && !event.shiftKey) this.step(way);

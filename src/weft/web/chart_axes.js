@@ -1,4 +1,6 @@
 // What a chart computes before it draws: ends of axes, round numbers, smoothing, and which points a screen can show.
+import { counted, rounded } from "./words.js";
+
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 const general = (value, digits = 6) => String(Number(value.toPrecision(digits))).replace("e+", "e");
 
@@ -7,12 +9,6 @@ export function scientific(value) {
   const [head, power] = value.toExponential(2).split("e");
   const small = [...power.replace("+", "")].map(sign => sign === "-" ? "⁻" : SUPERSCRIPTS[sign]).join("");
   return Number(head) === 1 ? `10${small}` : `${Number(head)}·10${small}`;
-}
-
-function short(value) {
-  const units = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]];
-  const [unit, name] = units.find(each => Math.abs(value) >= each[0]) ?? [1, ""];
-  return `${general(value / unit, 3)}${name}`;
 }
 
 export function duration(seconds) {
@@ -25,14 +21,14 @@ const tickText = value => Math.abs(value) >= 1e6 ? `${general(value / 1e6)}M`
   : Math.abs(value) >= 1e4 ? `${general(value / 1e3)}k` : general(value);
 
 // how an axis names its numbers; the names are those of the functions that do the same in Python
-export const FORMATS = { tick_text: tickText, short, scientific, duration, flops_text: scientific,
+const FORMATS = { tick_text: tickText, short: rounded, scientific, duration, flops_text: scientific,
   multiple: value => `${general(value)}×`, signed: value => value > 0 ? `+${general(value)}` : general(value) };
 export const named = axis => FORMATS[axis.named] ?? tickText;
 
 // A value that is read off: more digits than beside an axis.
 export function exact(value, axis = {}) {
   if (axis.named === "duration" || axis.named === "scientific") return named(axis)(value);
-  return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : general(value, 4);
+  return Math.abs(value) >= 1000 ? counted(Math.round(value)) : general(value, 4);
 }
 
 // ---- axes

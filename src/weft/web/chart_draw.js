@@ -1,9 +1,11 @@
 // A chart as SVG: where everything stands, and the shapes. chart.js has what moves.
 import { calmTop, drawable, exact, firstFrom, limits, linesOf, named, share, ticksOf } from "./chart_axes.js";
 import { s } from "./dom.js";
+import { clamp, fitted } from "./words.js";
 
 const EDGE = 14, GAP = 17, LETTER = 7, BOLD = 9; // around everything; between lines of text; width of a letter, about
 const ARROW = 44; // width of one with the number beside it
+const NAMES = "12px system-ui, sans-serif"; // of what is named above its row
 const MANY = 40; // points of a line, which are then no longer marked one by one
 const MAX_SAMPLED = 5000; // values by which spikes are told from the rest
 const MAX_MARKERS = 4000; // of points without a line
@@ -16,10 +18,6 @@ const MARKERS = { s: "m-3-3h6v6h-6z", "^": "m0-4 4 7h-8z", D: "m0-4 4 4-4 4-4-4z
 export const round = value => Math.round(value * 10) / 10;
 export const points = places => places.map(([x, y]) => `${round(x)},${round(y)}`).join(" ");
 const longest = texts => Math.max(0, ...texts.map(text => text.length));
-
-function fitting(name, width) {
-  return name.length * LETTER <= width ? name : `${name.slice(0, Math.max(1, width / LETTER - 1))}…`;
-}
 
 function coloured(look, ...kinds) {
   const shade = look.colour?.endsWith("%");
@@ -90,14 +88,13 @@ function some(each, values, range, log) {
 }
 
 // `chart` has data, series, range, hidden and valuesOf; null where there is nothing to draw.
-export function frameOf(chart, width, height, withNames = false) {
+export function frameOf(chart, width, height) {
   const { x, y, title } = chart.data, shown = chart.series.filter(each => !chart.hidden.has(each.name));
   const front = shown.filter(each => !each.background), found = ranges(chart, front);
   if (!found) return null;
   const titles = wrapped(title ?? "", (width - 2 * EDGE) / BOLD);
-  const frame = { ...found, width, height, shown, front, titles, names: [] };
+  const frame = { ...found, width, height, shown, front, titles };
   frame.top = frame.titles.length ? 22 + GAP * (frame.titles.length - 1) : 10;
-  if (withNames) frame.top = placeNames(frame, chart.series.filter(each => each.name));
   frame.top += y.clips ? 20 : 14;
   frame.rows = y.ticks ?? ticksOf(y, frame.yRange, Math.max(2, Math.floor((height - frame.top - 40) / 34)));
   const beside = y.ticks ? 0 : LETTER * longest(frame.rows.map(each => each[1])) + 6;
@@ -125,22 +122,6 @@ function wrapped(title, most) {
   return some.map(line => line.length <= most ? line : `${line.slice(0, most - 1)}…`); // a word may be wider than all
 }
 
-// The legend of a picture, under its title; returns where it ends.
-function placeNames(frame, series) {
-  let x = EDGE, y = frame.top;
-  if (series.length < 2) return y;
-  y += GAP + 2;
-  for (const { look, name: whole } of series) {
-    const name = fitting(whole, frame.width - 2 * EDGE - 25);
-    if (x > EDGE && x + 25 + LETTER * name.length > frame.width - EDGE) { x = EDGE; y += GAP; }
-    if (look.width) frame.names.push(line([[x, y - 4], [x + 20, y - 4]], look, "line"));
-    if (look.marker) frame.names.push(marker(look, [x + 10, y - 4]));
-    frame.names.push(s("text", { class: "name", x: x + 25, y }, name));
-    x += 25 + LETTER * name.length + 14;
-  }
-  return y;
-}
-
 // ---- shapes
 
 // Everything that a frame shows, as an <svg>.
@@ -156,7 +137,8 @@ export function drawn(chart, frame, width, height) {
   const cut = s("svg", { ...box, viewBox: `${left} ${top} ${box.width} ${box.height}` }), over = s("g");
   const behindFirst = [...frame.shown].sort((a, b) => Number(!a.background) - Number(!b.background));
   for (const each of behindFirst) drawSeries(chart, frame, each, cut, over);
-  const made = [...around(chart.data, frame), cut, ...over.childNodes, ...outliers(chart, frame), ...marks(chart, frame)];
+  const made = [...around(chart.data, frame), cut, ...over.childNodes, ...outliers(chart, frame),
+    ...marks(chart, frame)];
   const words = made.filter(each => each.tagName === "text");
   svg.append(...made.filter(each => each.tagName !== "text"), ...words); // what is read stands on top
   return svg;
@@ -168,10 +150,9 @@ function around({ x, y }, frame) {
   const text = (kind, at, down, words, turn) => made.push(s("text", { class: kind, x: round(at), y: round(down),
     transform: turn && `rotate(${turn} ${round(at)} ${round(down)})` }, words));
   frame.titles.forEach((words, row) => text("title", EDGE, 22 + GAP * row, words));
-  made.push(...frame.names);
   for (const [tick, name] of frame.rows) {
     const at = frame.yOf(tick);
-    if (y.ticks) { text("name", left, at - 9, fitting(name, right - left)); continue; } // above what they name
+    if (y.ticks) { text("name", left, at - 9, fitted(name, right - left, NAMES)); continue; } // above what they name
     rule("grid", [left, at], [right, at]);
     text("tick end", left - 6, at + 4, name);
   }
@@ -268,7 +249,7 @@ function marks(chart, frame) {
   let free = left;
   return all.flatMap(([value, text, name = ""]) => {
     if (!drawable(value, x.log) || (chart.range && (value < chart.range[0] || value > chart.range[1]))) return [];
-    const at = Math.max(left, Math.min(right, frame.xOf(value))), small = name === "small", told = s("title", {}, text);
+    const at = clamp(frame.xOf(value), left, right), small = name === "small", told = s("title", {}, text);
     const places = [[at, small ? foot - 6 : top], [at, foot]];
     const shape = s("polyline", { class: small ? "mark small" : "mark", points: points(places) }, told);
     const wide = name.length * LETTER + 8, fits = !small && name && at >= free && at + wide < right;

@@ -1,14 +1,9 @@
-// A command that repeats what a page tells: copied, or selected where a page may not copy.
-for (const box of document.querySelectorAll(".command")) {
-  const code = box.querySelector("code"), button = box.querySelector("button");
-  button.hidden = false;
-  button.addEventListener("click", async () => {
-    getSelection().selectAllChildren(code);
-    try {
-      await navigator.clipboard.writeText(code.textContent);
-      button.textContent = "Copied";
-    } catch {
-      button.textContent = "Selected";
-    }
-  });
+// The command that repeats what a page tells.
+import { button, copied, h } from "./dom.js";
+
+export function mount(element, command) {
+  const code = h("code", {}, command);
+  element.append(h("div", { class: "command" }, h("p", { class: "soft" }, "This command repeats it:"),
+    h("pre", { tabindex: 0, "aria-label": "Command" }, code),
+    button("Copy", event => copied(event.target, command, code))));
 }

@@ -1,14 +1,12 @@
 // The distribution of a next token: as the model gives it, and what temperature, top-k, top-p and min-p leave of it.
-import { h, percent } from "./dom.js";
+import { button, h } from "./dom.js";
+import { bytesOf, counted, percent } from "./words.js";
 
 const NEVER = -9999; // how the server writes the log-probability of what a model excludes
 export const SHOWN = 40; // of the likeliest tokens
 
 // Float32 log-probabilities from base64, by id.
-export function unpacked(text) {
-  const bytes = Uint8Array.from(atob(text), sign => sign.charCodeAt(0));
-  return new Float32Array(bytes.buffer);
-}
+export const unpacked = text => new Float32Array(bytesOf(text).buffer);
 
 function softmax(values) {
   let total = 0;
@@ -16,7 +14,7 @@ function softmax(values) {
   return values.map(value => Math.exp(value - values[0]) / total);
 }
 
-export function entropy(probabilities) {
+function entropy(probabilities) {
   let sum = 0;
   for (const p of probabilities) if (p > 0) sum -= p * Math.log(p);
   return sum;
@@ -73,13 +71,14 @@ function bar(share, kind) {
 }
 
 // One row a token: its name, its probability, and what the settings make of it. `choose(id)` is called for a row.
-function row(token, raw, after, { chosen, widest, choose }) {
+export function row(token, raw, after, { chosen, widest, choose }) {
   const dropped = after === 0, now = after ?? raw;
-  return h("button", { type: "button", class: `write-row${dropped ? " write-dropped" : ""}`, tabindex: -1,
-    "aria-current": chosen && "true", onclick: () => choose(token) },
-  h("bdi", { class: "write-piece" }, token.text), h("span", { class: "write-bars" }, bar(raw / widest, "write-raw"), after !== undefined && bar(now / widest, "write-after")),
-  h("span", { class: "write-number" }, " ", percent(raw)), after !== undefined && h("span", { class: "write-number" },
-    h("span", { class: "unseen" }, ", with the settings "), dropped ? "–" : percent(after)));
+  const bars = h("span", { class: "write-bars" }, bar(raw / widest, "write-raw"),
+    after !== undefined && bar(now / widest, "write-after"));
+  return button([h("bdi", { class: "write-piece" }, token.text), bars,
+    h("span", { class: "write-number" }, " ", percent(raw)), after !== undefined && h("span", { class: "write-number" },
+      h("span", { class: "unseen" }, ", with the settings "), dropped ? "–" : percent(after))], () => choose(token),
+  { class: `write-row${dropped ? " write-dropped" : ""}`, tabindex: -1, "aria-current": chosen && "true" });
 }
 
 // `tokens` are the likeliest, with names; `full` a Distribution, where all log-probabilities are known.
@@ -97,12 +96,13 @@ function drawDistribution(box, { tokens, full, settings, chosen, choose }) {
   const shown = drawn.length;
   const others = full && full.sorted.length - shown;
   box.replaceChildren(
-    h("div", { class: "write-row write-names soft", "aria-hidden": "true" }, h("span", {}, "token"), h("span", {}),
+    h("div", { class: "write-row write-names soft", "aria-hidden": "true" }, h("span", {}, "token"), h("span"),
       h("span", { class: "write-number" }, "model"), left && h("span", { class: "write-number" }, "settings")),
     ...drawn,
-    others > 0 && h("div", { class: "write-row write-others soft" }, h("span", {}, `${others.toLocaleString("en")} others`),
-      h("span", {}), h("span", { class: "write-number" }, percent(total(full.raw, shown))),
-      left && h("span", { class: "write-number" }, left.kept > shown ? percent(total(left.probabilities, shown)) : "–")) || "");
+    others > 0 && h("div", { class: "write-row write-others soft" }, h("span", {}, `${counted(others)} others`),
+      h("span"), h("span", { class: "write-number" }, percent(total(full.raw, shown))),
+      left && h("span", { class: "write-number" },
+        left.kept > shown ? percent(total(left.probabilities, shown)) : "–")) || "");
   return left;
 }
 
@@ -114,12 +114,12 @@ function total(values, from) {
 
 // What stands, or could stand, at a place: of `token`, or of the next one where there is none.
 export function drawPlace({ heading, facts, rows, sum }, { token, tokens, full, ...more }) {
-  const focused = rows.contains(document.activeElement), among = full?.sorted.length.toLocaleString("en");
+  const focused = rows.contains(document.activeElement), among = full && counted(full.sorted.length);
   const rank = token && (full ? full.rank(token.id) : tokens.findIndex(each => each.id === token.id) + 1);
   heading.textContent = token ? "What else could it have said" : "The next token";
   facts.replaceChildren(...token ? [h("bdi", { class: "write-piece" }, token.text),
     ` has probability ${percent(Math.exp(token.logprob))}, ${(-token.logprob).toFixed(2)} nats`,
-    rank ? `, rank ${rank.toLocaleString("en")}${full ? ` of ${among}` : ""}.` : "."]
+    rank ? `, rank ${counted(rank)}${full ? ` of ${among}` : ""}.` : "."]
     : ["What the model expects after the text so far. Choose one, and it goes on from there."]);
   const left = drawDistribution(rows, { tokens, full, chosen: token?.id, ...more });
   sum.textContent = left ? told(full, left) : full ? `Entropy ${full.entropy.toFixed(2)} nats.` : "";
@@ -128,7 +128,7 @@ export function drawPlace({ heading, facts, rows, sum }, { token, tokens, full, 
 
 // What the settings leave, in a sentence.
 function told(full, left) {
-  const size = full.sorted.length.toLocaleString("en"), kept = left.kept.toLocaleString("en");
+  const size = counted(full.sorted.length), kept = counted(left.kept);
   return `The settings keep ${kept} of ${size} tokens, which have ${percent(left.mass)} of the model's probability; `
     + `entropy ${full.entropy.toFixed(2)} → ${left.entropy.toFixed(2)} nats.`;
 }

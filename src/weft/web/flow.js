@@ -1,7 +1,8 @@
 // A token's way as the lectures draw it: boxes from the bottom to the top, one block unfolded, the residual stream a
 // line past each sublayer that comes back at a ⊕. Every box carries a miniature of its own numbers.
-import { s } from "./dom.js";
-import { extent, fitted, heat, isIds, strip, vector, visible } from "./matrix.js";
+import { picture, roving, s, tip } from "./dom.js";
+import { extent, heat, isIds, strip, vector } from "./matrix.js";
+import { fitted, visible } from "./words.js";
 
 const BOLD = "600 12.5px system-ui, sans-serif", PLAIN = "12px system-ui, sans-serif";
 const GAP = 16, ADD = 30, LANE = 13, WIDE = 210, TWO_COLUMNS = 600;
@@ -132,14 +133,6 @@ function joined({ boxes }) {
 
 const drawn = points => `M${points.map(point => point.join(" ")).join("L")}`;
 
-// the head of an arrow, where a line ends
-function tip(points) {
-  const [[fromX, fromY], [x, y]] = points.slice(-2);
-  const across = Math.abs(x - fromX) > Math.abs(y - fromY);
-  const [dx, dy] = across ? [Math.sign(x - fromX) * 6, 0] : [0, Math.sign(y - fromY) * 6];
-  return `M${x - dx + dy / 2} ${y - dy + dx / 2}L${x} ${y}L${x - dx - dy / 2} ${y - dy - dx / 2}`;
-}
-
 // the first lane of a side that is free between two boxes
 function lane(taken, to, from) {
   const [top, bottom] = [to.y, from.y];
@@ -187,7 +180,7 @@ function drawBox(box, picture) {
 // back moves the light: at(id, milliseconds) lights a stage and lets its inputs travel to it.
 export function flow(step, { width, chosen, choose }) {
   const place = placed(step, width), edges = joined(place), order = step.stages.map(stage => stage.id);
-  const lines = edges.map(edge => s("path", { d: drawn(edge.points) + tip(edge.points),
+  const lines = edges.map(edge => s("path", { d: drawn(edge.points) + tip(edge.points.at(-1), edge.points.at(-2)),
     class: `step-edge${edge.skip ? " step-skip" : ""}${edge.cross ? " step-cross" : ""}` }));
   const boxes = new Map();
   const mini = box => miniature(box.stage, roomOf(box).room, { ...chosen,
@@ -199,8 +192,8 @@ export function flow(step, { width, chosen, choose }) {
     return s("path", { class: "step-plus", d: `${circle}M${x - 4} ${y}h8M${x} ${y - 4}v8M${x} ${y - 7}V${foot}` });
   });
   const dots = s("g", { class: "step-dots" });
-  const svg = s("svg", { class: "step-flow", width, height: place.height, viewBox: `0 0 ${width} ${place.height}`,
-    role: "group", "aria-label": "The way through the model, from the bottom to the top" },
+  const svg = picture(width, place.height, { class: "step-flow", role: "group",
+    "aria-label": "The way through the model, from the bottom to the top" },
   ...place.frames.map(frame => s("g", { class: "step-frame" },
     s("rect", { x: frame.x, y: frame.y, width: frame.width, height: frame.height, rx: 9 }),
     s("text", { x: frame.x + 10, y: frame.y + 15 }, fitted(blockName(frame.name), frame.width - 20, PLAIN)))),
@@ -209,16 +202,9 @@ export function flow(step, { width, chosen, choose }) {
     const box = event.target.closest(".step-box");
     if (box) choose(box.dataset.id);
   });
-  svg.addEventListener("keydown", event => {
-    const here = order.indexOf(event.target.closest(".step-box")?.dataset.id);
-    const to = { ArrowUp: here + 1, ArrowDown: here - 1, Home: 0, End: order.length - 1 }[event.key];
-    if (here < 0 || to === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    event.stopPropagation();
-    const id = order[Math.min(Math.max(to, 0), order.length - 1)];
-    choose(id);
-    boxes.get(id)?.focus();
-  });
+  roving(svg, () => [...boxes.values()].reverse(), { onfocus: box => {
+    if (box.getAttribute("aria-current") !== "step") choose(box.dataset.id);
+  } });
   let running = 0;
   return {
     svg,
@@ -276,9 +262,9 @@ function travel(lines, layer, milliseconds, keep) {
 
 // "decoder.3" in words
 export function blockName(group) {
-  const [, stack, number] = group.match(/^(.*)\.(\d+)$/) ?? [];
-  if (stack === undefined) return group.charAt(0).toUpperCase() + group.slice(1);
+  const [, stack, number] = group.match(/^(.*)\.(\d+)$/) ?? [], words = (stack ?? group).replaceAll("_", " ");
+  const name = words.charAt(0).toUpperCase() + words.slice(1);
   if (stack === "recurrence") return `Layer ${number}`;
   if (stack === "order") return "From counts";
-  return `${stack.charAt(0).toUpperCase() + stack.slice(1)}, block ${number}`;
+  return stack === undefined ? name : `${name}, block ${number}`;
 }

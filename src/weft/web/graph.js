@@ -2,8 +2,10 @@
    groups [kind, label, path, formulas, open, children, level, bundles, main], edges as pairs of nodes, the formulas'
    texts, the levels: how the inside of a group is laid out while its children are closed (explain/graph/level.py); and
    rules [operation, forward, gradients]. */
-import { field, h, s } from "./dom.js";
+import { button, field, h, s } from "./dom.js";
 import { arrange, settle } from "./graph_layout.js";
+import { table } from "./table.js";
+import { textWidth } from "./words.js";
 
 const MARGIN = 10, ROW = 15, SMALL = 13.5, BOX = 26;
 const KEYS = "Arrow keys go along the edges and to neighbours";
@@ -15,15 +17,6 @@ const curve = l => {
   const mid = (l.bend + l.straight) / 2;
   return `M${l.x} ${l.y}V${l.bend}C${l.x} ${mid} ${l.toX} ${mid} ${l.toX} ${l.straight}V${l.toY}`;
 };
-
-function rulesTable(rules, open) {
-  const rows = rules.map(([name, forward, gradients]) => h("tr", {}, h("th", { scope: "row" }, name),
-    h("td", {}, forward), h("td", {}, gradients.map(line => h("div", {}, line)))));
-  const head = ["operation", "forward", "backward"].map(name => h("th", { scope: "col" }, name));
-  return h("details", { open }, h("summary", {}, "Formulas of this graph's operations"),
-    h("p", { class: "soft" }, RULES), h("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": "Formulas" },
-      h("table", { class: "plain" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows))));
-}
 
 // `shown` is a state as `changed` is told it: { open, at, shapes, backward }, texts; only what is not as at first.
 export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
@@ -44,11 +37,11 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
   const plane = h("div", { class: "graph-plane", role: "group", "aria-label": title }, svg, layer);
   const detail = h("p", { class: "graph-detail", role: "status" }, "\u00a0");
   const view = h("div", { class: "scroll graph-view" }, plane);
-  const tool = (name, label, change) => h("button", { type: "button", class: `graph-${name}`, onclick: () => {
+  const tool = (name, label, change) => button(label, () => {
     change();
     render();
     tellState();
-  } }, label);
+  }, { class: `graph-${name}` });
   const tools = h("div", { class: "graph-tools", role: "group", "aria-label": "What the graph shows" },
     shapesLabel, backLabel, modules && [
       tool("deeper", "Open one level more", () => {
@@ -62,8 +55,13 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
       tool("reset", "As at first", () => { open = new Set(initial); })],
     field("Find", find), found);
   element.append(h("div", { class: "graph" }, tools,
-    h("p", { class: "soft graph-keys" }, `${KEYS}${modules ? KEYS_OF_MODULES : ""}. What is known of a box stands below.`),
-    view, detail, data.rules.length > 0 && rulesTable(data.rules, backBox.checked)));
+    h("p", { class: "soft graph-keys" },
+      `${KEYS}${modules ? KEYS_OF_MODULES : ""}. What is known of a box stands below.`),
+    view, detail, data.rules.length > 0 && h("details", { open: backBox.checked },
+      h("summary", {}, "Formulas of this graph's operations"), h("p", { class: "soft" }, RULES),
+      table({ header: ["operation", "forward", "backward"], text: [0, 1, 2], folds: false, named: true,
+        rows: data.rules.map(([name, forward, gradients]) =>
+          [name, forward, h("div", {}, gradients.map(line => h("div", {}, line)))]) }))));
 
   const above = new Map(), level = [0];
   groups.forEach((group, n) => {
@@ -78,15 +76,8 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
   const valid = n => Number.isInteger(n) && n >= 0 && n < groups.length;
   let open = shown.open === undefined ? new Set(initial) : new Set(shown.open.split(".").map(Number).filter(valid));
   let marks = new Map(), joins = [], drawn = [], focused = null, showing = new Map(), matches = [], match = -1;
-  const style = getComputedStyle(plane), measure = h("canvas").getContext("2d"), widths = new Map();
-  const length = (text, size) => {
-    const key = size + text;
-    if (!widths.has(key)) {
-      measure.font = `${size}px ${style.fontFamily}`;
-      widths.set(key, measure.measureText(text).width + 1);
-    }
-    return widths.get(key);
-  };
+  const { fontFamily } = getComputedStyle(plane);
+  const length = (text, size) => textWidth(text, `${size}px ${fontFamily}`) + 1;
 
   function describe(key) {
     const back = backBox.checked, shapes = shapesBox.checked;
@@ -184,21 +175,21 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
   }
 
   function frameMark({ key, about }) {
-    const button = h("button", { type: "button", class: "graph-head", "aria-expanded": "true", tabindex: -1,
-      "data-key": key, "aria-label": `${about.name}, ${about.inner}, open` }, `▾ ${about.name} · ${about.inner}`);
-    return { button, parts: [h("div", { class: "graph-frame" }), button] };
+    const head = button(`▾ ${about.name} · ${about.inner}`, null, { class: "graph-head", "aria-expanded": "true",
+      tabindex: -1, "data-key": key, "aria-label": `${about.name}, ${about.inner}, open` });
+    return { button: head, parts: [h("div", { class: "graph-frame" }), head] };
   }
 
   function boxMark({ key, about }, shape) {
     const kind = about.kind === "variable" || about.kind === "group" ? "" : about.kind;
     const spoken = [about.name, about.inner, kind, about.order ? `number ${about.order}` : "", shape,
       ...about.lines.slice(about.lines.length && (about.order || shape) ? 1 : 0)];
-    const button = h("button", { type: "button", class: `graph-box ${about.kind}`, tabindex: -1, "data-key": key,
+    const box = button(about.inner, null, { class: `graph-box ${about.kind}`, tabindex: -1, "data-key": key,
       "aria-expanded": about.kind === "group" && "false",
-      "aria-label": [...new Set(spoken.filter(Boolean))].join(", ") }, about.inner);
+      "aria-label": [...new Set(spoken.filter(Boolean))].join(", ") });
     const label = h("div", { class: "graph-label", "aria-hidden": "true" }, h("span", {}, about.name),
       about.lines.map(line => h("small", {}, line)));
-    return { button, parts: [button, label] };
+    return { button: box, parts: [box, label] };
   }
 
   // Marks what is chosen: its lines, and that it is the one box in the tab order.
@@ -351,24 +342,6 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
   } else if (entry) {
     view.scrollLeft = entry.x + MARGIN + entry.port - view.clientWidth / 2; // a graph may be wider than a phone
   }
-  return { svg: () => picture([...marks.values()], svg, title) };
+  return { svg: () => plane };
 }
 
-// The graph as one SVG: here its boxes are buttons, there rectangles and texts.
-function picture(marks, lines, title) {
-  const rows = marks.flatMap(({ box }) => {
-    const { x, y, height, about } = box;
-    const rect = (width, radius) => s("rect", { x, y, width, height, rx: radius, class: about.kind });
-    if (box.inside) {
-      const name = `${about.name} · ${about.inner}`;
-      return [rect(box.width, 6), s("text", { x: x + box.titleX, y: y + 16, class: "small" }, name)];
-    }
-    const left = x + box.wide + 7, top = y + (height - ROW - SMALL * about.lines.length) / 2 + 11.5;
-    return [rect(box.wide, 3), s("text", { x: x + box.wide / 2, y: y + height / 2 + 4.5, class: "inner" }, about.inner),
-      s("text", { x: left, y: top }, about.name),
-      about.lines.map((line, n) => s("text", { x: left, y: top + SMALL * (n + 1), class: "small" }, line))];
-  });
-  const edges = [...lines.children].map(path => path.cloneNode(true));
-  const frame = { viewBox: lines.getAttribute("viewBox"), class: "graph-picture" };
-  return s("svg", frame, s("title", {}, title), edges, rows);
-}

@@ -1,7 +1,8 @@
 // Attention in four steps, one row a key: its score, whether the mask hides it, its probability, and what its value
 // adds to the mix. Columns fill as the reader steps, so that one sees a score become a share of the mix.
-import { s } from "./dom.js";
-import { extent, fitted, labelOf, largest, number, strip, textWidth } from "./matrix.js";
+import { picture, s } from "./dom.js";
+import { extent, labelOf, largest, number, strip } from "./matrix.js";
+import { fitted, share, sum as total, textWidth } from "./words.js";
 
 const ROW = 21, TOP = 24, NARROW = 480, NUMBERS = 47;
 const MOST_KEYS = 36; // that have a row of their own: those with the largest probabilities
@@ -64,9 +65,8 @@ export function keysPicture(four, { width, head: asked }) {
       later ? null : draw[name](x),
       name === "mix" && !later && sum(four.mix, head, { x, y: TOP + ROW * (places.length + 0.3), width: wide - 14 }));
   });
-  const others = shares.length - places.length, rest = shares.reduce((total, share) => total + (share ?? 0), 0)
-    - probable.reduce((total, share) => total + (share ?? 0), 0);
-  return s("svg", { class: "step-keys", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
+  const others = shares.length - places.length, rest = total(shares) - total(probable);
+  return picture(width, height, { class: "step-keys", role: "img",
     "aria-label": `What the query at this place makes of ${shares.length} keys${heads > 1 ? ` in head ${head}` : ""}` },
   ...labels(names, left, TOP), ...columns,
   others ? s("text", { x: 8, y: height - 12, class: "step-part-name" },
@@ -82,7 +82,7 @@ export function rows(tensor, { width }) {
   const left = Math.min(width * 0.34, 16 + Math.max(...names.map(name => textWidth(name))));
   const height = ROW * names.length + 8;
   const first = names.slice(0, 5).map((name, at) => `${name} ${number(tensor.values[at])}`);
-  return s("svg", { class: "step-keys", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
+  return picture(width, height, { class: "step-keys", role: "img",
     "aria-label": `${tensor.name}: ${first.join(", ")}` },
   ...labels(names, left, 4),
   ...bars(tensor.values, { x: left + 8, y: 4, width: width - left - 20, most: extent(tensor), signed }));
@@ -126,8 +126,6 @@ function bars(values, { x, y = TOP, width, most, signed = false }) {
     path("step-up step-grow", up), path("step-down step-grow", down),
     hidden.length && s("path", { class: "step-masked", d: hidden.join("") }), ...numbers].filter(Boolean);
 }
-
-export const share = p => (p > 0 && p < 0.0005 ? "<0.001" : p.toFixed(3));
 
 function hatch(x, y, width, height) {
   const lines = [`M${x} ${y}h${width}v${height}h${-width}z`];

@@ -1,8 +1,8 @@
 // An n-gram model's orders as a ladder: a row a candidate, a column an order. Each order has counts of its own and
 // takes the rest of its probability from the shorter context; columns fill as the reader climbs.
-import { s } from "./dom.js";
-import { share } from "./keys.js";
-import { fitted, number, textWidth, visible } from "./matrix.js";
+import { picture, s } from "./dom.js";
+import { number } from "./matrix.js";
+import { counted, fitted, share, textWidth, visible } from "./words.js";
 
 const ROW = 26, TOP = 66, MOST_ROWS = 14, LEAST_WIDTH = 88;
 
@@ -32,7 +32,7 @@ function cell(stage, at, { x, y, width, top }) {
     s("rect", { class: "step-up", x, y: y + 12, width: solid, height: 8 }),
     whole - solid > 0.4
       && s("rect", { class: "step-borrowed", x: x + solid, y: y + 12, width: whole - solid, height: 8 }),
-    s("text", { x, y: y + 9, class: "step-count" }, count === undefined ? "" : `${count.toLocaleString("en")}×`),
+    s("text", { x, y: y + 9, class: "step-count" }, count === undefined ? "" : `${counted(count)}×`),
     s("text", { x: x + width - 8, y: y + 20, "text-anchor": "end", class: "step-number" }, share(p)));
 }
 
@@ -57,7 +57,7 @@ export function ladder(stages, stage, { width }) {
       ...(later ? [] : places.map((at, y) => cell(each, at, { x, y: TOP + y * ROW, width: wide - 10, top }))));
   });
   const first = names.slice(0, 4).map((name, y) => `${name} ${number(likely[places[y]], 3)}`);
-  return s("svg", { class: "step-keys step-ladder", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
+  return picture(width, height, { class: "step-keys step-ladder", role: "img",
     "aria-label": `${stage.title}: the likeliest are ${first.join(", ")}` },
   ...names.map((name, y) => s("text", { x: left - 4, y: TOP + y * ROW + 20, "text-anchor": "end" },
     fitted(name, left - 8))), ...columns);

@@ -1,8 +1,50 @@
-// What a page has laid out as HTML, such as a shaded text or a table, as an SVG: the same boxes, the same texts.
+// What a page shows, as an SVG that stands alone: of a drawing its shapes, of anything else the same boxes and texts.
 import { s } from "./dom.js";
 
-const EDGE = 8; // pixels around it
+const PROPERTIES = ["stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin", "opacity",
+  "font-family", "font-size", "font-weight", "font-style", "text-anchor", "dominant-baseline", "paint-order",
+  "visibility", "display", "writing-mode", "image-rendering", "shape-rendering", "text-decoration-line",
+  "letter-spacing", "white-space"];
+const EDGE = 8; // pixels around what is laid out
 const pen = document.createElement("canvas").getContext("2d");
+
+// A colour as every program reads it, #rrggbb, and its opacity: not all know color(srgb 0.5 0.6 0.7 / 0.5).
+function colourOf(value) {
+  if (!/^(rgb|color\(srgb )/.test(value)) return { colour: value, opacity: 1 }; // none
+  const [red, green, blue, opacity = 1] = value.match(/\d[\d.]*(e-\d+)?/g), whole = value.startsWith("color") ? 255 : 1;
+  const two = part => Math.round(whole * part).toString(16).padStart(2, "0");
+  return { colour: `#${[red, green, blue].map(two).join("")}`, opacity };
+}
+
+function setColours(element, style) {
+  for (const name of ["fill", "stroke"]) {
+    const { colour, opacity } = colourOf(style.getPropertyValue(name));
+    element.setAttribute(name, colour);
+    element.setAttribute(`${name}-opacity`, opacity * style.getPropertyValue(`${name}-opacity`));
+  }
+}
+
+// A copy of an SVG that needs no style of the page: what its elements look like stands in their attributes.
+function standing(svg) {
+  const box = svg.viewBox.baseVal, copy = svg.cloneNode(true);
+  const width = box?.width || svg.clientWidth || 800, height = box?.height || svg.clientHeight || 400;
+  const from = [svg, ...svg.querySelectorAll("*")], to = [copy, ...copy.querySelectorAll("*")];
+  const outside = !svg.isConnected;
+  if (outside) { document.body.append(svg); svg.style.setProperty("position", "absolute"); }
+  from.forEach((element, index) => {
+    const style = getComputedStyle(element);
+    for (const name of PROPERTIES) {
+      const value = style.getPropertyValue(name);
+      if (value) to[index].setAttribute(name.replace(/-line$/, ""), value); // as SVG calls it
+    }
+    setColours(to[index], style);
+    for (const name of ["class", "style", "tabindex"]) to[index].removeAttribute(name);
+  });
+  if (outside) svg.remove();
+  for (const [name, value] of Object.entries({ width, height,
+    viewBox: `${box?.x ?? 0} ${box?.y ?? 0} ${width} ${height}` })) copy.setAttribute(name, value);
+  return copy;
+}
 
 // A text node in pieces, one a line, with where each begins; what its box cuts off is left out.
 function lines(node) {
@@ -25,38 +67,61 @@ function lines(node) {
     if (line && Math.abs(line.top - box.top) < 2) line.text += sign;
     else found.push({ text: sign, left: box.left, top: box.top });
   }
-  return found.filter((line) => line.text.trim());
+  return found.filter(line => line.text.trim());
 }
 
 function boxes(element, style) {
   const edge = parseFloat(style.borderLeftWidth) && parseFloat(style.borderTopWidth) ? style.borderTopColor : "none";
   const fill = /, 0\)$|transparent|\/ 0\)$/.test(style.backgroundColor) ? "none" : style.backgroundColor;
   if (edge === "none" && fill === "none") return [];
-  return [...element.getClientRects()].map((box) => ({ box, fill, edge }));
+  return [...element.getClientRects()].map(box => ({ box, fill, stroke: edge, rx: parseFloat(style.borderRadius) || 0,
+    "stroke-dasharray": style.borderTopStyle === "dashed" ? "4 2" : undefined }));
 }
 
-export function laidOut(root) {
+// `clip` is the box of what scrolls around an element: what is not in sight there is not in the picture.
+function laidOut(root) {
   const whole = root.getBoundingClientRect();
-  const [x, y] = [(value) => value - whole.left + EDGE, (value) => value - whole.top + EDGE];
+  const [x, y] = [value => value - whole.left + EDGE, value => value - whole.top + EDGE];
   const parts = [];
-  const walk = (element) => {
-    const style = getComputedStyle(element);
-    for (const { box, fill, edge } of boxes(element, style)) {
-      const { width, height } = box;
-      parts.push(s("rect", { x: x(box.left), y: y(box.top), width, height, fill, stroke: edge }));
+  const walk = (element, clip) => {
+    const style = getComputedStyle(element), seen = box => box.top < clip.bottom - 1 && box.bottom > clip.top + 1;
+    for (const { box, ...look } of boxes(element, style).filter(each => seen(each.box))) {
+      parts.push(s("rect", { x: x(box.left), y: y(box.top), width: box.width, height: box.height, ...look }));
     }
+    parts.push(...["::before", "::after"].map(which => joining(element, which, x, y)).filter(Boolean));
     pen.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
-    const rise = pen.measureText("x").fontBoundingBoxAscent;
+    const rise = pen.measureText("x").fontBoundingBoxAscent, own = element.getBoundingClientRect();
+    const inner = element === root || style.overflowY === "visible" ? clip : own;
     for (const child of element.childNodes) {
-      if (child.nodeType === Node.ELEMENT_NODE) walk(child);
+      if (child.localName === "svg") parts.push(embedded(child, x, y));
+      else if (child.nodeType === Node.ELEMENT_NODE && !child.matches(".plot-controls")) walk(child, inner);
       if (child.nodeType !== Node.TEXT_NODE) continue;
       for (const { text, left, top } of lines(child)) {
-        parts.push(s("text", { x: x(left), y: y(top) + rise, fill: style.color, "font-family": style.fontFamily,
-          "font-size": style.fontSize, "font-weight": style.fontWeight, "xml:space": "preserve",
-          "text-decoration": style.textDecorationLine }, text));
+        if (seen({ top, bottom: top + rise })) parts.push(s("text", { x: x(left), y: y(top) + rise, fill: style.color,
+          "font-family": style.fontFamily, "font-size": style.fontSize, "font-weight": style.fontWeight,
+          "xml:space": "preserve", "text-decoration": style.textDecorationLine }, text));
       }
     }
   };
-  walk(root);
-  return s("svg", { viewBox: `0 0 ${Math.ceil(whole.width) + 2 * EDGE} ${Math.ceil(whole.height) + 2 * EDGE}` }, parts);
+  walk(root, { top: -Infinity, bottom: Infinity });
+  const wide = Math.max(Math.ceil(whole.width), root.scrollWidth);
+  return s("svg", { viewBox: `0 0 ${wide + 2 * EDGE} ${Math.ceil(whole.height) + 2 * EDGE}` }, parts);
 }
+
+// A line that joins elements, such as those of a tree, is the border of what stands before or after one.
+function joining(element, which, x, y) {
+  const style = getComputedStyle(element, which), own = element.getBoundingClientRect();
+  if (style.position !== "absolute" || style.content === "none") return null;
+  const [left, top, width, height] = ["left", "top", "width", "height"].map(name => parseFloat(style[name]));
+  const across = parseFloat(style.borderTopWidth) > 0, way = across ? `h${width}` : `v${height}`;
+  return s("path", { d: `M${x(own.left) + left} ${y(own.top) + top}${way}`, fill: "none",
+    stroke: across ? style.borderTopColor : style.borderLeftColor });
+}
+
+function embedded(svg, x, y) {
+  const { left, top, width, height } = svg.getBoundingClientRect(), copy = standing(svg);
+  for (const [name, value] of Object.entries({ x: x(left), y: y(top), width, height })) copy.setAttribute(name, value);
+  return copy;
+}
+
+export const pictured = element => standing(element.localName === "svg" ? element : laidOut(element));

@@ -1,15 +1,17 @@
 // The logit lens: what each layer would predict if the model ended there, layers by tokens.
-import { h } from "./dom.js";
-import { legend, panel, percent, placeIn } from "./shaded.js";
+import { h, roving } from "./dom.js";
+import { chosenOf, legend, panel, placeIn } from "./shaded.js";
+import { scrolling } from "./table.js";
+import { counted, percent } from "./words.js";
 
 const SHOWS = { guess: "the layer's guess", rank: "the final answer's rank" };
 
-export function layerNames(layers) {
+function layerNames(layers) {
   const last = layers - 2;
   return ["embedding", ...Array.from({ length: last }, (_, n) => `layer ${n}`), `layer ${last}, output`];
 }
 
-const rankOf = (data, row, column) => data.final_rank[row][column].toLocaleString("en");
+const rankOf = (data, row, column) => counted(data.final_rank[row][column]);
 
 // What a cell says and how dark it is: the guess and its probability, or how the model's final answer fares there.
 function content(data, show, row, column) {
@@ -64,12 +66,12 @@ export function mount(element, data, { show = "guess", row, column, changed = ()
     mark(toRow, toColumn);
     changed({ ...state });
   };
-  const find = (event) => {
+  const find = event => {
     const cell = event.target.closest("td");
     return cell ? [Number(cell.dataset.row), Number(cell.dataset.column)] : null;
   };
 
-  const heads = (pieces) => pieces.map((piece) => h("th", { scope: "col" }, h("span", {}, piece || "?")));
+  const heads = pieces => pieces.map(piece => h("th", { scope: "col" }, h("span", {}, piece || "?")));
   const lines = cells.map((line, layer) => h("tr", {}, h("th", { scope: "row" }, names[layer]), line)).reverse();
   const body = h("tbody", {}, lines);
   const label = "The likeliest token at every layer; arrow keys go from cell to cell";
@@ -78,44 +80,27 @@ export function mount(element, data, { show = "guess", row, column, changed = ()
     h("thead", {}, h("tr", {}, h("th", { scope: "row" }, followed), heads(data.following))),
     body,
     h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "token read"), heads(data.read))));
-  body.addEventListener("focusin", (event) => {
-    const at = find(event);
-    if (at) choose(...at);
-  });
-  body.addEventListener("click", (event) => {
+  roving(body, () => [...cells].reverse().flat(),
+    { row: cell => cells[cell.dataset.row], onfocus: cell => choose(...find({ target: cell })) });
+  body.addEventListener("click", event => {
     const at = find(event);
     if (at) cells[at[0]][at[1]].focus({ preventScroll: true });
   });
-  body.addEventListener("pointerover", (event) => {
+  body.addEventListener("pointerover", event => {
     const at = find(event);
     if (at && event.pointerType === "mouse") tell(...told(data, names, ...at));
   });
   body.addEventListener("pointerleave", () => tell(...told(data, names, state.row, state.column)));
-  body.addEventListener("keydown", (event) => {
-    const { row: here, column: place } = state;
-    const to = {
-      ArrowRight: [here, Math.min(last, place + 1)], ArrowLeft: [here, Math.max(0, place - 1)],
-      ArrowUp: [Math.min(layers - 1, here + 1), place], ArrowDown: [Math.max(0, here - 1), place],
-      Home: [here, 0], End: [here, last],
-    }[event.key];
-    if (!to || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    cells[to[0]][to[1]].focus();
-  });
-
-  const key = h("div", {});
+  const key = h("div");
   const explain = () => key.replaceChildren(legend(
     state.show === "rank" ? "probability of the final answer" : "probability of the guess", 1, { show: percent }));
-  const chosen = h("label", { class: "lens-show" }, "Each cell shows ", h("select", {
-    onchange: (event) => {
-      state = { ...state, show: event.target.value };
-      fill();
-      explain();
-      changed({ ...state });
-    },
-  }, Object.entries(SHOWS).map(([name, text]) => h("option", { value: name, selected: name === state.show }, text))));
-  const region = { class: "scroll", role: "region", tabindex: "0", "aria-label": "Logit lens, scrolls sideways" };
-  const scroll = h("div", region, table);
+  const chosen = chosenOf("Each cell shows", SHOWS, state.show, "lens-show", name => {
+    state = { ...state, show: name };
+    fill();
+    explain();
+    changed({ ...state });
+  });
+  const scroll = scrolling("Logit lens, scrolls sideways", table);
   fill();
   explain();
   element.replaceChildren(h("div", { class: "lens" }, chosen, key, tells, scroll));

@@ -1,40 +1,15 @@
 // A tensor as a picture: a heat map that tells the value under the pointer or under the arrow keys, and small strips.
 // Positive values are blue, negative ones orange with a dash in the cell, masked ones hatched: colour is never alone.
-import { h, s } from "./dom.js";
+import { h, isPlain, s } from "./dom.js";
+import { clamp, counted, fitted, minus, textWidth, visible } from "./words.js";
 
-const LEVELS = 20, LABEL = 11.5, BARS = 96, MEAN = 26;
-const ruler = document.createElement("canvas").getContext("2d");
-
-const widths = new Map(); // measuring is slow, and the same labels come again and again
-
-export function textWidth(text, font = `${LABEL}px system-ui, sans-serif`) {
-  const key = `${font}|${text}`;
-  if (widths.size > 5000) widths.clear();
-  if (!widths.has(key)) {
-    ruler.font = font;
-    widths.set(key, ruler.measureText(text).width);
-  }
-  return widths.get(key);
-}
-
-// a label that fits: invisible signs get a visible form, long ones an ellipsis
-export function visible(piece) {
-  return piece.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "␣") || "∅";
-}
-
-export function fitted(text, room, font) {
-  if (textWidth(text, font) <= room) return text;
-  const signs = Array.from(text.slice(0, 160)).slice(0, 80);
-  while (signs.length && textWidth(signs.join("") + "…", font) > room) signs.pop();
-  return signs.join("") + "…";
-}
-
+const LEVELS = 20, BARS = 96, MEAN = 26;
 export function number(value, digits = 4) {
   if (value === null || value === undefined) return "−∞ (masked)";
   const size = Math.abs(value);
   const told = size === 0 ? "0" : size >= 1e6 || size < 1e-3 ? value.toExponential(2)
-    : size >= 1000 ? Math.round(value).toLocaleString("en") : value.toPrecision(digits).replace(/(\.\d*?)0+$/, "$1");
-  return told.replace(/\.$/, "").replaceAll("-", "−");
+    : size >= 1000 ? counted(Math.round(value)) : value.toPrecision(digits).replace(/(\.\d*?)0+$/, "$1");
+  return minus(told.replace(/\.$/, ""));
 }
 
 // the largest size of nested values
@@ -65,17 +40,27 @@ const extents = new WeakMap();
 // which axis is chosen by a select rather than drawn: all but the last two; a name and how many
 export const chosenAxes = tensor => tensor.axes.slice(0, Math.max(0, tensor.axes.length - 2));
 
+// How many heads some stages have, at the most.
+export const headsOf = stages => Math.max(1, ...stages.flatMap(stage => stage.tensors.flatMap(({ axes, shape }) =>
+  axes.map((axis, n) => (axis.name === "head" ? shape[n] : 1)))));
+
 // Which of `count` heads belongs to the chosen one of `heads`: groups of heads may share keys and values.
 export const headAt = (count, { head = 0, heads = count }) =>
   Math.min(Math.floor((head * count) / Math.max(heads, count)), count - 1);
 
-// the two last axes of a tensor as rows, where the axes before are chosen
-export function plane(tensor, chosen = {}) {
-  let values = tensor.values;
-  for (const axis of chosenAxes(tensor)) {
-    const at = axis.name === "head" ? headAt(values.length, chosen) : Number(chosen[axis.name] ?? 0);
+// What is left of a tensor where its first axes are chosen: heads as `chosen` says, others as `place(axis)` does.
+function along(tensor, axes, chosen, place) {
+  let { values } = tensor;
+  for (const axis of axes) {
+    const at = axis.name === "head" ? headAt(values.length, chosen) : place(axis);
     values = values[Math.min(at, values.length - 1)];
   }
+  return values;
+}
+
+// the two last axes of a tensor as rows, where the axes before are chosen
+export function plane(tensor, chosen = {}) {
+  const values = along(tensor, chosenAxes(tensor), chosen, axis => Number(chosen[axis.name] ?? 0));
   return Array.isArray(values[0]) ? values : [values];
 }
 
@@ -113,6 +98,7 @@ function shaded(rows, most, cell) {
 
 // A small strip of bars around zero: up is positive, down is negative; hatched places are masked.
 export function strip(values, { x = 0, y = 0, width, height, most, scale = "signed", whole = false }) {
+  const path = (name, d) => d.length > 0 && s("path", { class: name, d: d.join("") });
   const shown = whole ? values : thinned(values, Math.max(1, Math.floor(width / 3)));
   const top = most || largest(shown), each = width / shown.length;
   const wide = Math.max(0.6, Math.min(each * 0.8, whole ? 24 : 14));
@@ -130,13 +116,11 @@ export function strip(values, { x = 0, y = 0, width, height, most, scale = "sign
   });
   return s("g", { class: "step-strip" },
     s("path", { class: "step-zero", d: `M${x} ${zero}h${width}` }),
-    up.length ? s("path", { class: "step-up", d: up.join("") }) : null,
-    down.length ? s("path", { class: "step-down", d: down.join("") }) : null,
-    masked.length ? s("path", { class: "step-masked", d: masked.join("") }) : null);
+    path("step-up", up), path("step-down", down), path("step-masked", masked));
 }
 
 // at most so many of the values: of each run of neighbours the one farthest from zero
-export function thinned(values, most) {
+function thinned(values, most) {
   if (values.length <= most) return values;
   const found = [];
   for (let at = 0; at < most; at++) {
@@ -148,11 +132,7 @@ export function thinned(values, most) {
 
 // the vector of a tensor that a miniature draws: of the chosen head, at the place whose way is followed
 export function vector(tensor, { head = 0, heads, place = 0 }) {
-  let values = tensor.values;
-  for (const axis of tensor.axes.slice(0, -1)) {
-    const at = axis.name === "head" ? headAt(values.length, { head, heads }) : axis.labels ? place : 0;
-    values = values[Math.min(at, values.length - 1)];
-  }
+  const values = along(tensor, tensor.axes.slice(0, -1), { head, heads }, axis => (axis.labels ? place : 0));
   return Array.isArray(values) ? values : [values];
 }
 
@@ -221,7 +201,7 @@ export function matrix(tensor, { width, chosen = {}, mark = null, column = null,
     + `${tensor.shape.join(" × ")}. Arrow keys tell the values.`);
   let at = null;
   const show = (y, x) => {
-    at = [Math.min(Math.max(y, 0), rows.length - 1), Math.min(Math.max(x, 0), rows[0].length - 1)];
+    at = [clamp(y, 0, rows.length - 1), clamp(x, 0, rows[0].length - 1)];
     frame.setAttribute("visibility", "visible");
     frame.setAttribute("x", at[1] * cell.width);
     frame.setAttribute("y", at[0] * cell.height);
@@ -241,7 +221,7 @@ export function matrix(tensor, { width, chosen = {}, mark = null, column = null,
     const to = { ArrowRight: [y, x + 1], ArrowLeft: [y, x - 1], ArrowDown: [y + 1, x], ArrowUp: [y - 1, x],
       Home: [y, 0], End: [y, rows[0].length - 1] }[event.key];
     if (event.key === "Enter" && pick && at) pick(...at);
-    if (!to || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!to || !isPlain(event)) return;
     event.preventDefault();
     event.stopPropagation();
     show(to[0], to[1]);

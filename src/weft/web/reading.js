@@ -1,74 +1,87 @@
 // What views of a text share: its boxes, a request once nobody types, and the last picture until the next one is there.
 import { debounced, field, h } from "./dom.js";
-import { quoted, tools } from "./save.js";
+import { explained, tools } from "./save.js";
 
 const MAX_CHARACTERS = 4000; // that the server looks at
 const REFUSED = [400, 413, 422]; // what a person can mend in the boxes
 
-const sentence = (text) => `${text.slice(0, 1).toUpperCase()}${text.slice(1)}.`;
+const sentence = text => `${text.slice(0, 1).toUpperCase()}${text.slice(1)}.`;
 
-function box(label, value, placeholder, oninput) {
-  const area = h("textarea", { rows: 3, maxlength: MAX_CHARACTERS, spellcheck: "false", placeholder, oninput });
-  area.value = value;
+// One question at a time: the next one ends the one before, and `place` is busy meanwhile. `work(signal, …)` asks; what
+// goes wrong is told by the page, or by `refused(error)`, which is true where it did.
+export function latest(context, place, work, refused = () => false) {
+  let running = null;
+  return async (...given) => {
+    running?.abort();
+    const mine = running = new AbortController();
+    place.setAttribute("aria-busy", "true");
+    try {
+      const found = await work(AbortSignal.any([context.signal, mine.signal]), ...given);
+      context.done();
+      return found;
+    } catch (error) {
+      if (!refused(error)) context.fail(error);
+      return undefined;
+    } finally {
+      if (mine === running) place.removeAttribute("aria-busy");
+    }
+  };
+}
+
+// A text to be typed, with its label.
+export function textBox(label, oninput, props = {}) {
+  const area = h("textarea", { rows: 3, maxlength: MAX_CHARACTERS, spellcheck: "false", dir: "auto", oninput,
+    ...props });
   const made = field(label, area);
   made.classList.add("reading-field");
   return { made, area };
 }
 
-// `view` is the route's name. `draw(place, data)` draws an answer, `asked()` says what else is asked for; `options()`
-// are words of the command, `reset` what no longer holds of another text, `controls` elements below the boxes,
-// `svg(place)` the pictures. `begun(later)` is given what asks again, once nobody has called it for a moment.
+// `view` is the name of the command's option and of its route, unless `route` is another. `draw(place, data)` draws an
+// answer, `asked()` says what else is asked for; `options()` are words of the command, `reset` what no longer holds of
+// another text, `controls` elements below the boxes, `svg(place)` what is kept. It gets `again()`, which asks
+// once nobody has called it for a moment.
 export async function readingView(main, context, given) {
-  const { view, draw, svg, asked = () => ({}), options = () => [], reset = [], controls = [], target = true,
-    begun = () => {} } = given;
+  const { view, route = view, draw, svg, asked = () => ({}), options = () => [], reset = [], controls = [],
+    target = true } = given;
   const { info, state, api, signal } = context;
   const drawn = h("div", { class: "reading-drawn" });
   const about = h("p", { class: "soft about" });
   const problem = h("p", { class: "reading-problem", role: "alert" });
   const origin = h("p", { class: "soft reading-origin" });
-  const none = Object.fromEntries(reset.map((name) => [name, undefined]));
+  const none = Object.fromEntries(reset.map(name => [name, undefined]));
   let own = "";
-  let running = null;
 
-  const ask = async () => {
-    running?.abort();
-    const mine = running = new AbortController();
-    drawn.setAttribute("aria-busy", "true");
-    const body = { model: info.id, input: state.text, target: target ? state.target : undefined, ...asked() };
-    try {
-      const answer = await api.post(`v1/explain/${view}`, body, AbortSignal.any([signal, mine.signal]));
-      problem.textContent = "";
-      about.textContent = answer[view].about;
-      draw(drawn, answer[view]);
-      if (!row.isConnected) main.append(row);
-      context.done();
-    } catch (error) {
-      if (error.name === "AbortError") return;
-      if (REFUSED.includes(error.status)) problem.textContent = sentence(error.message);
-      else context.fail(error);
-    }
-    if (mine === running) drawn.removeAttribute("aria-busy");
+  const refused = error => {
+    if (REFUSED.includes(error.status)) problem.textContent = sentence(error.message);
+    return REFUSED.includes(error.status);
   };
+  const ask = latest(context, drawn, async ending => {
+    const body = { model: info.id, input: state.text, target: target ? state.target : undefined, ...asked() };
+    const answer = (await api.post(`v1/explain/${route}`, body, ending))[route];
+    problem.textContent = "";
+    about.textContent = answer.about ?? "";
+    await draw(drawn, answer);
+    if (!row.isConnected) main.append(row);
+  }, refused);
   const later = debounced(ask);
-  begun(later);
+  given.again = later;
 
-  const source = () => {
+  const text = textBox(info.writes ? "Source" : "Text", () => {
     const typed = text.area.value;
     context.set({ ...none, text: typed === own || !typed ? undefined : typed });
     origin.hidden = state.text !== undefined;
     later();
-  };
-  const text = box(info.writes ? "Source" : "Text", state.text ?? "", "", source);
-  const written = box("Target", state.target ?? "", "what the model writes itself", () => {
+  });
+  const written = textBox("Target", () => {
     context.set({ ...none, target: written.area.value || undefined });
     later();
-  });
-  const command = () => ["weft explain", quoted(`runs/${info.id}`), `--only ${view}`,
-    ...(state.text ? [`--text ${quoted(state.text)}`] : []),
-    ...(target && state.target ? [`--target ${quoted(state.target)}`] : []), ...options()].join(" ");
-  const boxes = [text.made, info.writes && target ? written.made : null];
-  main.append(h("div", { class: "reading-boxes" }, boxes), origin, ...controls, problem,
-    h("h2", { class: "unseen" }, "The text as the model sees it"), drawn, about);
+  }, { placeholder: "what the model writes itself" });
+  text.area.value = state.text ?? "";
+  written.area.value = state.target ?? "";
+  const command = () => explained(info, view, { ...state, target: target && state.target }, ...options());
+  main.append(h("div", { class: "reading-boxes" }, text.made, info.writes && target ? written.made : ""), origin,
+    ...controls, problem, h("h2", { class: "unseen" }, "The text as the model sees it"), drawn, about);
   const row = tools({ svg: () => svg(drawn), name: view, command }); // once there is something to keep
 
   const first = ask();
@@ -79,5 +92,5 @@ export async function readingView(main, context, given) {
   origin.textContent = `The text is ${found.origin}.`;
   origin.hidden = state.text !== undefined;
   await first;
-  return { close: () => running?.abort() };
+  return {};
 }

@@ -1,52 +1,34 @@
 // Parts of the view of runs: a row of the list, what runs wrote, what their recipes differ in, what happened in them.
+import { duration } from "./chart_axes.js";
 import { h } from "./dom.js";
 import { happened } from "./runs_curves.js";
+import { drawn, scrolling } from "./table.js";
+import { counted as count, rounded } from "./words.js";
 
 const MAX_EVENTS = 200; // that are shown, the last ones
 export const STATES = { running: "training now", finished: "finished", interrupted: "interrupted", imported: "imported",
   damaged: "damaged" };
 
-const count = number => number.toLocaleString("en");
+const COLUMNS = ["run", "objective", "model", "steps", "best", "state", "age"];
 
-function short(value) {
-  const [unit, name] = [[1e9, "B"], [1e6, "M"], [1e3, "k"]].find(each => value >= each[0]) ?? [1, ""];
-  return `${unit === 1 ? value : (value / unit).toPrecision(3)}${name}`;
-}
-
-function age(seconds) {
-  const [size, unit] = [[86400, "d"], [3600, "h"], [60, "min"]].find(each => seconds >= each[0]) ?? [1, "s"];
-  return `${Math.max(0, Math.floor(seconds / size))} ${unit}`;
-}
-
-// A table whose rows are cards on a narrow page; cells are texts or elements, the first of a row names it.
-function table(label, header, rows, kind = "") {
-  const head = h("thead", { role: "rowgroup" }, h("tr", { role: "row" },
-    header.map(name => h("th", { scope: "col", role: "columnheader" }, name))));
-  const body = rows.map(([first, ...cells]) => h("tr", { role: "row" },
-    h("th", { scope: "row", role: "rowheader" }, first),
-    cells.map((cell, n) => h("td", { role: "cell", "data-label": header[n + 1] }, cell))));
-  return h("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": label },
-    h("table", { class: `table prose cards-narrow ${kind}`, role: "table" }, head,
-      h("tbody", { role: "rowgroup" }, body)));
-}
-
-export const COLUMNS = ["run", "objective", "model", "steps", "best", "state", "age"];
-export const isNumber = column => column === "steps" || column === "age";
-
-// A run of the list. `now` is the server's time, `choose` is told when it is chosen or left out.
-export function row(run, now, chosen, choose) {
-  const box = h("input", { type: "checkbox", value: run.name, checked: chosen, onchange: () => choose(box.checked) });
-  const of = run.steps ? ` / ${count(run.steps)}` : "";
-  const done = run.steps_done === null ? "" : `${count(run.steps_done)}${of}`;
-  const bar = run.state === "running" && run.steps && h("progress", { max: run.steps, value: run.steps_done ?? 0,
-    "aria-label": `progress of ${run.name}` });
-  const cells = { objective: run.objective ?? "", best: run.best_text ?? "", age: age(now - run.changed),
-    steps: [done, bar], model: [run.model, run.parameters && short(run.parameters)].filter(Boolean).join(" "),
-    state: h("span", { class: `runs-${run.state}` }, STATES[run.state] ?? run.state) };
-  return h("tr", { role: "row", class: chosen && "marked" },
-    h("th", { scope: "row", role: "rowheader" }, h("label", { class: "runs-name" }, box, h("span", {}, run.name)),
-      run.problem && h("span", { class: "runs-problem" }, run.problem)),
-    COLUMNS.slice(1).map(name => h("td", { role: "cell", class: isNumber(name) && "n" }, cells[name])));
+// The list of runs. `now` is the server's time, `chosen` names, `choose` is told when one is chosen or left out.
+export function listOf(runs, now, chosen, choose) {
+  const row = run => {
+    const box = h("input", { type: "checkbox", value: run.name, checked: chosen.includes(run.name),
+      onchange: () => choose(run.name, box.checked) });
+    const of = run.steps ? ` / ${count(run.steps)}` : "";
+    const done = run.steps_done === null ? "" : `${count(run.steps_done)}${of}`;
+    const bar = run.state === "running" && run.steps && h("progress", { max: run.steps, value: run.steps_done ?? 0,
+      "aria-label": `progress of ${run.name}` });
+    const name = [h("label", { class: "runs-name" }, box, h("span", {}, run.name)),
+      run.problem && h("span", { class: "runs-problem" }, run.problem)];
+    const model = [run.model, run.parameters && rounded(run.parameters)].filter(Boolean).join(" ");
+    return [name, run.objective ?? "", model, [done, bar], run.best_text ?? "",
+      h("span", { class: `runs-${run.state}` }, STATES[run.state] ?? run.state),
+      duration(Math.max(0, Math.floor(now - run.changed)))];
+  };
+  return drawn({ header: COLUMNS, rows: runs.map(row), text: [0, 1, 2, 4, 5], cards: true, kind: "runs-table",
+    marked: n => chosen.includes(runs[n].name) });
 }
 
 export function noRuns() {
@@ -66,6 +48,10 @@ export function sampleOf(run, place, named) {
     texts.length ? shown : h("p", { class: "soft" }, "It had written nothing yet."));
 }
 
+// What is read rather than compared by numbers; a row is a card on a narrow page.
+const cards = (label, header, rows, kind = "") =>
+  scrolling(label, drawn({ header, rows, text: [...header.keys()], kind: `prose ${kind}`, cards: true }));
+
 function setting(run, key) {
   const value = run.recipe[key];
   return value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value);
@@ -78,10 +64,10 @@ export function recipes(runs, open) {
   const rows = every.map(key => [key, ...runs.map(run => setting(run, key))]);
   if (runs.length === 1) {
     const summary = h("summary", {}, `All ${rows.length} settings of ${runs[0].name}`);
-    return [h("h2", {}, "Recipe"), h("details", { class: "fold", open }, summary, table("Settings", header, rows))];
+    return [h("h2", {}, "Recipe"), h("details", { class: "fold", open }, summary, cards("Settings", header, rows))];
   }
   const differing = rows.filter(([, ...values]) => new Set(values).size > 1);
-  return [h("h2", {}, "What their recipes differ in"), differing.length ? table("Differing settings", header, differing)
+  return [h("h2", {}, "What their recipes differ in"), differing.length ? cards("Differing settings", header, differing)
     : h("p", {}, "They have the same settings.")];
 }
 
@@ -91,5 +77,5 @@ export function events(runs) {
   const rows = lines.slice(-MAX_EVENTS).map(each => [each.time.slice(0, 16).replace("T", " "),
     ...runs.length > 1 ? [each.run] : [], each.step === null ? "" : count(each.step), each.text]);
   const header = ["when", ...runs.length > 1 ? ["run"] : [], "step", "what"];
-  return rows.length ? [h("h2", {}, "What happened"), table("What happened", header, rows, "runs-events")] : [];
+  return rows.length ? [h("h2", {}, "What happened"), cards("What happened", header, rows, "runs-events")] : [];
 }

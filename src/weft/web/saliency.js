@@ -1,14 +1,16 @@
 // Which tokens a prediction depends on, by the gradient of its log-probability.
-import { h } from "./dom.js";
-import { folded, legend, minus, panel, percent, shadeOf, shaded } from "./shaded.js";
+import { h, soft } from "./dom.js";
+import { chosenOf, legend, panel, shadeOf, shaded } from "./shaded.js";
+import { table } from "./table.js";
+import { minus, percent } from "./words.js";
 
 const MEASURES = { norm: "gradient norm", times_input: "gradient × input" };
 const MOST = 6; // tokens that are told as those that matter most
 
 const SIGNED = 0.05; // a shade from which on a sign is marked
-const large = (value) => value === 0 || Math.abs(value) >= 0.001;
-const plain = (value) => (large(value) ? String(+value.toPrecision(3)) : value.toExponential(1));
-const signed = (value) => (value > 0 ? "+" : "") + plain(value).replaceAll("-", "−");
+const large = value => value === 0 || Math.abs(value) >= 0.001;
+const plain = value => (large(value) ? String(+value.toPrecision(3)) : value.toExponential(1));
+const signed = value => (value > 0 ? "+" : "") + minus(plain(value));
 const NEXT = { text: "", piece: "next?" };
 
 function heading(data, own) {
@@ -20,12 +22,12 @@ function heading(data, own) {
 
 // The tokens of all sides that matter most, with bars; those that lower log p are hatched.
 function most(data, measure, top) {
-  const all = data.sides.flatMap((side) => side.tokens.map((token, n) => ({ side, token, value: side[measure][n] })));
+  const all = data.sides.flatMap(side => side.tokens.map((token, n) => ({ side, token, value: side[measure][n] })));
   all.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
-  const bar = (value) => h("span", { class: `saliency-bar${value < 0 ? " saliency-less" : ""}`,
+  const bar = value => h("span", { class: `saliency-bar${value < 0 ? " saliency-less" : ""}`,
     style: { "--s": shadeOf(value, top).toFixed(3) } });
   return h("ol", { class: "saliency-most" }, all.slice(0, MOST).map(({ side, token, value }) => h("li", {},
-    h("b", {}, token.piece), h("span", { class: "soft" }, data.sides.length > 1 ? side.name : ""), bar(value),
+    h("b", {}, token.piece), soft(data.sides.length > 1 ? side.name : ""), bar(value),
     h("span", { class: "saliency-number" }, measure === "norm" ? plain(value) : signed(value)))));
 }
 
@@ -36,7 +38,7 @@ export function mount(element, data, { measure = "norm", explain = null, changed
   const text = data.sides.at(-1);
   let chosen = Object.hasOwn(MEASURES, measure) ? measure : "norm";
   const { element: tells, tell } = panel(`${explain ? "Point at" : "Choose"} a token to see its numbers.`);
-  const tellOf = (side) => (n) => {
+  const tellOf = side => n => {
     if (side.norm[n] === undefined) return;
     const numbers = ` gradient norm ${plain(side.norm[n])}, gradient × input ${signed(side.times_input[n])}`;
     tell(h("p", {}, h("b", {}, side.tokens[n].piece), numbers));
@@ -46,44 +48,41 @@ export function mount(element, data, { measure = "norm", explain = null, changed
   const goesOn = explain !== null && !data.masked && data.sides.length === 1;
   const tokens = [...text.tokens, ...data.rest, ...(goesOn ? [NEXT] : [])];
   const target = data.masked ? data.place : data.place + 1;
-  const strips = data.sides.slice(0, -1).map((side) =>
+  const strips = data.sides.slice(0, -1).map(side =>
     shaded({ label: `The ${side.name}`, tokens: side.tokens, choose: tellOf(side), point: tellOf(side) }));
   const own = shaded(explain === null
     ? { label: "The text", tokens: text.tokens, choose: tellOf(text) }
     : { label: "The text; choose the token to be explained", tokens, point: tellOf(text),
-      choose: (n) => (data.masked || n > 0) && explain(data.masked ? n : n - 1) });
+      choose: n => (data.masked || n > 0) && explain(data.masked ? n : n - 1) });
   own.element.classList.add("saliency-text");
   strips.push(own);
 
-  const key = h("div", {});
-  const list = h("div", {});
+  const key = h("div");
+  const list = h("div");
   const shade = () => {
     // a mask matters more to its own place than all else, and would leave the rest white
     const others = (value, n) => (data.masked && n === data.place ? 0 : Math.abs(value));
-    const top = Math.max(...data.sides.flatMap((side) => side[chosen].map(others)));
-    const below = data.sides.some((side) => side[chosen].some((value) => value < 0));
-    const show = (value) => plain(+value.toPrecision(2));
+    const top = Math.max(...data.sides.flatMap(side => side[chosen].map(others)));
+    const below = data.sides.some(side => side[chosen].some(value => value < 0));
+    const show = value => plain(+value.toPrecision(2));
     key.replaceChildren(legend(MEASURES[chosen], top, { below, more: data.masked, show }));
-    const mark = (value) => shadeOf(value, top) * (value < 0 && shadeOf(value, top) >= SIGNED ? -1 : 1);
+    const mark = value => shadeOf(value, top) * (value < 0 && shadeOf(value, top) >= SIGNED ? -1 : 1);
     strips.forEach((strip, n) => strip.shade(data.sides[n][chosen].map(mark)));
     list.replaceChildren(most(data, chosen, top));
   };
-  const select = h("select", {
-    onchange: (event) => {
-      chosen = event.target.value;
-      shade();
-      changed({ measure: chosen });
-    },
-  }, Object.entries(MEASURES).map(([name, label]) => h("option", { value: name, selected: name === chosen }, label)));
-  const tables = data.sides.map((side) => folded(
-    data.sides.length > 1 ? `All tokens of the ${side.name} as a table` : "All tokens as a table",
-    ["place", "token", ...Object.values(MEASURES)],
-    side.tokens.map((token, n) => [String(n + 1), token.piece, plain(side.norm[n]), signed(side.times_input[n])])));
+  const measures = chosenOf("Shaded by", MEASURES, chosen, "saliency-measure", name => {
+    chosen = name;
+    shade();
+    changed({ measure: chosen });
+  });
+  const tables = data.sides.map(side => table({ folds: true, text: [0, 1],
+    title: data.sides.length > 1 ? `All tokens of the ${side.name} as a table` : "All tokens as a table",
+    header: ["place", "token", ...Object.values(MEASURES)], rows: side.tokens.map((token, n) =>
+      [String(n + 1), token.piece, plain(side.norm[n]), signed(side.times_input[n])]) }));
   const titled = (strip, n) => (data.sides.length > 1
     ? [h("h3", {}, n < strips.length - 1 ? "Source" : "Text"), strip.element] : strip.element);
   element.replaceChildren(h("div", { class: "saliency" },
-    h("label", { class: "saliency-measure" }, "Shaded by ", select), key, 
-    heading(data, target >= text.tokens.length + data.rest.length), tells, strips.map(titled),
+    measures, key, heading(data, target >= text.tokens.length + data.rest.length), tells, strips.map(titled),
     h("h3", {}, "What matters most"), list, tables));
   shade();
   if (explain === null) return;

@@ -1,22 +1,18 @@
 // Greedy search, beam search and sampling as trees, which grow a token at a time.
-import { calm, h, s } from "./dom.js";
-import { folded, minus, panel, percent, placeIn } from "./shaded.js";
+import { calm, h, picture, s, soft } from "./dom.js";
+import { player } from "./player.js";
+import { panel, placeIn } from "./shaded.js";
+import { scrolling, table } from "./table.js";
+import { clamp, minus, percent, signs } from "./words.js";
 
 // explain/search.py lays trees out with the same measures
 const [BOX, CURVE, EDGE, ROOT] = [19, 13, 5, 7];
 const TITLES = { greedy: "Greedy search", beam: "Beam search", sampling: "Sampling" };
-const WHITE = { "\n": "⏎", "\t": "⇥", "\r": "␍" };
 const STATES = ["pruned", "kept", "chosen"];
 const PACE = 900; // milliseconds a step
 const BECAME = { pruned: "was looked at and dropped", kept: "was followed", chosen: "leads to what was written" };
 
-const fixed = (value) => minus(value.toFixed(2));
-
-// A text with its whitespace as signs; a space between words stays one.
-export function signs(text) {
-  const seen = text.replace(/[\n\t\r]/g, (sign) => WHITE[sign]);
-  return seen.replace(/^ +| +$/g, (some) => "␣".repeat(some.length));
-}
+const fixed = value => minus(value.toFixed(2));
 
 // Of every node how many tokens lead to it, and the text from the prompt to it.
 function beginnings(nodes) {
@@ -50,7 +46,7 @@ function written(tree) {
   return h("ul", { class: "search-written" }, [...counts].map(([line, count]) => {
     const [text, logprob] = JSON.parse(line);
     const times = count > 1 ? ` ×${count}` : "";
-    return h("li", {}, h("code", {}, text || "(nothing)"), h("span", { class: "soft" }, ` log p ${logprob}${times}`));
+    return h("li", {}, h("code", {}, text || "(nothing)"), soft(` log p ${logprob}${times}`));
   }));
 }
 
@@ -59,7 +55,7 @@ function written(tree) {
 function drawing(tree, laid, tell) {
   const title = TITLES[tree.name];
   const found = beginnings(tree.nodes);
-  const steps = Math.max(0, ...found.map((each) => each.depth));
+  const steps = Math.max(0, ...found.map(each => each.depth));
   const branches = tree.nodes.map((node, n) => branch(node, laid.spots[n]));
   branches.forEach((each, n) => each.addEventListener("pointerenter", () => {
     const node = tree.nodes[n];
@@ -67,19 +63,19 @@ function drawing(tree, laid, tell) {
     tell(h("p", {}, h("b", {}, signs(found[n].text)), ` ${BECAME[node.state]}: ${numbers}`));
   }));
   // what was chosen is drawn over the rest
-  const order = STATES.flatMap((state) => branches.filter((_, n) => tree.nodes[n].state === state));
-  const svg = s("svg", { viewBox: `0 0 ${laid.width} ${laid.height}`, role: "img",
+  const order = STATES.flatMap(state => branches.filter((_, n) => tree.nodes[n].state === state));
+  const svg = picture(laid.width, laid.height, { width: null, height: null, role: "img",
     "aria-label": `${title} as a tree; the table below has its nodes` },
   s("circle", { cx: EDGE + ROOT / 2, cy: laid.root, r: ROOT / 2 }), order);
   const texts = written(tree);
   const rows = tree.nodes.map((node, n) =>
     [signs(found[n].text), percent(Math.exp(node.logprob)), fixed(node.total), node.state]);
-  const table = folded("All nodes as a table", ["beginning", "probability", "log p of all", "became"], rows, [0, 3]);
-  table.querySelector(".scroll").setAttribute("aria-label", `${title}: table`);
+  const nodes = table({ title: "All nodes as a table", header: ["beginning", "probability", "log p of all", "became"],
+    rows, text: [0, 3], folds: true });
+  nodes.querySelector(".scroll").setAttribute("aria-label", `${title}: table`);
   const element = h("figure", { class: "search-tree", style: { "--width": `${Math.round(laid.width)}px` } },
     h("figcaption", {}, h("b", {}, title)),
-    h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": `${title}: tree, scrolls sideways` }, svg),
-    texts, table);
+    scrolling(`${title}: tree, scrolls sideways`, svg), texts, nodes);
   const show = (step, last) => {
     branches.forEach((each, n) => {
       const { state } = tree.nodes[n];
@@ -99,43 +95,26 @@ export function mount(element, data, { step, play = false, changed = () => {} } 
   const { element: tells, tell } = panel("Bold leads to what was written, dashed was looked at and dropped. "
     + "Point at a node to see more of it.");
   const trees = data.trees.map((tree, n) => drawing(tree, data.laid[n], tell));
-  const last = Math.max(...trees.map((tree) => tree.steps)); // tokens; one more step tells which texts were written
+  const last = Math.max(...trees.map(tree => tree.steps)); // tokens; one more step tells which texts were written
   let at = last + 1;
-  let timer = 0;
   const status = h("span", { class: "search-status", role: "status" });
-  const button = (name, onclick) => h("button", { type: "button", onclick }, name);
-  const show = (to) => {
-    at = Math.max(0, Math.min(last + 1, to));
-    trees.forEach((tree) => tree.show(at, last));
+  const show = to => {
+    at = clamp(to, 0, last + 1);
+    trees.forEach(tree => tree.show(at, last));
     status.textContent = at > last ? "What was written" : at === 0 ? "The prompt" : `Token ${at} of ${last}`;
-    back.disabled = at === 0;
-    next.disabled = at > last;
+    playing.ends(at === 0, at > last);
+    return at <= last;
   };
-  const rest = () => {
-    clearInterval(timer);
-    timer = 0;
-    player.textContent = "Play";
-    changed({ step: at > last ? undefined : at });
-  };
-  const go = () => {
-    if (at > last) show(0);
-    player.textContent = "Pause";
-    timer = setInterval(() => {
-      show(at + 1);
-      if (at > last) rest();
-    }, PACE);
-  };
-  const player = button("Play", () => (timer ? rest() : go()));
-  const back = button("Back", () => { show(at - 1); rest(); });
-  const next = button("Next", () => { show(at + 1); rest(); });
+  const playing = player({ pace: () => PACE, move: by => show(at + by), restart: () => show(0),
+    rested: () => changed({ step: at > last ? undefined : at }) });
   element.replaceChildren(h("div", { class: "search" },
     h("p", {}, data.translates ? "From " : "After ", h("code", {}, signs(data.prompt))),
     h("div", { class: "search-steps", role: "group", "aria-label": "The search, token by token" },
-      player, back, next, status),
+      playing.buttons, status),
     tells,
-    h("div", { class: "search-trees" }, trees.map((tree) => tree.element))));
+    h("div", { class: "search-trees" }, trees.map(tree => tree.element))));
   const grows = play && !calm();
   show(grows ? 0 : placeIn({ length: last + 1 }, step) ?? last + 1);
-  if (grows) go();
-  return { close: () => clearInterval(timer) };
+  if (grows) playing.start();
+  return { close: playing.stop };
 }

@@ -1,18 +1,15 @@
 // One stage, enlarged: what it does, its formula with this model's numbers, its pictures, its source lines, its cost.
-import { field, h, select } from "./dom.js";
+import { button, field, h, select, soft } from "./dom.js";
 import { cellOf, cellPicture, overTime } from "./cell.js";
 import { choicePanel } from "./choice.js";
 import { blockName, groupOf, isSummary, sourcePlace } from "./flow.js";
 import { attentionOf, keysPicture, rows } from "./keys.js";
 import { isOrder, ladder } from "./ladder.js";
-import { chosenAxes, headAt, isIds, labelOf, matrix, number, visible } from "./matrix.js";
+import { chosenAxes, headAt, headsOf, isIds, labelOf, matrix, number } from "./matrix.js";
+import { facts } from "./table.js";
+import { rounded, visible } from "./words.js";
 
 const CHOOSES = /^output\.(temperature|cut|choice)$/;
-
-function many(count) {
-  const found = [[1e9, "G"], [1e6, "M"], [1e3, "k"]].find(([size]) => count >= 10 * size);
-  return found ? `${(count / found[0]).toPrecision(3)} ${found[1]}` : count.toLocaleString("en");
-}
 
 const BORROWED = "A full bar is what the order’s own counts say, a pale one what the shorter context adds.";
 
@@ -21,21 +18,21 @@ const boxed = picture => h("div", { class: "step-keys-box", tabindex: "0" }, pic
 
 function numbers(given) {
   const found = Object.entries(given ?? {});
-  return found.length > 0 && h("dl", { class: "step-numbers" }, found.map(([name, value]) =>
-    h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : String(value)))));
+  const told = value => (typeof value === "number" ? number(value) : String(value));
+  return found.length > 0 && facts(found.map(([name, value]) => [name, told(value)]), "step-numbers");
 }
 
 function cost(given) {
   const told = [["operations", given?.flops], ["parameters", given?.parameters], ["bytes", given?.bytes]]
     .filter(([, value]) => value);
   return told.length > 0
-    && h("p", { class: "step-cost" }, told.map(([name, value]) => `${many(value)} ${name}`).join(" · "));
+    && h("p", { class: "step-cost" }, told.map(([name, value]) => `${rounded(value)} ${name}`).join(" · "));
 }
 
 function source(given, hooks) {
   return given && h("details", { class: "step-source", open: hooks.sourceOpen?.() ?? false,
     ontoggle: event => hooks.toggledSource?.(event.target.open) },
-  h("summary", {}, `${given.file}:${given.first}`, given.symbol && h("span", { class: "soft" }, ` ${given.symbol}`)),
+  h("summary", {}, `${given.file}:${given.first}`, given.symbol && soft(` ${given.symbol}`)),
   h("pre", { class: "scroll", tabindex: "0" },
     given.lines.map((line, n) => `${String(given.first + n).padStart(4)}  ${line}`).join("\n")));
 }
@@ -63,19 +60,10 @@ function idTable(tensor, here) {
       h("b", {}, visible(tensor.axes[0].labels[place])), h("span", {}, String(id)))));
 }
 
-function headCount(stage) {
-  for (const tensor of stage.tensors) {
-    const axis = tensor.axes.findIndex(each => each.name === "head");
-    if (axis >= 0) return tensor.shape[axis];
-  }
-  return 0;
-}
-
 function headChooser(stage, chosen, setHead) {
-  const count = headCount(stage), choose = each => setHead(Math.ceil((each * chosen.heads) / count));
+  const count = headsOf([stage]), choose = each => setHead(Math.ceil((each * chosen.heads) / count));
   return count > 1 && h("label", { class: "step-head" }, "Head ",
-    h("select", { onchange: event => choose(Number(event.target.value)) }, Array.from({ length: count }, (_, each) =>
-      h("option", { value: each, selected: each === headAt(count, chosen) }, String(each)))));
+    select(Array.from({ length: count }, (_, each) => [each, String(each)]), headAt(count, chosen), choose));
 }
 
 // a matrix, with selects for the axes that it does not show
@@ -96,7 +84,7 @@ function chart(tensor, { width, chosen, setHead }) {
 
 // The panel of a stage: {children, choosing}. `chosen` has the head and where other axes stand; `setHead` changes it.
 export function stagePanel(step, stage, { width, chosen, setHead, data, hooks }) {
-  const choosing = CHOOSES.test(stage.id) && step.choice ? choicePanel(step.choice, { width, settings: data.settings,
+  const choosing = CHOOSES.test(stage.id) && step.choice ? choicePanel(step.choice, { settings: data.settings,
     picked: data.picked, append: hooks.append,
     change: hooks.settings && (settings => { data.settings = settings; hooks.settings(settings); }),
     pick: id => { data.picked = id; hooks.pick?.(id); } }) : null;
@@ -117,7 +105,7 @@ export function stagePanel(step, stage, { width, chosen, setHead, data, hooks })
     stage.about && h("p", { class: "step-about" }, stage.about),
     stage.formula && h("p", { class: "step-formula" }, stage.formula), numbers(stage.numbers),
     folded && hooks.open
-      && h("p", {}, h("button", { type: "button", onclick: () => hooks.open(stage.id) }, "Open this block")),
+      && h("p", {}, button("Open this block", () => hooks.open(stage.id))),
     choosing?.element, headChooser(stage, chosen, setHead),
     four && boxed(keysPicture(four, { width: width - 2, head: chosen.head })),
     cell && cellPicture(cell.kind, cell.means, width),

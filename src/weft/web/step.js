@@ -1,78 +1,51 @@
 // Inside a step: one token's way through a model, stage by stage. `mount(element, data, hooks)` draws an answer of
 // /v1/explain/step: the flow, the player, and the current stage enlarged. Without hooks it stands alone on a page.
-import { calm, h } from "./dom.js";
+import { calm, h, select } from "./dom.js";
 import { adds, arranged, flow, groupOf } from "./flow.js";
+import { headsOf } from "./matrix.js";
+import { player } from "./player.js";
 import { stagePanel } from "./stage.js";
+import { between, clamp } from "./words.js";
 
 const PACE = 1600, TRAVEL = 520, LEAST_WIDTH = 280, LEAST_HEIGHT = 260;
-const SPEEDS = [["slow", 0.5], ["normal", 1], ["fast", 2.5], ["faster", 8]];
+const SPEEDS = [[0.5, "slow"], [1, "normal"], [2.5, "fast"], [8, "faster"]];
 const LEGEND = "Bars above the line are positive, below it negative.";
 
-function mostHeads(step) {
-  const counts = step.stages.flatMap(stage => stage.tensors.flatMap(({ axes, shape }) =>
-    axes.map((axis, n) => (axis.name === "head" ? shape[n] : 1))));
-  return Math.max(1, ...counts);
-}
-
 export function mount(element, data, hooks = {}) {
-  let step = arranged(data.step), drawing = null, choosing = null, timer = 0, widths = [0, 0], height = 0;
-  let at = Math.max(0, step.stages.findIndex(stage => stage.id === data.stage)), playing = false, speed = 1;
-  const heads = mostHeads(step), chosen = { heads, head: Math.min(Math.max(Number(data.head) || 0, 0), heads - 1) };
+  let step = arranged(data.step), drawing = null, choosing = null, widths = [0, 0], height = 0;
+  let at = Math.max(0, step.stages.findIndex(stage => stage.id === data.stage)), speed = 1;
+  const heads = headsOf(step.stages), chosen = { heads, head: between(data.head, 0, heads - 1, 0) };
 
-  const button = (name, act) => h("button", { type: "button", onclick: act }, name);
-  const back = button("Back", () => go(-1)), next = button("Next", () => go(1));
-  const play = button("Play", () => (playing ? pause() : start()));
+  const playing = player({ pace: () => PACE / speed, move: by => to(at + by, by > 0), restart: () => to(0), tick });
   const scrub = h("input", { type: "range", min: 0, step: 1, class: "step-scrub", "aria-label": "Stage",
-    oninput: () => { pause(); to(Number(scrub.value)); } });
+    oninput: () => { playing.pause(); to(Number(scrub.value)); } });
   const where = h("span", { class: "step-where", "aria-live": "polite" });
-  const pace = h("select", { onchange: () => { speed = Number(pace.value); } },
-    SPEEDS.map(([name, value]) => h("option", { value, selected: value === speed }, name)));
+  const pace = select(SPEEDS, speed, value => { speed = Number(value); });
   const goOn = h("input", { type: "checkbox" });
   const way = h("div", { class: "step-way" });
   const panel = h("section", { class: "step-panel", "aria-label": "The current stage" });
   const legend = step.stages.some(adds) ? `${LEGEND} Hatched: masked. Green: the residual stream.` : LEGEND;
   element.replaceChildren(
-    h("div", { class: "step-player" }, h("div", { class: "step-buttons" }, back, play, next), scrub,
+    h("div", { class: "step-player" }, h("div", { class: "step-buttons" }, playing.buttons), scrub,
       h("label", { class: "step-pace" }, "Speed ", pace),
       hooks.append && h("label", { class: "step-pace", title: "At the end, append the token and begin again" },
         goOn, " write on"), where),
     h("div", { class: `step-two${step.source_pieces ? " step-sided" : ""}` },
       h("div", { class: "step-left" }, way, h("p", { class: "soft step-legend" }, legend)), panel));
 
-  // --- the player
-  function start() {
-    if (at >= step.stages.length - 1) to(0);
-    playing = true;
-    play.textContent = "Pause";
-    tick();
-  }
-
-  function pause() {
-    playing = false;
-    clearTimeout(timer);
-    play.textContent = "Play";
-  }
-
-  function tick() {
-    clearTimeout(timer);
-    timer = setTimeout(async () => {
-      if (!playing || !element.isConnected) return;
-      if (at < step.stages.length - 1) to(at + 1, true);
-      else if (!goOn.checked || !choosing || !(await hooks.append(choosing.current()))) return pause();
-      if (playing) tick();
-    }, PACE / speed);
-  }
-
-  function go(by) {
-    pause();
-    to(at + by, by > 0);
+  // By itself: on to the next stage, and at the end, where the reader wants it, to the next token.
+  async function tick() {
+    if (!element.isConnected) return false;
+    if (at < step.stages.length - 1) return to(at + 1, true);
+    return goOn.checked && choosing && hooks.append(choosing.current());
   }
 
   function to(place, moving = false) {
-    at = Math.min(Math.max(place, 0), step.stages.length - 1);
+    at = clamp(place, 0, step.stages.length - 1);
     light(moving && !calm() ? TRAVEL / Math.sqrt(speed) : 0);
     showPanel();
     hooks.stage?.(step.stages[at].id);
+    return true;
   }
 
   // --- what is drawn
@@ -83,8 +56,7 @@ export function mount(element, data, hooks = {}) {
     scrub.value = at;
     scrub.setAttribute("aria-valuetext", stage.title);
     where.textContent = `${at + 1} of ${step.stages.length}: ${stage.title}`;
-    back.disabled = at === 0;
-    next.disabled = at === step.stages.length - 1;
+    playing.ends(at === 0, at === step.stages.length - 1);
     centre(milliseconds ? "smooth" : "instant");
   }
 
@@ -94,7 +66,7 @@ export function mount(element, data, hooks = {}) {
   }
 
   function showFlow() {
-    const choose = id => { pause(); to(step.stages.findIndex(stage => stage.id === id)); };
+    const choose = id => { playing.pause(); to(step.stages.findIndex(stage => stage.id === id)); };
     drawing = flow(step, { width: widths[0], chosen, choose });
     way.replaceChildren(drawing.svg);
     light();
@@ -153,12 +125,12 @@ export function mount(element, data, hooks = {}) {
       choosing?.confirm(step.choice);
     },
     key(event) {
-      const act = { ArrowRight: () => go(1), ArrowLeft: () => go(-1), " ": () => (playing ? pause() : start()),
+      const act = { ArrowRight: () => playing.go(1), ArrowLeft: () => playing.go(-1), " ": playing.toggle,
         Home: () => to(0), End: () => to(step.stages.length - 1) }[event.key];
       act?.();
       return Boolean(act);
     },
     svg: () => drawing.svg,
-    close() { pause(); watch.disconnect(); },
+    close() { playing.stop(); watch.disconnect(); },
   };
 }

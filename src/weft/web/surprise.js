@@ -1,6 +1,8 @@
 // How surprising each token of a text is to a model, and what it expected instead.
-import { h, s } from "./dom.js";
-import { folded, legend, likeliest, panel, parted, percent, placeIn, shadeOf, shaded } from "./shaded.js";
+import { button, h, picture, s, soft } from "./dom.js";
+import { chosenOf, legend, likeliest, panel, parted, placeIn, shadeOf, shaded } from "./shaded.js";
+import { facts, table } from "./table.js";
+import { clamp, counted, large, mean as meanOf, percent, sum as total } from "./words.js";
 
 const UNITS = { nats: 1, bits: Math.LN2 }; // nats of each unit
 const TOPS = [1, 2, 4, 6, 8, 10, 12, 16]; // numbers that may be the darkest shade
@@ -9,74 +11,69 @@ const AROUND = 3; // tokens on both sides of such a place
 const CHART = { height: 120, left: 34, top: 14, bottom: 6, widest: 736 };
 
 // −log p of each token in nats; ∞ where it has a rank and no number, null where nothing predicts it.
-const surprisals = (data) => data.nats.map((nats, n) => (nats === null && data.ranks[n] !== null ? Infinity : nats));
+const surprisals = data => data.nats.map((nats, n) => (nats === null && data.ranks[n] !== null ? Infinity : nats));
 
-const shown = (value) => (Number.isFinite(value) ? value.toFixed(2) : "∞");
+const shown = value => (Number.isFinite(value) ? value.toFixed(2) : "∞");
 
-const exact = (value) => (Number.isNaN(value) ? "–" : Number.isFinite(value) ? value.toFixed(3) : "∞");
+const exact = value => (Number.isNaN(value) ? "–" : Number.isFinite(value) ? value.toFixed(3) : "∞");
 
 export function totals(data) {
   const all = surprisals(data);
-  const scored = all.filter((nats) => nats !== null);
-  const sum = scored.reduce((a, b) => a + b, 0);
-  const sizes = data.tokens.map((token) => new TextEncoder().encode(token.text).length);
-  const bytes = sizes.reduce((a, b, n) => a + (all[n] === null ? 0 : b), 0);
+  const scored = all.filter(nats => nats !== null);
+  const sum = total(scored);
+  const sizes = data.tokens.map(token => new TextEncoder().encode(token.text).length);
+  const bytes = total(sizes.filter((_, n) => all[n] !== null));
   const mean = sum / scored.length;
   return { tokens: scored.length, mean, perplexity: Math.exp(mean), bitsPerByte: bytes ? sum / Math.LN2 / bytes : NaN };
 }
 
 function summary(data, unit) {
   const { tokens, mean, perplexity, bitsPerByte } = totals(data);
-  const digits = { maximumSignificantDigits: 4 };
-  const large = perplexity >= 1e7 ? perplexity.toExponential(2) : perplexity.toLocaleString("en", digits);
-  const facts = [
-    [tokens.toLocaleString("en"), tokens === 1 ? "token" : "tokens"],
-    [exact(mean / UNITS[unit]), `${unit} per token`],
-    [Number.isFinite(perplexity) ? large : "∞", data.masked ? "pseudo-perplexity" : "perplexity"],
-    [exact(bitsPerByte), "bits per byte"],
-  ];
-  return h("dl", { class: "surprise-facts" }, facts.map(([value, name]) =>
-    h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+  return facts([
+    [tokens === 1 ? "token" : "tokens", counted(tokens)],
+    [`${unit} per token`, exact(mean / UNITS[unit])],
+    [data.masked ? "pseudo-perplexity" : "perplexity", large(perplexity)],
+    ["bits per byte", exact(bitsPerByte)],
+  ], "facts surprise-facts");
 }
 
 // The shade is the darkest at the 95th percentile: the same numbers look the same in texts that are about alike.
 function topOf(values) {
   const finite = values.filter(Number.isFinite).sort((a, b) => a - b);
   const high = finite.length ? finite[Math.floor(0.95 * (finite.length - 1))] : TOPS[0];
-  return TOPS.find((top) => top >= high) ?? TOPS.at(-1);
+  return TOPS.find(top => top >= high) ?? TOPS.at(-1);
 }
 
 // A stem a token, and a line at their mean. Redrawn only when the values or its width change.
 function chart(values, unit, width) {
   const { height, left, top, bottom } = CHART;
-  const finite = values.filter((value) => value !== null && Number.isFinite(value));
+  const finite = values.filter(value => value !== null && Number.isFinite(value));
   const most = Math.max(...finite, 1e-9);
-  const mean = finite.reduce((a, b) => a + b, 0) / Math.max(1, finite.length);
+  const mean = meanOf(finite.length ? finite : [0]);
   const step = (width - left) / values.length;
-  const y = (value) => top + (height - top - bottom) * (1 - Math.min(1, value / most));
-  const x = (n) => left + step * (n + 0.5);
-  const stem = (n) => (values[n] === null ? "" : `M${x(n).toFixed(1)} ${height - bottom}V${y(values[n]).toFixed(1)}`);
+  const y = value => top + (height - top - bottom) * (1 - Math.min(1, value / most));
+  const x = n => left + step * (n + 0.5);
+  const stem = n => (values[n] === null ? "" : `M${x(n).toFixed(1)} ${height - bottom}V${y(values[n]).toFixed(1)}`);
   const thick = Math.max(1, Math.min(12, step - 1.5)).toFixed(1);
   const chosen = s("path", { class: "surprise-chosen", "stroke-width": thick });
-  const picture = s("svg", { class: "surprise-chart", viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
+  const drawn = picture(width, height, { class: "surprise-chart", role: "img",
     "aria-label": `Surprisal of each token, up to ${most.toFixed(1)} ${unit}; mean ${mean.toFixed(1)}` },
   s("path", { class: "surprise-stems", d: values.map((_, n) => stem(n)).join(""), "stroke-width": thick }), chosen,
   s("path", { class: "surprise-axis", d: `M${left} ${height - bottom}H${width}` }),
   s("path", { class: "surprise-mean", d: `M${left} ${y(mean).toFixed(1)}H${width}` }),
   s("text", { x: left - 4, y: top + 4, "text-anchor": "end" }, most.toFixed(1)),
   s("text", { x: left - 4, y: height - bottom, "text-anchor": "end" }, "0"));
-  const nearest = (pointed) => {
-    const box = picture.getBoundingClientRect();
-    const n = Math.floor(((pointed - box.left) * (width / box.width) - left) / step);
-    return Math.max(0, Math.min(values.length - 1, n));
+  const nearest = pointed => {
+    const box = drawn.getBoundingClientRect();
+    return clamp(Math.floor(((pointed - box.left) * (width / box.width) - left) / step), 0, values.length - 1);
   };
-  return { picture, nearest, mark: (n) => chosen.setAttribute("d", stem(n)) };
+  return { picture: drawn, nearest, mark: n => chosen.setAttribute("d", stem(n)) };
 }
 
 function told(data, values, unit, n) {
   const name = h("b", {}, data.tokens[n].piece);
   if (values[n] === null) return [h("p", {}, name, " Nothing predicts it.")];
-  const rank = `rank ${data.ranks[n].toLocaleString("en")} of ${data.vocab_size.toLocaleString("en")}`;
+  const rank = `rank ${counted(data.ranks[n])} of ${counted(data.vocab_size)}`;
   const p = percent(Math.exp(-values[n] * UNITS[unit]));
   const facts = ` probability ${p}, ${shown(values[n])} ${unit}, ${rank}. Expected:`;
   return [h("p", {}, name, facts), likeliest(data.guesses[n])];
@@ -84,17 +81,17 @@ function told(data, values, unit, n) {
 
 // The places that surprise most, in what stands around them.
 function most(data, values, unit, choose) {
-  const order = values.map((_, n) => n).filter((n) => values[n] !== null).sort((a, b) => values[b] - values[a]);
-  const texts = data.tokens.map((token) => token.text);
+  const order = values.map((_, n) => n).filter(n => values[n] !== null).sort((a, b) => values[b] - values[a]);
+  const texts = data.tokens.map(token => token.text);
   const words = (from, to) => texts.slice(Math.max(0, from), to).join("").replace(/\s+/g, " ");
-  return h("ol", { class: "surprise-most" }, order.slice(0, PLACES).map((n) => {
+  return h("ol", { class: "surprise-most" }, order.slice(0, PLACES).map(n => {
     const expected = data.guesses[n][0];
     const [space, word] = parted(texts[n]);
-    return h("li", {}, h("button", { type: "button", onclick: () => choose(n) },
-      h("span", { class: "surprise-number" }, `${shown(values[n])} ${unit}`),
+    return h("li", {}, button([h("span", { class: "surprise-number" }, `${shown(values[n])} ${unit}`),
       h("span", { class: "surprise-around" }, words(n - AROUND, n) + space,
         h("b", {}, word.trim() ? word : data.tokens[n].piece), words(n + 1, n + 1 + AROUND)),
-      h("span", { class: "soft" }, "expected ", h("code", {}, expected.piece), ` ${percent(expected.probability)}`)));
+      soft("expected ", h("code", {}, expected.piece), ` ${percent(expected.probability)}`)],
+    () => choose(n)));
   }));
 }
 
@@ -108,12 +105,12 @@ export function mount(element, data, { unit = "nats", place, changed = () => {} 
   let draw = () => {};
 
   const build = () => {
-    const values = nats.map((each) => (each === null ? null : each / UNITS[state.unit]));
+    const values = nats.map(each => (each === null ? null : each / UNITS[state.unit]));
     const top = topOf(values);
     const { element: tells, tell } = panel("Choose a token to see what was expected in its place.");
     tells.classList.add("shaded-tall");
-    const strip = shaded({ label: "The text, shaded by surprisal", tokens: data.tokens, choose: (n) => choose(n) });
-    strip.shade(values.map((value) => shadeOf(value, top)));
+    const strip = shaded({ label: "The text, shaded by surprisal", tokens: data.tokens, choose: n => choose(n) });
+    strip.shade(values.map(value => shadeOf(value, top)));
     const holder = h("div", { class: "surprise-holder" });
     let drawn = null;
     const choose = (n, quiet = false) => {
@@ -124,30 +121,28 @@ export function mount(element, data, { unit = "nats", place, changed = () => {} 
       if (!quiet) changed({ ...state });
     };
     draw = () => {
-      const width = Math.min(CHART.widest, Math.max(240, Math.floor(element.clientWidth)));
+      const width = clamp(Math.floor(element.clientWidth), 240, CHART.widest);
       drawn = chart(values, state.unit, width);
-      drawn.picture.addEventListener("click", (event) => choose(drawn.nearest(event.clientX)));
+      drawn.picture.addEventListener("click", event => choose(drawn.nearest(event.clientX)));
       drawn.mark(state.place);
       holder.replaceChildren(drawn.picture);
     };
-    const units = h("label", { class: "surprise-unit" }, "Surprisal in ",
-      h("select", { onchange: (event) => switchTo(event.target.value) }, Object.keys(UNITS).map((name) =>
-        h("option", { value: name, selected: name === state.unit }, name))));
-    const numbers = (n) => (values[n] === null ? ["–", "–", "–"]
-      : [shown(values[n]), percent(Math.exp(-nats[n])), data.ranks[n].toLocaleString("en")]);
-    const expected = (n) => data.guesses[n].map((guess) => `${guess.piece} ${percent(guess.probability)}`).join(" · ");
+    const units = chosenOf("Surprisal in", { nats: "nats", bits: "bits" }, state.unit, "surprise-unit", name => switchTo(name));
+    const numbers = n => (values[n] === null ? ["–", "–", "–"]
+      : [shown(values[n]), percent(Math.exp(-nats[n])), counted(data.ranks[n])]);
+    const expected = n => data.guesses[n].map(guess => `${guess.piece} ${percent(guess.probability)}`).join(" · ");
     const rows = data.tokens.map((token, n) => [String(n + 1), token.piece, ...numbers(n), expected(n)]);
     const header = ["place", "token", state.unit, "probability", "rank", "likeliest"];
     box.replaceChildren(summary(data, state.unit), units,
-      legend(`surprisal, ${state.unit}`, top, { more: values.some((value) => value > top * 1.001) }),
+      legend(`surprisal, ${state.unit}`, top, { more: values.some(value => value > top * 1.001) }),
       tells, strip.element,
       h("h3", {}, "Token by token"), holder,
       h("h3", {}, "The most surprising places"), most(data, values, state.unit, choose),
-      folded("All tokens as a table", header, rows, [0, 1, 5]));
+      table({ title: "All tokens as a table", header, rows, text: [0, 1, 5], folds: true }));
     draw();
     choose(state.place, true);
   };
-  const switchTo = (name) => {
+  const switchTo = name => {
     state = { ...state, unit: name };
     build();
     box.querySelector(".surprise-unit select").focus();

@@ -1,18 +1,39 @@
 // A table as the pages that stand alone have it: { header, rows, title, remarks, text }, where `text` are the columns
-// that stand to the left. A long one is folded.
+// that stand to the left; cells are texts or elements. A long one is folded.
 import { h } from "./dom.js";
 
 const MANY = 16;
 
-export function table({ header, rows, title, remarks = [], text = [0], folds = true }) {
-  const side = n => text.includes(n) ? undefined : "n";
-  const drawn = h("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": title || header[0] },
-    h("table", { class: "table" },
-      h("thead", {}, h("tr", {}, header.map((cell, n) => h("th", { scope: "col", class: side(n) }, cell)))),
-      h("tbody", {}, rows.map(row => h("tr", {}, row.map((cell, n) =>
-        h("td", { class: side(n) ?? (cell.startsWith("  ") && "in") }, cell)))))));
+export function scrolling(label, ...children) {
+  return h("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": label }, children);
+}
+
+export const fold = (summary, ...children) =>
+  h("details", { class: "fold" }, h("summary", {}, summary), children);
+
+// `cards`: each row is a card on a narrow page. `named`: the first cell of a row names it. `marked(n)`: it stands out.
+export function drawn({ header, rows, text, kind = "", cards = false, named = cards, marked = () => false }) {
+  const role = name => (cards ? { role: name } : {});
+  const side = n => (text.includes(n) ? undefined : "n");
+  const cellOf = (cell, n) => (named && !n ? h("th", { scope: "row", ...role("rowheader") }, cell)
+    : h("td", { class: side(n) ?? (cell.startsWith?.("  ") && "in"), "data-label": cards && header[n],
+      ...role("cell") }, cell));
+  return h("table", { class: `table ${cards ? "cards-narrow" : ""} ${kind}`, ...role("table") },
+    h("thead", role("rowgroup"), h("tr", role("row"), header.map((cell, n) =>
+      h("th", { scope: "col", class: side(n), ...role("columnheader") }, cell)))),
+    h("tbody", role("rowgroup"), rows.map((row, n) =>
+      h("tr", { class: marked(n) && "marked", ...role("row") }, row.map(cellOf)))));
+}
+
+// What is known, by name.
+export const facts = (pairs, kind = "facts") => h("dl", { class: kind }, pairs.map(([name, fact]) =>
+  h("div", {}, h("dt", {}, name), h("dd", {}, fact))));
+
+// `folds`: always, or never.
+export function table({ rows, title = "", remarks = [], text = [0], folds = rows.length > MANY, ...given }) {
+  const size = rows.length === 1 ? "1 row" : `${rows.length} rows`;
+  const region = scrolling(title || given.header[0], drawn({ rows, text, ...given }));
   const said = remarks.map(remark => h("p", { class: "soft about" }, remark));
-  return folds && rows.length > MANY
-    ? h("details", { class: "fold" }, h("summary", {}, `${title}: ${rows.length} rows`), drawn, said)
-    : h("div", {}, title && h("p", { class: "caption", "aria-hidden": "true" }, title), drawn, said);
+  return folds ? fold(`${title}: ${size}`, region, said)
+    : h("div", {}, title && h("p", { class: "caption", "aria-hidden": "true" }, title), region, said);
 }

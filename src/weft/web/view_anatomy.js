@@ -2,9 +2,10 @@
 import * as anatomy from "./anatomy.js";
 import * as chart from "./chart.js";
 import * as costs from "./costs.js";
-import { field, h, select } from "./dom.js";
+import { button, field, h, select } from "./dom.js";
 import * as graph from "./graph.js";
-import { quoted, svgOfText, tools } from "./save.js";
+import { latest } from "./reading.js";
+import { quoted, tools } from "./save.js";
 import { table } from "./table.js";
 
 export const title = "Anatomy";
@@ -21,7 +22,7 @@ const growth = {
     const charts = h("div", { class: "charts" });
     place.append(charts);
     const drawn = plots.map(plot => chart.mount(charts.appendChild(h("div")), plot));
-    return { svg: () => drawn.map(each => each.picture()), close: () => drawn.forEach(each => each.close()) };
+    return { svg: () => drawn.map(each => each.element), close: () => drawn.forEach(each => each.close()) };
   },
 };
 const MODULES = { anatomy, costs, growth, graph };
@@ -29,21 +30,21 @@ const MODULES = { anatomy, costs, growth, graph };
 export async function mount(main, context) {
   const { api, info, signal, state } = context;
   const presets = (await api.get("v1/presets", signal)).data;
-  let drawn = null, asked = null;
+  let drawn = null;
   const current = () => state.show in SHOWN ? state.show : "anatomy";
   const preset = () => presets.some(each => each.name === state.preset) ? state.preset : info ? undefined : "gpt2";
   const kind = () => preset() ? presets.find(each => each.name === preset()).kind : info.kind;
   const own = info ? [["", `${info.id}, this model`]] : [];
   const place = h("div", { class: "anatomy-place" }), said = h("p", { class: "soft about" });
   const tabs = Object.entries(SHOWN).map(([name, label]) =>
-    h("button", { type: "button", "data-show": name, onclick: () => change({ show: name }) }, label));
+    button(label, () => change({ show: name }), { "data-show": name }));
   main.append(
     h("div", { class: "fields" },
       field("Architecture", select([...own, ...presets.map(({ name }) => [name, name])], preset() ?? "",
         name => change({ preset: name || undefined }))),
       h("div", { class: "anatomy-tabs", role: "group", "aria-label": "What is shown" }, tabs)),
     place, said,
-    tools({ name: `anatomy-${preset() ?? info?.id}`, svg: () => drawn?.svg() ?? svgOfText([place.textContent]), command }));
+    tools({ name: `anatomy-${preset() ?? info?.id}`, svg: () => drawn?.svg() ?? place, command }));
 
   function command() {
     const source = quoted(preset() ?? `runs/${info.id}`), show = current();
@@ -62,32 +63,23 @@ export async function mount(main, context) {
     drawn = null;
     said.textContent = "";
     place.replaceChildren(h("p", {}, why));
-    place.removeAttribute("aria-busy");
+    return true;
   }
 
-  async function show() {
-    asked?.abort();
-    asked = new AbortController();
-    const mine = asked, name = current(), of = preset();
-    for (const tab of tabs) tab.setAttribute("aria-pressed", String(tab.dataset.show === name));
-    place.setAttribute("aria-busy", "true");
+  // a model that has no such view says why
+  const show = latest(context, place, async ending => {
+    const name = current(), of = preset();
+    for (const tab of tabs) tab.setAttribute("aria-pressed", tab.dataset.show === name);
     if (kind() === "ngram" && name !== "anatomy") return tell(COUNTS); // asking would only be refused
-    try {
-      const query = new URLSearchParams(of ? { preset: of } : { model: info.id });
-      const data = await api.get(`v1/architecture/${name}?${query}`, AbortSignal.any([signal, mine.signal]));
-      drawn?.close?.();
-      said.textContent = data.about;
-      place.replaceChildren();
-      drawn = MODULES[name].mount(place, data, { shown: state, changed: changes => context.set(changes) });
-      place.append(...data.tables.map(table));
-    } catch (error) {
-      if (error.status !== 400) return context.fail(error);
-      tell(error.message); // a model that has no such view says why
-    } finally {
-      if (mine === asked) place.removeAttribute("aria-busy");
-    }
-  }
+    const query = new URLSearchParams(of ? { preset: of } : { model: info.id });
+    const data = await api.get(`v1/architecture/${name}?${query}`, ending);
+    drawn?.close?.();
+    said.textContent = data.about;
+    place.replaceChildren();
+    drawn = MODULES[name].mount(place, data, { shown: state, changed: changes => context.set(changes) });
+    return place.append(...data.tables.map(table));
+  }, error => error.status === 400 && tell(error.message));
 
   await show();
-  return { close: () => asked?.abort() };
+  return { close: () => drawn?.close?.() };
 }

@@ -1,8 +1,9 @@
 // What `weft compare` and `weft scale` found, in the folders that the server was given: curves, ranking, laws.
 import * as chart from "./chart.js";
-import { field, h, select } from "./dom.js";
-import { svgOfText, tools } from "./save.js";
-import { table } from "./table.js";
+import { button, field, h, select, soft } from "./dom.js";
+import { latest } from "./reading.js";
+import { tools } from "./save.js";
+import { facts, fold, table } from "./table.js";
 
 export const title = "Compare";
 export const about = "Models trained with equal compute, and laws of how the loss falls.";
@@ -15,7 +16,8 @@ const OF_LOSS = /^(scaling-)?loss|isoflops/;
 const FOLDED = ["sweep"]; // small charts, one for each contender
 const WIDE = [760, 420]; // pixels of the chart of losses
 
-const labelOf = panel => /isoflops/.test(panel.name) ? "parameters" : panel.plots[0].x.label.replace(" in training", "");
+const labelOf = panel => /isoflops/.test(panel.name) ? "parameters"
+  : panel.plots[0].x.label.replace(" in training", "");
 
 export async function mount(main, context) {
   const { api, signal, state } = context;
@@ -31,11 +33,11 @@ export async function mount(main, context) {
     ?? studies[0];
   const choice = select(studies.map(each => [each.name, each.name]), known().name, name => {
     context.set({ study: name, x: undefined, hidden: undefined }, { push: true });
-    show().catch(context.fail);
+    show();
   });
   main.append(h("div", { class: "fields" }, field("Comparison", choice)), place,
     tools({ name: "compare", command: () => shown?.command || HOW[0],
-      svg: () => charts.length ? charts.map(each => each.picture()) : svgOfText([place.textContent]) }));
+      svg: () => charts.length ? charts.map(each => each.element) : place }));
 
   const draw = (into, plot, on) => {
     const drawn = chart.mount(into.appendChild(h("div")), plot, on);
@@ -49,21 +51,21 @@ export async function mount(main, context) {
     const current = () => panels.find(each => labelOf(each) === state.x) ?? panels[0];
     const section = h("section", { "aria-label": "Loss" }), into = h("div", { class: "compare-losses" });
     const said = h("p", { class: "soft about" }), hidden = () => state.hidden?.split("\n") ?? [];
-    const axes = panels.map(each => h("button", { type: "button", onclick: () => {
+    const axes = panels.map(each => button(labelOf(each), () => {
       context.set({ x: each === panels[0] ? undefined : labelOf(each) });
       fill();
-    } }, labelOf(each)));
+    }));
     let drawn = null;
     const fill = () => {
       const panel = current();
-      axes.forEach((button, n) => button.setAttribute("aria-pressed", String(panels[n] === panel)));
+      axes.forEach((button, n) => button.setAttribute("aria-pressed", panels[n] === panel));
       said.textContent = panel.about;
       if (drawn) { drawn.close(); charts = charts.filter(each => each !== drawn); into.replaceChildren(); }
       drawn = draw(into, { ...panel.plots[0], size: WIDE, hidden: hidden() },
         { hidden: names => context.set({ hidden: names.join("\n") || undefined }) });
     };
     section.append(h("div", { class: "compare-axes", role: "group", "aria-label": "Bits per byte against" },
-      h("span", { class: "soft" }, "Bits per byte against "), axes), into, said);
+      soft("Bits per byte against "), axes), into, said);
     return [section, fill];
   }
 
@@ -75,30 +77,24 @@ export async function mount(main, context) {
     return [
       named.length > 0 && h("ul", { class: "compare-differs" }, named.map(each =>
         h("li", {}, h("b", {}, each.name), " ", h("code", {}, each.differs)))),
-      rows.length > 0 && h("details", { class: "fold" }, h("summary", {}, `Settings that differ: ${rows.length}`),
+      rows.length > 0 && fold(`Settings that differ: ${rows.length}`,
         table({ header: ["setting", ...names], rows: rows.slice(0, 400), text: columns, folds: false })),
-      all.filter(each => each.sample).map(each => h("details", { class: "fold" },
-        h("summary", {}, `What ${each.name} writes`), h("pre", { tabindex: 0 }, each.sample)))];
+      all.filter(each => each.sample).map(each =>
+        fold(`What ${each.name} writes`, h("pre", { tabindex: 0 }, each.sample)))];
   }
 
-  async function show() {
+  const show = latest(context, place, async ending => {
     const study = known();
     choice.value = study.name;
     if (study.problem) return place.replaceChildren(h("p", {}, study.problem));
-    place.setAttribute("aria-busy", "true");
-    try {
-      const data = await api.get(`v1/comparisons/${encodeURIComponent(study.name)}`, signal);
-      if (known() !== study) return;
-      for (const each of charts) each.close();
-      charts = [];
-      shown = data;
-      place.replaceChildren(...data.finished ? [] : unfinished(data));
-      if (data.finished) fillPlace(data);
-      document.dispatchEvent(new CustomEvent("weft-state")); // the command is another one
-    } finally {
-      place.removeAttribute("aria-busy");
-    }
-  }
+    const data = await api.get(`v1/comparisons/${encodeURIComponent(study.name)}`, ending);
+    for (const each of charts) each.close();
+    charts = [];
+    shown = data;
+    place.replaceChildren(...data.finished ? [] : unfinished(data));
+    if (data.finished) fillPlace(data);
+    return document.dispatchEvent(new CustomEvent("weft-state")); // the command is another one
+  });
 
   const unfinished = data => [
     h("p", {}, `It has not ended: ${data.runs} of its runs ${data.runs === 1 ? "has" : "have"} finished. `
@@ -120,20 +116,20 @@ export async function mount(main, context) {
     }
     place.append(...data.tables.map(table), ...contenders(data).flat().filter(Boolean));
     for (const panel of others.filter(each => FOLDED.includes(each.name))) place.append(small(panel));
-    const facts = Object.entries(data.facts ?? {}).map(([key, fact]) =>
-      h("div", {}, h("dt", {}, key), h("dd", {}, fact)));
-    place.append(h("details", { class: "fold" }, h("summary", {}, "How it was measured"),
-      h("dl", { class: "facts" }, facts), h("ul", { class: "about notes" }, data.notes.map(line => h("li", {}, line)))));
+    place.append(fold("How it was measured", facts(Object.entries(data.facts ?? {})),
+      h("ul", { class: "about notes" }, data.notes.map(line => h("li", {}, line)))));
   }
 
   // Many small charts, drawn when they are looked at.
   function small(panel) {
     const into = h("div", { class: "charts small" });
-    const fold = h("details", { class: "fold", ontoggle: () => {
-      if (fold.open && !into.childNodes.length) for (const plot of panel.plots) draw(into, { ...plot, controls: false });
-    } }, h("summary", {}, `Learning rates: ${panel.plots.length} charts`),
-    h("p", { class: "soft about" }, panel.about), into);
-    return fold;
+    const made = fold(`Learning rates: ${panel.plots.length} charts`,
+      h("p", { class: "soft about" }, panel.about), into);
+    made.addEventListener("toggle", () => {
+      if (into.childNodes.length) return;
+      for (const plot of panel.plots) draw(into, { ...plot, controls: false });
+    });
+    return made;
   }
 
   await show();

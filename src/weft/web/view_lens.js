@@ -1,12 +1,11 @@
 // The logit lens: what each layer would predict, layers by tokens.
-import { laidOut } from "./laid.js";
 import * as lens from "./lens.js";
 import { readingView } from "./reading.js";
 
 export const title = "Lens";
 export const about = "What each layer would predict, if the model ended there.";
 export const path = "lens";
-export const shows = (info) => Boolean(info?.words && info.heads); // what has heads has a residual stream
+export const shows = info => Boolean(info?.words && info.heads); // what has heads has a residual stream
 
 export function mount(main, context) {
   const changed = ({ show, row, column }) => context.set({ show: show === "guess" ? undefined : show, row, column });
@@ -14,13 +13,12 @@ export function mount(main, context) {
     view: "lens",
     reset: ["row", "column"],
     draw: (drawn, data) => lens.mount(drawn, data, { ...context.state, changed }),
-    svg: (drawn) => {
+    svg: drawn => {
       const scroll = drawn.querySelector(".scroll");
       const at = scroll.scrollLeft;
       scroll.scrollLeft = 0; // where the layers' names cover nothing
-      const picture = laidOut(drawn.querySelector("table"));
-      scroll.scrollLeft = at;
-      return picture;
+      requestAnimationFrame(() => { scroll.scrollLeft = at; });
+      return drawn.querySelector("table");
     },
   });
 }

@@ -1,9 +1,11 @@
 // The runs of the folder: their curves as they grow, several overlaid; what they wrote, and what they differ in.
 import { mount as mountChart } from "./chart.js";
-import { debounced, field, h, select } from "./dom.js";
+import { button, debounced, field, h, select } from "./dom.js";
 import { AXES, add, axisOf, charts, empty } from "./runs_curves.js";
-import { COLUMNS, STATES, events, isNumber, noRuns, recipes, row, sampleOf } from "./runs_parts.js";
+import { STATES, events, listOf, noRuns, recipes, sampleOf } from "./runs_parts.js";
 import { quoted, tools } from "./save.js";
+import { scrolling } from "./table.js";
+import { between, counted } from "./words.js";
 
 export const title = "Runs";
 export const about = "What each run learned, and how; a run that is training moves.";
@@ -35,15 +37,16 @@ class Runs {
     this.chosen = listed(state.runs);
     this.hidden = listed(state.hide);
     this.zoom = range?.length === 2 && range[0] < range[1] ? range : null;
-    this.list = h("tbody", { role: "rowgroup" });
+    this.list = scrolling("Runs");
+    this.list.classList.add("runs-scroll");
     this.counted = h("p", { class: "soft runs-counted", role: "status" });
     this.notes = h("div", { class: "runs-notes" });
     this.grid = h("div", { class: "charts" });
     this.curves = h("section", {}, h("h2", { class: "unseen" }, "Curves"), this.controls(), this.notes, this.grid);
     [this.samples, this.recipes, this.events] = [h("section"), h("section"), h("section")];
-    const pictures = () => [...this.drawn.values()].map(chart => chart.picture());
+    const pictures = () => [...this.drawn.values()].map(chart => chart.element);
     this.foot = h("div", {}, tools({ svg: pictures, name: "runs", command: () => this.command() }));
-    this.parts = [this.finder(), this.table(), this.curves, this.samples, this.recipes, this.events, this.foot];
+    this.parts = [this.finder(), this.list, this.curves, this.samples, this.recipes, this.events, this.foot];
     main.append(...this.parts.slice(0, 2), this.counted, ...this.parts.slice(2));
   }
 
@@ -60,7 +63,7 @@ class Runs {
     }
     this.showList();
     const first = this.list.querySelector(".marked");
-    if (first) this.frame.scrollTop = first.offsetTop - this.list.offsetTop;
+    if (first) this.list.scrollTop = first.offsetTop - first.parentElement.offsetTop;
     await this.loadChosen();
     document.addEventListener("visibilitychange", () => this.wait(), { signal: this.context.signal });
     this.wait();
@@ -166,23 +169,13 @@ class Runs {
     return h("div", { class: "fields" }, field("Find", find), field("Sort by", sort));
   }
 
-  table() {
-    const head = COLUMNS.map(name =>
-      h("th", { scope: "col", role: "columnheader", class: isNumber(name) && "n" }, name));
-    this.frame = h("div", { class: "scroll runs-scroll", role: "region", tabindex: 0, "aria-label": "Runs" },
-      h("table", { class: "table cards-narrow runs-table", role: "table" },
-        h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, head)), this.list));
-    return this.frame;
-  }
-
   showList() {
     const { find = "", sort } = this.context.state;
     const text = run => [run.name, run.objective, run.model, STATES[run.state]].join(" ").toLowerCase();
     const [, order] = SORTS[sort] ?? SORTS.changed;
     const found = this.rows.filter(run => text(run).includes(find.toLowerCase())).sort(order);
     const focused = this.list.contains(document.activeElement) ? document.activeElement.value : null;
-    this.list.replaceChildren(...found.map(run =>
-      row(run, this.now, this.chosen.includes(run.name), chosen => this.choose(run.name, chosen))));
+    this.list.replaceChildren(listOf(found, this.now, this.chosen, (name, chosen) => this.choose(name, chosen)));
     if (focused !== null) [...this.list.querySelectorAll("input")].find(box => box.value === focused)?.focus();
     for (const part of this.parts) part.hidden = !this.rows.length;
     const some = found.length < this.rows.length ? `${found.length} of ${this.rows.length} runs` : "";
@@ -221,7 +214,7 @@ class Runs {
       set({ x: value === "step" ? undefined : value, zoom: undefined });
       this.showCurves();
     });
-    this.whole = h("button", { type: "button", onclick: () => this.zoomTo(null) }, "Whole range");
+    this.whole = button("Whole range", () => this.zoomTo(null));
     return h("div", { class: "fields" }, field("By", axis), field("Smoothing", smooth), box("log x", "logx"),
       box("log y", "logy"), this.whole);
   }
@@ -238,7 +231,7 @@ class Runs {
   showCurves() {
     const { state } = this.context, x = AXES[state.x] ? state.x : "step", runs = this.known();
     const wanted = charts(runs, { x, logX: state.logx === "1", logY: state.logy === "1" });
-    const smooth = Math.min(0.99, Math.max(0, Number(state.smooth) || 0));
+    const smooth = between(state.smooth, 0, 0.99, 0);
     if (wanted.map(chart => chart.key).join() !== [...this.drawn.keys()].join()) {
       for (const chart of this.drawn.values()) chart.close();
       this.drawn.clear();
@@ -290,7 +283,7 @@ class Runs {
     const asked = places.findIndex(place => String(place) === state.at);
     const texts = h("div", { class: "runs-texts" }), told = h("output");
     const draw = place => {
-      told.textContent = place === "end" ? "at the end" : `at step ${place.toLocaleString("en")}`;
+      told.textContent = place === "end" ? "at the end" : `at step ${counted(place)}`;
       texts.replaceChildren(...runs.map(run => sampleOf(run, place, runs.length > 1)));
     };
     const slider = h("input", { type: "range", min: 0, max: last, value: asked < 0 ? last : asked, class: "runs-slider",

@@ -1,28 +1,26 @@
 // Saliency: choose a token and see which others its prediction depends on.
-import { laidOut } from "./laid.js";
 import { readingView } from "./reading.js";
 import * as saliency from "./saliency.js";
 
 export const title = "Saliency";
 export const about = "Choose a token, and see which others its prediction depends on.";
 export const path = "saliency";
-export const shows = (info) => Boolean(info?.words && info.kind !== "ngram");
+export const shows = info => Boolean(info?.words && info.kind !== "ngram");
 
 export function mount(main, context) {
   const { state } = context;
-  let again = () => {};
-  const explain = (place) => {
+  const explain = place => {
     context.set({ place });
-    again();
+    view.again();
   };
   const changed = ({ measure }) => context.set({ measure: measure === "norm" ? undefined : measure });
-  return readingView(main, context, {
+  const view = {
     view: "saliency",
     reset: ["place"],
     asked: () => ({ place: state.place === undefined ? undefined : Number(state.place) }),
     options: () => (state.place === undefined ? [] : [`--place ${state.place}`]),
-    begun: (later) => { again = later; },
     draw: (drawn, data) => saliency.mount(drawn, data, { measure: state.measure, changed, explain }),
-    svg: (drawn) => [...drawn.querySelectorAll(".saliency-target, .shaded-text")].map(laidOut),
-  });
+    svg: drawn => [...drawn.querySelectorAll(".saliency-target, .shaded-text")],
+  };
+  return readingView(main, context, view);
 }

@@ -1,6 +1,5 @@
 // Search: greedy search, beam search and sampling as trees that grow.
 import { field, h } from "./dom.js";
-import { laidOut } from "./laid.js";
 import { readingView } from "./reading.js";
 import * as search from "./search.js";
 
@@ -18,14 +17,13 @@ const SETTINGS = [
 export const title = "Search";
 export const about = "How greedy search, beam search and sampling go on from a text, token by token.";
 export const path = "search";
-export const shows = (info) => Boolean(info?.continues || info?.writes);
+export const shows = info => Boolean(info?.continues || info?.writes);
 
 export function mount(main, context) {
   const { state } = context;
-  let again = () => {};
   let drawing = null;
   const names = SETTINGS.map(([name]) => name);
-  const chosen = () => names.filter((name) => state[name] !== undefined).map((name) => [name, Number(state[name])]);
+  const chosen = () => names.filter(name => state[name] !== undefined).map(name => [name, Number(state[name])]);
   const control = ([name, label, min, max, usual]) => field(label, h("input", {
     type: "number", min, max, step: name === "temperature" ? 0.05 : 1, value: state[name] ?? usual,
     placeholder: usual === undefined ? "all" : undefined,
@@ -33,26 +31,24 @@ export function mount(main, context) {
       if (!target.checkValidity()) return;
       const same = target.value === "" || Number(target.value) === usual;
       context.set({ step: undefined, [name]: same ? undefined : target.value });
-      again();
+      view.again();
     },
   }));
   const draw = (drawn, data) => {
     const play = drawing === null && state.step === undefined; // they grow once by themselves
     drawing?.close();
-    drawing = search.mount(drawn, data, { step: state.step, play, changed: (changes) => context.set(changes) });
+    drawing = search.mount(drawn, data, { step: state.step, play, changed: changes => context.set(changes) });
   };
-  const view = readingView(main, context, {
+  const view = {
     view: "search",
     target: false,
     reset: ["step"],
     controls: [h("div", { class: "fields search-settings" }, SETTINGS.map(control))],
     asked: () => (chosen().length ? { settings: Object.fromEntries(chosen()) } : {}),
     options: () => chosen().map(([name, value]) => `${name}=${value}`),
-    begun: (later) => { again = later; },
     draw,
-    svg: (drawn) => [...drawn.querySelectorAll(".search-tree :is(figcaption, svg)")].map((part) =>
-      (part.localName === "svg" ? part : laidOut(part))),
-  });
+    svg: drawn => [...drawn.querySelectorAll(".search-tree :is(figcaption, svg)")],
+  };
   context.signal.addEventListener("abort", () => drawing?.close());
-  return view;
+  return readingView(main, context, view);
 }

@@ -1,10 +1,11 @@
 // Inside a step: the text, the token whose way is followed, and what the server tells of that way.
-import { debounced, field, h, roving } from "./dom.js";
-import { quoted, tools } from "./save.js";
+import { button, debounced, h, isPlain, roving } from "./dom.js";
+import { explained, tools } from "./save.js";
 import { NEUTRAL } from "./choice.js";
 import { sourcePlace } from "./flow.js";
-import { visible } from "./matrix.js";
+import { latest, textBox } from "./reading.js";
 import { mount as draw } from "./step.js";
+import { visible } from "./words.js";
 
 export const title = "Inside a step";
 export const about = "One token’s way through the model, number by number.";
@@ -18,54 +19,35 @@ const real = text => (text !== undefined && Number.isFinite(Number(text)) ? Numb
 
 export async function mount(main, context) {
   const { info, state, api, signal } = context;
-  let step = null, drawing = null, asked = null, sourceOpen = state.source === "open";
+  let step = null, drawing = null, sourceOpen = state.source === "open";
   const settings = () => ({ temperature: real(state.temperature) ?? NEUTRAL.temperature, top_k: whole(state.top_k),
     top_p: real(state.top_p) });
 
-  const input = h("textarea", { rows: 2, spellcheck: "false", oninput: () => typed({ text: input.value }) });
-  const target = info.writes ? h("textarea", { rows: 1, spellcheck: "false",
-    oninput: () => typed({ target: target.value, fresh: target.value ? undefined : "1" }) }) : null;
+  const source = textBox(info.writes ? "Source" : "Text", () => typed({ text: input.value }), { rows: 2 });
+  const written = info.writes && textBox("Written so far",
+    () => typed({ target: target.value, fresh: target.value ? undefined : "1" }), { rows: 1 });
+  const input = source.area, target = written ? written.area : null;
   const strip = (kind, name) => h("div", { class: `step-tokens ${kind}`, role: "group", "aria-label": name });
   const tokens = strip("step-places", "Tokens: choose one to follow its way");
   const sources = info.writes ? strip("step-sources", "The source’s tokens") : null;
   const told = h("p", { class: "soft step-told-text", role: "status" }), body = h("div", { class: "step-body" });
-  const texts = h("div", { class: "step-texts" }, field(info.writes ? "Source" : "Text", input),
-    target && field("Written so far", target));
+  const texts = h("div", { class: "step-texts" }, source.made, written && written.made);
   main.append(...[texts, sources, tokens, told, body,
-    tools({ svg: () => drawing?.svg(), name: `step-${info.id}`, command })].filter(Boolean));
-
-  function command() {
-    const text = input.value ? ` --text ${quoted(input.value)}` : "";
-    const also = target?.value ? ` --target ${quoted(target.value)}` : "";
-    return `weft explain ${quoted(`runs/${info.id}`)} --only step${text}${also}`;
-  }
+    tools({ svg: () => drawing?.svg(), name: `step-${info.id}`,
+      command: () => explained(info, "step", { text: input.value, target: target?.value }) })].filter(Boolean));
 
   // --- asking
-  async function ask() {
-    asked?.abort();
-    asked = new AbortController();
-    const mine = asked, stop = () => mine.abort();
-    signal.addEventListener("abort", stop, { once: true });
-    body.setAttribute("aria-busy", "true");
-    try {
-      const layer = info.heads ? whole(state.layer) : null; // only Transformers have blocks to open
-      const written = state.fresh ? "" : state.target ?? null; // null: what the model itself would write
-      const answer = await api.post("v1/explain/step", { model: info.id, input: input.value || null, layer,
-        target: target && written, place: whole(state.place), ...settings() }, mine.signal);
-      if (target && written === null) {
-        const own = await api.post("v1/detokenize", { model: info.id, tokens: answer.step.ids }, mine.signal);
-        target.value = own.text;
-      }
-      context.done?.();
-      return answer.step;
-    } catch (error) {
-      if (error.name !== "AbortError") context.fail(error);
-      return null;
-    } finally {
-      signal.removeEventListener("abort", stop);
-      if (mine === asked) body.removeAttribute("aria-busy");
+  const ask = latest(context, body, async ending => {
+    const layer = info.heads ? whole(state.layer) : null; // only Transformers have blocks to open
+    const given = state.fresh ? "" : state.target ?? null; // null: what the model itself would write
+    const { step: answer } = await api.post("v1/explain/step", { model: info.id, input: input.value || null, layer,
+      target: target && given, place: whole(state.place), ...settings() }, ending);
+    if (target && given === null) {
+      const own = await api.post("v1/detokenize", { model: info.id, tokens: answer.ids }, ending);
+      target.value = own.text;
     }
-  }
+    return answer;
+  });
 
   async function renew(where) {
     const answer = await ask();
@@ -125,9 +107,8 @@ export async function mount(main, context) {
 
   // --- tokens
   function showTokens() {
-    const pieces = step.pieces.map((piece, at) => h("button", { type: "button",
-      "aria-pressed": String(at === step.place), title: `token ${at}, id ${step.ids[at]}`,
-      onclick: () => follow(at) }, visible(piece)));
+    const pieces = step.pieces.map((piece, at) => button(visible(piece), () => follow(at),
+      { "aria-pressed": String(at === step.place), title: `token ${at}, id ${step.ids[at]}` }));
     tokens.replaceChildren(...pieces);
     pieces.forEach((piece, at) => { piece.tabIndex = at === step.place ? 0 : -1; });
     sources?.replaceChildren(...(step.source_pieces ?? []).map((piece, at) =>
@@ -144,7 +125,7 @@ export async function mount(main, context) {
   }
 
   document.addEventListener("keydown", event => {
-    if (!drawing || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!drawing || event.defaultPrevented || !isPlain(event)) return;
     if (event.target.closest?.("input, textarea, select, .step-tokens, pre")) return;
     if (event.key === " " && event.target.closest?.("button, summary, a")) return;
     if (drawing.key(event)) event.preventDefault();

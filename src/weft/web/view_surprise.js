@@ -1,12 +1,11 @@
 // Surprise: the text you type, each token shaded by how surprising it is to the model.
-import { laidOut } from "./laid.js";
 import { readingView } from "./reading.js";
 import * as surprise from "./surprise.js";
 
 export const title = "Surprise";
 export const about = "How surprising each token is to the model, and what it expected instead.";
 export const path = "surprise";
-export const shows = (info) => Boolean(info?.words);
+export const shows = info => Boolean(info?.words);
 
 export function mount(main, context) {
   const changed = ({ unit, place }) => context.set({ unit: unit === "nats" ? undefined : unit, place });
@@ -14,6 +13,6 @@ export function mount(main, context) {
     view: "surprise",
     reset: ["place"],
     draw: (drawn, data) => surprise.mount(drawn, data, { ...context.state, changed }),
-    svg: (drawn) => [laidOut(drawn.querySelector(".shaded-text")), drawn.querySelector(".surprise-chart")],
+    svg: drawn => [drawn.querySelector(".shaded-text"), drawn.querySelector(".surprise-chart")],
   });
 }

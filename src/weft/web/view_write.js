@@ -1,9 +1,11 @@
 // Write: what a model writes, token by token, what else it could have said, and where that would have led.
-import { drawTree, packed, parsed, spanOf, textOf, treeSvg, turnsOf } from "./branches.js";
+import { drawTree, packed, parsed, spanOf, textOf, turnsOf } from "./branches.js";
 import { Distribution, drawPlace, SHOWN, unpacked } from "./distribution.js";
-import { debounced, h, roving } from "./dom.js";
+import { button, debounced, h, roving } from "./dom.js";
 import { mountFill } from "./fill.js";
+import { latest, textBox } from "./reading.js";
 import { tools } from "./save.js";
+import { between } from "./words.js";
 import { command, controls, MAX_TOKENS, settingsOf } from "./write_settings.js";
 
 const WORDS = 6; // of the model's own text that a visitor sees continued
@@ -24,7 +26,8 @@ export async function mount(main, context) {
   return { close: () => writer.end.abort() };
 }
 
-const LABELS = { chat: ["You", "The model"], pairs: ["Source", "What the model writes"], text: ["Prompt", "What follows"] };
+const LABELS = { chat: ["You", "The model"], pairs: ["Source", "What the model writes"],
+  text: ["Prompt", "What follows"] };
 
 class Writer {
   constructor(main, context) {
@@ -32,12 +35,13 @@ class Writer {
     this.chats = this.info.chat && !this.info.writes && context.state.mode !== "complete";
     this.turns = this.chats ? turnsOf(context.state.turns) : [];
     this.branches = parsed(context.state.tree);
-    this.at = Math.min(this.branches.length - 1, Math.max(0, Number.parseInt(context.state.at, 10) || 0));
+    this.at = Math.floor(between(context.state.at, 0, this.branches.length - 1, 0));
     this.place = null; // of the token that is looked at; null: the next one
     this.pinned = false;
     this.soon = debounced(() => this.run(), 300);
     this.lookSoon = debounced(() => this.fetchLooked(), 120);
     this.build();
+    this.fetchNext = latest(context, this.rows, (...given) => this.next(...given));
   }
 
   get branch() { return this.branches[this.at]; }
@@ -48,14 +52,16 @@ class Writer {
 
   build() {
     const [given, follows] = LABELS[this.chats ? "chat" : this.info.writes ? "pairs" : "text"];
-    this.prompt = h("textarea", { id: "write-prompt", rows: 2, dir: "auto", spellcheck: "false" });
-    this.text = h("div", { class: "write-text", role: "listbox", "aria-label": follows, "aria-orientation": "horizontal", dir: "auto" });
+    const { made, area } = textBox(given, debounced(() => this.asks(area.value)), { id: "write-prompt", rows: 2 });
+    this.prompt = area;
+    this.text = h("div", { class: "write-text", role: "listbox", "aria-label": follows,
+      "aria-orientation": "horizontal", dir: "auto" });
     this.caret = h("span", { class: "write-caret", role: "option", tabindex: 0, "aria-selected": "true",
       "aria-label": "the next token" });
-    this.stopButton = h("button", { type: "button", onclick: () => this.stop() }, "Stop");
-    this.moreButton = h("button", { type: "button", onclick: () => this.writeOn() }, "Write on");
-    this.againButton = h("button", { type: "button", onclick: () => this.reset() }, "Begin again");
-    this.goOn = this.chats && h("button", { type: "button", onclick: () => this.nextTurn() }, "Answer it");
+    this.stopButton = button("Stop", () => this.stop());
+    this.moreButton = button("Write on", () => this.writeOn());
+    this.againButton = button("Begin again", () => this.reset());
+    this.goOn = this.chats && button("Answer it", () => this.nextTurn());
     this.state = h("span", { class: "soft", role: "status" });
     this.treeBox = h("section", { class: "write-tree", hidden: true, "aria-label": "Branches" });
     this.heading = h("h2", { id: "write-heading" }, "The next token");
@@ -63,13 +69,12 @@ class Writer {
     this.rows = h("div", { class: "write-rows", role: "group", "aria-labelledby": "write-heading" });
     this.sum = h("p", { class: "soft write-sum" });
     this.transcript = h("div", { class: "write-transcript" });
-    const mode = this.info.chat && !this.info.writes && h("p", {}, h("button", { type: "button", onclick: () =>
-      this.context.go("write", { mode: this.chats ? "complete" : undefined }) }, this.chats ? "Complete a text instead" : "Chat instead"));
+    const mode = this.info.chat && !this.info.writes && h("p", {}, button(this.chats ? "Complete a text instead"
+      : "Chat instead", () => this.context.go("write", { mode: this.chats ? "complete" : undefined })));
     this.main.append(
       h("div", { class: "write-columns" },
         h("div", { class: "write-main" }, mode, this.transcript,
-          h("label", { for: "write-prompt", class: "soft" }, given), this.prompt,
-          h("p", { class: "soft write-label" }, follows), this.text,
+          made, h("p", { class: "soft write-label" }, follows), this.text,
           h("div", { class: "fields" }, this.stopButton, this.moreButton, this.againButton, this.goOn, this.state),
           h("p", { class: "soft write-hint" }, "The stronger the shade, the more the token surprised the model. "
             + "Point at one, or go there with the arrow keys, to see what else could have stood there."),
@@ -77,14 +82,13 @@ class Writer {
         h("aside", { class: "write-side", "aria-label": "How tokens are chosen" },
           controls(this.context.state, this.info, changes => this.changed(changes)),
           h("section", { class: "write-place" }, this.heading, this.facts, this.rows, this.sum))),
-      tools({ name: "write", svg: () => treeSvg(this.info.writes || this.chats ? "" : this.asked, this.branches),
+      tools({ name: "write", svg: () => [this.text, !this.treeBox.hidden && this.treeBox],
         command: () => command(this.info, this.settings, this.asked ?? "", this.chats) }));
     this.listen();
   }
 
   listen() {
     const { signal } = this.context;
-    this.prompt.addEventListener("input", debounced(() => this.asks(this.prompt.value), 250));
     this.spans = () => [...this.text.children];
     const placeOf = target => this.spans().indexOf(target.closest("[role=option]"));
     roving(this.text, this.spans, { onfocus: span => this.look(placeOf(span)) });
@@ -107,7 +111,7 @@ class Writer {
     document.addEventListener("keydown", event => {
       if (event.key !== "Escape") return;
       if (this.writing) this.stop();
-      else if (this.rows.contains(document.activeElement)) this.spans()[this.place ?? this.branch.tokens.length]?.focus();
+      else if (this.rows.contains(document.activeElement)) this.spans()[this.looked]?.focus();
       this.pinned = false;
     }, { signal });
     signal.addEventListener("abort", () => this.end.abort());
@@ -120,7 +124,8 @@ class Writer {
     this.asked = state.text;
     if (!this.asked && !this.turns.length) {
       const { text } = await api.post("v1/explain/text", { model: this.info.id }, signal);
-      this.own = this.info.writes ? text : text.match(new RegExp(`^(\\s*\\S+){1,${WORDS * (this.chats ? 2 : 1)}}`, "u"))[0];
+      this.own = this.info.writes ? text
+        : text.match(new RegExp(`^(\\s*\\S+){1,${WORDS * (this.chats ? 2 : 1)}}`, "u"))[0];
       this.asked = this.own;
     }
     this.prompt.value = this.asked ?? "";
@@ -159,7 +164,8 @@ class Writer {
   get begun() {
     const { id } = this.info;
     if (!this.chats) return { model: id, input: this.asked };
-    const messages = [...this.turns, this.asked].map((content, turn) => ({ role: turn % 2 ? "assistant" : "user", content }));
+    const messages = [...this.turns, this.asked].map((content, turn) =>
+      ({ role: turn % 2 ? "assistant" : "user", content }));
     return { model: id, messages };
   }
 
@@ -191,7 +197,8 @@ class Writer {
 
   async search(signal) {
     const { beams, length } = this.settings, before = this.branches[0].before ?? this.branches[0].forced;
-    const { texts } = await this.context.api.post("v1/beams", { ...this.begun, tokens: before, beams, max_tokens: length }, signal);
+    const { texts } = await this.context.api.post("v1/beams",
+      { ...this.begun, tokens: before, beams, max_tokens: length }, signal);
     this.branches = texts.map(text => ({ score: text.score, forced: [...before, ...text.ids], tokens: [] }));
     this.at = Math.min(this.at, this.branches.length - 1);
     this.branches[0].before = before; // where to search from, when the settings change
@@ -200,7 +207,8 @@ class Writer {
 
   async write(branch, signal) {
     const { length, drawing, seed } = this.settings;
-    const most = branch.score === undefined ? branch.stopped ?? Math.max(length, branch.forced.length) : branch.forced.length;
+    const most = branch.score === undefined
+      ? branch.stopped ?? Math.max(length, branch.forced.length) : branch.forced.length;
     let place = 0;
     if (!most) return;
     const body = { ...this.begun, ...drawing, seed, tokens: branch.forced, max_tokens: most, top: 10 };
@@ -261,11 +269,12 @@ class Writer {
     const long = this.branch.tokens.length >= MAX_TOKENS;
     this.moreButton.disabled = writing || this.over || long || this.settings.how === "beam";
     if (this.goOn) this.goOn.disabled = writing || !this.branch.tokens.length;
-    this.text.setAttribute("aria-busy", String(writing));
+    this.text.setAttribute("aria-busy", writing);
   }
 
   remember() {
-    const beam = this.settings.how === "beam", tree = beam ? packed([{ forced: this.branches[0].before ?? [] }]) : packed(this.branches);
+    const beam = this.settings.how === "beam";
+    const tree = beam ? packed([{ forced: this.branches[0].before ?? [] }]) : packed(this.branches);
     this.context.set({ tree: tree || undefined, at: this.at || undefined });
   }
 
@@ -311,7 +320,8 @@ class Writer {
   }
 
   drawText() {
-    this.text.replaceChildren(...this.branch.tokens.map((token, place, all) => spanOf(token, all[place - 1])), this.caret);
+    this.text.replaceChildren(...this.branch.tokens.map((token, place, all) => spanOf(token, all[place - 1])),
+      this.caret);
     this.drawTree();
   }
 
@@ -350,7 +360,7 @@ class Writer {
     if (place < 0) return;
     this.place = place >= this.branch.tokens.length ? null : place;
     const shown = this.place ?? this.branch.tokens.length;
-    this.spans().forEach((span, at) => span.setAttribute("aria-selected", String(at === shown)));
+    this.spans().forEach((span, at) => span.setAttribute("aria-selected", at === shown));
     this.drawLooked();
     this.lookSoon();
   }
@@ -369,22 +379,19 @@ class Writer {
     else if (token?.top.length) this.drawPanel(token, token.top);
   }
 
-  async fetchLooked() {
+  fetchLooked() {
     const place = this.looked, key = this.keyOf(place);
     if (this.kept.has(key)) return this.drawLooked();
-    if (!this.asked?.trim() || (this.place === null && (this.over || this.writing))) return; // nothing follows, or it moves on
-    this.rows.setAttribute("aria-busy", "true");
-    try {
-      const body = { ...this.begun, tokens: this.ids(place), top: SHOWN, logprobs: true };
-      const found = await this.context.api.post("v1/next", body, this.context.signal);
-      this.kept.set(key, { tokens: found.tokens, full: new Distribution(unpacked(found.logprobs)) });
-      if (this.kept.size > MAX_KEPT) this.kept.delete(this.kept.keys().next().value);
-      if (key === this.keyOf(this.looked)) this.drawLooked();
-    } catch (error) {
-      this.context.fail(error);
-    } finally {
-      this.rows.removeAttribute("aria-busy");
-    }
+    const moves = this.place === null && (this.over || this.writing); // nothing follows, or not what is there now
+    return this.asked?.trim() && !moves && this.fetchNext(this.ids(place), key);
+  }
+
+  async next(ending, tokens, key) {
+    const body = { ...this.begun, tokens, top: SHOWN, logprobs: true };
+    const found = await this.context.api.post("v1/next", body, ending);
+    this.kept.set(key, { tokens: found.tokens, full: new Distribution(unpacked(found.logprobs)) });
+    if (this.kept.size > MAX_KEPT) this.kept.delete(this.kept.keys().next().value);
+    if (key === this.keyOf(this.looked)) this.drawLooked();
   }
 
   drawPanel(token, tokens, full) {

@@ -1,16 +1,12 @@
 // How the Write view chooses tokens: the controls, what they mean to the server, and the command that gives the same.
-import { field, h, select } from "./dom.js";
+import { button, field, h, select, slider } from "./dom.js";
 import { quoted } from "./save.js";
+import { between } from "./words.js";
 
 export const MAX_TOKENS = 400;
 const WAYS = { draw: "at random", greedy: "the likeliest", beam: "beam search" };
 const defaults = info => ({ how: info.writes ? "greedy" : "draw", temperature: "0.8", top_k: "", top_p: "1", min_p: "0",
   seed: "0", length: "48", beams: "4" });
-
-function between(value, low, high, otherwise) {
-  const number = Number(value);
-  return value !== "" && Number.isFinite(number) ? Math.min(high, Math.max(low, number)) : otherwise;
-}
 
 // What stands in the address, or else the defaults; a number that makes no sense there counts as none.
 export function settingsOf(state, info) {
@@ -18,24 +14,15 @@ export function settingsOf(state, info) {
   const how = of("how") in WAYS ? of("how") : usual.how;
   const draws = how === "draw";
   const top_p = between(of("top_p"), 0.01, 1, 1), min_p = between(of("min_p"), 0, 1, 0);
-  const top_k = Math.round(between(of("top_k"), 0, 1e6, 0));
+  const whole = (name, ...ends) => Math.round(between(of(name), ...ends)), top_k = whole("top_k", 0, 1e6, 0);
   const temperature = between(of("temperature"), 0, 2, 0.8);
   return {
-    how, beams: Math.round(between(of("beams"), 1, 16, 4)), length: Math.round(between(of("length"), 1, MAX_TOKENS, 48)),
-    seed: Math.round(between(of("seed"), 0, 2 ** 53 - 1, 0)), shown: { temperature, top_k, top_p, min_p },
+    how, beams: whole("beams", 1, 16, 4), length: whole("length", 1, MAX_TOKENS, 48),
+    seed: whole("seed", 0, 2 ** 53 - 1, 0), shown: { temperature, top_k, top_p, min_p },
     // as the server takes them: none where one does nothing
     drawing: { temperature: draws ? temperature : 0, ...(draws && temperature ? { ...(top_k && { top_k }),
       ...(top_p < 1 && { top_p }), ...(min_p && { min_p }) } : {}) },
   };
-}
-
-function slider(label, value, range, set) {
-  const told = h("output", { class: "write-value" });
-  const tell = input => { told.textContent = range.off === Number(input.value) ? "off" : Number(input.value).toFixed(2); };
-  const input = h("input", { type: "range", min: range.min, max: range.max, step: range.step, value,
-    oninput: event => { tell(event.target); set(event.target.value); } });
-  tell(input);
-  return field(label, input, told);
 }
 
 const number = (label, value, props, set) =>
@@ -48,18 +35,20 @@ export function controls(state, info, change) {
   const draw = () => {
     const { how, beams, length, seed, shown } = settingsOf(state, info);
     const seeds = number("Seed", seed, { min: 0, step: 1 }, set("seed"));
-    const another = h("button", { type: "button", onclick: () => {
+    const another = button("Another", () => {
       const input = seeds.querySelector("input");
       input.value = Number(input.value) + 1;
       set("seed")(input.value);
-    } }, "Another");
+    });
+    const slide = (label, name, range, off) => slider(label, { ...range, value: shown[name],
+      told: value => (value === off ? "off" : value.toFixed(2)), change: value => set(name)(String(value)) });
     box.replaceChildren(
       field("Choose", select(Object.entries(WAYS), how, value => { set("how")(value); draw(); })),
       ...how === "draw" ? [
-        slider("Temperature", shown.temperature, { min: 0, max: 2, step: 0.05 }, set("temperature")),
+        slide("Temperature", "temperature", { min: 0, max: 2, step: 0.05 }),
         number("Top-k", shown.top_k || "", { min: 0, step: 1, placeholder: "off" }, set("top_k")),
-        slider("Top-p", shown.top_p, { min: 0.05, max: 1, step: 0.05, off: 1 }, set("top_p")),
-        slider("Min-p", shown.min_p, { min: 0, max: 0.5, step: 0.01, off: 0 }, set("min_p")),
+        slide("Top-p", "top_p", { min: 0.05, max: 1, step: 0.05 }, 1),
+        slide("Min-p", "min_p", { min: 0, max: 0.5, step: 0.01 }, 0),
         h("div", { class: "write-seed" }, seeds, another)] : [],
       ...how === "beam" ? [number("Beams", beams, { min: 1, max: 16, step: 1 }, set("beams"))] : [],
       number("Tokens", length, { min: 1, max: MAX_TOKENS, step: 1 }, set("length")));
@@ -71,9 +60,11 @@ export function controls(state, info, change) {
 // A line for a shell that writes the same text.
 export function command(info, settings, prompt, chats) {
   const run = quoted(`runs/${info.id}`), { how, drawing, beams, length, seed } = settings;
-  if (info.writes) return `echo ${quoted(prompt)} | weft translate ${run} --beam ${how === "beam" ? beams : 1} --max-tokens ${length}`;
+  const most = `--max-tokens ${length}`;
+  if (info.writes) return `echo ${quoted(prompt)} | weft translate ${run} --beam ${how === "beam" ? beams : 1} ${most}`;
   const options = how === "beam" ? [`--beam ${beams}`] : !drawing.temperature ? ["--greedy"]
     : [...Object.entries(drawing).map(([name, value]) => `--${name.replace("_", "-")} ${value}`), `--seed ${seed}`];
-  if (chats) return `weft chat ${run} ${options.filter(each => !/^--(beam|top-k|min-p)/.test(each)).join(" ")} --max-tokens ${length}`;
-  return `weft generate ${run} --prompt ${quoted(prompt)} ${options.join(" ")} --max-tokens ${length}`;
+  const ofChat = options.filter(each => !/^--(beam|top-k|min-p)/.test(each));
+  return chats ? `weft chat ${run} ${ofChat.join(" ")} ${most}`
+    : `weft generate ${run} --prompt ${quoted(prompt)} ${options.join(" ")} ${most}`;
 }
