@@ -198,7 +198,7 @@ def _optimizer(chosen: _Choices, scale: _Scale) -> None:
     if fresh and small and not scale.gpu and recipe.objective.kind == "next-token":
         chosen.set("optimizer", MUON, "in a short run of a small model it learns more in the same time than adamw")
     else:
-        chosen.set("optimizer", {"kind": "adamw"})
+        chosen.set("optimizer", {"kind": "adamw"}, "what most models are trained with")
 
 
 def _batch(chosen: _Choices, scale: _Scale) -> None:
