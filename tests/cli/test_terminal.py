@@ -111,7 +111,8 @@ def test_what_is_chosen_from_the_text_is_named(capsys: Capture) -> None:
     assert run(["config", "show", "gpt-tiny"]) == 0
     text = capsys.readouterr().out
     assert "# steps: chosen from the text\n" in text
-    assert "[optimizer]\n# lr: chosen from the text\n" in text
+    assert "# optimizer: chosen for the machine\n" in text
+    assert "# optimizer.lr: chosen from the text\n" in text
     assert "# size: chosen from the text\n" in text[text.index("[batch]") : text.index("[evaluate]")]
     assert validate(Recipe, tomllib.loads(text)) == resolve("gpt-tiny")
     assert run(["config", "show", "gpt-tiny", "steps=5", "optimizer.lr=0.1", "batch.size=2"]) == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from weft.compare.config import contender, experiment, shipped, tables_of, varied
-from weft.config import Tree
+from weft.config import Tree, merge
 from weft.errors import ConfigError
 
 BASE: Tree = {"data": {"sources": ["book.txt"]}, "budget": {"flops": 1e12}}
@@ -54,6 +54,28 @@ def test_the_four_switches_lead_from_one_preset_to_the_other() -> None:
     assert models[0] == preset("transformer")
     assert models[-1] == preset("transformer++")
     assert "four-switches" in shipped()
+
+
+def test_the_minutes_lead_from_adamw_to_the_quickstart() -> None:
+    """Each contender has what the one before it had, and one change more; the last two differ in d_ff alone."""
+    from weft.recipe.resolve import resolve
+
+    tree = tables_of("minutes")
+    assert tree is not None
+    found = experiment({**tree, **BASE})
+    recipes = [resolve(each.recipe, merge(found.settings, each.changes)) for each in found.contenders.values()]
+    first, muon, untied, words, last = recipes
+    kinds = [each.optimizer.kind for each in recipes if each.optimizer is not None]
+    assert kinds == ["adamw", "muon", "muon", "muon", "muon"]
+    assert first.model == muon.model
+    assert untied.model == muon.model.replace(head={"kind": "lm", "tied": False})
+    assert untied.model == words.model
+    assert untied.tokenizer != words.tokenizer
+    narrow = {**words.model.feedforward.model_dump(), "d_ff": 192}  # type: ignore[union-attr]
+    assert words.model.replace(feedforward=narrow) == last.model
+    for other in (muon, untied, words):
+        assert (other.optimizer, other.schedule, other.batch) == (last.optimizer, last.schedule, last.batch)
+    assert (words.tokenizer, resolve("quickstart")) == (last.tokenizer, last.replace(name="quickstart"))
 
 
 def test_a_file(tmp_path: Path) -> None:

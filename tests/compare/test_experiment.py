@@ -144,6 +144,13 @@ def test_contenders_share_the_text_and_the_budget(folder: Path) -> None:
     assert third.data.tokens == round(len(counts.corpus.shards.train) / 3)
 
 
+def test_contenders_that_name_no_optimizer_have_the_same(folder: Path) -> None:
+    """Of these a run alone would train the first with Muon."""
+    same = GPT.partition("=")[2]
+    gpt, post, muon = ready(folder, GPT, f"post={same} model.placement=post", f"muon={same} optimizer=muon")
+    assert [each.whole.optimizer.kind for each in (gpt, post, muon)] == ["adamw", "adamw", "muon"]
+
+
 def test_lengths_of_a_schedule_follow_the_length_of_the_run(folder: Path) -> None:
     (folder / "own.toml").write_text(
         'steps = 1000\nmodel = "gpt-tiny"\n[schedule]\nkind = "wsd"\nwarmup = 200\n[evaluate]\nevery = 500\n'

@@ -41,14 +41,27 @@ def test_orthogonalising_rotates_nothing() -> None:
     """Singular vectors stay: the result is U S′ Vᵀ, so its product with the matrix's polar factor is symmetric."""
     matrix = torch.randn(6, 9, dtype=torch.float64).float()
     u, _, vt = torch.linalg.svd(matrix, full_matrices=False)
-    product = orthogonalise(matrix) @ (u @ vt).T
+    product = orthogonalise(matrix[None])[0] @ (u @ vt).T
     assert torch.allclose(product, product.T, atol=1e-4)
 
 
-def test_each_part_of_a_fused_matrix_steps_as_torchs_muon_has_it() -> None:
+@pytest.mark.parametrize("rounds", [1, 3, 5])
+@pytest.mark.parametrize("shape", [(5, 5), (4, 7), (7, 4)])
+def test_rounds_are_those_of_the_odd_polynomial(rounds: int, shape: tuple[int, int]) -> None:
+    """Each takes every singular value s, begun at s / Frobenius norm, to a s + b s³ + c s⁵ (Jordan et al. 2024)."""
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    u, values, vt = torch.linalg.svd(matrix, full_matrices=False)
+    values = values / values.norm()
+    for _ in range(rounds):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    assert torch.allclose(orthogonalise(matrix[None], rounds)[0], u @ values.diag() @ vt, atol=1e-4)
+
+
+@pytest.mark.parametrize("rounds", [3, 5])
+def test_each_part_of_a_fused_matrix_steps_as_torchs_muon_has_it(rounds: int) -> None:
     """qkv as three matrices, gate and up as two, each with torch.optim.Muon at AdamW's size of steps."""
     net = model()
-    settings = Muon(weight_decay=0.1, momentum=0.9)
+    settings = Muon(weight_decay=0.1, momentum=0.9, rounds=rounds)
     optimizer = build_optimizer(settings, net)
     heights = block_matrices(net)
     assert len(heights) == 2 * 4
@@ -60,6 +73,7 @@ def test_each_part_of_a_fused_matrix_steps_as_torchs_muon_has_it() -> None:
         lr=0.01,
         weight_decay=0.1,
         momentum=0.9,
+        ns_steps=rounds,
         adjust_lr_fn="match_rms_adamw",
     )
     for seed in range(3):

@@ -156,11 +156,11 @@ def test_a_disk_that_will_be_full_is_warned_of(tmp_path, recipe, corpus, monkeyp
         lines: list[str] = []
         monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
         run = tmp_path / str(free)
-        train(recipe("steps=1"), run, corpus=corpus, log=lines.append)
+        train(recipe("steps=1", "optimizer=adamw"), run, corpus=corpus, log=lines.append)
         assert any("checkpoint.keep = 2 needs up to 22" in line for line in lines) is warned
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: SimpleNamespace(free=50_000))
     with pytest.raises(RunError, match=r"48\.8 KiB left on the disk; a checkpoint needs 56\.\d KiB"):
-        train(recipe("steps=1"), tmp_path / "none", corpus=corpus, quiet=True)
+        train(recipe("steps=1", "optimizer=adamw"), tmp_path / "none", corpus=corpus, quiet=True)
 
 
 def test_other_errors_are_not_hidden(tmp_path, recipe, corpus, monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -220,7 +220,7 @@ def test_moments_that_cannot_be_written_are_noticed_before_the_first_step(  # ty
     weights = 4 * sum(p.numel() for p in build(recipe().model).parameters())
     assert weights < 25_000 < 2 * weights
     with pytest.raises(RunError, match=r"moments\.safetensors: cannot be written: File too large"):
-        train(recipe(), tmp_path / "run", corpus=corpus, quiet=True)
+        train(recipe("optimizer=adamw"), tmp_path / "run", corpus=corpus, quiet=True)
     assert not (tmp_path / "run").exists()
 
 

@@ -128,7 +128,8 @@ class Explain:
         """The learning rate at each step of the recipe."""
         if isinstance(self.recipe.model, NGram):
             raise ModelError(f"{self.recipe.name}: an n-gram model is counted in one pass; it has no learning rate")
-        steps, lr, kind = self.recipe.steps, self.recipe.optimizer.lr, self.recipe.schedule.kind
+        steps, optimizer, kind = self.recipe.steps, self.recipe.optimizer, self.recipe.schedule.kind
+        lr = None if optimizer is None else optimizer.lr
         if steps is None or (lr is None and kind != "noam"):
             raise ConfigError(
                 f"{self.recipe.name}: steps and optimizer.lr are chosen when training starts; give them, such as "

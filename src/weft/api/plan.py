@@ -18,6 +18,7 @@ from weft.figures.tables import Table, text_tables
 from weft.models.config import TransformerConfig
 from weft.recipe.config import Recipe
 from weft.recipe.objective import MaskedObjective
+from weft.recipe.optimizer import AdamW
 from weft.recipe.resolve import Changes, resolve
 
 DEFAULT_ROWS = 32  # that a device reads in a step
@@ -134,12 +135,13 @@ def plan(recipe: str | Path | Recipe, changes: Changes = (), **options: Unpack[P
     net, layout = interconnect_named(options.get("interconnect"), device, gpus), options.get("layout")
     asked = None if layout is None else layout_from(layout)
     machine = Machine(device, gpus, MFU if mfu is None else mfu, precision)
+    optimizer = (wanted.optimizer or AdamW()).kind
     cost = count(wanted.model, length, wanted.adapter)
     tokens, basis = _tokens(wanted, options.get("tokens"), cost.parameters, rows * length)
     micro, found = wanted.batch.micro if isinstance(wanted.batch.micro, int) else None, None
     if isinstance(wanted.model, TransformerConfig) and wanted.model.divisible and wanted.adapter is None:
         predicted = wanted.objective.rate if isinstance(wanted.objective, MaskedObjective) else 1.0
-        job = Job(wanted.model, rows, length, device, net, gpus, precision, wanted.optimizer.kind, predicted=predicted)
+        job = Job(wanted.model, rows, length, device, net, gpus, precision, optimizer, predicted=predicted)
         found = search(job, asked, micro, True if wanted.batch.recompute else None)
         if mfu is None:
             machine = replace(machine, mfu=found.best.mfu, basis="worked out from a step; --mfu overrides it")
@@ -147,7 +149,7 @@ def plan(recipe: str | Path | Recipe, changes: Changes = (), **options: Unpack[P
             machine = replace(machine, basis=f"--mfu; a step works out to {found.best.mfu:.1%}")
     elif asked is not None:
         raise ConfigError(f"--layout: {'an adapter' if wanted.adapter else 'this model'} can't be planned over a mesh")
-    work = Workload(min(micro or rows, -(-rows // gpus)), length, precision, wanted.optimizer.kind, gpus)
+    work = Workload(min(micro or rows, -(-rows // gpus)), length, precision, optimizer, gpus)
     training = plan_training(cost.training(), tokens, rows * length, machine)
     return Plan(wanted, cost, work, machine, training, found, rows, basis)
 

@@ -50,7 +50,8 @@ def compare(
 
       weft compare lstm transformer++ --data book.txt --flops 1e13
 
-    `four-switches` in place of contenders goes from the Transformer of 2017 to LLaMA, switch by switch.
+    `four-switches` in place of contenders goes from the Transformer of 2017 to LLaMA, switch by switch; `minutes` goes
+    from AdamW to the recipe of `weft quickstart`.
     """
     from weft.compare.config import Asked
 

@@ -27,7 +27,7 @@ def show(
 
     resolved = resolve(recipe, changes or [])
     by = dict.fromkeys(open_keys(resolved), "chosen from the text")
-    by.update((key, "chosen for the machine") for key in ("precision", "compile") if key in by)
+    by.update((key, "chosen for the machine") for key in ("optimizer", "precision", "compile") if key in by)
     typer.echo(to_toml(resolved, by), nl=False)
 
 

@@ -187,6 +187,8 @@ def _resolved(experiment: Experiment, name: str) -> Recipe:
     recipe = resolve(each.recipe, changes, list(data.sources), lambda line: None)
     own = {key: getattr(recipe.data, key) for key in ("document_mask", "tokens")}
     recipe = recipe.replace(data={**data.model_dump(exclude_none=True), **own}, name=run_name(name))
+    if recipe.optimizer is None:  # the same for all, where a run alone would choose what suits its model
+        recipe = recipe.replace(optimizer={"kind": "adamw"})
     if recipe.objective.kind != "next-token":
         kind = recipe.objective.kind
         raise ConfigError(f"{name}: objective '{kind}' has no bits per byte; only next-token models are compared")

@@ -16,7 +16,7 @@ from weft.layout import Layout
 from weft.models.config import Model, TransformerConfig
 from weft.nn.config import LoRA
 from weft.recipe.objective import AnyObjective, NextToken
-from weft.recipe.optimizer import AdamW, Cosine, Muon, Noam, Optimizer, Schedule
+from weft.recipe.optimizer import Cosine, Muon, Noam, Optimizer, Schedule
 from weft.recipe.synonyms import SYNONYMS
 from weft.text.config import TokenizerConfig
 
@@ -133,7 +133,7 @@ class Recipe(Config):
     adapter: LoRA | None = None
     model: Model
     objective: AnyObjective = NextToken()
-    optimizer: Optimizer = AdamW()
+    optimizer: Optimizer | None = None
     schedule: Schedule = Cosine()
     batch: BatchConfig = BatchConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -157,7 +157,7 @@ class Recipe(Config):
 
 
 def _schedule_problems(recipe: Recipe) -> Iterator[str]:
-    lr, schedule = recipe.optimizer.lr, recipe.schedule
+    lr, schedule = None if recipe.optimizer is None else recipe.optimizer.lr, recipe.schedule
     if isinstance(schedule, Noam):
         if lr is not None:
             yield f"optimizer.lr = {lr}: the noam schedule sets the rate; use schedule.scale instead"
@@ -248,6 +248,7 @@ class SettledRecipe(Recipe):
     precision: Precision
     compile: bool
     tokenizer: TokenizerConfig
+    optimizer: Optimizer
     batch: SettledBatch
     evaluate: SettledEvaluate
     checkpoint: SettledCheckpoint

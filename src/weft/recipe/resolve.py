@@ -261,8 +261,10 @@ def _with_warmup(tree: Tree, above: Mapping[str, Any], log: Log) -> Tree:
 
 
 def _kinds(tree: Tree) -> Tree:
-    """The default kinds, so that `optimizer.lr=…` alone changes the default optimizer."""
-    kinds: Tree = {"optimizer": {"kind": "adamw"}, "schedule": {"kind": "cosine"}}
+    """The default kinds, so that `optimizer.lr=…` alone is a setting of AdamW."""
+    kinds: Tree = {"schedule": {"kind": "cosine"}}
+    if "optimizer" in tree:
+        kinds["optimizer"] = {"kind": "adamw"}
     if "tokenizer" in tree:
         encodes = tree.get("model", {}).get("kind") == "encoder"  # which needs the special tokens of WordPiece
         kinds["tokenizer"] = {"kind": "wordpiece" if encodes else "bpe"}

@@ -266,7 +266,7 @@ def _flop(operations: float) -> str:
 
 def _memory(record: Record) -> list[tuple[str, str, str]]:
     recipe, tried = record.recipe, record.last("preflight")
-    if recipe.batch.size is None or recipe.batch.length is None:
+    if recipe.batch.size is None or recipe.batch.length is None or recipe.optimizer is None:
         return []
     # with "auto" the pre-flight found how many rows fit at a time
     micro = recipe.batch.micro if isinstance(recipe.batch.micro, int) else tried.get("micro", recipe.batch.size)

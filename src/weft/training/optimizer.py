@@ -106,7 +106,7 @@ class Muon(optim.Optimizer):
     def __init__(self, settings: config.Muon, matrices: dict[Tensor, list[int]], rest: list[dict[str, Any]]):
         first = {"params": list(matrices), "weight_decay": settings.weight_decay, "momentum": settings.momentum}
         super().__init__([first, *rest], {"lr": 0.0})
-        self.heights = list(matrices.values())
+        self.heights, self.rounds = list(matrices.values()), settings.rounds
         self.adamw = None  # where an adapter's matrices are all that is trained
         if rest:
             self.adamw = optim.AdamW(self.param_groups[1:], lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
@@ -135,7 +135,7 @@ class Muon(optim.Optimizer):
             count = max(1, AT_ONCE // (shape[0] * shape[1]))
             for begin in range(0, len(pairs), count):
                 some = pairs[begin : begin + count]
-                updates = orthogonalise(torch.stack([way for _, way in some])).float() * pace
+                updates = orthogonalise(torch.stack([way for _, way in some]), self.rounds).float() * pace
                 for (weights, _), update in zip(some, updates, strict=True):
                     weights.sub_(update)
 
@@ -158,8 +158,8 @@ QUINTIC = (3.4445, -4.7750, 2.0315)  # steep at 0: small singular values reach 1
 
 
 def orthogonalise(matrices: Tensor, rounds: int = 5) -> Tensor:
-    """The singular values of each matrix (…, rows, columns) brought near 1 by Newton and Schulz's iteration. They end
-    between about 0.7 and 1.2, which serves as well as 1. In bf16 on a GPU, in fp32 elsewhere."""
+    """The singular values of each matrix (count, rows, columns) brought near 1 by Newton and Schulz's iteration. After 5
+    rounds they lie between about 0.7 and 1.2, which serves as well as 1. In bf16 on a GPU, in fp32 elsewhere."""
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
@@ -167,7 +167,7 @@ def orthogonalise(matrices: Tensor, rounds: int = 5) -> Tensor:
     a, b, c = QUINTIC
     for _ in range(rounds):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 
