@@ -158,8 +158,8 @@ QUINTIC = (3.4445, -4.7750, 2.0315)  # steep at 0: small singular values reach 1
 
 
 def orthogonalise(matrices: Tensor, rounds: int = 5) -> Tensor:
-    """The singular values of each matrix (count, rows, columns) brought near 1 by Newton and Schulz's iteration. After 5
-    rounds they lie between about 0.7 and 1.2, which serves as well as 1. In bf16 on a GPU, in fp32 elsewhere."""
+    """The singular values of each matrix (count, rows, columns) brought near 1 by Newton and Schulz's iteration. After
+    5 rounds they lie between about 0.7 and 1.2, which serves as well as 1. In bf16 on a GPU, in fp32 elsewhere."""
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
