@@ -50,8 +50,8 @@ class Muon(Config):
     """Orthogonalised momentum for the matrices inside blocks (Jordan et al. 2024), AdamW for all other weights.
 
     The orthogonal steps are scaled to be as large as AdamW's (Liu et al. 2025, §2.2), so one `lr` serves both. They
-    take `rounds` of Newton and Schulz's iteration, which cost the same however small the batch is: on a processor, where
-    batches are small, 3 learn as much as 5 in less time.
+    take `rounds` of Newton and Schulz's iteration, which cost the same however small the batch is: on a processor,
+    where batches are small, 3 learn as much as 5 in less time.
     """
 
     kind: Literal["muon"] = "muon"
