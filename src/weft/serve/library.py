@@ -111,8 +111,9 @@ class Library:
         """Load the newest model already; each of the others is loaded when it is asked for."""
         if newest := max(self.shelves.values(), key=lambda each: each.created, default=None):
             with suppress(WeftError, RefusedError):  # whoever asks for it is told
-                async with self.lent(newest.name):
-                    pass
+                async with self.lent(newest.name) as shelf:
+                    assert shelf.worker is not None
+                    await shelf.worker.ask(shelf.worker.warm_up, "the server itself")
         self.ready = True
 
     @asynccontextmanager

@@ -171,6 +171,13 @@ class Worker(threading.Thread):
 
     # ---- on the thread
 
+    def warm_up(self) -> None:
+        """Write two tokens for nobody: what a GPU needs for it is compiled and captured once, before somebody waits."""
+        if self._engine is not None and self._on_gpu:
+            self._engine.submit(Prompt.of(self.loaded.tokenizer, [0]), Sampling(max_tokens=2, temperature=0.0), 0)
+            while self._engine.step():
+                pass
+
     def run(self) -> None:
         while True:
             with self._changed:
