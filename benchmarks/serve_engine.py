@@ -13,7 +13,6 @@ import gc
 import json
 import random
 import sys
-import tempfile
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -56,14 +55,8 @@ def main() -> None:
     parser.add_argument("--answer", type=int, default=128)
     given = parser.parse_args()
 
-    tokenizer = build_tokenizer(Word(), [" ".join(f"w{number}" for number in range(given.vocab - 4))])
-    gpu = torch.cuda.is_available()
-    heads = given.d_model // (128 if given.d_model >= 1024 else 32)
-    config = llama(given.layers, given.d_model, heads, given.d_ff, vocab_size=given.vocab, context=2048)
-    torch.set_default_dtype(torch.bfloat16 if gpu else torch.float32)
-    with torch.device("cuda" if gpu else "cpu"):
-        model = build(config).eval()
-    torch.set_default_dtype(torch.float32)
+    run = random_run(given)
+    model, tokenizer = run.model, run.tokenizer
     sys.setswitchinterval(SWITCH_SECONDS)
     pool = ProcessPoolExecutor(CLIENTS, mp_context=get_context("spawn"))
     list(pool.map(time.sleep, [0.5] * CLIENTS))
@@ -75,10 +68,7 @@ def main() -> None:
         blocks = streams * -(-(given.prompt + given.answer) // 16) + 64
         held = Held(blocks=blocks, rows=streams)
         before = bare(model, tokenizer, held, prompts, settings)
-        with tempfile.TemporaryDirectory() as folder:
-            recipe = resolve("llama-tiny", []).model_copy(update={"model": config})
-            run = Run(Path(folder), Recipe.model_validate(recipe.model_dump()), model, tokenizer)
-            served = over_http(run, prompts, given.answer, pool)
+        served = over_http(run, prompts, given.answer, pool)
         after = bare(model, tokenizer, held, prompts, settings)
         best = max(before, after)
         print(
@@ -88,6 +78,20 @@ def main() -> None:
             flush=True,
         )
     pool.shutdown()
+
+
+def random_run(given: argparse.Namespace) -> Run:
+    """A LLaMA of the sizes given with random weights, made in place, over words without meaning."""
+    tokenizer = build_tokenizer(Word(), [" ".join(f"w{number}" for number in range(given.vocab - 4))])
+    gpu = torch.cuda.is_available()
+    heads = given.d_model // (128 if given.d_model >= 1024 else 32)
+    config = llama(given.layers, given.d_model, heads, given.d_ff, vocab_size=given.vocab, context=2048)
+    torch.set_default_dtype(torch.bfloat16 if gpu else torch.float32)
+    with torch.device("cuda" if gpu else "cpu"):
+        model = build(config).eval()
+    torch.set_default_dtype(torch.float32)
+    recipe = resolve("llama-tiny", []).model_copy(update={"model": config})
+    return Run(Path("."), Recipe.model_validate(recipe.model_dump()), model, tokenizer)
 
 
 def bare(model: LanguageModel, tokenizer: Tokenizer, held: Held, prompts: list[list[int]], settings: Sampling) -> float:

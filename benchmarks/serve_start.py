@@ -59,34 +59,17 @@ def stages(given: argparse.Namespace) -> dict[str, float]:
         nonlocal before
         found[stage], before = time.time() - before, time.time()
 
-    import torch
     import uvicorn
 
     import serve_engine
-    from weft.api.run import Run
-    from weft.models.build import build
-    from weft.models.presets import llama
-    from weft.recipe.config import Recipe
-    from weft.recipe.resolve import resolve
     from weft.serve.app import make_app
     from weft.serve.config import Limits, Serving
     from weft.serve.library import Library, Shelf
     from weft.serve.worker import Worker
-    from weft.text.config import Word
-    from weft.text.tokenizer import build_tokenizer
 
     took("imports")
-    tokenizer = build_tokenizer(Word(), [" ".join(f"w{number}" for number in range(given.vocab - 4))])
-    gpu = torch.cuda.is_available()
-    heads = given.d_model // (128 if given.d_model >= 1024 else 32)
-    config = llama(given.layers, given.d_model, heads, given.d_ff, vocab_size=given.vocab, context=2048)
-    torch.set_default_dtype(torch.bfloat16 if gpu else torch.float32)
-    with torch.device("cuda" if gpu else "cpu"):
-        model = build(config).eval()
-    torch.set_default_dtype(torch.float32)
+    run = serve_engine.random_run(given)
     took("model")
-    recipe = resolve("llama-tiny", []).model_copy(update={"model": config})
-    run = Run(Path("."), Recipe.model_validate(recipe.model_dump()), model, tokenizer)
     limits = Limits(rows=given.streams, queue=2 * given.streams, per_client=2 * given.streams)
     library = Library([], None, limits)
     library.shelves["model"] = Shelf("model", None, 0, Worker("model", run, limits))  # type: ignore[arg-type]

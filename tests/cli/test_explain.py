@@ -122,9 +122,9 @@ def test_a_head_and_a_word(capsys: Capture, tmp_path: Path) -> None:
         (["{gpt}", "--only", "attention", "--text", TEXT, "--word", "dog"], "dog"),
         (["{gpt}", "--only", "surprise", "--text", "cat " * 500], "the model reads"),
         (["{gpt}", "--only", "surprise", "--text", ""], "empty"),
-        (["{gpt}", "--layer", "0"], "--layer 0: it belongs to --only attention"),
+        (["{gpt}", "--layer", "0"], "--layer 0: it belongs to --only attention or step"),
         (["{gpt}", "--only", "costs", "--shapes"], "--shapes: it belongs to --only graph"),
-        (["{gpt}", "--only", "surprise", "--place", "3"], "--place 3: it belongs to --only saliency"),
+        (["{gpt}", "--only", "surprise", "--place", "3"], "--place 3: it belongs to --only saliency or step"),
         (["{gpt}", "--only", "saliency", "--text", TEXT, "--place", "99"], "place = 99: the model reads"),
         (["{gpt}", "--only", "search", "beams=99"], "beams"),
         (["{gpt}", "--only", "search", "width=3"], "width"),
@@ -161,6 +161,8 @@ def test_a_place_and_a_search(capsys: Capture) -> None:
     explain = weft.load(RUNS / "gpt").explain
     assert run(["explain", str(RUNS / "gpt"), "--only", "saliency", "--text", TEXT, "--place", "2"]) == 0
     assert capsys.readouterr().out.strip() == explain.saliency(TEXT, place=2).text()
+    assert run(["explain", str(RUNS / "gpt"), "--only", "step", "--text", TEXT, "--place", "2", "--layer", "0"]) == 0
+    assert capsys.readouterr().out.strip() == explain.step(TEXT, place=2, layer=0).text().strip()
     assert run(["explain", str(RUNS / "gpt"), "--only", "search", "--text", TEXT, "beams=2", "depth=5", "top_k=1"]) == 0
     told = capsys.readouterr().out.strip()
     found = explain.search(TEXT, settings=Branching(beams=2, depth=5, top_k=1))

@@ -18,9 +18,17 @@ if TYPE_CHECKING:
     from weft.figures.picture import Picture
 
 What = StrEnum("What", list(VIEWS))  # type: ignore[misc]
-OF_A_GRAPH = ("shapes", "backward", "open")
 ALL = (".html", ".svg", ".png", ".pdf", ".dot")
-OF_ATTENTION = ("layer", "head", "word")
+# the views that an option is for
+OF_VIEWS = {
+    "layer": ("attention", "step"),
+    "head": ("attention",),
+    "word": ("attention",),
+    "place": ("saliency", "step"),
+    "shapes": ("graph",),
+    "backward": ("graph",),
+    "open": ("graph",),
+}
 
 
 def explain(
@@ -39,10 +47,10 @@ def explain(
     only: Annotated[
         What | None, option(..., "One view: " + ", ".join(VIEWS) + ".", value="WHAT", show_default="all")
     ] = None,
-    layer: int | None = option(None, "Attention: one layer, counted from 0."),
+    layer: int | None = option(None, "Attention, step: one layer, counted from 0."),
     head: int | None = option(None, "Attention: one head of it."),
     word: str | None = option(None, "Attention: what this word attends to.", value="WORD"),
-    place: int | None = option(None, "Saliency: the token, counted from 0, after which a prediction is explained."),
+    place: int | None = option(None, "Saliency, step: the token whose prediction is explained, counted from 0."),
     shapes: bool = flag("--shapes", "Graph: the shape of each tensor."),
     backward: bool = flag("--backward", "Graph: the backward pass, with its formulas."),
     open: str | None = option(None, "Graph: show what is inside of it, such as decoder.0.", value="MODULE"),
@@ -69,13 +77,12 @@ def explain(
     if ranks is not None:
         raise ConfigError(f"--ranks {ranks}: it belongs to weft explain parallel")
     lecture = source == "mlp" and not is_run
-    asked = {name: context.params[name] for name in (*OF_ATTENTION, *OF_A_GRAPH, "place")}
+    asked = {name: context.params[name] for name in OF_VIEWS}
     chosen = {name: value for name, value in asked.items() if value is not None and value is not False}
     for name, value in chosen.items():
-        view = "graph" if name in OF_A_GRAPH else "saliency" if name == "place" else "attention"
-        if only != view and not (lecture and name in ("shapes", "backward")):
+        if only not in OF_VIEWS[name] and not (lecture and name in ("shapes", "backward")):
             flag = f"--{name}" if value is True else f"--{name} {value}"
-            raise ConfigError(f"{flag}: it belongs to --only {view}")
+            raise ConfigError(f"{flag}: it belongs to --only {' or '.join(OF_VIEWS[name])}")
     if only is not None and only not in OF_A_TEXT and (text or target):
         raise ConfigError(f"--{'text' if text else 'target'}: --only {only} shows no text; leave it out")
     if is_run and only == "search":
@@ -111,7 +118,7 @@ def explain(
 def _parallel(given: dict[str, Any]) -> None:
     from weft.config import assignments, validate
 
-    for name in ("text", "target", "only", *OF_ATTENTION, *OF_A_GRAPH, "place"):
+    for name in ("text", "target", "only", *OF_VIEWS):
         if given[name] is not None and given[name] is not False:
             raise ConfigError(f"--{name}: weft explain parallel has no such option; it takes --ranks and --out")
     tree = assignments(given["changes"] or [])

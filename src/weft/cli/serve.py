@@ -135,9 +135,10 @@ def listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"--host {host} --port {port}: {reason}; another port may be free") from None
+    except OverflowError:
+        raise ConfigError(f"--port {port}: expected 0 … 65535, where 0 takes one that is free") from None
+    except OSError as error:
+        raise ConfigError(f"--host {host} --port {port}: {error.strerror}; another port may be free") from None
     listener.set_inheritable(True)
     return listener
 

@@ -21,8 +21,7 @@ from weft.decode.config import Sampling
 from weft.decode.generate import read_prompts
 from weft.decode.prompt import Prompt, check_prompts, choices, context_window
 from weft.errors import WeftError
-from weft.explain.reading import pieces
-from weft.explain.surprise import predicts_masked
+from weft.explain import views
 from weft.models.base import Source, evaluating
 from weft.models.hidden import context_of
 from weft.models.transformer import Transformer
@@ -63,17 +62,17 @@ def _scored(names: Sequence[str], ids: Sequence[int], logprobs: Sequence[float])
     return [{"id": id, "text": text, "logprob": max(NEVER, value)} for id, text, value in rows]
 
 
-def _likeliest(tokenizer: Tokenizer, log_p: Tensor, top: int, names: Names = pieces) -> list[dict[str, Any]]:
+def _likeliest(tokenizer: Tokenizer, log_p: Tensor, top: int, names: Names | None = None) -> list[dict[str, Any]]:
     """The likeliest tokens of log p (V,)."""
     best, found = log_p.topk(min(top, len(log_p)))
     ids = found.tolist()
-    return _scored(names(tokenizer, ids), ids, best.tolist())
+    return _scored((names or views.reading.pieces)(tokenizer, ids), ids, best.tolist())
 
 
 def _entries(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Tokens as a person reads them; words and parts of words, which bring no spaces, as the vocabulary spells them."""
     words = tokenizer.kind in ("word", "wordpiece")
-    return [tokenizer.token(id) for id in ids] if words else pieces(tokenizer, ids)
+    return [tokenizer.token(id) for id in ids] if words else views.reading.pieces(tokenizer, ids)
 
 
 # ---- what may come next
@@ -109,7 +108,7 @@ async def fill(request: Request, body: FillBody) -> Response:
 @torch.inference_mode()
 def _filled(run: Run, text: str, top: int) -> dict[str, Any]:
     model, tokenizer = run.model, run.tokenizer
-    if not predicts_masked(model):
+    if not views.surprise.predicts_masked(model):
         raise run.objective.cannot("fill in masked words")
     assert isinstance(model, Transformer)
     mask, framed = tokenizer.need("mask"), run.explain.reading(text[:1])  # for what stands around a text
@@ -158,7 +157,7 @@ async def _written(server: Server, body: WriteBody, client: str) -> Events:
                 for chunk in (chunk for piece in some for chunk in piece.chunks):
                     assert chunk.logprob is not None
                     ids, values = [chunk.id, *(id for id, _ in chunk.top)], [chunk.logprob, *(p for _, p in chunk.top)]
-                    row, *top = _scored(pieces(tokenizer, ids), ids, values)
+                    row, *top = _scored(views.reading.pieces(tokenizer, ids), ids, values)
                     yield event({**row, "adds": chunk.text, "top": top, "finish": chunk.finish, "slid": chunk.slid})
         yield DONE
 

@@ -34,7 +34,8 @@ export async function mount(main, context) {
   const texts = h("div", { class: "step-texts" }, source.made, written && written.made);
   main.append(...[texts, sources, tokens, told, body,
     tools({ svg: () => drawing?.svg(), name: `step-${info.id}`,
-      command: () => explained(info, "step", { text: input.value, target: target?.value }) })].filter(Boolean));
+      command: () => explained(info, "step", { text: input.value, target: target?.value },
+        ...["place", "layer"].map(name => state[name] && `--${name} ${state[name]}`)) })].filter(Boolean));
 
   // --- asking
   const ask = latest(context, body, async ending => {

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.errors import counted
 from weft.explain.step.passing import Compared, Followed
 from weft.explain.step.stage import Way, cost, products, shown
 from weft.nn.attention import CrossAttention, Heads, SelfAttention
@@ -181,7 +182,11 @@ def _mask(opened: _Opened, scores: Tensor) -> None:
     seen = mask.mask.dense(slice(place, place + 1), slice(0, len(compared.keys)), scores.device)[0, 0, 0]
     hidden = {"future": len(seen) - 1 - place if mask.mask.causal else 0}
     hidden["window"] = int((~seen).sum()) - hidden["future"]
-    told = [f"{count} keys are hidden, {_WHY[why]}" for why, count in hidden.items() if count]
+    told = [
+        f"{counted(count, 'key')} {'is' if count == 1 else 'are'} hidden, {_WHY[why]}"
+        for why, count in hidden.items()
+        if count
+    ]
     way.add(
         f"{id}.mask",
         "Mask",
@@ -194,4 +199,4 @@ def _mask(opened: _Opened, scores: Tensor) -> None:
     )
 
 
-_WHY = {"future": "for they come later", "window": "for they are outside of the window"}
+_WHY = {"future": "as what comes later", "window": "as what lies outside of the window"}
