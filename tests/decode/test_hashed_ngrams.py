@@ -127,7 +127,7 @@ def test_beams_take_what_they_read_along() -> None:
     for row, beams in zip(
         PROMPTS, beam_search(MODEL, [Prompt(each) for each in PROMPTS], Beam(beams=4, n=2, max_tokens=9)), strict=True
     ):
-        for found in beams:
+        for found in several:
             with torch.no_grad():
                 logprobs = MODEL(torch.tensor([[*row, *found.ids]]))[0].log_softmax(-1)
             places = range(len(row) - 1, len(row) - 1 + len(found.ids))
