@@ -124,9 +124,8 @@ def test_guesses_that_are_taken_back_leave_nothing(guesser: str) -> None:
 
 
 def test_beams_take_what_they_read_along() -> None:
-    for row, beams in zip(
-        PROMPTS, beam_search(MODEL, [Prompt(each) for each in PROMPTS], Beam(beams=4, n=2, max_tokens=9)), strict=True
-    ):
+    beams = beam_search(MODEL, [Prompt(each) for each in PROMPTS], Beam(beams=4, n=2, max_tokens=9))
+    for row, several in zip(PROMPTS, beams, strict=True):
         for found in several:
             with torch.no_grad():
                 logprobs = MODEL(torch.tensor([[*row, *found.ids]]))[0].log_softmax(-1)
@@ -151,7 +150,7 @@ def test_quantized_models_keep_their_tables(bits: str) -> None:
     def logits(model: Transformer) -> Tensor:
         return model(torch.tensor(PROMPTS[1:2]))
 
-    model, before = ngrams(width=4, d_model=64, feedforward={"kind": "gated", "d_ff": 64}), 0
+    model = ngrams(width=4, d_model=64, feedforward={"kind": "gated", "d_ff": 64})
     table = model.ngrams.weight.clone()
     with torch.no_grad():
         before = logits(model)

@@ -47,7 +47,6 @@ RULES: dict[str, Rule] = {
     "mv": Rule("Wx", "{W} {x}", {"W": "{g} {x}ᵀ", "x": "{W}ᵀ {g}"}),
     "dot": Rule("ab", "{a}ᵀ {b}", {"a": "{g} {b}", "b": "{g} {a}"}),
     "embedding": Rule("Wi", "row {i} of {W}", {"W": "{g} added to row {i}, 0 in the others"}),
-    "embedding_bag": Rule("Wi", "sum of rows {i} of {W}", {"W": "{g} added to rows {i}, 0 in the others"}),
     "attention": Rule("QKV", "P {V}, P = softmax({Q} {K}ᵀ/√d)", {"Q": _SCORES, "K": "Sᵀ {Q}/√d", "V": "Pᵀ {g}"}),
     # sums, and parts of tensors
     "add": Rule("ab", "{a} + {b}", {"a": "{g}", "b": "{g}"}),
