@@ -143,7 +143,14 @@ def transformers(draw: st.DrawFn) -> Any:
         shared["first_norm"] = draw(st.booleans())
     match kind:
         case "decoder":
-            return config.Decoder(**shared, d_embedding=draw(st.sampled_from([None, 4])), head=draw(word_heads))
+            hashed = st.builds(
+                parts.HashedNGrams,
+                orders=st.sampled_from([(2,), (4, 2)]),
+                rows=st.integers(1, 9),
+                width=st.sampled_from([None, 3]),
+            )
+            ngrams, narrow = draw(st.none() | hashed), draw(st.sampled_from([None, 4]))
+            return config.Decoder(**shared, d_embedding=narrow, ngrams=ngrams, head=draw(word_heads))
         case "encoder":
             head = draw(heads)
             divisors = [each for each in (1, 2, 3) if shared["layers"] % each == 0]

@@ -64,10 +64,12 @@ def resized(model: Model, width: int) -> Model:
 
 
 def multiplied(model: Model) -> int:
-    """The parameters that a token is multiplied by: all but a table of embeddings that isn't tied to the logits."""
+    """The parameters that a token is multiplied by: all but n-grams, and embeddings that aren't the head's too."""
     tied = getattr(getattr(model, "head", None), "tied", getattr(model, "tied", False))
     width = getattr(model, "d_embedding", None) or getattr(model, "d_model", None) or 0
-    return count(model).parameters - (0 if tied else int(getattr(model, "vocab_size", 0) * width))
+    ngrams = getattr(model, "ngrams", None)
+    looked_up = 0 if ngrams is None else ngrams.numbers(width)
+    return count(model).parameters - looked_up - (0 if tied else int(getattr(model, "vocab_size", 0) * width))
 
 
 def sized(model: Model, wanted: float) -> Model:

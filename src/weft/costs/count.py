@@ -181,6 +181,8 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
         embeddings += model.segments * E
     if model.factorised:
         projection = E * D
+    ngrams = model.ngrams if isinstance(model, config.Decoder) else None
+    hashed, up = (0, 0) if ngrams is None else (ngrams.numbers(E), (ngrams.width or 0) * E)
 
     linears: list[Linear] = []
     positions = by_position = norms = pairs = 0
@@ -204,6 +206,7 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
 
     parts = [
         Component("embeddings", embeddings, 0),
+        Component("n-grams", hashed + up, 2 * T * up),
         Component("positions", positions, 0),
         Component("projection", projection and projection + biased * D, 2 * T * projection),
         _products(model, "MHA projections", [each for each in linears if not each.name.startswith("feedforward")], T),
