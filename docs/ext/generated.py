@@ -111,10 +111,10 @@ def settings() -> str:
 
 def _key(inside: str, name: str, its: FieldInfo) -> list[str]:
     key = f"{inside}.{name}".lstrip(".")
-    return [f"`{name}`", _type(key, its), _default(its), _prose(its.description or _about(key))]
+    return [f"`{name}`", _type(key, its), _default(its), _prose(its.description or about(key))]
 
 
-def _about(key: str) -> str:
+def about(key: str) -> str:
     """What a table holds, for the key that names it: the first sentence of its only type."""
     kinds = references.tables().get(key, [])
     return (kinds[0].__doc__ or "").partition(".")[0] + "." if len(kinds) == 1 else ""
