@@ -255,7 +255,7 @@ class Session:
 
     def printed(self) -> str:
         """What the last block printed, as a terminal would show it, without the name of the page's folder."""
-        text = ESCAPE.sub("", self._output.read_text(encoding="utf-8", errors="replace"))
+        text = ESCAPE.sub("", self._output.read_bytes().decode(errors="replace"))
         lines = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n"))
         return "\n".join(lines).replace(f"{self.folder}/", "").strip("\n")
 
