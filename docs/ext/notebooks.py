@@ -19,6 +19,7 @@ from sphinx.application import Sphinx
 
 SOURCES = Path(__file__).parents[2] / "src"
 MAX_CELL_SECONDS = 600
+OUTPUT = "{code-block} text\n:class: output\n"
 
 
 class NotebookParser(MystParser):
@@ -27,7 +28,7 @@ class NotebookParser(MystParser):
     supported = ("ipynb",)
 
     def parse(self, inputstring: str, document: nodes.document) -> None:
-        source, kept = Path(document["source"]), Path(document.settings.env.config.executed_notebooks)
+        source, kept = Path(document["source"]), Path(document.settings.env.config.executed) / "notebooks"
         super().parse(markdown(executed(inputstring, kept, source.stem), source.name), document)
 
 
@@ -71,7 +72,7 @@ def _shown(outputs: list[Any]) -> Iterator[str]:
             printed += output.text
             continue
         if printed:
-            yield _fenced("text", printed)
+            yield _fenced(OUTPUT, printed)
             printed = ""
         data = output.get("data", {})
         if "text/html" in data:
@@ -79,9 +80,9 @@ def _shown(outputs: list[Any]) -> Iterator[str]:
         elif "image/png" in data:
             yield _fenced("{raw} html", f'<img alt="" src="data:image/png;base64,{data["image/png"].strip()}">')
         elif "text/plain" in data:
-            yield _fenced("text", data["text/plain"])
+            yield _fenced(OUTPUT, data["text/plain"])
     if printed:
-        yield _fenced("text", printed)
+        yield _fenced(OUTPUT, printed)
 
 
 def _fenced(kind: str, text: str) -> str:
@@ -92,7 +93,7 @@ def _fenced(kind: str, text: str) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    app.add_config_value("executed_notebooks", str(Path(app.outdir) / ".executed" / "notebooks"), "")
+    app.setup_extension("ext.site")  # which says where results are kept
     app.add_source_suffix(".ipynb", "ipynb")
     app.add_source_parser(NotebookParser)
     return {"parallel_read_safe": True}
