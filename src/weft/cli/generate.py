@@ -93,12 +93,12 @@ def generate(
 ) -> None:
     """Continue a text with a trained model. The prompt and what follows go to stdout as they are written.
 
+    $ weft generate runs/gpt-tiny --prompt 'It was a dark and' --max-tokens 100
+
     An imported checkpoint writes as its generation_config.json has it, where no option says otherwise. A model that is
     too large for one GPU is divided over several, started with torchrun:
 
     $ torchrun --nproc-per-node 2 --no-python -- weft generate runs/large
-
-    $ weft generate runs/gpt-tiny --prompt 'It was a dark and' --max-tokens 100
     """
     with loading():
         from weft.api.load import load
