@@ -284,6 +284,24 @@ def layers_linears(model: config.TransformerConfig) -> list[list[Linear]]:
     ]
 
 
+def orthogonal_flops(model: Config, rounds: int, adapter: LoRA | None = None) -> float:
+    """Operations of one update by Muon: for each matrix inside a block, `rounds` times x xᵀ, its square, and that times
+    x. What optimizers do to single weights is counted nowhere."""
+    if adapter is not None:
+        shapes = [
+            shape
+            for each in adapted_linears(model, adapter)
+            for height in each.heights
+            for shape in ((adapter.rank, each.inputs), (height, adapter.rank))
+        ]
+    elif isinstance(model, config.TransformerConfig):
+        linears = {each.name: each for layer in layers_linears(model) for each in layer}
+        shapes = [(height, each.inputs) for each in linears.values() for height in each.heights]
+    else:
+        return 0.0
+    return float(sum(rounds * (4 * min(shape) ** 2 * max(shape) + 2 * min(shape) ** 3) for shape in shapes))
+
+
 def adapted_linears(model: Config, adapter: LoRA) -> list[Linear]:
     if not isinstance(model, config.TransformerConfig):
         raise ModelError(f"adapter: it needs a model made of Transformer blocks, not a {type(model).__name__}")
