@@ -201,10 +201,6 @@ class HashedNGrams(Config):
         """How many tokens before a token are read with it."""
         return max(self.orders) - 1
 
-    def numbers(self, d_embedding: int) -> int:
-        """How many all tables hold, beside embeddings of this width."""
-        return len(self.orders) * self.rows * (self.width or d_embedding)
-
 
 class XavierInit(Config):
     """Uniform weights that keep the variance (Glorot and Bengio 2010); embeddings normal, deviation d_model^-0.5."""
