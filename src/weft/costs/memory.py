@@ -94,7 +94,7 @@ def training_memory(model: Config, work: Workload, adapter: LoRA | None = None) 
 
     return Memory(
         weights=split(cost.parameters),
-        copies=-(-2 * cost.parameters // work.shards) if n < WIDE else 0,
+        copies=-(-2 * cost.multiplied // work.shards) if n < WIDE else 0,
         gradients=split(cost.trainable),
         optimizer=split(moments(work.optimizer, cost.trainable, in_layers)),
         activations=round(tokens * (sum(inside) + outside)),
@@ -189,7 +189,7 @@ def around_bytes(model: config.TransformerConfig, n: int) -> float:
     around = (n * D if model.last_norm else 0) + (WIDE * model.added_width if model.embedding_norm else 0)
     around += n * model.width if model.factorised else 0  # what the projection reads
     if isinstance(model, config.Decoder) and model.ngrams is not None:
-        around += n * (model.ngrams.width or 0) + 2 * INDEX * len(model.ngrams.orders)  # rows, and whose they are
+        around += n * (model.ngrams.width or 0) + INDEX * (2 * len(model.ngrams.orders) + 1)  # rows, and whose they are
     return len(stacks(model)) * around + n * D
 
 

@@ -243,7 +243,7 @@ def _fitting(job: Job, choice: Choice) -> int:
 
 
 def _generation(model: Config, cost: Count, machine: Machine) -> list[str]:
-    cache, halves = cache_bytes(model, machine.precision), 2 * cost.parameters
+    cache, halves = cache_bytes(model, machine.precision), 2 * cost.multiplied
     if not cache:
         return []
     return [
