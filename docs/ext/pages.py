@@ -152,13 +152,16 @@ def kept(page: str, blocks: list[Block], store: Path = STORE, anew: bool = False
     folder = store / page / digest(blocks)
     results = folder / "results.json"
     if anew or not results.exists():
-        for old in (store / page).glob("*/results.json"):
-            shutil.rmtree(old.parent)
         (store / page).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=store / page, prefix="new-") as new:
-            outcomes = execute(blocks, Path(new))
-            (Path(new) / "results.json").write_text(json.dumps([asdict(each) for each in outcomes]))
-            shutil.copytree(new, folder)
+        new = Path(tempfile.mkdtemp(dir=store / page, prefix="new-"))
+        try:
+            outcomes = execute(blocks, new)
+            for old in (store / page).glob("*/results.json"):
+                shutil.rmtree(old.parent, ignore_errors=True)
+            (new / "results.json").write_text(json.dumps([asdict(each) for each in outcomes]))
+            new.rename(folder)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
     return [Outcome(**each) for each in json.loads(results.read_text())], folder
 
 

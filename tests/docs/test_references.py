@@ -65,6 +65,7 @@ def test_facts_are_their_tests() -> None:
         ("model.pattern.position.pairs", "setting-model-position-rotary"),
         ("source_tokenizer.vocab_size", "setting-tokenizer-word"),
         ("data.mixture.weight", "setting-data-mixture"),
+        ("adapter.rank", "setting-adapter"),
     ],
 )
 def test_a_setting_has_a_place_on_its_page(text: str, anchor: str) -> None:
