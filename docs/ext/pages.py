@@ -147,9 +147,14 @@ def digest(blocks: Iterable[Block]) -> str:
 # ---- from blocks to what they print
 
 
+def place(page: str, blocks: Iterable[Block], store: Path) -> Path:
+    """The folder that keeps what these blocks print, if they have been run."""
+    return store / page / digest(blocks)
+
+
 def kept(page: str, blocks: list[Block], store: Path = STORE, anew: bool = False) -> tuple[list[Outcome], Path]:
     """What the blocks of a page print, and the folder that holds it with the page's figures; run only if it must be."""
-    folder = store / page / digest(blocks)
+    folder = place(page, blocks, store)
     results = folder / "results.json"
     if anew or not results.exists():
         (store / page).mkdir(parents=True, exist_ok=True)
