@@ -136,7 +136,7 @@ $(SPHINX): $(TOOLS)
 	@$(BIN)/python -c "$$PIP" '.[docs]' && touch $@
 
 docs: $(SPHINX)
-	@$(BIN)/python -m sphinx -W --keep-going -q -d site/.doctrees docs site
+	@$(BIN)/python -m sphinx -W --keep-going -d site/.doctrees docs site
 	@echo "site/index.html; weft docs opens it"
 
 test-docs: $(SPHINX)

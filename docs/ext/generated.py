@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from types import NoneType
@@ -28,7 +28,8 @@ from weft.serve.metrics import Metrics
 from weft.serve.page import routes
 
 Rows = Iterator[list[str]]
-CLASSES = (weft.Run, Explain, Picture, Sampling, Beam)  # what functions give back, and what their methods take and give
+CLASSES: tuple[type, ...] = (weft.Run, Explain, Picture)  # what functions and methods give back
+OPTIONS: tuple[type[Config], ...] = (Sampling, Beam)  # what `weft.sampling` and `weft.beam` take
 
 
 def table(header: list[str], rows: Rows) -> str:
@@ -51,11 +52,10 @@ def commands() -> str:
         parts.append(f"({name.replace(' ', '-')})=\n### `{name}`\n")
         context = typer.Context(command, info_name=name)
         params = [param for param in command.get_params(context) if param.name != "help"]
-        parts.append("\n".join(_help(command.help or "")))
-        if hasattr(command, "commands"):  # its own commands follow
-            continue
         usage = [piece for param in params for piece in param.get_usage_pieces(context)]
-        parts.append(f"```text\n{' '.join([name, '[OPTIONS]', *usage])}\n```\n")
+        if not hasattr(command, "commands"):
+            parts.append(f"```text\n{' '.join([name, '[OPTIONS]', *usage])}\n```\n")
+        parts.append("\n".join(_help(command.help or "")))
         arguments = [param for param in params if param.param_type_name == "argument"]
         parts.append(table(["argument", ""], ([f"`{each.metavar}`", _prose(each.help or "")] for each in arguments)))
         groups = dict.fromkeys(each.rich_help_panel for each in params if each not in arguments)
@@ -86,16 +86,17 @@ def _grouped(paragraphs: list[str]) -> list[tuple[bool, list[str]]]:
 
 
 def _option(option: Any) -> list[str]:
-    names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
-    value = f" `{option.metavar}`" if option.metavar else ""
+    first = f"{option.opts[0]} {option.metavar or ''}".rstrip()
+    names = ", ".join(f"`{each}`" for each in (first, *option.opts[1:], *option.secondary_opts))
     default = option.default.value if isinstance(option.default, Enum) else option.default
     shown = default if option.show_default and default not in (None, False, (), "", ...) else None
-    return [names + value, _prose(option.help or "") + ("" if shown is None else f" Default: `{shown}`.")]
+    return [names, _prose(option.help or "") + ("" if shown is None else f" Default: `{shown}`.")]
 
 
 def _prose(text: str) -> str:
-    """A sentence of a help or a docstring as Markdown: what HTML or Markdown would take as its own is escaped."""
-    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    """A sentence of a help or a docstring as Markdown: options are code, and what Markdown would take is escaped."""
+    text = re.sub(r"(?<![\w`-])(--\w[\w-]*)(?![^`]*`(?:[^`]*`[^`]*`)*[^`]*$)", r"`\1`", " ".join(text.split()))
+    parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"([<>*\[\]{}$_])", r"\\\1", part) for part in parts)
 
 
@@ -114,8 +115,11 @@ def settings() -> str:
                 parts.append(f'({references.anchor(name, kind)})=\n### `{name}.kind = "{tag_of(kind)}"`\n')
             parts.append(docstring(kind) + "\n")
             keys = ((key, its) for key, its in kind.model_fields.items() if key != "kind")
-            parts.append(table(["key", "type", "default", "meaning"], (_key(name, key, its) for key, its in keys)))
+            parts.append(table(KEYS, (_key(name, key, its) for key, its in keys)))
     return "\n".join(parts)
+
+
+KEYS = ["key", "type", "default", "meaning"]
 
 
 def _key(inside: str, name: str, its: FieldInfo) -> list[str]:
@@ -149,10 +153,12 @@ def _words(annotation: Any) -> Iterator[str]:
     elif origin is tuple:
         count = "a list of " if inner[-1] is Ellipsis else f"{len(inner)} × "
         yield count + next(_words(inner[0]))
+    elif origin is dict or origin is Mapping:
+        yield "a table"
     elif inner:
         yield from (word for each in inner for word in _words(each))
     elif annotation is not NoneType:
-        yield PLAIN[annotation]
+        yield PLAIN.get(annotation) or f"`{annotation.__name__}`"
 
 
 def _default(its: FieldInfo) -> str:
@@ -178,6 +184,9 @@ def python() -> str:
         parts.append(f"## {kind.__name__}\n\n{docstring(kind)}\n\n{_source(kind)}\n")
         for name, member in members(kind):
             parts.append(_function(member, f"{kind.__name__}.{name}"))
+    for options in OPTIONS:
+        parts.append(f"## {options.__name__}\n\n{docstring(options)}\n\n{_source(options)}\n")
+        parts.append(table(KEYS[:3], (_key("", name, its)[:3] for name, its in options.model_fields.items())))
     return "\n".join(parts)
 
 
@@ -200,7 +209,8 @@ def _function(member: Any, name: str) -> str:
     assert isinstance(tree, ast.FunctionDef)
     given = [each for each in [*tree.args.posonlyargs, *tree.args.args] if each.arg not in ("self", "cls")]
     shown = ast.unparse(ast.arguments(**{**vars(tree.args), "posonlyargs": [], "args": given}))
-    returns = f" -> {ast.unparse(tree.returns)}".replace("'", "").replace("views.", "") if tree.returns else ""
+    # what is given back, by its name alone
+    returns = re.sub(r"'|\b\w+\.", "", f" -> {ast.unparse(tree.returns)}") if tree.returns else ""
     signature = f"{name}({shown}){returns}" if directive == "function" else name
     return f"````{{py:{directive}}} {signature}\n\n{docstring(function)}\n\n{_source(function)}\n````\n"
 
