@@ -16,6 +16,7 @@ exclude_patterns = ["ext"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 highlight_language = "text"
+smartquotes = False  # --data is an option
 
 html_theme = "furo"
 html_title = "weft"

@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from types import NoneType
@@ -17,9 +17,19 @@ from pydantic.fields import FieldInfo
 import weft
 from ext import references
 from ext.pages import ROOT
+from weft.api.explain import Explain
 from weft.config import Config, tag_of
+from weft.decode.config import Beam, Sampling
+from weft.figures.picture import Picture
+from weft.serve.app import make_routes
+from weft.serve.config import Limits, Serving
+from weft.serve.library import Library
+from weft.serve.metrics import Metrics
+from weft.serve.page import routes
 
 Rows = Iterator[list[str]]
+CLASSES: tuple[type, ...] = (weft.Run, Explain, Picture)  # what functions and methods give back
+OPTIONS: tuple[type[Config], ...] = (Sampling, Beam)  # what `weft.sampling` and `weft.beam` take
 
 
 def table(header: list[str], rows: Rows) -> str:
@@ -77,16 +87,17 @@ def _grouped(paragraphs: list[str]) -> list[tuple[bool, list[str]]]:
 
 
 def _option(option: Any) -> list[str]:
-    names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
-    value = f" `{option.metavar}`" if option.metavar else ""
+    first = f"{option.opts[0]} {option.metavar or ''}".rstrip()
+    names = ", ".join(f"`{each}`" for each in (first, *option.opts[1:], *option.secondary_opts))
     default = option.default.value if isinstance(option.default, Enum) else option.default
     shown = default if option.show_default and default not in (None, False, (), "", ...) else None
-    return [names + value, _prose(option.help or "") + ("" if shown is None else f" Default: `{shown}`.")]
+    return [names, _prose(option.help or "") + ("" if shown is None else f" Default: `{shown}`.")]
 
 
 def _prose(text: str) -> str:
-    """A sentence of a help or a docstring as Markdown: what HTML or Markdown would take as its own is escaped."""
-    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    """A sentence of a help or a docstring as Markdown: options are code, and what Markdown would take is escaped."""
+    text = re.sub(r"(?<![\w`-])(--\w[\w-]*)(?![^`]*`(?:[^`]*`[^`]*`)*[^`]*$)", r"`\1`", " ".join(text.split()))
+    parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"([<>*\[\]{}$_])", r"\\\1", part) for part in parts)
 
 
@@ -105,8 +116,11 @@ def settings() -> str:
                 parts.append(f'({references.anchor(name, kind)})=\n### `{name}.kind = "{tag_of(kind)}"`\n')
             parts.append(docstring(kind) + "\n")
             keys = ((key, its) for key, its in kind.model_fields.items() if key != "kind")
-            parts.append(table(["key", "type", "default", "meaning"], (_key(name, key, its) for key, its in keys)))
+            parts.append(table(KEYS, (_key(name, key, its) for key, its in keys)))
     return "\n".join(parts)
+
+
+KEYS = ["key", "type", "default", "meaning"]
 
 
 def _key(inside: str, name: str, its: FieldInfo) -> list[str]:
@@ -140,10 +154,12 @@ def _words(annotation: Any) -> Iterator[str]:
     elif origin is tuple:
         count = "a list of " if inner[-1] is Ellipsis else f"{len(inner)} × "
         yield count + next(_words(inner[0]))
+    elif origin is dict or origin is Mapping:
+        yield "a table"
     elif inner:
         yield from (word for each in inner for word in _words(each))
     elif annotation is not NoneType:
-        yield PLAIN[annotation]
+        yield PLAIN.get(annotation) or f"`{annotation.__name__}`"
 
 
 def _default(its: FieldInfo) -> str:
@@ -165,20 +181,14 @@ def python() -> str:
         "## Functions\n",
         *(_function(each, f"weft.{each.__name__}") for each in functions if not inspect.isclass(each)),
     ]
-    for kind in public_classes():
+    for kind in CLASSES:
         parts.append(f"## {kind.__name__}\n\n{docstring(kind)}\n\n{_source(kind)}\n")
         for name, member in members(kind):
             parts.append(_function(member, f"{kind.__name__}.{name}"))
+    for options in OPTIONS:
+        parts.append(f"## {options.__name__}\n\n{docstring(options)}\n\n{_source(options)}\n")
+        parts.append(table(KEYS[:3], (_key("", name, its)[:3] for name, its in options.model_fields.items())))
     return "\n".join(parts)
-
-
-def public_classes() -> list[type]:
-    """Run and Explain, and what their methods are given and give back."""
-    from weft.api.explain import Explain
-    from weft.decode.config import Beam, Sampling
-    from weft.figures.picture import Picture
-
-    return [weft.Run, Explain, Picture, Sampling, Beam]
 
 
 def members(kind: type) -> Iterator[tuple[str, Any]]:
@@ -200,7 +210,8 @@ def _function(member: Any, name: str) -> str:
     assert isinstance(tree, ast.FunctionDef)
     given = [each for each in [*tree.args.posonlyargs, *tree.args.args] if each.arg not in ("self", "cls")]
     shown = ast.unparse(ast.arguments(**{**vars(tree.args), "posonlyargs": [], "args": given}))
-    returns = f" -> {ast.unparse(tree.returns)}".replace("'", "").replace("views.", "") if tree.returns else ""
+    # what is given back, by its name alone
+    returns = re.sub(r"'|\b\w+\.", "", f" -> {ast.unparse(tree.returns)}") if tree.returns else ""
     signature = f"{name}({shown}){returns}" if directive == "function" else name
     return f"````{{py:{directive}}} {signature}\n\n{docstring(function)}\n\n{_source(function)}\n````\n"
 
@@ -220,45 +231,17 @@ def docstring(thing: Any) -> str:
 
 
 def http() -> str:
-    """Every route of `weft serve`, with the fields of its request."""
-    from weft.serve.app import make_routes
-    from weft.serve.config import Limits, Serving
-    from weft.serve.library import Library
-    from weft.serve.metrics import Metrics
-
+    """Every route of `weft serve`, with the parameters and fields of its request."""
     library = Library([str(ROOT / "nothing")], None, Limits(), may_be_empty=True)
-    api = make_routes(library, Serving(), Metrics(library)).openapi()
     parts = []
-    for path, methods in api["paths"].items():
-        for method, route in methods.items():
-            parts.append(f"## `{method.upper()} {path}`\n\n{_prose(route.get('description') or '')}\n")
-            parts.append(table(["parameter", "type", ""], _parameters(route)))
-            body = route.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-            parts.append(table(["field", "type", "default", ""], _fields(body, api["components"]["schemas"])))
+    for route in routes(make_routes(library, Serving(), Metrics(library)).openapi()):
+        parts.append(f"## `{route['method']} {route['path']}`\n\n{_prose(route['about'])}\n")
+        fields = route["fields"]
+        ignored = [name for name, words in fields if words in ("Ignored.", "Refused: weft's models have none.")]
+        parts.append(table(["field", ""], ([f"`{n}`", _prose(words)] for n, words in fields if n not in ignored)))
+        if ignored:
+            parts.append(f"Without effect, or refused: {', '.join(f'`{name}`' for name in ignored)}.\n")
     return "\n".join(parts)
-
-
-def _parameters(route: dict[str, Any]) -> Rows:
-    for each in route.get("parameters", ()):
-        yield [f"`{each['name']}`", _json_type(each["schema"]), _prose(each.get("description", ""))]
-
-
-def _fields(body: dict[str, Any], schemas: dict[str, Any]) -> Rows:
-    schema = schemas[body["$ref"].rpartition("/")[2]] if "$ref" in body else body
-    for name, its in schema.get("properties", {}).items():
-        default = "required" if name in schema.get("required", ()) else its.get("default")
-        shown = default if default == "required" else "" if default is None else f"`{json.dumps(default)}`"
-        yield [f"`{name}`", _json_type(its), shown, _prose(its.get("description", ""))]
-
-
-def _json_type(its: dict[str, Any]) -> str:
-    if "anyOf" in its:
-        return " or ".join(dict.fromkeys(_json_type(each) for each in its["anyOf"] if each.get("type") != "null"))
-    if "enum" in its or "const" in its:
-        return " or ".join(f"`{value}`" for value in its.get("enum", [its.get("const")]))
-    if its.get("type") == "array":
-        return f"list of {_json_type(its.get('items', {}))}"
-    return its.get("type") or its.get("$ref", "anything").rpartition("/")[2]
 
 
 GENERATED: dict[str, Callable[[], str]] = {"commands": commands, "settings": settings, "python": python, "http": http}

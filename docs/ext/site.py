@@ -36,7 +36,7 @@ def _read(app: Sphinx, docname: str, source: list[str]) -> None:
         blocks = pages.parse(source[0])
         if blocks:
             log.info("running %s", docname, color="purple")
-            outcomes, page["folder"] = pages.kept(docname, blocks)
+            outcomes, page["folder"] = pages.kept(docname, blocks, Path(app.config.executed))
             app.env.note_dependency(page["folder"] / "results.json")
             page["left"] = list(zip(blocks, outcomes, strict=True))
     except PageError as error:
@@ -143,7 +143,7 @@ def _source_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
     texts = [expanded(Path(app.env.doc2path(name)).read_text(encoding="utf-8")) for name in app.env.found_docs]
     files = {references.source(found[1])[0] for text in texts for found in references.SOURCE.finditer(text)}
     files |= {references.fact(found[1]) for text in texts for found in references.FACT.finditer(text)}
-    style = HtmlFormatter(linenos="table", lineanchors="L", anchorlinenos=True, wrapcode=True)
+    style = HtmlFormatter(linenos="inline", lineanchors="L", anchorlinenos=True)
     for file in sorted(files):
         code = highlight((ROOT / file).read_text(encoding="utf-8"), get_lexer_for_filename(file), style)
         body = f'<h1>{file}</h1><div class="source">{code}</div>'
@@ -170,6 +170,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     for name, find in ROLES.items():
         app.add_role(name, Link(find))
     app.add_html_math_renderer("mathml", inline_renderers=(_formula, None), block_renderers=(_formula, None))
+    app.add_config_value("executed", str(pages.STORE), "")  # the folder that keeps what pages printed
     app.connect("source-read", _read)
     app.connect("env-get-outdated", _outdated)
     app.connect("html-collect-pages", _source_pages)

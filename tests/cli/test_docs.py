@@ -39,4 +39,4 @@ def test_a_site_that_was_not_built_is_one_line(
 
 
 def test_by_default_it_is_the_checkouts() -> None:
-    assert docs.SITE == Path(__file__).parents[2] / "site"
+    assert Path(__file__).parents[2] / "site" == docs.SITE

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from ext import pages
 from ext.pages import Block, Outcome, PageError
 
@@ -63,7 +64,8 @@ def test_a_block_that_is_written_wrongly_is_an_error_at_its_line(text: str, said
 
 
 def test_the_readmes_blocks_are_those_of_sh() -> None:
-    text = "```sh\nls\n```\n\n```toml\na = 1\n```\n\n<!-- run: needs a GPU -->\n```sh\nweft train\n```\n\n```sh\npwd\n```\n"
+    text = "```sh\nls\n```\n\n```toml\na = 1\n```\n\n"
+    text += "<!-- run: needs a GPU -->\n```sh\nweft train\n```\n\n```sh\npwd\n```\n"
     assert [(block.body, block.needs) for block in pages.parse_readme(text)] == [
         ("ls\n", None),
         ("weft train\n", "a GPU"),
@@ -97,7 +99,8 @@ Ada
 cd sub; cat names.txt; echo wrong >&2; cp names.txt a.svg; variable=1
 ```
 ```{run}
-echo "${variable:-none} $NO_COLOR $COLUMNS ${OMP_NUM_THREADS:-unset}"; pwd | sed 's/.*page/here/'; printf '1\\r2 \\033[1mbold\\033[0m  \\n'
+echo "${variable:-none} $NO_COLOR $COLUMNS ${OMP_NUM_THREADS:-unset}"
+pwd | sed 's/.*page/here/'; printf '1\\r2 \\033[1mbold\\033[0m  \\n'
 ```
 ```{run-python}
 import os, sys
