@@ -80,6 +80,7 @@ def generate(
     ] = None,
     lookup: int | None = speed(None, "Guess ahead from earlier matches of up to this many tokens."),
     quantize: str | None = speed(None, "Use smaller weights: bf16, int8, int4 or auto.", value="BITS"),
+    quantize_cache: str | None = speed(None, "Keep keys and values of many texts in fewer bits: int8.", value="BITS"),
 ) -> None:
     """Continue a text with a trained model. The prompt and what follows go to stdout as they are written.
 
@@ -108,6 +109,9 @@ def generate(
         "--amateur doesn't go with --draft and --lookup: what guesses ahead guesses for one model": (
             amateur is not None and guesses
         ),
+        "--quantize-cache is for many texts: give --file, or --n above 1, without --beam": (
+            quantize_cache is not None and (single or beam is not None)
+        ),
         "--contrast sets how strongly to contrast; name the weaker run with --amateur": (
             contrast is not None and amateur is None
         ),
@@ -115,7 +119,7 @@ def generate(
     for line, wrong in refusals.items():
         if wrong:
             raise ConfigError(line)
-    refuse_together(ranks, {"--quantize": quantize, "--draft": draft, "--amateur": amateur, "--out": out})
+    refuse_together(ranks, {"--quantize": quantize, "--quantize-cache": quantize_cache, "--draft": draft, "--amateur": amateur, "--out": out})
     given = given_settings(context, greedy)
     penalties = {"power": length_penalty, "gnmt": gnmt_penalty}
     drawn = {**given, "greedy": None if beam is None else greedy or None}
@@ -150,13 +154,17 @@ def generate(
     elif out is not None or as_json or file is not None:
         asked = {"quantize": loaded.quantized, "amateur": amateur and str(amateur), "contrast": contrast}
         notes = {key: value for key, value in asked.items() if value is not None}
-        for line in loaded.bulk(prompts, settings, n=n, batch=batch or 16, out=out, pattern=pattern, notes=notes):
+        lines = loaded.bulk(
+            prompts, settings, n=n, batch=batch or 16, out=out, pattern=pattern, quantize_cache=quantize_cache, notes=notes
+        )
+        for line in lines:
             for each in json.loads(line)["completions"]:
                 remarks.look(each["text"], each["tokens"], each["finish"], each.get("slid", False))
             if out is None:
                 echo(line)
     else:
-        for place, each in enumerate(loaded.candidates(prompts, settings, n=n, pattern=pattern)[0]):
+        [texts] = loaded.candidates(prompts, settings, n=n, pattern=pattern, quantize_cache=quantize_cache)
+        for place, each in enumerate(texts):
             remarks.look(each.text, each.tokens, each.finish, each.slid)
             if place:
                 echo("---")

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from weft.decode.config import Sampling
 from weft.decode.engine.engine import Engine, Limits
+from weft.decode.engine.paging import CacheBits
 from weft.decode.fast.cuda_graphs import DeviceSampler
 from weft.decode.fast.stepper import FIRST_CAPACITY, Stepper, stretches
 from weft.decode.prompt import Prompt, Prompts, check_prompts, choices, context_window
 from weft.decode.text import Chunk, Completion, Text, adjusted, gather, write
+from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, device_of
 from weft.models.transformer import Transformer
 
@@ -151,10 +153,19 @@ def complete(
 
 
 def completions(
-    model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, seeds: Sequence[int], rows: int
+    model: LanguageModel,
+    prompts: Sequence[Prompt],
+    settings: Sampling,
+    seeds: Sequence[int],
+    rows: int,
+    bits: CacheBits | None = None,
 ) -> Iterator[Completion]:
-    """The new text of each prompt, in their order, as soon as it is there; at most `rows` are written at a time."""
-    if not engine_is_faster(model, prompts, settings, rows):
+    """The new text of each prompt, in their order, as soon as it is there; at most `rows` are written at a time. Only
+    the engine keeps keys and values in fewer `bits`."""
+    longest = max_length([prompt.ids for prompt in prompts], settings.max_tokens, model)
+    if bits is not None:
+        check_small_cache(model, longest)
+    elif not engine_is_faster(model, prompts, settings, rows):
         for first in range(0, len(prompts), rows):
             some = prompts[first : first + rows]
             yield from gather(generate(model, some, settings, seeds[first : first + rows]), some)
@@ -163,10 +174,9 @@ def completions(
     # before any of them is written, and with their numbers
     check_prompts(model, prompts, [settings] * len(prompts))
     ids, rows = [prompt.ids for prompt in prompts], min(rows, MAX_ENGINE_ROWS)
-    longest = max_length(ids, settings.max_tokens, model)
     usual = max_length(ids, min(settings.max_tokens, FIRST_CAPACITY), model)
     blocks = max(-(-longest // BLOCK_SIZE), min(rows, len(prompts)) * -(-usual // BLOCK_SIZE))
-    engine = Engine(model, choices(model, prompts[0].vocab_size), Limits(blocks, BLOCK_SIZE, rows))
+    engine = Engine(model, choices(model, prompts[0].vocab_size), Limits(blocks, BLOCK_SIZE, rows, bits=bits))
     requests = [engine.submit(prompt, settings, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
     for request in requests:
         while not request.ended:
@@ -193,3 +203,12 @@ def engine_can_hold(model: LanguageModel, longest: int) -> TypeGuard[Transformer
     if not isinstance(model, Transformer) or model.encoder is not None or model.parts > 1:
         return False
     return longest <= MAX_ENGINE_LENGTH and not stretches(model, longest)
+
+
+def check_small_cache(model: LanguageModel, longest: int) -> None:
+    """Refuse fewer bits for keys and values where the engine, which alone has them, can't write such texts."""
+    if not engine_can_hold(model, longest):
+        raise ModelError(
+            f"quantize_cache: texts of {longest:,} tokens of this model can't be kept in fewer bits; those of a decoder in "
+            f"one piece can, of up to {MAX_ENGINE_LENGTH:,} tokens and while their positions stay as they are"
+        )

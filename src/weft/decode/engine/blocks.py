@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.decode.config import Sampling
-from weft.decode.engine.paging import BlockPool, BlockStore, BlockTable, Key, PagedCache
+from weft.decode.engine.paging import BlockPool, BlockStore, BlockTable, CacheBits, Key, PagedCache
 from weft.decode.fast.cuda import Chunk
 from weft.decode.fast.stepper import native_rows, paged_graphs
 from weft.decode.prompt import Prompt
@@ -66,13 +66,21 @@ Work = list[tuple[Request, int]]  # how many tokens of which requests are read i
 class BlockManager:
     """Gives requests their blocks and reads them, at most `rows` requests at a time."""
 
-    def __init__(self, model: Transformer, blocks: int, block_size: int, rows: int, kept: int | None = None):
+    def __init__(
+        self,
+        model: Transformer,
+        blocks: int,
+        block_size: int,
+        rows: int,
+        kept: int | None = None,
+        bits: CacheBits | None = None,
+    ):
         if model.decoder is None or model.encoder is not None:
             model.start(1, 1)  # which says why it can't continue a text
         assert model.decoder is not None
         self.model, self.device = model, model.embedding.weight.device
         self.pool = BlockPool(blocks, block_size, kept)
-        self.store = BlockStore(model, blocks, block_size)
+        self.store = BlockStore(model, blocks, block_size, bits)
         self.graphs = paged_graphs(model, self.store, rows)
         self.native = native_rows(model, self.store)
         self.tables: dict[int, BlockTable] = {}

@@ -43,7 +43,7 @@ MAX_FUSED_ROWS = 256  # of x, up to which 8-bit weights become floats on their w
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _floats(tile, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
+def floats(tile, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
     """Floats; of 8-bit numbers q, 128.5 + q/256.
 
     A conversion of whole numbers is slow, eight times slower than a product. But 128 + u/256 is a float whose third
@@ -105,10 +105,10 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
     xs = tl.zeros((BLOCK,), tl.float32)
     for start in tl.static_range(0, K, BLOCK):
         here = start + column
-        x = _floats(loaded(x_ptr + here, here < K, start + BLOCK <= K), ASM)
+        x = floats(loaded(x_ptr + here, here < K, start + BLOCK <= K), ASM)
         if NORM:
             squares += x * x
-            x *= _floats(loaded(gain_ptr + here, here < K, start + BLOCK <= K), ASM)
+            x *= floats(loaded(gain_ptr + here, here < K, start + BLOCK <= K), ASM)
         if SCALED:
             xs += x
         now = tile
@@ -119,9 +119,9 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
             tile = loaded(tiles + (start + BLOCK), ahead, start + 2 * BLOCK <= K)
             if GATED:
                 upper = loaded(tiles + (N * K + start + BLOCK), ahead, start + 2 * BLOCK <= K)
-        sums += _floats(now, ASM) * x[None, :]
+        sums += floats(now, ASM) * x[None, :]
         if GATED:
-            others += _floats(now_upper, ASM) * x[None, :]
+            others += floats(now_upper, ASM) * x[None, :]
     if SCALED:  # Σ (128.5 + q/256) x − 128.5 Σ x, before anything else is added up: the difference is small
         sums -= 128.5 * xs[None, :]
         if GATED:
@@ -165,7 +165,7 @@ def _product_kernel(  # type: ignore[no-untyped-def]
         w = tl.load(
             w_ptr + columns[:, None].to(tl.int64) * K + here[None, :], mask=inside & (here < K)[None, :], other=0
         )
-        numbers = (_floats(w, ASM) - 128.5).to(x.dtype)  # q/256, which is exact in 16 bits
+        numbers = (floats(w, ASM) - 128.5).to(x.dtype)  # q/256, which is exact in 16 bits
         sums = tl.dot(x, tl.trans(numbers), sums)
     y = sums * 256 * tl.load(scale_ptr + columns, mask=columns < N, other=0).to(tl.float32)[None, :]
     put_rows(y, residual_ptr, y_ptr, rows, columns, M, N, RESIDUAL)
