@@ -1,7 +1,10 @@
-"""Products of whole numbers on a GPU, written in Triton: x is rounded to 8 bits as well, and tensor cores multiply those
-twice as fast as 16 bits. Weights need not become floats first.
+"""Products with weights in 8 bits on a GPU, written in Triton: for some rows of x, and for many.
 
-Up to 128 neighbours of a row of x have one scale. What is done before a product, the norm or the gate, is done on the way.
+Tensor cores multiply whole numbers of 8 bits twice as fast as floats of 16, and weights need not become floats first. A
+row of x is rounded to 15 bits, two numbers of 8 for each of its own, 128 · upper + lower, with one scale: that is as near
+to x as 16-bit floats are, and its two products take as long as one of floats. (8 bits of x alone would take half of that,
+but change what a model writes by more than the weights' own 8 bits do.) What stands before a product, the norm or the
+gate, is done as x is rounded.
 
 Only `cuda.py` imports this file, and only where there is a GPU.
 """
@@ -13,18 +16,18 @@ from torch import Tensor
 
 from weft.decode.fast.kernels4 import put_rows
 
-GROUPS = (128, 64)  # neighbours with one scale: the first that divides a row's length
-Rounded = tuple[Tensor, Tensor]  # numbers (…, K) int8, and scales (K/group, rows) float32
+DEEP = 128  # columns at a time
+BAND = 8  # tiles of a band
+Rounded = tuple[Tensor, Tensor]  # numbers (2, …, K) int8, the upper ones first, and scales (rows,) float32
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _round_kernel(  # type: ignore[no-untyped-def]
     x_ptr, gain_ptr, y_ptr, scale_ptr, M, eps,
-    K: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
+    K: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    group = tl.arange(0, GROUPS)
-    column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    column = tl.arange(0, BLOCK)
     inside = column < K
     kind = x_ptr.dtype.element_ty
     at = x_ptr + row * (2 * K if GATED else K) + column
@@ -33,80 +36,83 @@ def _round_kernel(  # type: ignore[no-untyped-def]
         up = tl.load(at + K, mask=inside, other=0).to(tl.float32)
         x = (x / (1 + tl.exp(-x)) * up).to(kind).to(tl.float32)
     if NORM:
-        root = tl.rsqrt(tl.sum(tl.sum(x * x, axis=1), axis=0) / K + eps)
+        root = tl.rsqrt(tl.sum(x * x, axis=0) / K + eps)
         x = (x * root * tl.load(gain_ptr + column, mask=inside, other=0).to(tl.float32)).to(kind).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), axis=1) / 127, 1.1754943508222875e-38)
-    numbers = (x / scale[:, None] + 12582912.0) - 12582912.0  # the nearest whole numbers
-    tl.store(y_ptr + row * K + column, numbers.to(tl.int8), mask=inside)
-    tl.store(scale_ptr + group * M + row, scale, mask=group * GROUP < K)
+    scale = tl.maximum(tl.max(tl.abs(x), axis=0) / 16256, 1.1754943508222875e-38)
+    whole = (x / scale + 12582912.0) - 12582912.0  # the nearest whole numbers, up to 127 · 128
+    upper = (whole / 128 + 12582912.0) - 12582912.0
+    tl.store(y_ptr + row * K + column, upper.to(tl.int8), mask=inside)
+    tl.store(y_ptr + (M + row) * K + column, (whole - 128 * upper).to(tl.int8), mask=inside)
+    tl.store(scale_ptr + row, scale)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _product_kernel(  # type: ignore[no-untyped-def]
     x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, residual_ptr, y_ptr, M,
     N: tl.constexpr, K: tl.constexpr, RESIDUAL: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
-    GROUP: tl.constexpr, BAND: tl.constexpr,
+    DEEP: tl.constexpr, BAND: tl.constexpr,
 ):  # fmt: skip
-    # a band of BAND tiles' height at a time, so that what is read again is still in the cache
+    # tiles in bands, so that what they read again is still in the cache
     tile = tl.program_id(0)
-    down = tl.cdiv(M, HIGH)
     across: tl.constexpr = (N + WIDE - 1) // WIDE
     band = tile // (BAND * across)
-    height = tl.minimum(down - band * BAND, BAND)
+    height = tl.minimum(tl.cdiv(M, HIGH) - band * BAND, BAND)
     within = tile % (BAND * across)
     rows = (band * BAND + within % height) * HIGH + tl.arange(0, HIGH)
     columns = within // height * WIDE + tl.arange(0, WIDE)
-    depth = tl.arange(0, GROUP)
-    xs = x_ptr + tl.minimum(rows, M - 1)[:, None].to(tl.int64) * K + depth[None, :]
-    ws = w_ptr + tl.minimum(columns, N - 1)[:, None].to(tl.int64) * K + depth[None, :]
-    scales = x_scale_ptr + tl.minimum(rows, M - 1)
-    sums = tl.zeros((HIGH, WIDE), tl.float32)
-    for _ in range(0, K, GROUP):
-        part = tl.dot(tl.load(xs), tl.trans(tl.load(ws)), out_dtype=tl.int32)
-        sums += part.to(tl.float32) * tl.load(scales)[:, None]
-        xs += GROUP
-        ws += GROUP
-        scales += M
-    y = sums * tl.load(w_scale_ptr + tl.minimum(columns, N - 1)).to(tl.float32)[None, :]
+    depth = tl.arange(0, DEEP)
+    upper_ptr = x_ptr + tl.minimum(rows, M - 1)[:, None].to(tl.int64) * K + depth[None, :]
+    lower_ptr = upper_ptr + M.to(tl.int64) * K
+    weights_ptr = w_ptr + tl.minimum(columns, N - 1)[:, None].to(tl.int64) * K + depth[None, :]
+    uppers = tl.zeros((HIGH, WIDE), tl.int32)
+    lowers = tl.zeros((HIGH, WIDE), tl.int32)
+    for start in range(0, K, DEEP):
+        if K % DEEP == 0:
+            w = tl.trans(tl.load(weights_ptr))
+            uppers = tl.dot(tl.load(upper_ptr), w, uppers, out_dtype=tl.int32)
+            lowers = tl.dot(tl.load(lower_ptr), w, lowers, out_dtype=tl.int32)
+        else:
+            inside = (start + depth < K)[None, :]
+            w = tl.trans(tl.load(weights_ptr, mask=inside, other=0))
+            uppers = tl.dot(tl.load(upper_ptr, mask=inside, other=0), w, uppers, out_dtype=tl.int32)
+            lowers = tl.dot(tl.load(lower_ptr, mask=inside, other=0), w, lowers, out_dtype=tl.int32)
+        upper_ptr += DEEP
+        lower_ptr += DEEP
+        weights_ptr += DEEP
+    y = uppers.to(tl.float32) * 128 + lowers.to(tl.float32)
+    y *= tl.load(x_scale_ptr + tl.minimum(rows, M - 1))[:, None]
+    y *= tl.load(w_scale_ptr + tl.minimum(columns, N - 1)).to(tl.float32)[None, :]
     put_rows(y, residual_ptr, y_ptr, rows, columns, M, N, RESIDUAL)
 
 
-def fit(weight: Tensor) -> bool:
-    """Whether these are the weights of a layer that `product` multiplies by."""
-    return weight.dtype == torch.int8 and weight.shape[1] % GROUPS[-1] == 0
-
-
 def rounded(x: Tensor, gain: Tensor | None = None, eps: float = 0.0, gated: bool = False) -> Rounded:
-    """x (…, K) in 8 bits: with `gain` (K,) after RMSNorm; `gated`, of x (…, 2 K), silu of the first half times the
+    """x (…, K) in 15 bits: with `gain` (K,) after RMSNorm; `gated`, of x (…, 2 K), silu of the first half times the
     second."""
-    K = x.shape[-1] // 2 if gated else x.shape[-1]
-    M = x.numel() // x.shape[-1]
-    group = next(group for group in GROUPS if K % group == 0)
-    x = x.contiguous()
-    y = torch.empty(*x.shape[:-1], K, dtype=torch.int8, device=x.device)
-    scales = torch.empty(K // group, M, dtype=torch.float32, device=x.device)
-    padded = triton.next_power_of_2(K // group)
-    _round_kernel[(M,)](
-        x, gain, y, scales, M, eps, K, group, padded, gain is not None, gated, num_warps=max(1, min(8, padded // 4))
-    )
+    x, K, M = x.contiguous(), x.shape[-1] // (2 if gated else 1), x.numel() // x.shape[-1]
+    y = torch.empty(2, *x.shape[:-1], K, dtype=torch.int8, device=x.device)
+    scales = torch.empty(M, dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(K)
+    warps = max(1, min(8, block // 512))
+    _round_kernel[(M,)](x, gain, y, scales, M, eps, K, block, gain is not None, gated, num_warps=warps)
     return y, scales
 
 
 def product(x: Rounded, weight: Tensor, scale: Tensor, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
     """x (…, K) times 8-bit weights (N, K) with scale (N,), plus `residual` → (…, N)."""
     (numbers, scales), (N, K) = x, weight.shape
-    M = numbers.numel() // K
-    y = torch.empty(*numbers.shape[:-1], N, dtype=dtype, device=weight.device)
-    high, wide, warps, stages = shape_for(M, N)
+    M = len(scales)
+    y = torch.empty(*numbers.shape[1:-1], N, dtype=dtype, device=weight.device)
+    assert residual is None or residual.is_contiguous()
+    high, wide, warps, stages = tile_for(M, N)
     _product_kernel[(triton.cdiv(M, high) * triton.cdiv(N, wide),)](
-        numbers, scales, weight, scale, residual, y, M, N, K, residual is not None, high, wide, K // len(scales), 8,
+        numbers, scales, weight, scale, residual, y, M, N, K, residual is not None, high, wide, DEEP, BAND,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y
 
 
-def shape_for(M: int, N: int) -> tuple[int, int, int, int]:
+def tile_for(M: int, N: int) -> tuple[int, int, int, int]:
     """Rows and columns of a tile of a product, warps, and stages."""
     if M <= 64:
-        return (16 if M <= 16 else 32 if M <= 32 else 64), 32 if N < 8192 else 64, 4, 5
-    return 128, 128, 8, 4
+        return max(16, triton.next_power_of_2(M)), 32 if N < 8192 else 64, 4, 4
+    return 128, 128, 8, 3
