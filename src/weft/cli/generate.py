@@ -119,7 +119,16 @@ def generate(
     for line, wrong in refusals.items():
         if wrong:
             raise ConfigError(line)
-    refuse_together(ranks, {"--quantize": quantize, "--quantize-cache": quantize_cache, "--draft": draft, "--amateur": amateur, "--out": out})
+    refuse_together(
+        ranks,
+        {
+            "--quantize": quantize,
+            "--quantize-cache": quantize_cache,
+            "--draft": draft,
+            "--amateur": amateur,
+            "--out": out,
+        },
+    )
     given = given_settings(context, greedy)
     penalties = {"power": length_penalty, "gnmt": gnmt_penalty}
     drawn = {**given, "greedy": None if beam is None else greedy or None}
@@ -155,7 +164,14 @@ def generate(
         asked = {"quantize": loaded.quantized, "amateur": amateur and str(amateur), "contrast": contrast}
         notes = {key: value for key, value in asked.items() if value is not None}
         lines = loaded.bulk(
-            prompts, settings, n=n, batch=batch or 16, out=out, pattern=pattern, quantize_cache=quantize_cache, notes=notes
+            prompts,
+            settings,
+            n=n,
+            batch=batch or 16,
+            out=out,
+            pattern=pattern,
+            quantize_cache=quantize_cache,
+            notes=notes,
         )
         for line in lines:
             for each in json.loads(line)["completions"]:

@@ -128,7 +128,9 @@ def test_many_texts_with_a_small_cache(rounding: None) -> None:
 
 def test_what_has_no_small_cache_says_so() -> None:
     recurrent = build(Recurrent(vocab_size=BYTES.vocab_size, d_model=8))
-    with pytest.raises(ModelError, match="quantize_cache: texts of .* tokens of this model can't be kept in fewer bits"):
+    with pytest.raises(
+        ModelError, match="quantize_cache: texts of .* tokens of this model can't be kept in fewer bits"
+    ):
         list(completions(recurrent, [Prompt.of(BYTES, "a")], GREEDY, [0], 1, "int8"))
     with pytest.raises(ConfigError, match="quantize_cache: not for beam search"):
         list(texts_of(MODELS["llama"], BYTES, ["a"], Job(Beam(max_tokens=3), quantize_cache="int8")))
@@ -137,7 +139,9 @@ def test_what_has_no_small_cache_says_so() -> None:
 
 
 @pytest.mark.parametrize("more", [[], ["--n", "2", "--beam", "3"]])
-def test_one_text_and_beam_search_are_refused(more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_text_and_beam_search_are_refused(
+    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["generate", str(tmp_path), "--quantize-cache", "int8", *more]) == 2
     assert "--quantize-cache is for many texts: give --file, or --n above 1" in capsys.readouterr().err
 

@@ -72,7 +72,8 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     partial_ptr, peaks_ptr, totals_ptr, counter_ptr,
     tables_ptr, slots_ptr, table_stride, row_stride, head_stride, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr, EIGHT: tl.constexpr, ASM: tl.constexpr,
+    SPLITS: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr, EIGHT: tl.constexpr, STAGES: tl.constexpr,
+    ASM: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = D // 2
     SHARED: tl.constexpr = HEADS // KV_HEADS
@@ -120,7 +121,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         high = float("-inf")
         all_weights = 0.0
         sums = tl.zeros((D,), tl.float32)
-        for start in range(first, last, BLOCK):
+        for start in tl.range(first, last, BLOCK, num_stages=STAGES):
             key = start + tl.arange(0, BLOCK)
             seen = key < last
             there = where(key, seen, base, table_ptr, row_stride, D, PAGE)
@@ -268,7 +269,8 @@ class Attention:
         _attend_kernel[(lengths.shape[0] * self.kv_heads, self.splits)](
             qkv, *angles, keys, values, *scales, lengths, out, self.partial, self.peaks, self.totals, self.counter,
             tables, slots, stride, keys.stride(0), keys.stride(1), scale, self.heads, self.kv_heads, self.d_head,
-            self.group, self.block, self.splits, page, pdl, keys.dtype == torch.int8, qkv.is_cuda,
+            self.group, self.block, self.splits, page, pdl, keys.dtype == torch.int8, self.stages,
+            qkv.is_cuda,
             num_warps=self.warps, num_stages=self.stages, **({"launch_pdl": True} if pdl else {}),
         )  # fmt: skip
         return out

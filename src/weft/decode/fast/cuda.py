@@ -38,10 +38,11 @@ class FusedLayers:
     """LLaMA's layers around the attention, for texts of up to `longest` tokens."""
 
     def __init__(self, model: Transformer, longest: int):
-        from weft.decode.fast import attend, chunks, kernels, kernels8
+        from weft.decode.fast import attend, chunks, kernels, kernels4, kernels8
 
         assert model.decoder is not None
-        self.kernels, self.kernels8, self.attend, self.chunks, self.model = kernels, kernels8, attend, chunks, model
+        self.kernels, self.kernels4, self.kernels8 = kernels, kernels4, kernels8
+        self.attend, self.chunks, self.model = attend, chunks, model
         self.blocks: list[Any] = list(model.decoder.blocks)
         config, table = model.config, model.embedding.weight
         self.device, self.dtype = table.device, table.dtype
@@ -105,8 +106,8 @@ class FusedLayers:
         x = x if norm is None else norm(x)
         if residual is not None and type(part) is Linear:  # an adapter is one as well, with more to it
             return torch.addmm(residual.flatten(0, -2), x.flatten(0, -2), part.weight.t()).view_as(residual)
-        if numbers is not None and x.numel() <= self.kernels.MAX_FUSED_ROWS * x.shape[-1]:
-            return self.kernels.product(x.contiguous(), *numbers, residual)
+        if numbers is not None:
+            return self.kernels4.product(x.contiguous(), *numbers, residual)
         return part(x) if residual is None else residual + part(x)
 
 
@@ -166,11 +167,7 @@ class CUDAFastPath(FusedLayers):
         if found is not None:
             gain, eps = stack.norm.weight, stack.norm.eps
             return self.kernels.matvec(x, *found, gain, eps, out=self.logits, pdl=self.pdl)
-        features = self.normed(x)
-        numbers = _numbers(head.words) if isinstance(head, QuantizedHead) and head.scale is None else None
-        if numbers is not None and len(x) <= self.kernels.MAX_FUSED_ROWS:
-            return self.kernels.product(features, *numbers)
-        return self.model.head(features.unsqueeze(1))[:, 0]
+        return self.model.head(self.normed(x).unsqueeze(1))[:, 0]
 
 
 class Chunk(NamedTuple):
