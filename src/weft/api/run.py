@@ -166,24 +166,22 @@ class Run:
         n: int = 1,
         first: int = 0,
         pattern: Grammar | None = None,
-        quantize_cache: str | None = None,
     ) -> list[list[Completion]]:
         """Several texts for each prompt: n samples, or the settings.n best of beam search, best first.
 
-        Prompts are numbered from `first` on; what is drawn for a prompt depends on its number and the seed. Samples'
-        keys and values are kept in fewer bits with `quantize_cache` ('int8').
+        Prompts are numbered from `first` on; what is drawn for a prompt depends on its number and the seed.
         """
         if n < 1:
             raise ConfigError(f"n = {n}: at least one text a prompt")
-        job = Job(settings, n, max(1, len(prompts)), pattern, quantize_cache=quantize_cache)
+        job = Job(settings, n, max(1, len(prompts)), pattern)
         return list(texts_of(self.model, self.tokenizer, prompts, job, first))
 
     def bulk(self, prompts: Sequence[str], settings: Sampling | Beam, **options: Unpack[BulkOptions]) -> Iterator[str]:
         """Texts for many prompts as lines of JSON, in order: `n` for each, `batch` prompts at a time.
 
         With `out` they are written to that file as well, and what is there already is not written again. A file that
-        another run, other settings or other `notes` began is refused. Texts keep to a `pattern`. `quantize_cache` as for
-        `candidates`.
+        another run, other settings or other `notes` began is refused. Texts keep to a `pattern`. With
+        `quantize_cache` ('int8') keys and values have so many bits.
         """
         n, batch = options.get("n", 1), options.get("batch", 16)
         out, pattern = options.get("out"), options.get("pattern")

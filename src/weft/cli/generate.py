@@ -109,8 +109,8 @@ def generate(
         "--amateur doesn't go with --draft and --lookup: what guesses ahead guesses for one model": (
             amateur is not None and guesses
         ),
-        "--quantize-cache is for many texts: give --file, or --n above 1, without --beam": (
-            quantize_cache is not None and (single or beam is not None)
+        "--quantize-cache is for many texts: give --file, and no --beam": (
+            quantize_cache is not None and (file is None or beam is not None)
         ),
         "--contrast sets how strongly to contrast; name the weaker run with --amateur": (
             contrast is not None and amateur is None
@@ -179,8 +179,7 @@ def generate(
             if out is None:
                 echo(line)
     else:
-        [texts] = loaded.candidates(prompts, settings, n=n, pattern=pattern, quantize_cache=quantize_cache)
-        for place, each in enumerate(texts):
+        for place, each in enumerate(loaded.candidates(prompts, settings, n=n, pattern=pattern)[0]):
             remarks.look(each.text, each.tokens, each.finish, each.slid)
             if place:
                 echo("---")

@@ -13,8 +13,9 @@ from weft import files
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar
+from weft.decode.engine.blocks import Limits
 from weft.decode.engine.paging import check_cache_bits
-from weft.decode.generate import completions
+from weft.decode.generate import by_engine, completions
 from weft.decode.prompt import Prompt
 from weft.decode.text import Completion
 from weft.errors import ConfigError, DataError
@@ -94,7 +95,11 @@ def texts_of(
         stretch = prompts[start : start + job.batch * STRETCH]
         asked = [prompt for text in stretch for prompt in [Prompt.of(tokenizer, text, job.grammar)] * n]
         seed = settings.seed + (first + start) * n
-        found = completions(model, asked, settings, range(seed, seed + len(asked)), job.batch * n, bits)
+        seeds, rows = range(seed, seed + len(asked)), job.batch * n
+        if bits is None:
+            found = completions(model, asked, settings, seeds, rows)
+        else:
+            found = by_engine(model, asked, settings, seeds, Limits(rows=rows, bits=bits))
         for _ in stretch:
             yield [next(found) for _ in range(n)]
 

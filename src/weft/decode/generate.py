@@ -12,7 +12,6 @@ from torch import Tensor
 
 from weft.decode.config import Sampling
 from weft.decode.engine.engine import Engine, Limits
-from weft.decode.engine.paging import CacheBits
 from weft.decode.fast.cuda_graphs import DeviceSampler
 from weft.decode.fast.stepper import FIRST_CAPACITY, Stepper, stretches
 from weft.decode.prompt import Prompt, Prompts, check_prompts, choices, context_window
@@ -153,30 +152,31 @@ def complete(
 
 
 def completions(
-    model: LanguageModel,
-    prompts: Sequence[Prompt],
-    settings: Sampling,
-    seeds: Sequence[int],
-    rows: int,
-    bits: CacheBits | None = None,
+    model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, seeds: Sequence[int], rows: int
 ) -> Iterator[Completion]:
-    """The new text of each prompt, in their order, as soon as it is there; at most `rows` are written at a time. Only
-    the engine keeps keys and values in fewer `bits`."""
-    longest = max_length([prompt.ids for prompt in prompts], settings.max_tokens, model)
-    if bits is not None:
-        check_small_cache(model, longest)
-    elif not engine_is_faster(model, prompts, settings, rows):
+    """The new text of each prompt, in their order, as soon as it is there; at most `rows` are written at a time."""
+    if not engine_is_faster(model, prompts, settings, rows):
         for first in range(0, len(prompts), rows):
             some = prompts[first : first + rows]
             yield from gather(generate(model, some, settings, seeds[first : first + rows]), some)
-        return
+    else:
+        yield from by_engine(model, prompts, settings, seeds, Limits(rows=rows))
+
+
+def by_engine(
+    model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, seeds: Sequence[int], limits: Limits
+) -> Iterator[Completion]:
+    """The same by the engine, which alone keeps keys and values in fewer bits; it has blocks for these texts."""
+    ids, rows = [prompt.ids for prompt in prompts], min(limits.rows, MAX_ENGINE_ROWS)
+    longest = max_length(ids, settings.max_tokens, model)
+    check_small_cache(model, longest)
     assert isinstance(model, Transformer)
     # before any of them is written, and with their numbers
     check_prompts(model, prompts, [settings] * len(prompts))
-    ids, rows = [prompt.ids for prompt in prompts], min(rows, MAX_ENGINE_ROWS)
     usual = max_length(ids, min(settings.max_tokens, FIRST_CAPACITY), model)
     blocks = max(-(-longest // BLOCK_SIZE), min(rows, len(prompts)) * -(-usual // BLOCK_SIZE))
-    engine = Engine(model, choices(model, prompts[0].vocab_size), Limits(blocks, BLOCK_SIZE, rows, bits=bits))
+    held = Limits(blocks, BLOCK_SIZE, rows, bits=limits.bits)
+    engine = Engine(model, choices(model, prompts[0].vocab_size), held)
     requests = [engine.submit(prompt, settings, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
     for request in requests:
         while not request.ended:
@@ -209,6 +209,6 @@ def check_small_cache(model: LanguageModel, longest: int) -> None:
     """Refuse fewer bits for keys and values where the engine, which alone has them, can't write such texts."""
     if not engine_can_hold(model, longest):
         raise ModelError(
-            f"quantize_cache: texts of {longest:,} tokens of this model can't be kept in fewer bits; those of a decoder in "
-            f"one piece can, of up to {MAX_ENGINE_LENGTH:,} tokens and while their positions stay as they are"
+            f"quantize_cache: texts of {longest:,} tokens of this model can't be kept in fewer bits; those of a "
+            f"decoder in one piece can, of up to {MAX_ENGINE_LENGTH:,} tokens, while their positions stay as they are"
         )

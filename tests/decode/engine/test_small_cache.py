@@ -15,7 +15,6 @@ from weft.decode.config import Beam, Sampling
 from weft.decode.engine.engine import Limits
 from weft.decode.engine.paging import BlockStore, block_bytes
 from weft.decode.fast.rounding import quantize_vectors
-from weft.decode.generate import completions
 from weft.decode.prompt import Prompt
 from weft.errors import ConfigError, ModelError
 from weft.models.build import build
@@ -120,30 +119,30 @@ def test_what_a_block_weighs_is_what_the_plan_says() -> None:
 
 def test_many_texts_with_a_small_cache(rounding: None) -> None:
     """Also where lockstep batches would be faster: only the engine has such a cache."""
-    prompts = [Prompt.of(BYTES, text) for text in ("sea", "one", "two")]
-    found = completions(MODELS["llama"], prompts, GREEDY, [0, 1, 2], 3, "int8")
-    for prompt, each in zip(prompts, found, strict=True):
-        assert each.text == BYTES.decode(greedily(MODELS["llama"], prompt.ids, 14)[len(prompt.ids) :])
+    texts, model = ["sea", "one", "two"], MODELS["llama"]
+    for text, [found] in zip(texts, texts_of(model, BYTES, texts, Job(GREEDY, quantize_cache="int8")), strict=True):
+        ids = Prompt.of(BYTES, text).ids
+        assert found.text == BYTES.decode(greedily(model, ids, 14)[len(ids) :])
 
 
 def test_what_has_no_small_cache_says_so() -> None:
     recurrent = build(Recurrent(vocab_size=BYTES.vocab_size, d_model=8))
     with pytest.raises(
-        ModelError, match="quantize_cache: texts of .* tokens of this model can't be kept in fewer bits"
+        ModelError, match=r"quantize_cache: texts of .* tokens of this model can't be kept in fewer bits"
     ):
-        list(completions(recurrent, [Prompt.of(BYTES, "a")], GREEDY, [0], 1, "int8"))
+        list(texts_of(recurrent, BYTES, ["a"], Job(GREEDY, quantize_cache="int8")))
     with pytest.raises(ConfigError, match="quantize_cache: not for beam search"):
         list(texts_of(MODELS["llama"], BYTES, ["a"], Job(Beam(max_tokens=3), quantize_cache="int8")))
     with pytest.raises(ConfigError, match="quantize_cache = 'int2': expected 'int8'"):
         list(texts_of(MODELS["llama"], BYTES, ["a"], Job(GREEDY, quantize_cache="int2")))
 
 
-@pytest.mark.parametrize("more", [[], ["--n", "2", "--beam", "3"]])
+@pytest.mark.parametrize("more", [[], ["--n", "2"], ["--file", "-", "--beam", "3"]])
 def test_one_text_and_beam_search_are_refused(
     more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["generate", str(tmp_path), "--quantize-cache", "int8", *more]) == 2
-    assert "--quantize-cache is for many texts: give --file, or --n above 1" in capsys.readouterr().err
+    assert "--quantize-cache is for many texts: give --file, and no --beam" in capsys.readouterr().err
 
 
 def test_a_server_refuses_other_widths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

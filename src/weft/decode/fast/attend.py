@@ -235,8 +235,9 @@ class Attention:
     ):
         self.heads, self.kv_heads, self.d_head = heads, kv_heads, d_head
         self.block, self.warps, self.stages = block, 4, 3
-        # tensor cores want 16 queries; one alone needs none of them where keys have to become floats anyway
-        self.group = 1 if eight and heads == kv_heads else max(16, triton.next_power_of_2(heads // kv_heads))
+        self.group = max(16, triton.next_power_of_2(heads // kv_heads))
+        if eight and heads == kv_heads:  # tensor cores want 16 queries; one that has floats to make anyway needs none
+            self.group, self.block, self.warps = 1, 32, 1
         self.splits = min(64, triton.next_power_of_2(max(1, programs // (batch * kv_heads))))
         self.programs = batch * kv_heads * self.splits
         parts = self.programs * self.group if self.splits > 1 else 0

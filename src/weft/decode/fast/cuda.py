@@ -186,9 +186,9 @@ class PagedFastPath(FusedLayers):
         self.store, self.tables = store, tables
 
     def attention_of(self, batch: int) -> Any:
-        crowd, eight = self.attend.CROWD if batch == 1 else CROWD, self.store.scales is not None
-        attention = self.attention_for(batch, crowd, eight)
-        attention.warps = attention.warps if batch == 1 else WARPS
+        eight = self.store.scales is not None
+        attention = self.attention_for(batch, self.attend.CROWD if batch == 1 and not eight else CROWD, eight)
+        attention.warps = attention.warps if batch == 1 or attention.group == 1 else WARPS
         return attention
 
     def step(self, tokens: Tensor, reads: Tensor, slots: Tensor, attention: Any) -> Tensor:

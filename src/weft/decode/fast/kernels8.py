@@ -1,10 +1,10 @@
 """Products with weights in 8 bits on a GPU, written in Triton: for some rows of x, and for many.
 
-Tensor cores multiply whole numbers of 8 bits twice as fast as floats of 16, and weights need not become floats first. A
-row of x is rounded to 15 bits, two numbers of 8 for each of its own, 128 · upper + lower, with one scale: that is as near
-to x as 16-bit floats are, and its two products take as long as one of floats. (8 bits of x alone would take half of that,
-but change what a model writes by more than the weights' own 8 bits do.) What stands before a product, the norm or the
-gate, is done as x is rounded.
+Tensor cores multiply whole numbers of 8 bits twice as fast as floats of 16, and weights need not become floats first.
+A row of x is rounded to 15 bits with one scale, which is as near to x as 16-bit floats are: each number is 128 · upper
++ lower, of 8 bits each, and the two products take about as long as one of floats. (8 bits of x alone take half of that,
+but change what a model writes as much as its weights' 8 bits do.) The norm or the gate before a product is done as x is
+rounded.
 
 Only `cuda.py` imports this file, and only where there is a GPU.
 """
@@ -23,7 +23,7 @@ Rounded = tuple[Tensor, Tensor]  # numbers (2, …, K) int8, the upper ones firs
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _round_kernel(  # type: ignore[no-untyped-def]
-    x_ptr, gain_ptr, y_ptr, scale_ptr, M, eps,
+    x_ptr, gain_ptr, upper_ptr, lower_ptr, scale_ptr, eps,
     K: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -41,14 +41,14 @@ def _round_kernel(  # type: ignore[no-untyped-def]
     scale = tl.maximum(tl.max(tl.abs(x), axis=0) / 16256, 1.1754943508222875e-38)
     whole = (x / scale + 12582912.0) - 12582912.0  # the nearest whole numbers, up to 127 · 128
     upper = (whole / 128 + 12582912.0) - 12582912.0
-    tl.store(y_ptr + row * K + column, upper.to(tl.int8), mask=inside)
-    tl.store(y_ptr + (M + row) * K + column, (whole - 128 * upper).to(tl.int8), mask=inside)
+    tl.store(upper_ptr + row * K + column, upper.to(tl.int8), mask=inside)
+    tl.store(lower_ptr + row * K + column, (whole - 128 * upper).to(tl.int8), mask=inside)
     tl.store(scale_ptr + row, scale)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _product_kernel(  # type: ignore[no-untyped-def]
-    x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, residual_ptr, y_ptr, M,
+    upper_ptr, lower_ptr, x_scale_ptr, w_ptr, w_scale_ptr, residual_ptr, y_ptr, M,
     N: tl.constexpr, K: tl.constexpr, RESIDUAL: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
     DEEP: tl.constexpr, BAND: tl.constexpr,
 ):  # fmt: skip
@@ -61,8 +61,9 @@ def _product_kernel(  # type: ignore[no-untyped-def]
     rows = (band * BAND + within % height) * HIGH + tl.arange(0, HIGH)
     columns = within // height * WIDE + tl.arange(0, WIDE)
     depth = tl.arange(0, DEEP)
-    upper_ptr = x_ptr + tl.minimum(rows, M - 1)[:, None].to(tl.int64) * K + depth[None, :]
-    lower_ptr = upper_ptr + M.to(tl.int64) * K
+    at = tl.minimum(rows, M - 1)[:, None].to(tl.int64) * K + depth[None, :]
+    upper_ptr += at
+    lower_ptr += at
     weights_ptr = w_ptr + tl.minimum(columns, N - 1)[:, None].to(tl.int64) * K + depth[None, :]
     uppers = tl.zeros((HIGH, WIDE), tl.int32)
     lowers = tl.zeros((HIGH, WIDE), tl.int32)
@@ -93,7 +94,7 @@ def rounded(x: Tensor, gain: Tensor | None = None, eps: float = 0.0, gated: bool
     scales = torch.empty(M, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(K)
     warps = max(1, min(8, block // 512))
-    _round_kernel[(M,)](x, gain, y, scales, M, eps, K, block, gain is not None, gated, num_warps=warps)
+    _round_kernel[(M,)](x, gain, *y, scales, eps, K, block, gain is not None, gated, num_warps=warps)
     return y, scales
 
 
@@ -105,14 +106,14 @@ def product(x: Rounded, weight: Tensor, scale: Tensor, dtype: torch.dtype, resid
     assert residual is None or residual.is_contiguous()
     high, wide, warps, stages = tile_for(M, N)
     _product_kernel[(triton.cdiv(M, high) * triton.cdiv(N, wide),)](
-        numbers, scales, weight, scale, residual, y, M, N, K, residual is not None, high, wide, DEEP, BAND,
+        *numbers, scales, weight, scale, residual, y, M, N, K, residual is not None, high, wide, DEEP, BAND,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y
 
 
 def tile_for(M: int, N: int) -> tuple[int, int, int, int]:
-    """Rows and columns of a tile of a product, warps, and stages."""
-    if M <= 64:
-        return max(16, triton.next_power_of_2(M)), 32 if N < 8192 else 64, 4, 4
-    return 128, 128, 8, 3
+    """Rows and columns of a tile of a product, warps, and stages, as they were found on an H200."""
+    large = N >= 8192
+    wide = 128 if (128 if large else 256) < M else 64 if large or M > 64 else 32
+    return min(64, max(16, triton.next_power_of_2(M))), wide, 4, 3 if wide == 128 or (large and M >= 64) else 4
