@@ -119,16 +119,8 @@ def generate(
     for line, wrong in refusals.items():
         if wrong:
             raise ConfigError(line)
-    refuse_together(
-        ranks,
-        {
-            "--quantize": quantize,
-            "--quantize-cache": quantize_cache,
-            "--draft": draft,
-            "--amateur": amateur,
-            "--out": out,
-        },
-    )
+    fewer_bits = {"--quantize": quantize, "--quantize-cache": quantize_cache}
+    refuse_together(ranks, {**fewer_bits, "--draft": draft, "--amateur": amateur, "--out": out})
     given = given_settings(context, greedy)
     penalties = {"power": length_penalty, "gnmt": gnmt_penalty}
     drawn = {**given, "greedy": None if beam is None else greedy or None}
@@ -163,17 +155,8 @@ def generate(
     elif out is not None or as_json or file is not None:
         asked = {"quantize": loaded.quantized, "amateur": amateur and str(amateur), "contrast": contrast}
         notes = {key: value for key, value in asked.items() if value is not None}
-        lines = loaded.bulk(
-            prompts,
-            settings,
-            n=n,
-            batch=batch or 16,
-            out=out,
-            pattern=pattern,
-            quantize_cache=quantize_cache,
-            notes=notes,
-        )
-        for line in lines:
+        written = partial(loaded.bulk, prompts, settings, n=n, batch=batch or 16, out=out, pattern=pattern)
+        for line in written(quantize_cache=quantize_cache, notes=notes):
             for each in json.loads(line)["completions"]:
                 remarks.look(each["text"], each["tokens"], each["finish"], each.get("slid", False))
             if out is None:

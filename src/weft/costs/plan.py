@@ -247,9 +247,7 @@ def _generation(model: Config, cost: Count, machine: Machine) -> list[str]:
     cache, halves = cache_bytes(model, machine.precision), 2 * cost.parameters
     if not cache:
         return []
-    small = (
-        f" (with --quantize-cache int8: {byte_size(cache_bytes(model, 'int8'))})" if isinstance(model, Decoder) else ""
-    )
+    small = f" ({byte_size(cache_bytes(model, 'int8'))} in int8)" if isinstance(model, Decoder) else ""
     return [
         f"Generation caches {byte_size(cache)} a token{small}, {byte_size(cache * cost.length)} for {cost.length:,}."
         f" Each token reads {byte_size(halves)} of 16-bit weights,"

@@ -95,11 +95,8 @@ def texts_of(
         stretch = prompts[start : start + job.batch * STRETCH]
         asked = [prompt for text in stretch for prompt in [Prompt.of(tokenizer, text, job.grammar)] * n]
         seed = settings.seed + (first + start) * n
-        seeds, rows = range(seed, seed + len(asked)), job.batch * n
-        if bits is None:
-            found = completions(model, asked, settings, seeds, rows)
-        else:
-            found = by_engine(model, asked, settings, seeds, Limits(rows=rows, bits=bits))
+        given, rows = (model, asked, settings, range(seed, seed + len(asked))), job.batch * n
+        found = completions(*given, rows) if bits is None else by_engine(*given, Limits(rows=rows, bits=bits))
         for _ in stretch:
             yield [next(found) for _ in range(n)]
 

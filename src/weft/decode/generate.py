@@ -208,7 +208,5 @@ def engine_can_hold(model: LanguageModel, longest: int) -> TypeGuard[Transformer
 def check_small_cache(model: LanguageModel, longest: int) -> None:
     """Refuse fewer bits for keys and values where the engine, which alone has them, can't write such texts."""
     if not engine_can_hold(model, longest):
-        raise ModelError(
-            f"quantize_cache: texts of {longest:,} tokens of this model can't be kept in fewer bits; those of a "
-            f"decoder in one piece can, of up to {MAX_ENGINE_LENGTH:,} tokens, while their positions stay as they are"
-        )
+        able = f"a decoder in one piece can, for texts of up to {MAX_ENGINE_LENGTH:,} tokens"
+        raise ModelError(f"quantize_cache: this model can't keep {longest:,} tokens in fewer bits; {able}")

@@ -31,7 +31,7 @@ class Limits:
     At most `rows` texts are written at a time, in `blocks` blocks of `block_size` tokens. At most `prefill` tokens of
     prompts are read in one step; None: as many as keep the device busy without holding the other texts up for long.
     `kept` blocks of texts that have ended may serve others that begin alike; None: all that are free. With `bits`, keys
-    and values have so many, which takes half of the memory, and on a GPU half of the time to read them.
+    and values have so many: half of the memory, and on a GPU 0.6 of the time, where no heads share them.
     """
 
     blocks: int = 2048

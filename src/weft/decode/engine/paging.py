@@ -45,14 +45,6 @@ def block_bytes(model: Transformer, block_size: int, bits: CacheBits | None = No
     return 2 * len(model.decoder.blocks) * config.attention.groups * block_size * vector
 
 
-class Kept(NamedTuple):
-    """One layer's keys and values (blocks, kv_heads, block_size, d_head) and, in 8 bits, their scales."""
-
-    keys: Tensor
-    values: Tensor
-    scales: tuple[Tensor | None, Tensor | None]
-
-
 class BlockStore:
     """A Transformer's blocks: data (layers, blocks + 1, 2, kv_heads, block_size, d_head), allocated once. In 8 bits,
     `scales` (layers, blocks + 1, 2, kv_heads, block_size) belong to them.
@@ -69,9 +61,10 @@ class BlockStore:
         self.blocks, self.block_size, self.nowhere = blocks, block_size, blocks
         self._gathered = self.data.new_empty(0)
 
-    def layer(self, number: int) -> Kept:
+    def layer(self, number: int) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
+        """Keys and values (blocks, kv_heads, block_size, d_head) and, in 8 bits, the scales of both."""
         keys, values = self.data[number].unbind(1)
-        return Kept(keys, values, (None, None) if self.scales is None else self.scales[number].unbind(1))  # type: ignore[arg-type]
+        return keys, values, (None, None) if self.scales is None else self.scales[number].unbind(1)
 
     def gathered(self, size: int) -> Tensor | None:
         """Space for so many numbers that rows read. A step uses it at once, so one piece serves all. None on a GPU: its

@@ -8,6 +8,8 @@ whole numbers, and a scale for each vector, which multiplies a key's score or a 
 Only `cuda.py` imports this file, and only where there is a GPU.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -20,7 +22,7 @@ CROWD = 2  # programs for each processor of the GPU, about
 BLOCK = 64  # keys at a time
 
 Angles = tuple[Tensor, Tensor]  # cosines and sines
-Scales = tuple[Tensor | None, Tensor | None]  # of keys and of values, where these are in 8 bits
+Scales = Sequence[Tensor | None]  # of keys and of values, where these are in 8 bits
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -41,16 +43,12 @@ def scales_of(scales_ptr, there, seen, D: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def scale_for(peak):  # type: ignore[no-untyped-def]
-    """The scale of a vector whose largest number is `peak`, as `rounding.quantize_vectors` has it."""
-    return tl.maximum(peak / 127, 1.1754943508222875e-38).to(tl.bfloat16)
-
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def numbers_of(x, scale):  # type: ignore[no-untyped-def]
-    """x in 8 bits; adding 1.5 · 2²³ rounds to the nearest whole number, of two the even one."""
-    y = (x / scale.to(tl.float32) + 12582912.0) - 12582912.0
-    return tl.clamp(y, -127.0, 127.0).to(tl.int8)
+def in_8_bits(x, peak):  # type: ignore[no-untyped-def]
+    """Parts of vectors whose largest numbers are `peak`, as `rounding.quantize_vectors` has them: numbers, scales."""
+    scale = tl.maximum(peak.to(tl.float32) / 127, 1.1754943508222875e-38).to(tl.bfloat16)
+    # adding 1.5 · 2²³ rounds to the nearest whole number, of two the even one
+    y = (x.to(tl.float32) / scale.to(tl.float32) + 12582912.0) - 12582912.0
+    return tl.clamp(y, -127.0, 127.0).to(tl.int8), scale
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -72,8 +70,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     partial_ptr, peaks_ptr, totals_ptr, counter_ptr,
     tables_ptr, slots_ptr, table_stride, row_stride, head_stride, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr, EIGHT: tl.constexpr, STAGES: tl.constexpr,
-    ASM: tl.constexpr,
+    SPLITS: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr, EIGHT: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = D // 2
     SHARED: tl.constexpr = HEADS // KV_HEADS
@@ -121,7 +118,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         high = float("-inf")
         all_weights = 0.0
         sums = tl.zeros((D,), tl.float32)
-        for start in tl.range(first, last, BLOCK, num_stages=STAGES):
+        for start in tl.range(first, last, BLOCK, num_stages=3):  # else only what feeds tensor cores is fetched ahead
             key = start + tl.arange(0, BLOCK)
             seen = key < last
             there = where(key, seen, base, table_ptr, row_stride, D, PAGE)
@@ -168,11 +165,10 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         v1 = tl.load(own + KV_HEADS * D + whole).to(kind)
         new = where(place, place >= 0, base, table_ptr, row_stride, D, PAGE)
         if EIGHT:
-            k_scale = scale_for(tl.maximum(tl.max(tl.abs(ka1), axis=0), tl.max(tl.abs(kb1), axis=0)).to(tl.float32))
-            v_scale = scale_for(tl.max(tl.abs(v1), axis=0).to(tl.float32))
-            ka1 = numbers_of(ka1.to(tl.float32), k_scale)
-            kb1 = numbers_of(kb1.to(tl.float32), k_scale)
-            v1 = numbers_of(v1.to(tl.float32), v_scale)
+            k_peak = tl.maximum(tl.max(tl.abs(ka1), axis=0), tl.max(tl.abs(kb1), axis=0))
+            ka1, k_scale = in_8_bits(ka1, k_peak)
+            kb1, k_scale = in_8_bits(kb1, k_peak)
+            v1, v_scale = in_8_bits(v1, tl.max(tl.abs(v1), axis=0))
             tl.store(key_scales_ptr + new // D, k_scale)
             tl.store(value_scales_ptr + new // D, v_scale)
         tl.store(keys_ptr + new + half, ka1)
@@ -219,22 +215,14 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
 class Attention:
     """Attention over a cache and its workspace, for one batch size: parts of rows too long for one program.
 
-    The work is split over about so many `programs`, which look at `block` keys at a time.
+    The work is split over about so many `programs`. `eight`: keys and values are in 8 bits.
     """
 
     def __init__(
-        self,
-        batch: int,
-        heads: int,
-        kv_heads: int,
-        d_head: int,
-        device: torch.device,
-        programs: int,
-        block: int,
-        eight: bool = False,
+        self, batch: int, heads: int, kv_heads: int, d_head: int, device: torch.device, programs: int, eight: bool
     ):
         self.heads, self.kv_heads, self.d_head = heads, kv_heads, d_head
-        self.block, self.warps, self.stages = block, 4, 3
+        self.block, self.warps, self.stages = BLOCK, 4, 3
         self.group = max(16, triton.next_power_of_2(heads // kv_heads))
         if eight and heads == kv_heads:  # tensor cores want 16 queries; one that has floats to make anyway needs none
             self.group, self.block, self.warps = 1, 32, 1
@@ -270,8 +258,7 @@ class Attention:
         _attend_kernel[(lengths.shape[0] * self.kv_heads, self.splits)](
             qkv, *angles, keys, values, *scales, lengths, out, self.partial, self.peaks, self.totals, self.counter,
             tables, slots, stride, keys.stride(0), keys.stride(1), scale, self.heads, self.kv_heads, self.d_head,
-            self.group, self.block, self.splits, page, pdl, keys.dtype == torch.int8, self.stages,
-            qkv.is_cuda,
+            self.group, self.block, self.splits, page, pdl, keys.dtype == torch.int8, qkv.is_cuda,
             num_warps=self.warps, num_stages=self.stages, **({"launch_pdl": True} if pdl else {}),
         )  # fmt: skip
         return out

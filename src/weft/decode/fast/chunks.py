@@ -3,9 +3,7 @@
 Over the blocks of a pool many texts are read in one call, none padded. The tokens of all chunks lie one behind the
 other. A chunk's keys and values are first put into its text's blocks; then its queries, a tile of them at a time,
 attend to all keys of the text up to their own, those of earlier chunks and of shared prefixes too (Dao 2023,
-"FlashAttention-2"; Kwon et al. 2023).
-
-Only `cuda.py` imports this file, and only where there is a GPU.
+"FlashAttention-2"; Kwon et al. 2023). Imported only where there is a GPU.
 """
 
 import torch
@@ -13,7 +11,7 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
-from weft.decode.fast.attend import Angles, Scales, numbers_of, scale_for, scales_of, seen_too, where
+from weft.decode.fast.attend import Angles, Scales, in_8_bits, scales_of, seen_too, where
 
 # As `benchmarks/gpu_decode.py --parts tune` found them on an H200:
 HIGH = 128  # queries of a tile of a chunk
@@ -61,11 +59,9 @@ def _store_kernel(  # type: ignore[no-untyped-def]
     value = base + stored * head_stride
     if EIGHT:
         peak = tl.maximum(tl.max(tl.abs(ra), axis=1, keep_dims=True), tl.max(tl.abs(rb), axis=1, keep_dims=True))
-        k_scale = scale_for(peak.to(tl.float32))
-        v_scale = scale_for(tl.max(tl.abs(v), axis=1, keep_dims=True).to(tl.float32))
-        ra = numbers_of(ra.to(tl.float32), k_scale)
-        rb = numbers_of(rb.to(tl.float32), k_scale)
-        v = numbers_of(v.to(tl.float32), v_scale)
+        ra, k_scale = in_8_bits(ra, peak)
+        rb, k_scale = in_8_bits(rb, peak)
+        v, v_scale = in_8_bits(v, tl.max(tl.abs(v), axis=1, keep_dims=True))
         tl.store(key_scales_ptr + key // D, k_scale, mask=is_key)
         tl.store(value_scales_ptr + value // D, v_scale, mask=stored < KV_HEADS)
     tl.store(keys_ptr + key + half[None, :], ra, mask=is_key)

@@ -59,7 +59,7 @@ class FusedLayers:
         gpu = torch.cuda.get_device_properties(self.device) if self.device.type == "cuda" else None
         processors = 1 if gpu is None else gpu.multi_processor_count
         shape = batch, self.heads, self.kv_heads, self.d_head
-        return self.attend.Attention(*shape, self.device, crowd * processors, self.attend.BLOCK, eight)
+        return self.attend.Attention(*shape, self.device, crowd * processors, eight)
 
     def normed(self, x: Tensor) -> Tensor:
         """x (…, d_model) after the last norm."""

@@ -1,12 +1,11 @@
 """Products with weights in 8 bits on a GPU, written in Triton: for some rows of x, and for many.
 
-Tensor cores multiply whole numbers of 8 bits twice as fast as floats of 16, and weights need not become floats first.
-A row of x is rounded to 15 bits with one scale, which is as near to x as 16-bit floats are: each number is 128 · upper
-+ lower, of 8 bits each, and the two products take about as long as one of floats. (8 bits of x alone take half of that,
-but change what a model writes as much as its weights' 8 bits do.) The norm or the gate before a product is done as x is
-rounded.
+Tensor cores multiply whole numbers, so that weights need not become floats. A row of x is rounded to 15 bits with one
+scale, as near to x as 16-bit floats are: each number is 128 · upper + lower, of 8 bits each, and the two products take
+about as long as one of floats. (8 bits of x alone take half of that, but change what a model writes as much as its
+weights' 8 bits do.) The norm or the gate before a product is done as x is rounded.
 
-Only `cuda.py` imports this file, and only where there is a GPU.
+Imported only where there is a GPU.
 """
 
 import torch
@@ -14,7 +13,7 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
-from weft.decode.fast.kernels4 import put_rows
+from weft.decode.fast.kernels4 import loaded, put_rows
 
 DEEP = 128  # columns at a time
 BAND = 8  # tiles of a band
@@ -68,15 +67,10 @@ def _product_kernel(  # type: ignore[no-untyped-def]
     uppers = tl.zeros((HIGH, WIDE), tl.int32)
     lowers = tl.zeros((HIGH, WIDE), tl.int32)
     for start in range(0, K, DEEP):
-        if K % DEEP == 0:
-            w = tl.trans(tl.load(weights_ptr))
-            uppers = tl.dot(tl.load(upper_ptr), w, uppers, out_dtype=tl.int32)
-            lowers = tl.dot(tl.load(lower_ptr), w, lowers, out_dtype=tl.int32)
-        else:
-            inside = (start + depth < K)[None, :]
-            w = tl.trans(tl.load(weights_ptr, mask=inside, other=0))
-            uppers = tl.dot(tl.load(upper_ptr, mask=inside, other=0), w, uppers, out_dtype=tl.int32)
-            lowers = tl.dot(tl.load(lower_ptr, mask=inside, other=0), w, lowers, out_dtype=tl.int32)
+        inside = (start + depth < K)[None, :]
+        w = tl.trans(loaded(weights_ptr, inside, K % DEEP == 0))
+        uppers = tl.dot(loaded(upper_ptr, inside, K % DEEP == 0), w, uppers, out_dtype=tl.int32)
+        lowers = tl.dot(loaded(lower_ptr, inside, K % DEEP == 0), w, lowers, out_dtype=tl.int32)
         upper_ptr += DEEP
         lower_ptr += DEEP
         weights_ptr += DEEP

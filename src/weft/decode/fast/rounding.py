@@ -13,7 +13,6 @@ Bits = Literal["bf16", "int8", "int4"]
 DTYPES: dict[Bits, torch.dtype] = {"bf16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
 
 GROUP = 32  # neighbours with one scale, in 4 bits
-MAX_VECTOR_INT8 = 127  # in 8 bits, of vectors that no kernel halves
 MAX_INT8 = 119  # in 8 bits: the largest number whose upper and lower half are signed 4-bit numbers (`KleidiAI8`)
 SHRINKS = (-8.5, -8.0, -7.5, -7.0)  # what the largest weight of a group may become, without a centre
 WORTH = 0.75  # of the squared error that centres leave at most, where they cost time
@@ -115,7 +114,7 @@ def quantize_rows(weight: Tensor) -> Groups:
 
 def quantize_vectors(x: Tensor) -> tuple[Tensor, Tensor]:
     """x (…, D) in 8 bits: numbers (…, D) from −127 to 127, and a scale for each vector (…), in bf16."""
-    scales = (x.abs().amax(dim=-1).float() / MAX_VECTOR_INT8).clamp(min=torch.finfo(torch.float32).tiny).bfloat16()
+    scales = (x.abs().amax(dim=-1).float() / 127).clamp(min=torch.finfo(torch.float32).tiny).bfloat16()
     return (x.float() / scales.float().unsqueeze(-1)).round_().to(torch.int8), scales
 
 
