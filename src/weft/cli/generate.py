@@ -90,6 +90,7 @@ def generate(
     ] = None,
     lookup: int | None = speed(None, "Guess ahead from earlier matches of up to this many tokens."),
     quantize: str | None = speed(None, "Use smaller weights: bf16, int8, int4 or auto.", value="BITS"),
+    quantize_cache: str | None = speed(None, "Keep keys and values of many texts in fewer bits: int8.", value="BITS"),
 ) -> None:
     """Continue a text with a trained model. The prompt and what follows go to stdout as they are written.
 
@@ -120,6 +121,9 @@ def generate(
         "--amateur doesn't go with --draft and --lookup: what guesses ahead guesses for one model": (
             amateur is not None and guesses
         ),
+        "--quantize-cache is for many texts: give --file, and no --beam": (
+            quantize_cache is not None and (file is None or beam is not None)
+        ),
         "--contrast sets how strongly to contrast; name the weaker run with --amateur": (
             contrast is not None and amateur is None
         ),
@@ -127,7 +131,8 @@ def generate(
     for line, wrong in refusals.items():
         if wrong:
             raise ConfigError(line)
-    refuse_together(ranks, {"--quantize": quantize, "--draft": draft, "--amateur": amateur, "--out": out})
+    fewer_bits = {"--quantize": quantize, "--quantize-cache": quantize_cache}
+    refuse_together(ranks, {**fewer_bits, "--draft": draft, "--amateur": amateur, "--out": out})
     given = given_settings(context, greedy)
     penalties = {"power": length_penalty, "gnmt": gnmt_penalty}
     drawn = {**given, "greedy": None if beam is None else greedy or None}
@@ -162,7 +167,8 @@ def generate(
     elif out is not None or as_json or file is not None:
         asked = {"quantize": loaded.quantized, "amateur": amateur and str(amateur), "contrast": contrast}
         notes = {key: value for key, value in asked.items() if value is not None}
-        for line in loaded.bulk(prompts, settings, n=n, batch=batch or 16, out=out, pattern=pattern, notes=notes):
+        written = partial(loaded.bulk, prompts, settings, n=n, batch=batch or 16, out=out, pattern=pattern)
+        for line in written(quantize_cache=quantize_cache, notes=notes):
             for each in json.loads(line)["completions"]:
                 remarks.look(each["text"], each["tokens"], each["finish"], each.get("slid", False))
             if out is None:

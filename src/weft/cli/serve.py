@@ -36,6 +36,7 @@ def serve(
         list[str] | None, option(..., "Let pages of this site read the answers; may be repeated.")
     ] = None,
     quantize: str | None = option(None, "Use smaller weights: bf16, int8, int4 or auto.", value="BITS"),
+    quantize_cache: str | None = option(None, "Keep keys and values in fewer bits: int8.", value="BITS"),
     rows: int = option(64, "How many texts a model writes at a time."),
     queue: int = option(256, "How many requests may wait for a model."),
     per_key: int | None = option(None, "How many texts of one key may wait or be written (default: as many as wait)."),
@@ -68,7 +69,7 @@ def serve(
         from weft.serve.library import Library
 
     given = {"queue": queue, "per_client": per_key or queue, "rows": rows, "seconds": timeout, "max_tokens": max_tokens}
-    limits = validate(Limits, given)
+    limits = validate(Limits, given | {"quantize_cache": quantize_cache})
     hosts = ("*",) if uds is not None or (keys and host not in LOOPBACK) else (*LOOPBACK, *_names(host))
     serving = Serving(
         keys=keys,
