@@ -41,7 +41,7 @@ def explore(
     library = Library([str(folder), *beside], None, serving.limits, may_be_empty=True)
     where = f"http://{HOST}:{listener.getsockname()[1]}/"
     log_to_stderr(f"weft: {folder} is at {where} for this machine alone; Ctrl-C ends it")
-    if not no_browser and _has_window():
+    if not no_browser and has_window():
         threading.Thread(target=webbrowser.open, args=(where,), daemon=True).start()
     answer(library, serving, listener)
 
@@ -53,7 +53,7 @@ def _free() -> socket.socket:
         return listening(HOST, 0)
 
 
-def _has_window() -> bool:
+def has_window() -> bool:
     """Whether there is a browser that opens a window of its own: one of the terminal would take that from us."""
     try:
         return type(webbrowser.get()) is not webbrowser.GenericBrowser

@@ -32,7 +32,7 @@ app = typer.Typer(
 
 # each is a function in a file of the same name
 COMMANDS = {
-    "Begin": "quickstart doctor",
+    "Begin": "quickstart docs doctor",
     "Train a model": "train evaluate compare scale import_ export runs",
     "Use a model": "generate chat translate classify embed serve",
     "Look and prepare": "explore explain presets plan neighbours tokenize prepare",

@@ -28,7 +28,16 @@ log = logging.getLogger("weft.serve")
 
 
 def make_app(library: Library, serving: Serving) -> App:
-    """An ASGI application that serves these models."""
+    """An ASGI application that serves these models: the routes behind the gate."""
+    metrics = Metrics(library)
+    gate: App = Gate(make_routes(library, serving, metrics), serving)
+    if serving.origins:  # before the gate: a browser asks first, without a key
+        gate = CORSMiddleware(gate, list(serving.origins), allow_methods=["*"], allow_headers=["*"])
+    return _counted(gate, metrics)
+
+
+def make_routes(library: Library, serving: Serving, metrics: Metrics) -> FastAPI:
+    """All routes, which `openapi()` describes."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -38,7 +47,6 @@ def make_app(library: Library, serving: Serving) -> App:
         library.close()
 
     app = FastAPI(title="weft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    metrics = Metrics(library)
     app.state.server = Server(library, metrics, serving)
     for routes in (openai, responses, anthropic, attention, own, tokens, runs, architecture, compare, explorer):
         app.include_router(routes.router)
@@ -65,10 +73,7 @@ def make_app(library: Library, serving: Serving) -> App:
     app.add_exception_handler(Exception, on_refused)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_invalid)
-    gate: App = Gate(app, serving)
-    if serving.origins:  # before the gate: a browser asks first, without a key
-        gate = CORSMiddleware(gate, list(serving.origins), allow_methods=["*"], allow_headers=["*"])
-    return _counted(gate, metrics)
+    return app
 
 
 def _counted(app: App, metrics: Metrics) -> App:

@@ -1,0 +1,264 @@
+"""Parts of pages that are made from weft itself: its commands, its settings, its functions, its routes."""
+
+import ast
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from enum import Enum
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+
+import weft
+from ext import references
+from ext.pages import ROOT
+from weft.config import Config, tag_of
+
+Rows = Iterator[list[str]]
+
+
+def table(header: list[str], rows: Rows) -> str:
+    """A Markdown table, or nothing where there are no rows."""
+    lines = [" | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows]
+    head = [" | ".join(header), " | ".join("---" for _ in header)]
+    return "\n".join(f"| {line} |" for line in [*head, *lines]) + "\n" if lines else ""
+
+
+# ---- commands
+
+
+def commands() -> str:
+    """Every command: what it does, an example, its arguments and options."""
+    parts, panel = [], ""
+    for name, command in references.commands().items():
+        if command.rich_help_panel and command.rich_help_panel != panel:
+            panel = command.rich_help_panel
+            parts.append(f"## {panel}\n")
+        parts.append(f"({name.replace(' ', '-')})=\n### `{name}`\n")
+        context = typer.Context(command, info_name=name)
+        params = [param for param in command.get_params(context) if param.name != "help"]
+        parts.append("\n".join(_help(command.help or "")))
+        if hasattr(command, "commands"):  # its own commands follow
+            continue
+        usage = [piece for param in params for piece in param.get_usage_pieces(context)]
+        parts.append(f"```text\n{' '.join([name, '[OPTIONS]', *usage])}\n```\n")
+        arguments = [param for param in params if param.param_type_name == "argument"]
+        parts.append(table(["argument", ""], ([f"`{each.metavar}`", _prose(each.help or "")] for each in arguments)))
+        groups = dict.fromkeys(each.rich_help_panel for each in params if each not in arguments)
+        for group in groups:
+            options = [each for each in params if each not in arguments and each.rich_help_panel == group]
+            parts.append(table([group.lower() if isinstance(group, str) else "option", ""], map(_option, options)))
+    return "\n".join(parts)
+
+
+def _help(text: str) -> Iterator[str]:
+    """The paragraphs of a command's help; lines that begin with $ are an example."""
+    for example, paragraphs in _grouped(text.split("\n\n")):
+        if example:
+            yield "```sh\n" + "\n".join(line.strip().removeprefix("$ ") for line in paragraphs) + "\n```\n"
+        else:
+            yield "\n\n".join(map(_prose, paragraphs)) + "\n"
+
+
+def _grouped(paragraphs: list[str]) -> list[tuple[bool, list[str]]]:
+    """Paragraphs in a row that are examples, or that are not."""
+    found: list[tuple[bool, list[str]]] = []
+    for paragraph in paragraphs:
+        example = paragraph.startswith(("$ ", "  "))
+        if not found or found[-1][0] != example:
+            found.append((example, []))
+        found[-1][1].append(paragraph)
+    return found
+
+
+def _option(option: Any) -> list[str]:
+    names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
+    value = f" `{option.metavar}`" if option.metavar else ""
+    default = option.default.value if isinstance(option.default, Enum) else option.default
+    shown = default if option.show_default and default not in (None, False, (), "", ...) else None
+    return [names + value, _prose(option.help or "") + ("" if shown is None else f" Default: `{shown}`.")]
+
+
+def _prose(text: str) -> str:
+    """A sentence of a help or a docstring as Markdown: what HTML or Markdown would take as its own is escaped."""
+    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    return "".join(part if part.startswith("`") else re.sub(r"([<>*\[\]{}$_])", r"\\\1", part) for part in parts)
+
+
+# ---- settings
+
+
+def settings() -> str:
+    """Every table of a recipe and every variant of it, with all keys: type, default and meaning."""
+    parts = []
+    for name, kinds in references.tables().items():
+        if references.first(name) != name:
+            continue
+        parts.append(f"({references.anchor(name)})=\n## {f'`{name}`' if name else 'The recipe'}\n")
+        for kind in kinds:
+            if tag_of(kind) and len(kinds) > 1:
+                parts.append(f'({references.anchor(name, kind)})=\n### `{name}.kind = "{tag_of(kind)}"`\n')
+            parts.append(docstring(kind) + "\n")
+            keys = ((key, its) for key, its in kind.model_fields.items() if key != "kind")
+            parts.append(table(["key", "type", "default", "meaning"], (_key(name, key, its) for key, its in keys)))
+    return "\n".join(parts)
+
+
+def _key(inside: str, name: str, its: FieldInfo) -> list[str]:
+    key = f"{inside}.{name}".lstrip(".")
+    return [f"`{name}`", _type(key, its), _default(its), _prose(its.description or about(key))]
+
+
+def about(key: str) -> str:
+    """What a table holds, for the key that names it: the first sentence of its only type."""
+    kinds = references.tables().get(key, [])
+    return (kinds[0].__doc__ or "").partition(".")[0] + "." if len(kinds) == 1 else ""
+
+
+def _type(key: str, its: FieldInfo) -> str:
+    if key in references.tables():
+        shown = f"[`{references.first(key)}`](#{references.anchor(references.first(key))})"
+        return f"a list of {shown}" if get_origin(its.annotation) is tuple else shown
+    return " or ".join(dict.fromkeys(_words(its.annotation)))
+
+
+PLAIN = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`"}
+
+
+def _words(annotation: Any) -> Iterator[str]:
+    """A type in words: one for each of its alternatives."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        yield from _words(inner[0])
+    elif origin is Literal:
+        yield from (f"`{value}`" for value in inner)
+    elif origin is tuple:
+        count = "a list of " if inner[-1] is Ellipsis else f"{len(inner)} × "
+        yield count + next(_words(inner[0]))
+    elif inner:
+        yield from (word for each in inner for word in _words(each))
+    elif annotation is not NoneType:
+        yield PLAIN[annotation]
+
+
+def _default(its: FieldInfo) -> str:
+    value = its.get_default(call_default_factory=True)
+    if its.is_required():
+        return "required"
+    if isinstance(value, Config):
+        return f"`{tag_of(value.__class__)}`" if tag_of(value.__class__) else ""
+    return "" if value is None or value == () else f"`{json.dumps(value, ensure_ascii=False)}`"
+
+
+# ---- Python
+
+
+def python() -> str:
+    """The functions of `weft`, then the classes that they lead to, from their docstrings."""
+    functions = [getattr(weft, name) for name in weft.__all__ if name != "__version__"]
+    parts = [
+        "## Functions\n",
+        *(_function(each, f"weft.{each.__name__}") for each in functions if not inspect.isclass(each)),
+    ]
+    for kind in public_classes():
+        parts.append(f"## {kind.__name__}\n\n{docstring(kind)}\n\n{_source(kind)}\n")
+        for name, member in members(kind):
+            parts.append(_function(member, f"{kind.__name__}.{name}"))
+    return "\n".join(parts)
+
+
+def public_classes() -> list[type]:
+    """Run and Explain, and what their methods are given and give back."""
+    from weft.api.explain import Explain
+    from weft.decode.config import Beam, Sampling
+    from weft.figures.picture import Picture
+
+    return [weft.Run, Explain, Picture, Sampling, Beam]
+
+
+def members(kind: type) -> Iterator[tuple[str, Any]]:
+    """The public methods and properties that a class of weft defines, its bases included, in their order."""
+    for name in dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base)):
+        member = inspect.getattr_static(kind, name)
+        member = getattr(member, "fget", None) or getattr(member, "func", member)
+        member = inspect.unwrap(getattr(member, "__func__", member))
+        ours = getattr(member, "__module__", "") or ""
+        if not name.startswith("_") and inspect.isfunction(member) and ours.startswith("weft."):
+            yield name, inspect.getattr_static(kind, name)
+
+
+def _function(member: Any, name: str) -> str:
+    function = getattr(member, "fget", None) or getattr(member, "func", None)
+    directive = "function" if function is None else "attribute"
+    function = inspect.unwrap(function or getattr(member, "__func__", member))
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    given = [each for each in [*tree.args.posonlyargs, *tree.args.args] if each.arg not in ("self", "cls")]
+    shown = ast.unparse(ast.arguments(**{**vars(tree.args), "posonlyargs": [], "args": given}))
+    returns = f" -> {ast.unparse(tree.returns)}".replace("'", "").replace("views.", "") if tree.returns else ""
+    signature = f"{name}({shown}){returns}" if directive == "function" else name
+    return f"````{{py:{directive}}} {signature}\n\n{docstring(function)}\n\n{_source(function)}\n````\n"
+
+
+def _source(thing: Any) -> str:
+    file = Path(inspect.getsourcefile(thing) or "").relative_to(ROOT / "src").as_posix()
+    return f"{{src}}`{file}:{thing.__qualname__}`"
+
+
+def docstring(thing: Any) -> str:
+    """A docstring as Markdown: paragraphs, and what is indented as it is."""
+    paragraphs = (inspect.getdoc(thing) or "").split("\n\n")
+    return "\n\n".join(each if each.startswith(" ") else _prose(each) for each in paragraphs)
+
+
+# ---- HTTP
+
+
+def http() -> str:
+    """Every route of `weft serve`, with the fields of its request."""
+    from weft.serve.app import make_routes
+    from weft.serve.config import Limits, Serving
+    from weft.serve.library import Library
+    from weft.serve.metrics import Metrics
+
+    library = Library([str(ROOT / "nothing")], None, Limits(), may_be_empty=True)
+    api = make_routes(library, Serving(), Metrics(library)).openapi()
+    parts = []
+    for path, methods in api["paths"].items():
+        for method, route in methods.items():
+            parts.append(f"## `{method.upper()} {path}`\n\n{_prose(route.get('description') or '')}\n")
+            parts.append(table(["parameter", "type", ""], _parameters(route)))
+            body = route.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            parts.append(table(["field", "type", "default", ""], _fields(body, api["components"]["schemas"])))
+    return "\n".join(parts)
+
+
+def _parameters(route: dict[str, Any]) -> Rows:
+    for each in route.get("parameters", ()):
+        yield [f"`{each['name']}`", _json_type(each["schema"]), _prose(each.get("description", ""))]
+
+
+def _fields(body: dict[str, Any], schemas: dict[str, Any]) -> Rows:
+    schema = schemas[body["$ref"].rpartition("/")[2]] if "$ref" in body else body
+    for name, its in schema.get("properties", {}).items():
+        default = "required" if name in schema.get("required", ()) else its.get("default")
+        shown = default if default == "required" else "" if default is None else f"`{json.dumps(default)}`"
+        yield [f"`{name}`", _json_type(its), shown, _prose(its.get("description", ""))]
+
+
+def _json_type(its: dict[str, Any]) -> str:
+    if "anyOf" in its:
+        return " or ".join(dict.fromkeys(_json_type(each) for each in its["anyOf"] if each.get("type") != "null"))
+    if "enum" in its or "const" in its:
+        return " or ".join(f"`{value}`" for value in its.get("enum", [its.get("const")]))
+    if its.get("type") == "array":
+        return f"list of {_json_type(its.get('items', {}))}"
+    return its.get("type") or its.get("$ref", "anything").rpartition("/")[2]
+
+
+GENERATED: dict[str, Callable[[], str]] = {"commands": commands, "settings": settings, "python": python, "http": http}
