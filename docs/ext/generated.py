@@ -17,9 +17,18 @@ from pydantic.fields import FieldInfo
 import weft
 from ext import references
 from ext.pages import ROOT
+from weft.api.explain import Explain
 from weft.config import Config, tag_of
+from weft.decode.config import Beam, Sampling
+from weft.figures.picture import Picture
+from weft.serve.app import make_routes
+from weft.serve.config import Limits, Serving
+from weft.serve.library import Library
+from weft.serve.metrics import Metrics
+from weft.serve.page import routes
 
 Rows = Iterator[list[str]]
+CLASSES = (weft.Run, Explain, Picture, Sampling, Beam)  # what functions give back, and what their methods take and give
 
 
 def table(header: list[str], rows: Rows) -> str:
@@ -165,20 +174,11 @@ def python() -> str:
         "## Functions\n",
         *(_function(each, f"weft.{each.__name__}") for each in functions if not inspect.isclass(each)),
     ]
-    for kind in public_classes():
+    for kind in CLASSES:
         parts.append(f"## {kind.__name__}\n\n{docstring(kind)}\n\n{_source(kind)}\n")
         for name, member in members(kind):
             parts.append(_function(member, f"{kind.__name__}.{name}"))
     return "\n".join(parts)
-
-
-def public_classes() -> list[type]:
-    """Run and Explain, and what their methods are given and give back."""
-    from weft.api.explain import Explain
-    from weft.decode.config import Beam, Sampling
-    from weft.figures.picture import Picture
-
-    return [weft.Run, Explain, Picture, Sampling, Beam]
 
 
 def members(kind: type) -> Iterator[tuple[str, Any]]:
@@ -220,45 +220,17 @@ def docstring(thing: Any) -> str:
 
 
 def http() -> str:
-    """Every route of `weft serve`, with the fields of its request."""
-    from weft.serve.app import make_routes
-    from weft.serve.config import Limits, Serving
-    from weft.serve.library import Library
-    from weft.serve.metrics import Metrics
-
+    """Every route of `weft serve`, with the parameters and fields of its request."""
     library = Library([str(ROOT / "nothing")], None, Limits(), may_be_empty=True)
-    api = make_routes(library, Serving(), Metrics(library)).openapi()
     parts = []
-    for path, methods in api["paths"].items():
-        for method, route in methods.items():
-            parts.append(f"## `{method.upper()} {path}`\n\n{_prose(route.get('description') or '')}\n")
-            parts.append(table(["parameter", "type", ""], _parameters(route)))
-            body = route.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-            parts.append(table(["field", "type", "default", ""], _fields(body, api["components"]["schemas"])))
+    for route in routes(make_routes(library, Serving(), Metrics(library)).openapi()):
+        parts.append(f"## `{route['method']} {route['path']}`\n\n{_prose(route['about'])}\n")
+        fields = route["fields"]
+        ignored = [name for name, words in fields if words in ("Ignored.", "Refused: weft's models have none.")]
+        parts.append(table(["field", ""], ([f"`{n}`", _prose(words)] for n, words in fields if n not in ignored)))
+        if ignored:
+            parts.append(f"Without effect, or refused: {', '.join(f'`{name}`' for name in ignored)}.\n")
     return "\n".join(parts)
-
-
-def _parameters(route: dict[str, Any]) -> Rows:
-    for each in route.get("parameters", ()):
-        yield [f"`{each['name']}`", _json_type(each["schema"]), _prose(each.get("description", ""))]
-
-
-def _fields(body: dict[str, Any], schemas: dict[str, Any]) -> Rows:
-    schema = schemas[body["$ref"].rpartition("/")[2]] if "$ref" in body else body
-    for name, its in schema.get("properties", {}).items():
-        default = "required" if name in schema.get("required", ()) else its.get("default")
-        shown = default if default == "required" else "" if default is None else f"`{json.dumps(default)}`"
-        yield [f"`{name}`", _json_type(its), shown, _prose(its.get("description", ""))]
-
-
-def _json_type(its: dict[str, Any]) -> str:
-    if "anyOf" in its:
-        return " or ".join(dict.fromkeys(_json_type(each) for each in its["anyOf"] if each.get("type") != "null"))
-    if "enum" in its or "const" in its:
-        return " or ".join(f"`{value}`" for value in its.get("enum", [its.get("const")]))
-    if its.get("type") == "array":
-        return f"list of {_json_type(its.get('items', {}))}"
-    return its.get("type") or its.get("$ref", "anything").rpartition("/")[2]
 
 
 GENERATED: dict[str, Callable[[], str]] = {"commands": commands, "settings": settings, "python": python, "http": http}

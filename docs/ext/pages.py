@@ -280,7 +280,7 @@ def _environment(programs: Path) -> dict[str, str]:
     }.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
-    mine = {key: value for key, value in os.environ.items() if key in INHERITED}
+    mine = {key: value for key, value in os.environ.items() if key in (*CACHES, *MACHINE)}
     return mine | {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT / "src"),
@@ -290,7 +290,8 @@ def _environment(programs: Path) -> dict[str, str]:
     }
 
 
-INHERITED = ("HOME", "PATH", "TMPDIR", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "CC", "WEFT_CACHE", "XDG_CACHE_HOME")
+CACHES = ("HOME", "TMPDIR", "WEFT_CACHE", "XDG_CACHE_HOME")
+MACHINE = ("CC", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "OMP_WAIT_POLICY")
 
 
 def sections(text: str) -> Iterator[str]:

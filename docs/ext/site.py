@@ -36,7 +36,7 @@ def _read(app: Sphinx, docname: str, source: list[str]) -> None:
         blocks = pages.parse(source[0])
         if blocks:
             log.info("running %s", docname, color="purple")
-            outcomes, page["folder"] = pages.kept(docname, blocks)
+            outcomes, page["folder"] = pages.kept(docname, blocks, Path(app.config.executed))
             app.env.note_dependency(page["folder"] / "results.json")
             page["left"] = list(zip(blocks, outcomes, strict=True))
     except PageError as error:
@@ -170,6 +170,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     for name, find in ROLES.items():
         app.add_role(name, Link(find))
     app.add_html_math_renderer("mathml", inline_renderers=(_formula, None), block_renderers=(_formula, None))
+    app.add_config_value("executed", str(pages.STORE), "")  # the folder that keeps what pages printed
     app.connect("source-read", _read)
     app.connect("env-get-outdated", _outdated)
     app.connect("html-collect-pages", _source_pages)

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from weft.config import Config
-from weft.costs.count import count, writing_weights
+from weft.costs.count import count, orthogonal_flops, writing_weights
 from weft.costs.devices import DEVICES, device_called, device_named
 from weft.costs.memory import LOGITS_AT_A_TIME, Workload, cache_bytes, training_memory
 from weft.costs.plan import Machine, plan_training
@@ -24,6 +24,8 @@ from weft.models.build import build
 from weft.models.presets import PRESETS, preset
 from weft.nn import config as parts
 from weft.nn import position_config as places
+from weft.recipe.optimizer import Muon
+from weft.training import optimizer
 
 
 def built(model: Any) -> int:
@@ -141,7 +143,14 @@ def transformers(draw: st.DrawFn) -> Any:
         shared["first_norm"] = draw(st.booleans())
     match kind:
         case "decoder":
-            return config.Decoder(**shared, d_embedding=draw(st.sampled_from([None, 4])), head=draw(word_heads))
+            hashed = st.builds(
+                parts.HashedNGrams,
+                orders=st.sampled_from([(2,), (4, 2)]),
+                rows=st.integers(1, 9),
+                width=st.sampled_from([None, 3]),
+            )
+            ngrams, narrow = draw(st.none() | hashed), draw(st.sampled_from([None, 4]))
+            return config.Decoder(**shared, d_embedding=narrow, ngrams=ngrams, head=draw(word_heads))
         case "encoder":
             head = draw(heads)
             divisors = [each for each in (1, 2, 3) if shared["layers"] % each == 0]
@@ -439,3 +448,19 @@ def test_numbers_are_readable() -> None:
     assert byte_size(12) == "12 B"
     assert duration(5400) == "1.5 hours"
     assert duration(30 * 86400) == "30 days"
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "vaswani-tiny"])
+def test_orthogonal_updates_are_counted_product_by_product(name: str) -> None:
+    """Against torch's own counter, over the update of a built model."""
+    shape = preset(name)
+    model = build(shape)
+    muon = optimizer.build(Muon(rounds=3), model)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    with FlopCounterMode(display=False) as counted:
+        muon.step()
+    assert counted.get_total_flops() == orthogonal_flops(shape, 3)
+    machine = Machine(device_named("h100"), gpus=1, mfu=0.5, precision="bf16")
+    one, two = (plan_training(1.0, 64, 16, machine, update).flops for update in (0.0, orthogonal_flops(shape, 3)))
+    assert two - one == 4 * orthogonal_flops(shape, 3)

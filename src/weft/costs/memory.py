@@ -30,6 +30,7 @@ from weft.models import config
 from weft.nn.config import Gated, LoRA
 
 WIDE = 4  # bytes of an fp32 number
+INDEX = 8  # bytes of a row's number
 LOGITS_AT_A_TIME = 1 << 22  # as the loss cuts them
 GPU_SHARE = 128  # bytes of a GPU's memory for each logit that is formed at a time
 MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1, "muon": 2}  # muon: outside of layers; inside them one
@@ -187,6 +188,8 @@ def around_bytes(model: config.TransformerConfig, n: int) -> float:
     D = model.d_model
     around = (n * D if model.last_norm else 0) + (WIDE * model.added_width if model.embedding_norm else 0)
     around += n * model.width if model.factorised else 0  # what the projection reads
+    if isinstance(model, config.Decoder) and model.ngrams is not None:
+        around += n * (model.ngrams.width or 0) + 2 * INDEX * len(model.ngrams.orders)  # rows, and whose they are
     return len(stacks(model)) * around + n * D
 
 

@@ -53,12 +53,16 @@ class TrainingPlan:
     kilowatt_hours: float
 
 
-def plan_training(flops_per_token: float, tokens: int, tokens_per_step: int, machine: Machine) -> TrainingPlan:
-    """A run over `tokens`. MFU counts the model's operations alone: recomputed layers are not in `flops_per_token`."""
-    flops = flops_per_token * tokens
+def plan_training(
+    flops_per_token: float, tokens: int, tokens_per_step: int, machine: Machine, update: float = 0.0
+) -> TrainingPlan:
+    """A run over `tokens`, and the operations of each `update` of the weights. MFU counts the model's operations alone:
+    recomputed layers are not in `flops_per_token`."""
+    steps = -(-tokens // tokens_per_step)
+    flops = flops_per_token * tokens + update * steps
     seconds = flops / (machine.peak * machine.mfu)
     energy = machine.gpus * machine.device.watts * PUE * seconds / 3.6e6
-    return TrainingPlan(tokens, -(-tokens // tokens_per_step), flops, seconds, energy)
+    return TrainingPlan(tokens, steps, flops, seconds, energy)
 
 
 def components_table(name: str, cost: Count) -> Table:

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 
 from weft.config import Config
 from weft.models.smoothing import ModifiedKneserNey, Smoothing
-from weft.nn.config import Activation, Block, FanInInit, Init, NormalInit, Probability, RecurrentInit
+from weft.nn.config import Activation, Block, FanInInit, HashedNGrams, Init, NormalInit, Probability, RecurrentInit
 from weft.nn.position_config import NoPosition, Position, Sizes
 
 
@@ -193,7 +193,8 @@ class TransformerConfig(Block):
     @property
     def divisible(self) -> bool:
         """Whether several processes can divide its weights among them."""
-        return self.sharing == 1 and self.width == self.d_model and not self.position.projected
+        alone = self.width == self.d_model and getattr(self, "ngrams", None) is None
+        return self.sharing == 1 and alone and not self.position.projected
 
     @model_validator(mode="after")
     def _kinds(self) -> Self:
@@ -243,11 +244,13 @@ class Decoder(TransformerConfig):
     """A stack that sees the past only: GPT, LLaMA.
 
     With `d_embedding` the table of tokens is that wide; a matrix leads from it to d_model, where positions are added,
-    and another back to it before the logits (Zhang et al. 2022, OPT-350m).
+    and another back to it before the logits (Zhang et al. 2022, OPT-350m). With `ngrams` embeddings of the last tokens
+    are added to each token's own.
     """
 
     kind: Literal["decoder"] = "decoder"
     d_embedding: PositiveInt | None = Field(None, description="the width of the embeddings; absent: d_model")
+    ngrams: HashedNGrams | None = Field(None, description="embeddings of the last tokens, added to each token's own")
     head: Head = Field(LMHead(), description="what is made of the features")
 
 

@@ -17,6 +17,7 @@ from weft.errors import ConfigError
 from weft.nn.position_config import Position
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "sigmoid", "tanh"]
+MAX_NGRAM_ROWS = 1 << 30  # below the prime that hashes are taken by
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -175,6 +176,33 @@ class NormalInit(Config):
     kind: Literal["normal"] = "normal"
     std: PositiveFloat = Field(0.02, description="the deviation")
     depth_scaled: bool = Field(True, description="divide by √(2·layers) what writes into the residual stream")
+
+
+class HashedNGrams(Config):
+    """Embeddings of the last n tokens, for each n in `orders`, which are added to a token's own (Pagnoni et al. 2024).
+
+    Each order has a table of `rows` rows, and a hash of the n tokens says which one is theirs; some share a row. The
+    tables are as wide as the tokens' embeddings, or `width`: less to update, and a matrix leads up from there.
+    """
+
+    orders: tuple[Annotated[int, Field(ge=2, le=16)], ...] = Field((2,), description="how many tokens an n-gram has")
+    rows: Annotated[int, Field(gt=0, le=MAX_NGRAM_ROWS)] = Field(16_384, description="rows of each order's table")
+    width: PositiveInt | None = Field(None, description="numbers a row; absent: as many as a token's embedding has")
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if not self.orders or len(set(self.orders)) < len(self.orders):
+            raise ValueError(f"orders = {list(self.orders)}: expected different numbers, such as [2, 3]")
+        return self
+
+    @property
+    def reach(self) -> int:
+        """How many tokens before a token are read with it."""
+        return max(self.orders) - 1
+
+    def numbers(self, d_embedding: int) -> int:
+        """How many all tables hold, beside embeddings of this width."""
+        return len(self.orders) * self.rows * (self.width or d_embedding)
 
 
 class XavierInit(Config):

@@ -229,7 +229,8 @@ def _layout_problems(recipe: Recipe) -> Iterator[str]:
         if (reason := indivisible(model, tensor)) is not None:
             yield f"parallel.tensor = {tensor}: {reason}"
         if not model.divisible:
-            yield "parallel: d_embedding, distinct_layers and disentangled positions can't be split; use replicas alone"
+            which = "d_embedding, ngrams, distinct_layers and disentangled positions"
+            yield f"parallel: {which} can't be split; use replicas alone"
     elif layout.pipeline > 1 or layout.context > 1:
         axis = "pipeline" if layout.pipeline > 1 else "context"
         yield f"parallel.{axis}: only a Transformer can be divided so, not a '{model.kind}' model"

@@ -53,10 +53,12 @@ def make_routes(library: Library, serving: Serving, metrics: Metrics) -> FastAPI
 
     @app.get("/health")
     async def health() -> dict[str, str]:
+        """Whether the server answers."""
         return {"status": "ok"}
 
     @app.get("/ready")
     async def ready() -> Response:
+        """Whether the first model is loaded (503 until then), and which ones are."""
         loaded = [name for name, shelf in library.shelves.items() if shelf.worker is not None]
         return JSONResponse({"ready": library.ready, "loaded": loaded}, 200 if library.ready else 503)
 
@@ -66,6 +68,7 @@ def make_routes(library: Library, serving: Serving, metrics: Metrics) -> FastAPI
 
     @app.get("/metrics")
     async def counters() -> Response:
+        """Counters and times for Prometheus."""
         return PlainTextResponse(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     app.add_exception_handler(RefusedError, on_refused)

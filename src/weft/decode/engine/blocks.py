@@ -17,6 +17,7 @@ from weft.decode.text import Chunk as Written
 from weft.decode.text import Completion, Text, completion_of
 from weft.errors import WeftError
 from weft.models.transformer import Transformer, TransformerState
+from weft.nn.cache import ReadTokens
 
 MAX_NATIVE_ROWS = 32  # up to which the step in C is faster than torch's products, as measured on ARM
 CALL = 16  # a call of the model costs about as much as reading so many tokens more in one that is made anyway
@@ -187,9 +188,22 @@ class BlockManager:
         """A token of each, by the step in C."""
         assert self.native is not None
         reads, rows = [request.read for request in requests], [self.row[request.number] for request in requests]
-        tokens = torch.tensor([request.ids[request.read] for request in requests])
+        tokens, lengths = torch.tensor([[request.ids[request.read]] for request in requests]), torch.tensor(reads)
+        x = self.model.embed_next(tokens, lengths, self._read_before(requests, lengths, max(reads) + 1))
         tables = torch.from_numpy(self.numbers[rows, : self.pool.blocks_for(max(reads) + 1)])
-        return self.native(tokens, torch.tensor(reads), tables)
+        return self.native(x, lengths, tables)
+
+    def _read_before(self, requests: Sequence[Request], lengths: Tensor, max_len: int) -> ReadTokens | None:
+        """The last tokens that requests have read, so many as n-grams reach back."""
+        if self.model.ngrams is None:
+            return None
+        found = np.zeros((len(requests), max_len), dtype=np.int64)
+        for row, request in enumerate(requests):
+            start = max(0, request.read - self.model.ngrams.reach)
+            found[row, start : request.read] = request.ids[start : request.read]
+        read = ReadTokens((), lengths, 0)
+        read.tokens = on_device(torch.from_numpy(found), self.device)
+        return read
 
     def _groups(self, work: Work, places: Sequence[int]) -> Iterator[list[int]]:
         """What is read in one call: single tokens by how far back they look, chunks from equal places on."""
@@ -211,6 +225,7 @@ class BlockManager:
         state = TransformerState(cache, len(work), longest + time, None, None)  # type: ignore[arg-type]
         state.lengths = on_device(torch.tensor(reads), self.device)
         state.longest, state.even = longest, min(reads) == longest
+        state.read = self._read_before([request for request, _ in work], state.lengths, state.max_len)
         chunks = [request.ids[request.read : request.read + count] for request, count in work]
         tokens = torch.tensor([chunk + [0] * (time - len(chunk)) for chunk in chunks])
         lengths = on_device(torch.tensor(counts), self.device) if min(counts) < time else None

@@ -20,7 +20,7 @@ from weft.decode.fast import kernels4
 from weft.decode.fast.kernels4 import loaded, put_rows
 
 # Tiles of the product with one vector, as `benchmarks/gpu_decode.py --parts tune` found them on an H200: rows (of one
-# half, where it is gated), columns and bits of a matrix → rows and columns (with 4 bits, halves of groups) of a tile,
+# half, where it is gated), columns and bits of a matrix → rows and columns (with 4 bits, groups of 32) of a tile,
 # and warps.
 Tile = tuple[int, int, int]
 TILES: dict[tuple[int, int, int], Tile] = {
@@ -34,10 +34,10 @@ TILES: dict[tuple[int, int, int], Tile] = {
     (11008, 4096, 8): (4, 1024, 4),
     (4096, 11008, 8): (4, 512, 2),
     (32000, 4096, 8): (8, 1024, 4),
-    (12288, 4096, 4): (4, 32, 1),
+    (12288, 4096, 4): (4, 64, 2),
     (4096, 4096, 4): (4, 64, 2),
-    (11008, 4096, 4): (1, 64, 1),
-    (4096, 11008, 4): (1, 64, 2),
+    (11008, 4096, 4): (4, 32, 1),
+    (4096, 11008, 4): (4, 64, 1),
 }
 MAX_FUSED_ROWS = 256  # of x, up to which 8-bit weights become floats on their way, not beforehand
 
@@ -208,10 +208,10 @@ def _likeliest_kernel(  # type: ignore[no-untyped-def]
 
 def matvec_tile(N: int, K: int, bits: int) -> Tile:
     """Rows and columns of a tile, and warps, for a matrix (N, K): enough bytes on their way to keep the memory busy."""
-    rows, block, warps = TILES.get((N, K, bits), (2, 64, 2) if bits == 4 else (4, 1024, 4))
+    rows, block, warps = TILES.get((N, K, bits), (4, 64, 2) if bits == 4 else (4, 1024, 4))
     while N % rows:
         rows //= 2
-    unit, most = (16, 32) if bits == 4 else (1, 256)  # columns that are counted as one, and of these what a warp reads
+    unit, most = (32, 32) if bits == 4 else (1, 256)  # columns that are counted as one, and of these what a warp reads
     block = min(triton.next_power_of_2(K // unit), block)
     return rows, block, max(1, min(warps, block // most))
 
@@ -238,8 +238,12 @@ def matvec(
     y = torch.empty(1, N, dtype=x.dtype, device=x.device) if out is None else out
     height, block, warps = tile or matvec_tile(N, K, 4 if four else 8 * weight.element_size())
     assert N % height == 0
-    kernel = kernels4.matvec_kernel if four else _matvec_kernel
-    kernel[(N // height,)](
+    if four:
+        assert scale is not None
+        x_rounded = kernels4.rounded(x, gain, eps, pdl)
+        kernels4.matvec(x_rounded, (weight, scale), residual, gated, y, (height, block, warps), pdl)
+        return y
+    _matvec_kernel[(N // height,)](
         x, weight, scale, gain, residual, y, eps, N, K,
         scale is not None, gain is not None, gated, residual is not None, height, block, pdl, x.is_cuda,
         num_warps=warps, **({"launch_pdl": True} if pdl else {}),

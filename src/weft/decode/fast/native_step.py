@@ -45,13 +45,12 @@ class NativeRows:
         self.places, self.angles = 0, list[Tensor]()  # (places, d_head / 2) each, where there are any
         self.held = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
 
-    def __call__(self, tokens: Tensor, places: Tensor, tables: Tensor) -> Tensor:
-        """Read tokens (rows,) at places (rows,) of texts in the blocks of tables (rows, width) → logits (rows, V), or
-        features (rows, d_model)."""
-        model, rows = self.model, len(tokens)
+    def __call__(self, x: Tensor, places: Tensor, tables: Tensor) -> Tensor:
+        """Read embedded tokens (rows, 1, d_model) at places (rows,) of texts in the blocks of tables (rows, width) →
+        logits (rows, V), or features (rows, d_model)."""
+        model, rows = self.model, len(x)
         assert model.decoder is not None
         self._rotate(tables.shape[1] * self.found.block)
-        x = model.embed(tokens[:, None], model.embedding)
         x = model.decoder.position.embed(x, places[:, None]).contiguous()
         result = torch.empty(rows, self.found.head.rows or self.found.d_model)
         texts = native.Texts(rows, tables.shape[1], native.address(places), native.address(tables))
@@ -133,9 +132,11 @@ class NativeStep:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Read tokens (1,) → logits (1, vocab_size)."""
-        self.state.reserve(1)
-        logits = self.rows(tokens, self.state.lengths, self.table)
-        self.state.advance(1)
+        state = self.state
+        state.reserve(1)
+        x = self.rows.model.embed_next(tokens[:, None], state.lengths, state.read)
+        logits = self.rows(x, state.lengths, self.table)
+        state.advance(1)
         return logits
 
 
