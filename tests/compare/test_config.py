@@ -21,6 +21,7 @@ def test_contenders_in_words() -> None:
     schedule = contender("step=lstm schedule.hold=9 schedule=step")[1]["changes"]["schedule"]
     assert schedule == {"kind": "step", "hold": 9}
     assert contender("my/own.toml model.layers=2")[0] == "own,layers=2"
+    assert contender("transformer++")[0] == "transformer++"  # not transformer, which it is compared with
 
 
 def test_values_of_a_setting() -> None:

@@ -163,7 +163,7 @@ def changed_tables(changes: Changes) -> Tree:
 
 def run_name(words: str) -> str:
     """Any words as the name of a run or of a folder, in which they can stand: letters, digits and . _ + -"""
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", words).strip("-._+") or "run"
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", words).lstrip("-._+").rstrip("-._") or "run"  # transformer++ ends in one
 
 
 def _expand(tree: Tree, where: str) -> Tree:
