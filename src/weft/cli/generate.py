@@ -47,7 +47,12 @@ def generate(
     beam: int | None = choice(None, "Search for the likeliest text with this many beams."),
     length_penalty: float | None = choice(None, "Beam search: divide log p by the length to this power (default: 1)."),
     gnmt_penalty: float | None = choice(None, "Beam search: divide by ((5 + length) / 6) to this power instead."),
-    amateur: Annotated[Path | None, choice(..., "Prefer what this weaker run finds less likely.", value="RUN")] = None,
+    amateur: Annotated[
+        Path | None,
+        choice(
+            ..., "Prefer what this weaker run finds less likely.", value="RUN", autocompletion=options.complete_runs
+        ),
+    ] = None,
     contrast: float | None = choice(None, "How strongly --amateur counts (default: 0.5)."),
     max_tokens: int | None = rule(None, "Stop after this many tokens (default: 200)."),
     no_slide: bool = rule(
@@ -76,17 +81,24 @@ def generate(
     as_json: bool = several(False, "Print one line of JSON for each prompt.", "--json"),
     draft: Annotated[
         Path | None,
-        speed(..., "Let this smaller run guess ahead; a seed then draws another, equally likely text.", value="RUN"),
+        speed(
+            ...,
+            "Let this smaller run guess ahead; a seed then draws another, equally likely text.",
+            value="RUN",
+            autocompletion=options.complete_runs,
+        ),
     ] = None,
     lookup: int | None = speed(None, "Guess ahead from earlier matches of up to this many tokens."),
     quantize: str | None = speed(None, "Use smaller weights: bf16, int8, int4 or auto.", value="BITS"),
 ) -> None:
     """Continue a text with a trained model. The prompt and what follows go to stdout as they are written.
 
+    $ weft generate runs/gpt-tiny --prompt 'It was a dark and' --max-tokens 100
+
     An imported checkpoint writes as its generation_config.json has it, where no option says otherwise. A model that is
     too large for one GPU is divided over several, started with torchrun:
 
-      torchrun --nproc-per-node 2 --no-python -- weft generate ...
+    $ torchrun --nproc-per-node 2 --no-python -- weft generate runs/large
     """
     with loading():
         from weft.api.load import load

@@ -51,9 +51,9 @@ def serve(
 
     Each model is loaded when it is first asked for, and unloaded when memory is short. /docs lists the routes.
 
-      weft serve runs/mine
+    $ weft serve runs/mine
 
-      curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"model": "mine", "prompt": "Once"}'
+    $ curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"model": "mine", "prompt": "Once"}'
     """
     if api_key_file is None and host not in LOOPBACK and uds is None and not without_key:
         raise ConfigError(f"--host {host}: others can reach it; give --api-key-file, or say --without-key as well")

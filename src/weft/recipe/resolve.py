@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.config import Tree, assignments, flat, merge, nested, read_toml, validate
-from weft.errors import ConfigError, suggestion
+from weft.errors import ConfigError, download_first, suggestion
 from weft.models.presets import PRESETS, preset
 from weft.progress import Log, log_to_stderr
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe, SettledRecipe
@@ -121,6 +121,8 @@ def _find(source: str) -> tuple[Tree, str]:
     if path.exists():
         what = f"{source}: neither a recipe (.toml) nor a run"
         raise ConfigError(f"{what}; a text to learn from is given so: weft train gpt-tiny --data {source}")
+    if "://" in source:
+        raise ConfigError(f"{download_first(source)}: weft train gpt-tiny --data FILE")
     runs = (str(config.parent) for config in Path("runs").glob("*/config.toml"))
     known = suggestion(source, [*recipe_names(), *PRESETS, *runs])
     raise ConfigError(f"'{source}': no such recipe or preset; {known}")
