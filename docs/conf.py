@@ -11,7 +11,7 @@ project = "weft"
 release = version = __version__
 copyright = "the authors of weft; Apache License 2.0"
 
-extensions = ["myst_parser", "ext.site"]
+extensions = ["myst_parser", "ext.site", "ext.notebooks"]
 exclude_patterns = ["ext"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3

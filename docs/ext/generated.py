@@ -52,11 +52,10 @@ def commands() -> str:
         parts.append(f"({name.replace(' ', '-')})=\n### `{name}`\n")
         context = typer.Context(command, info_name=name)
         params = [param for param in command.get_params(context) if param.name != "help"]
-        parts.append("\n".join(_help(command.help or "")))
-        if hasattr(command, "commands"):  # its own commands follow
-            continue
         usage = [piece for param in params for piece in param.get_usage_pieces(context)]
-        parts.append(f"```text\n{' '.join([name, '[OPTIONS]', *usage])}\n```\n")
+        if not hasattr(command, "commands"):
+            parts.append(f"```text\n{' '.join([name, '[OPTIONS]', *usage])}\n```\n")
+        parts.append("\n".join(_help(command.help or "")))
         arguments = [param for param in params if param.param_type_name == "argument"]
         parts.append(table(["argument", ""], ([f"`{each.metavar}`", _prose(each.help or "")] for each in arguments)))
         groups = dict.fromkeys(each.rich_help_panel for each in params if each not in arguments)

@@ -147,18 +147,26 @@ def digest(blocks: Iterable[Block]) -> str:
 # ---- from blocks to what they print
 
 
+def place(page: str, blocks: Iterable[Block], store: Path) -> Path:
+    """The folder that keeps what these blocks print, if they have been run."""
+    return store / page / digest(blocks)
+
+
 def kept(page: str, blocks: list[Block], store: Path = STORE, anew: bool = False) -> tuple[list[Outcome], Path]:
     """What the blocks of a page print, and the folder that holds it with the page's figures; run only if it must be."""
-    folder = store / page / digest(blocks)
+    folder = place(page, blocks, store)
     results = folder / "results.json"
     if anew or not results.exists():
-        for old in (store / page).glob("*/results.json"):
-            shutil.rmtree(old.parent)
         (store / page).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=store / page, prefix="new-") as new:
-            outcomes = execute(blocks, Path(new))
-            (Path(new) / "results.json").write_text(json.dumps([asdict(each) for each in outcomes]))
-            shutil.copytree(new, folder)
+        new = Path(tempfile.mkdtemp(dir=store / page, prefix="new-"))
+        try:
+            outcomes = execute(blocks, new)
+            for old in (store / page).glob("*/results.json"):
+                shutil.rmtree(old.parent, ignore_errors=True)
+            (new / "results.json").write_text(json.dumps([asdict(each) for each in outcomes]))
+            new.rename(folder)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
     return [Outcome(**each) for each in json.loads(results.read_text())], folder
 
 

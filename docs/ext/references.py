@@ -97,7 +97,8 @@ def keys() -> dict[str, str]:
 
 
 def anchor(table: str, kind: type[Config] | None = None) -> str:
-    words = ("setting", table, tag_of(kind) if kind is not None else None)
+    """Where a table, or a variant of one that comes in several, stands on the page of the settings."""
+    words = ("setting", table, tag_of(kind) if kind is not None and len(tables()[table]) > 1 else None)
     return re.sub(r"\W|_", "-", "-".join(filter(None, words)))
 
 

@@ -35,8 +35,10 @@ def _read(app: Sphinx, docname: str, source: list[str]) -> None:
     try:
         blocks = pages.parse(source[0])
         if blocks:
-            log.info("running %s", docname, color="purple")
-            outcomes, page["folder"] = pages.kept(docname, blocks, Path(app.config.executed))
+            store = Path(app.config.executed)
+            if not pages.place(docname, blocks, store).exists():
+                log.info("running the commands of %s", docname)
+            outcomes, page["folder"] = pages.kept(docname, blocks, store)
             app.env.note_dependency(page["folder"] / "results.json")
             page["left"] = list(zip(blocks, outcomes, strict=True))
     except PageError as error:

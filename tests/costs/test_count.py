@@ -11,6 +11,7 @@ from tests.pairwise import pairwise
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from weft.compare.sizes import multiplied
 from weft.config import Config
 from weft.costs.count import count, orthogonal_flops, writing_weights
 from weft.costs.devices import DEVICES, device_called, device_named
@@ -343,6 +344,20 @@ def test_activations_are_what_autograd_keeps(
     )
     predicted = training_memory(model, Workload(4, 32, precision)).activations
     assert predicted == pytest.approx(saved_bytes(model, 4, 32, precision == "bf16"), rel=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_tables_of_ngrams_are_looked_up() -> None:
+    """No product reads them: they have no 16-bit copy, and a size is chosen without them."""
+    plain = preset("gpt-tiny").replace(layers=1, d_model=64, vocab_size=16)
+    hashed = plain.replace(ngrams={"orders": [2, 3], "rows": 5000, "width": 8})
+    assert count(hashed).parameters == count(plain).parameters + 2 * 5000 * 8 + 8 * 64
+    assert count(hashed).multiplied == count(plain).multiplied + 8 * 64
+    assert multiplied(hashed) == multiplied(plain) + 8 * 64
+    before, after = (training_memory(model, Workload(4, 32, "bf16")) for model in (plain, hashed))
+    assert (after.weights - before.weights, after.copies - before.copies) == (4 * (80_000 + 512), 2 * 512)
+    kept = saved_bytes(hashed, 4, 32, True) - saved_bytes(plain, 4, 32, True)
+    assert after.activations - before.activations == pytest.approx(kept, rel=0.1)
 
 
 def test_recomputing_keeps_the_layers_inputs() -> None:

@@ -1,5 +1,7 @@
 """A model with n-gram embeddings writes the same text, whichever way it is read: what came before is always found."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from tests.decode.small import VOCAB, Asking, decoder
@@ -70,6 +72,11 @@ def test_rows_of_unequal_length_and_one_alone(fast: bool, monkeypatch: pytest.Mo
     assert written(MODEL, PROMPTS) == EXPECTED
     assert [written(MODEL, [prompt])[0] for prompt in PROMPTS] == EXPECTED
     assert written(MODEL, [PROMPTS[0]] * 2) == [EXPECTED[0]] * 2
+
+
+@pytest.mark.gpu
+def test_a_gpu_writes_the_same() -> None:
+    assert written(deepcopy(MODEL).cuda(), PROMPTS) == EXPECTED
 
 
 def test_steps_that_run_ahead_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

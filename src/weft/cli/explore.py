@@ -28,6 +28,8 @@ def explore(
     """Look at runs and inside their models, in a browser: curves as they grow, and each model's own numbers.
 
     Runs that begin later appear by themselves. Only this machine reaches the page.
+
+    $ weft explore runs
     """
     if folder != RUNS and not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder; `weft train` makes {RUNS}/")

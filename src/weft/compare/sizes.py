@@ -67,9 +67,7 @@ def multiplied(model: Model) -> int:
     """The parameters that a token is multiplied by: all but n-grams, and embeddings that aren't the head's too."""
     tied = getattr(getattr(model, "head", None), "tied", getattr(model, "tied", False))
     width = getattr(model, "d_embedding", None) or getattr(model, "d_model", None) or 0
-    ngrams = getattr(model, "ngrams", None)
-    looked_up = 0 if ngrams is None else ngrams.numbers(width)
-    return count(model).parameters - looked_up - (0 if tied else int(getattr(model, "vocab_size", 0) * width))
+    return count(model).multiplied - (0 if tied else int(getattr(model, "vocab_size", 0) * width))
 
 
 def sized(model: Model, wanted: float) -> Model:

@@ -35,6 +35,7 @@ class Component:
     in_layers: bool = False
     trained: bool = True
     backward: int = 2  # forward passes that its backward pass costs
+    looked_up: int = 0  # parameters of which a token reads a few, and no product reads any
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ class Count:
     def trainable(self) -> int:
         """Those that training changes: all of them, unless there is an adapter."""
         return sum(part.parameters for part in self.components if part.trained)
+
+    @property
+    def multiplied(self) -> int:
+        """Those that products read, embeddings among them, which are most models' last matrix too."""
+        return self.parameters - sum(part.looked_up for part in self.components)
 
     @property
     def forward(self) -> float:
@@ -182,7 +188,9 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
     if model.factorised:
         projection = E * D
     ngrams = model.ngrams if isinstance(model, config.Decoder) else None
-    hashed, up = (0, 0) if ngrams is None else (ngrams.numbers(E), (ngrams.width or 0) * E)
+    hashed = up = 0
+    if ngrams is not None:
+        hashed, up = len(ngrams.orders) * ngrams.rows * (ngrams.width or E), (ngrams.width or 0) * E
 
     linears: list[Linear] = []
     positions = by_position = norms = pairs = 0
@@ -206,7 +214,7 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
 
     parts = [
         Component("embeddings", embeddings, 0),
-        Component("n-grams", hashed + up, 2 * T * up),
+        Component("n-grams", hashed + up, 2 * T * up, looked_up=hashed),
         Component("positions", positions, 0),
         Component("projection", projection and projection + biased * D, 2 * T * projection),
         _products(model, "MHA projections", [each for each in linears if not each.name.startswith("feedforward")], T),

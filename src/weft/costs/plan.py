@@ -14,6 +14,7 @@ from weft.costs.units import byte_size, duration, plain, short
 from weft.errors import ConfigError
 from weft.figures.tables import Table
 from weft.layout import AXES, Layout
+from weft.models.config import Decoder
 from weft.nn.config import LoRA
 
 PETAFLOP_DAY = 8.64e19  # 10¹⁵ operations a second for a day (Brown et al. 2020)
@@ -243,11 +244,12 @@ def _fitting(job: Job, choice: Choice) -> int:
 
 
 def _generation(model: Config, cost: Count, machine: Machine) -> list[str]:
-    cache, halves = cache_bytes(model, machine.precision), 2 * cost.parameters
+    cache, halves = cache_bytes(model, machine.precision), 2 * cost.multiplied
     if not cache:
         return []
+    small = f" ({byte_size(cache_bytes(model, 'int8'))} in int8)" if isinstance(model, Decoder) else ""
     return [
-        f"Generation caches {byte_size(cache)} a token, {byte_size(cache * cost.length)} for {cost.length:,}."
+        f"Generation caches {byte_size(cache)} a token{small}, {byte_size(cache * cost.length)} for {cost.length:,}."
         f" Each token reads {byte_size(halves)} of 16-bit weights,"
         f" so one sequence gets at most {short(machine.device.bandwidth / halves)} tokens/s."
     ]

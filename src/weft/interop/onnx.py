@@ -65,9 +65,7 @@ def _check(model: Model) -> None:
     if not isinstance(model, TransformerConfig):
         raise InteropError(f"model.kind = '{model.kind}': only Transformers can be exported as ONNX")
     if isinstance(model, Decoder) and model.ngrams is not None:
-        raise InteropError(
-            "model.ngrams: a step in an ONNX file is given keys and values, and not the tokens before it"
-        )
+        raise InteropError("model.ngrams: a step in an ONNX file is given keys and values, not the tokens before it")
     for kind in model.kinds():
         if isinstance(kind.position, Rotary) and kind.position.changes_after(model.context) is not None:
             assert kind.position.scaling is not None

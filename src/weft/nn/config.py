@@ -182,7 +182,8 @@ class HashedNGrams(Config):
     """Embeddings of the last n tokens, for each n in `orders`, which are added to a token's own (Pagnoni et al. 2024).
 
     Each order has a table of `rows` rows, and a hash of the n tokens says which one is theirs; some share a row. The
-    tables are as wide as the tokens' embeddings, or `width`: less to update, and a matrix leads up from there.
+    tables are as wide as the tokens' embeddings, or `width`: less to update, and a matrix leads up from there. This is
+    for texts that are read about once: in several epochs large tables learn a text by heart.
     """
 
     orders: tuple[Annotated[int, Field(ge=2, le=16)], ...] = Field((2,), description="how many tokens an n-gram has")
@@ -199,10 +200,6 @@ class HashedNGrams(Config):
     def reach(self) -> int:
         """How many tokens before a token are read with it."""
         return max(self.orders) - 1
-
-    def numbers(self, d_embedding: int) -> int:
-        """How many all tables hold, beside embeddings of this width."""
-        return len(self.orders) * self.rows * (self.width or d_embedding)
 
 
 class XavierInit(Config):

@@ -8,6 +8,10 @@ where a token before the beginning of a text or a document counts as −1, and s
 taken mod 2147483647 as well, so that sums stay below 2⁶³: these are whole numbers, the same on every device.
 """
 
+from collections.abc import Sequence
+from functools import reduce
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,6 +21,7 @@ from weft.nn.init import Initialiser
 from weft.nn.linear import Linear
 
 BASE, PRIME = 1_000_000_007, 2_147_483_647
+Number = TypeVar("Number", int, Tensor)
 
 
 class NGramEmbedding(nn.Module):
@@ -43,21 +48,31 @@ class NGramEmbedding(nn.Module):
         """
         time, reach = tokens.shape[1], self.reach
         every = F.pad(tokens, (reach, 0), value=-1) if before is None else torch.cat((before, tokens), dim=1)
-        numbers = None if documents is None else F.pad(documents, (reach, 0))
-        total, power = tokens + 1, 1
-        rows: dict[int, Tensor] = {}
-        for back in range(1, reach + 1):
+        shifted = [every[:, reach - back : reach - back + time] for back in range(reach + 1)]
+        if documents is not None:
+            numbers = F.pad(documents, (reach, 0))
+            own = [numbers[:, reach - back : reach - back + time] == documents for back in range(reach + 1)]
+            shifted = [torch.where(same, each, -1) for same, each in zip(own, shifted, strict=True)]
+        return torch.stack(self.found(shifted), dim=-1)
+
+    def found(self, last: Sequence[Number]) -> list[Number]:
+        """The rows of `weight` that belong to the last tokens, the newest first, −1 where there are none; as they are
+        given, whole numbers or tensors of them."""
+        total, power = last[0] + 1, 1
+        rows: dict[int, Number] = {}
+        for back in range(1, self.reach + 1):
             power = power * BASE % PRIME
-            there = slice(reach - back, reach - back + time)
-            symbols = every[:, there] + 1
-            if numbers is not None:
-                symbols = symbols * (numbers[:, there] == documents)
-            total = total + symbols * power
+            total = total + (last[back] + 1) * power
             rows[back + 1] = total % PRIME % self.rows
-        return torch.stack([rows[order] + table * self.rows for table, order in enumerate(self.orders)], dim=-1)
+        return [rows[order] + table * self.rows for table, order in enumerate(self.orders)]
 
     def forward(self, tokens: Tensor, before: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         """What is added to the embeddings of tokens (batch, time), (batch, time, d_embedding)."""
         rows = self.indices(tokens, before, documents)
         x = F.embedding_bag(rows.flatten(0, 1), self.weight, mode="sum").unflatten(0, tokens.shape)
+        return x if self.projection is None else self.projection(x)
+
+    def of_one(self, last: Sequence[int]) -> Tensor:
+        """What is added to the embedding of one token, the first of `last`, (d_embedding,): many times as fast."""
+        x = reduce(torch.add, [self.weight[row] for row in self.found(last)])
         return x if self.projection is None else self.projection(x)

@@ -14,6 +14,7 @@ import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
+from torch.nn import functional as F
 
 GROUP = tl.constexpr(32)
 HALF = tl.constexpr(16)
@@ -285,4 +286,21 @@ def widen(weight: Tensor, groups: Tensor, dtype: torch.dtype) -> Tensor:
     N, count = groups.shape
     y = torch.empty(N, count * 32, dtype=dtype, device=weight.device)
     _widen_kernel[(triton.cdiv(N * count, 256),)](weight, groups, y, N * count, 256, weight.is_cuda, num_warps=4)
+    return y
+
+
+def product(x: Tensor, weight: Tensor, groups: Tensor, residual: Tensor | None = None) -> Tensor:
+    """x (…, K) times 4-bit weights (N, K/2) with their groups, plus `residual`: → (…, N)."""
+    (N, count), M = groups.shape, x.numel() // x.shape[-1]
+    if M > MAX_FUSED_ROWS:
+        y = F.linear(x, widen(weight, groups, x.dtype))
+        return y if residual is None else y.add_(residual)
+    y = torch.empty(*x.shape[:-1], N, dtype=x.dtype, device=x.device)
+    assert x.is_contiguous() and (residual is None or residual.is_contiguous())
+    wide, deep = (32, 8) if N < 8192 else (128, 4)
+    high = min(64, max(16, triton.next_power_of_2(M)))
+    product_kernel[(triton.cdiv(N, wide), triton.cdiv(M, high))](
+        x, weight, groups, residual, y, M, N, count, residual is not None, high, wide, deep, x.is_cuda,
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
     return y

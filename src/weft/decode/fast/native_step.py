@@ -129,12 +129,19 @@ class NativeStep:
         store = state.cache.store  # (layers, 2, 1, kv_heads, max_len, d_head)
         self.state, self.table = state, torch.zeros(1, 1, dtype=torch.int64)  # its one block is the whole cache
         self.rows = NativeRows(model, store[:, 0], store[:, 1], head=True)
+        self.last: list[int] = []  # what n-grams are made of, the newest token first
+        if model.ngrams is not None and state.read is not None:
+            self.last = state.read.last(model.ngrams.reach, state.lengths)[0].tolist()[::-1]
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Read tokens (1,) → logits (1, vocab_size)."""
-        state = self.state
+        state, model = self.state, self.rows.model
         state.reserve(1)
-        x = self.rows.model.embed_next(tokens[:, None], state.lengths, state.read)
+        x = model.embed(tokens[:, None], model.embedding)
+        if model.ngrams is not None and state.read is not None:
+            last = [int(tokens), *self.last]
+            x = x + model.ngrams.of_one(last)
+            self.last, state.read.tokens[0, state.longest] = last[:-1], last[0]
         logits = self.rows(x, state.lengths, self.table)
         state.advance(1)
         return logits

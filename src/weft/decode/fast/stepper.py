@@ -212,7 +212,7 @@ def native_path_fits(model: LanguageModel, state: State) -> bool:
 
 def native_rows(model: Transformer, store: BlockStore) -> NativeRows | None:
     """Steps of texts in the blocks of a pool in one call each, where c/step.c can do that."""
-    if model.embedding.weight.device.type != "cpu" or not _is_native(model):
+    if model.embedding.weight.device.type != "cpu" or store.scales is not None or not _is_native(model):
         return None
     return NativeRows(model, store.data[:, :, 0], store.data[:, :, 1], head=False)
 
