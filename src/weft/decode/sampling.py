@@ -143,7 +143,9 @@ def fetched(row: Tensor) -> Callable[[], list[int]]:
 
 def greedy(logits: Tensor) -> Tensor:
     """The likeliest token (…) of logits (…, V); of equals, the one with the lowest id."""
-    # argmax may return any of the equals; the first of them is the same on every device
+    if not logits.is_cuda:
+        return logits.max(dim=-1).indices
+    # on a GPU argmax may return any of the equals
     return (logits == logits.amax(dim=-1, keepdim=True)).int().argmax(dim=-1)
 
 

@@ -8,6 +8,7 @@ weft's cache folder, by the text of the sources, the compiler and the processor,
 import ctypes
 import hashlib
 import os
+import platform
 import re
 import shutil
 import stat
@@ -32,7 +33,8 @@ from weft.text.builtin import cache_folder
 
 SOURCES = Path(__file__).parent / "c"
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread")
-TUNING = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler knows
+ON_ARM = platform.machine() == "aarch64"  # where -march leaves out how long instructions take; on x86 -mcpu does less
+TUNING = (*(("-mcpu=native",), ("-march=native",))[:: 1 if ON_ARM else -1], ())  # the first that the compiler knows
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # of numbers: c/products.h's
 ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu-tanh": 3}
 OPENMP = re.compile(r"/lib(gomp|omp|iomp5)[^/]*\.so[^/]*$")

@@ -202,6 +202,17 @@ static inline float *next(Vectors *of, const Model *m) {
     return found;
 }
 
+/* Add values (count, d), of which each has a weight, one after the other. */
+static inline void mix(float *restrict out, const float *const *rows, const float *weights, float scale, int count, int d) {
+    if (count < ROWS) {
+        for (int j = 0; j < d; j++) out[j] += weights[0] * scale * rows[0][j];
+        return;
+    }
+    const float *a = rows[0], *b = rows[1], *c = rows[2], *e = rows[3];
+    float w = weights[0] * scale, x = weights[1] * scale, y = weights[2] * scale, z = weights[3] * scale;
+    for (int j = 0; j < d; j++) out[j] = out[j] + w * a[j] + x * b[j] + y * c[j] + z * e[j];
+}
+
 /* One head of a text: its query with all keys so far and its own, which the first head of a group stores. */
 static void attend(Step *s, const Layer *layer, int row, int head, int thread) {
     const Model *m = s->model;
@@ -236,10 +247,11 @@ static void attend(Step *s, const Layer *layer, int row, int head, int thread) {
     float *out = s->mixed + ((int64_t)row * m->heads + head) * d, inverse = 1.0f / total(sum);
     float weight = scores[place] * inverse;
     for (int j = 0; j < d; j++) out[j] = weight * v[j];
-    for (int i = 0; i < place; i++) {
-        const float *value = next(&values, m);
-        weight = scores[i] * inverse;
-        for (int j = 0; j < d; j++) out[j] += weight * value[j];
+    for (int i = 0, count; i < place; i += count) { /* a few values at a time: `out` is read and written once for them */
+        const float *rows[ROWS];
+        count = place - i < ROWS ? 1 : ROWS;
+        for (int r = 0; r < count; r++) rows[r] = next(&values, m);
+        mix(out, rows, scores + i, inverse, count, d);
     }
     if (head % groups == 0) {
         memcpy(next(&keys, m), k, 4 * d);
