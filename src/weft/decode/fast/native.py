@@ -92,6 +92,8 @@ def library() -> ctypes.CDLL | None:
         return None  # no compiler, or nowhere to keep its result safely: torch's operations do the same
     found.weft_product.argtypes = [POINTER(Matrix), c_void_p, c_void_p, c_int, c_int]
     found.weft_step.argtypes = [POINTER(Model), c_void_p, POINTER(Texts), c_void_p, c_int]
+    found.weft_log_totals.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int]
+    found.weft_log_totals.restype = None
     found.weft_share.argtypes = [c_void_p, c_void_p, c_void_p]
     found.weft_share.restype = None
     if (threads := _openmp()) is not None:
@@ -204,4 +206,13 @@ def multiply(found: Matrix, x: Tensor, threads: int | None = None) -> Tensor:
     compiled: Any = library()
     if compiled.weft_product(found, x.data_ptr(), y.data_ptr(), len(x), threads or torch.get_num_threads()):
         raise MemoryError("a product found no memory")
+    return y
+
+
+def log_totals(x: Tensor) -> Tensor:
+    """log Σ eˣ of each row of x (rows, columns) in float32, whose numbers lie side by side → (rows, 1)."""
+    y = torch.empty(len(x), 1)
+    compiled: Any = library()
+    threads = min(torch.get_num_threads(), max(1, len(x)))
+    compiled.weft_log_totals(x.data_ptr(), *x.shape, x.stride(0), y.data_ptr(), threads)
     return y
