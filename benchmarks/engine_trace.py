@@ -101,13 +101,14 @@ class Trace:
 
     # ---- what was found
 
-    def report(self, weights: int, cache: int, wall: float) -> None:
-        """Print it. `weights` are the parameters that a token is multiplied with, `cache` the bytes a token leaves."""
+    def report(self, weights: int, read: int, cache: int, wall: float) -> None:
+        """Print it. `weights` are the parameters that a token is multiplied with, `read` their bytes, `cache` the bytes
+        a token leaves."""
         spent = {**self.host, "other": wall - self.host.total()}
         print("  host, s: " + ", ".join(f"{what} {seconds:.2f}" for what, seconds in spent.items()))
         if not self.gpu:
             return
-        found = [_Step(step, weights, cache) for step in self.steps if step["spans"]]
+        found = [_Step(step, read, cache) for step in self.steps if step["spans"]]
         first, last = self.steps[0]["start"], next(step["end"] for step in reversed(self.steps) if "end" in step)
         span = first.elapsed_time(last) / 1e3
         total: Counter[str] = Counter()
@@ -141,14 +142,14 @@ class Trace:
 class _Step:
     """One step's seconds."""
 
-    def __init__(self, step: dict[str, Any], weights: int, cache: int):
+    def __init__(self, step: dict[str, Any], read: int, cache: int):
         self.rows = self.tokens = self.bytes = 0
         self.seconds: Counter[str] = Counter()
         within: dict[str, tuple[float, float]] = {}
         for what, began, ended, seen, count in step["spans"]:
             span = step["start"].elapsed_time(began) / 1e3, step["start"].elapsed_time(ended) / 1e3
             if what == "decode":
-                self.rows, self.bytes = count, 2 * weights + seen * cache
+                self.rows, self.bytes = count, read + seen * cache
             if what == "prefill":
                 self.tokens = count
             if what in ("decode", "prefill"):

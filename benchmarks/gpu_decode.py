@@ -46,10 +46,10 @@ PEAK = 989e12
 PROMPT, NEW = 128, 200
 PDL = True  # tuned for GPUs that have it
 SMALL = [(2, 512, 2), (1, 1024, 4), (4, 1024, 4), (8, 1024, 4), (4, 2048, 4), (8, 2048, 8), (4, 4096, 8)]
-TILES_TRIED = {  # by bits; with 4, columns are counted in halves of groups
+TILES_TRIED = {  # by bits; with 4, columns are counted in groups of 32
     16: [*SMALL, (1, 2048, 4), (8, 2048, 4), (1, 4096, 8)],
     8: [*SMALL, (4, 512, 2), (2, 1024, 4), (2, 2048, 4), (4, 2048, 8), (2, 4096, 8)],
-    4: [(rows, 32 * warps * many, warps) for rows in (1, 2, 4, 8) for warps in (1, 2, 4, 8) for many in (1, 2)],
+    4: [(2, 64, 2), (2, 128, 4), (4, 32, 1), (4, 64, 2), (4, 64, 1), (4, 128, 4), (8, 32, 1), (8, 64, 2), (8, 128, 4)],
 }
 CROWDS = ((2, 64), (1, 64), (4, 64), (2, 32))
 PARTS = ("check", "bf16", "int8", "int4", "batch", "batch8", "prefill", "context")
@@ -58,6 +58,7 @@ PARTS = ("check", "bf16", "int8", "int4", "batch", "batch8", "prefill", "context
 class Bench:
     def __init__(self, options: argparse.Namespace):
         self.tiny: bool = options.tiny
+        self.bits: list[int] = options.bits
         self.out: Path | None = options.out
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.rounds = 1 if options.tiny else 3
@@ -322,7 +323,7 @@ def tune(bench: Bench) -> None:
     shapes = {"qkv": (3 * D, D), "out": (D, D), "gate_up": (2 * d_ff, D), "down": (D, d_ff)}
     shapes["head"] = bench.config.vocab_size, D
     best: dict[tuple[int, int, int], Any] = {}
-    for bits in TILES_TRIED:
+    for bits in bench.bits:
         for name, (N, K) in shapes.items():
             if bits == 4 and name == "head":  # which stays in 8
                 continue
@@ -408,7 +409,8 @@ def attention_seconds(bench: Bench, bits: int) -> dict[tuple[int, int], float]:
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     results: dict[tuple[int, int], float] = {}
     for crowd, block in CROWDS:
-        attention = attend.Attention(1, heads, heads, D // heads, device, crowd * processors, block)
+        attention = attend.Attention(1, heads, heads, D // heads, device, crowd * processors, False)
+        attention.block = block
 
         def launch(n: int, attention: Any = attention) -> Tensor:
             weight = weights[n % len(weights)]
@@ -475,6 +477,7 @@ def peers(bench: Bench) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=[*PARTS, "tune"])
+    parser.add_argument("--bits", type=int, nargs="*", default=list(TILES_TRIED), help="tune: weights of so many")
     parser.add_argument("--transformers", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tiny", action="store_true")

@@ -9,9 +9,9 @@ Then clients that go away at random, after which no block may be in use and memo
 process of its own, by default of a decoder of 4 layers of 256 over characters that is made first. `--run` takes another
 run; `--url` and `--model` ask another server that speaks OpenAI's API, with `--chat` for conversations alone.
 
-`--transformers` names the same model as `weft export --to hf` writes it: `transformers serve` answers the same clients
-in turn with weft. With `--minutes`, texts are then asked for half as often as the server can write them, and what it
-holds in memory meanwhile is fitted with a line.
+`--transformers` names the same model as `weft export --to hf` writes it, `--llama-server` llama.cpp's program and the
+file that `--to gguf` writes: these servers answer the same clients in turn with weft. With `--minutes`, texts are then
+asked for half as often as the server can write them, and what it holds in memory meanwhile is fitted with a line.
 """
 
 import argparse
@@ -176,8 +176,8 @@ def row(name: str, seen: Seen, seconds: float) -> float:
     return rate
 
 
-def serve(run: Path, log: Path) -> tuple["subprocess.Popen[bytes]", str]:
-    command = [sys.executable, "-m", "weft", "serve", str(run), "--port", "0", "--queue", "2000"]
+def serve(run: Path, log: Path, options: list[str]) -> tuple["subprocess.Popen[bytes]", str]:
+    command = [sys.executable, "-m", "weft", "serve", str(run), "--port", "0", "--queue", "2000", *options]
     with log.open("w") as stderr:
         server = subprocess.Popen(command, stderr=stderr)
     for _ in range(600):
@@ -198,13 +198,12 @@ def used_blocks(url: str) -> int:
 
 
 @contextmanager
-def transformers_server(folder: Path, log: Path) -> Iterator[str]:
-    """The address of `transformers serve` with this model, on a port that is free now."""
+def other_server(command: list[str], log: Path) -> Iterator[str]:
+    """The address of another program's server, on a port that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("transformers")), "serve", str(folder), "--port", str(port)]
     with log.open("w") as stderr:
-        server = subprocess.Popen(command, stdout=stderr, stderr=stderr)
+        server = subprocess.Popen([*command, "--port", str(port)], stdout=stderr, stderr=stderr)
     try:
         for _ in range(1200):
             time.sleep(0.1)
@@ -250,6 +249,8 @@ def main() -> None:
     parser.add_argument("--chat", action="store_true")
     parser.add_argument("--greedy", action="store_true", help="the likeliest token always")
     parser.add_argument("--transformers", type=Path, metavar="FOLDER", help="the same model, served beside it")
+    parser.add_argument("--llama-server", nargs=2, metavar=("PROGRAM", "GGUF"), help="llama.cpp's, beside it")
+    parser.add_argument("--quantize", help="weft's weights, as `weft serve` takes it")
     parser.add_argument("--minutes", type=float, default=0.0, help="at half of what the server can write")
     given = parser.parse_args()
     print("| | tokens/s | first token p50 / p95, ms | between p95, ms | texts | failures |\n|---|---|---|---|---|---|")
@@ -263,13 +264,20 @@ def main() -> None:
             text.write_text(Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8") * 5)
             given.run = Path(folder, "small")
             weft.train("llama-tiny", data=str(text), run=given.run, changes=CHANGES, log=lambda line: None)
-        server, url = serve(given.run, Path(folder, "log"))
+        server, url = serve(given.run, Path(folder, "log"), ["--quantize", given.quantize] if given.quantize else [])
         try:
             place = Place(url, given.run.resolve().name, given.chat, given.greedy)
             places = {"weft": place}
             if given.transformers is not None:
-                other = stack.enter_context(transformers_server(given.transformers, Path(folder, "other")))
+                command = [str(Path(sys.executable).with_name("transformers")), "serve", str(given.transformers)]
+                other = stack.enter_context(other_server(command, Path(folder, "transformers")))
                 places["transformers"] = Place(other, str(given.transformers), given.chat, given.greedy)
+            if given.llama_server is not None:
+                program, file = given.llama_server
+                rows = str(max(given.streams))
+                command = [program, "-m", file, "-np", rows, "-c", str(512 * int(rows)), "-t", "2"]
+                other = stack.enter_context(other_server(command, Path(folder, "llama.cpp")))
+                places["llama.cpp"] = Place(other, "model", given.chat, given.greedy)
             rate = measure(places, given)
             if given.drops:
                 drops(place, server, given.drops, 100)

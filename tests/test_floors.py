@@ -149,11 +149,13 @@ OPTIONAL = {
     "triton",
     "wandb",
     "weft.decode.fast.attend",
+    "weft.decode.fast.chunks",
     "weft.nn.kernels.attention",
     "weft.nn.kernels.dropout",
     "weft.nn.kernels.feedforward",
     "weft.decode.fast.kernels",
     "weft.decode.fast.kernels4",
+    "weft.decode.fast.kernels8",
     "weft.nn.kernels.loss",
     "weft.training.split",
 }

@@ -42,10 +42,10 @@ C = TypeVar("C", bound="Config")
 
 def kinds(base: type[C]) -> list[type[C]]:
     """The variants of `base`: every declared subclass that has a `kind` of its own, in the order of declaration."""
-    return [kind for child in base.__subclasses__() for kind in (child, *kinds(child)) if _tag(kind) is not None]
+    return [kind for child in base.__subclasses__() for kind in (child, *kinds(child)) if tag_of(kind) is not None]
 
 
-def _tag(kind: type[Config]) -> str | None:
+def tag_of(kind: type[Config]) -> str | None:
     field = kind.model_fields.get("kind")
     return field.default if field is not None and isinstance(field.default, str) else None
 
@@ -164,7 +164,7 @@ def _describe(kind: type[Config], tree: Mapping[str, Any], problem: Any) -> str:
             return f"{key} = {given!r}: {suggestion(given, QUOTED.findall(context['expected']))}"
         case "model_type" | "model_attributes_type":
             field = here.model_fields.get(keys[-1]) if here and keys else None
-            tags = [tag for tag in map(_tag, _members(field)) if tag is not None]
+            tags = [tag for tag in map(tag_of, members_of(field)) if tag is not None]
             if not tags or not isinstance(given, str):
                 return f"{key} = {given!r}: expected a table"
             hint = f"={given}" if given in tags else f", one of {', '.join(tags)}"
@@ -225,13 +225,13 @@ def _last(key: str) -> str:
 def keys_of(kind: type[Config], tree: Mapping[str, Any], inside: str = "") -> Iterator[str]:
     """The dotted keys of all settings that a config of this type can have, with the variants that `tree` chooses."""
     for name, field in kind.model_fields.items():
-        members, given = _members(field), tree.get(name)
+        members, given = members_of(field), tree.get(name)
         if not members:
             yield f"{inside}{name}"
             continue
         table = given if isinstance(given, Mapping) else {}
         usual = type(field.default) if isinstance(field.default, Config) else members[0]
-        chosen = next((member for member in members if _tag(member) == table.get("kind")), usual)
+        chosen = next((member for member in members if tag_of(member) == table.get("kind")), usual)
         yield from keys_of(chosen, table, f"{inside}{name}.")
 
 
@@ -242,18 +242,18 @@ def _walk(kind: type[Config], location: tuple[Any, ...]) -> tuple[list[str], typ
     members: list[type[Config]] = [kind]  # the types that a value at this place may have
     may_be_tag = False
     for part in location:
-        chosen = next((each for each in members if may_be_tag and part in (each.__name__, _tag(each))), None)
+        chosen = next((each for each in members if may_be_tag and part in (each.__name__, tag_of(each))), None)
         may_be_tag = chosen is None
         if chosen is not None:
             owner, members = chosen, [chosen]
             continue
         keys.append(str(part))
         owner = members[0] if len(members) == 1 else None
-        members = _members(owner.model_fields.get(part) if owner is not None and isinstance(part, str) else None)
+        members = members_of(owner.model_fields.get(part) if owner is not None and isinstance(part, str) else None)
     return keys, owner
 
 
-def _members(field: FieldInfo | None) -> list[type[Config]]:
+def members_of(field: FieldInfo | None) -> list[type[Config]]:
     return [] if field is None else _among(field.annotation, field.metadata)
 
 

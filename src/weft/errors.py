@@ -79,6 +79,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def download_first(address: str) -> str:
+    """Why an address in the place of a file is of no use, and what to do; the caller says how to give the file."""
+    return f"'{address}': weft reads files, not addresses; download it, for instance with curl -LO, and give the file"
+
+
 def suggestion(name: str, known: Iterable[str], limit: int = 12, what: str = "available") -> str:
     """The tail of an error about an unknown name: the nearest known ones, or a few of all, which `what` describes; or
     nothing if there are none."""

@@ -11,7 +11,7 @@ One device a process. Each axis divides something else:
 
 import math
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from weft.config import Config
 from weft.errors import ConfigError, counted
@@ -28,12 +28,14 @@ class Layout(Config):
     row, over the processes of `tensor` (Korthikanti et al. 2022).
     """
 
-    replicate: PositiveInt | None = None
-    shard: PositiveInt = 1
-    tensor: PositiveInt = 1
-    sequence: bool = False
-    context: PositiveInt = 1
-    pipeline: PositiveInt = 1
+    replicate: PositiveInt | None = Field(
+        None, description="copies of the model, which divide the rows; absent: as many as there are processes for"
+    )
+    shard: PositiveInt = Field(1, description="processes that divide rows, weights, gradients and moments (FSDP)")
+    tensor: PositiveInt = Field(1, description="processes that divide the matrices of each layer")
+    sequence: bool = Field(False, description="divide the norms between those matrices too")
+    context: PositiveInt = Field(1, description="processes that divide the tokens of each row")
+    pipeline: PositiveInt = Field(1, description="stages that divide the layers")
 
     @property
     def sizes(self) -> dict[str, int]:

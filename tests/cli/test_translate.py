@@ -1,5 +1,6 @@
 """`weft translate` on a model of two steps: what its options do, and what is refused before any work."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,13 @@ def test_a_line_for_every_line(trained: Path, capsys: Capture, tmp_path: Path) -
     assert out.count("\n") == 3 and out.split("\n")[1] == "" and out.split("\n")[0]
     assert translated(capsys, trained, "--out", str(tmp_path / "new" / "out.txt")) == ""
     assert (tmp_path / "new" / "out.txt").read_text() == out
+
+
+def test_lines_of_json(trained: Path, capsys: Capture) -> None:
+    plain = translated(capsys, trained).split("\n")[:-1]
+    found = [json.loads(line) for line in translated(capsys, trained, "--json").splitlines()]
+    assert [each["text"] for each in found] == LINES.splitlines()
+    assert [each["translation"] for each in found] == plain
 
 
 def test_every_option_reaches_the_search(trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

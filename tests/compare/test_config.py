@@ -21,6 +21,7 @@ def test_contenders_in_words() -> None:
     schedule = contender("step=lstm schedule.hold=9 schedule=step")[1]["changes"]["schedule"]
     assert schedule == {"kind": "step", "hold": 9}
     assert contender("my/own.toml model.layers=2")[0] == "own,layers=2"
+    assert contender("transformer++")[0] == "transformer++"  # not transformer, which it is compared with
 
 
 def test_values_of_a_setting() -> None:
@@ -57,23 +58,24 @@ def test_the_four_switches_lead_from_one_preset_to_the_other() -> None:
 
 
 def test_the_minutes_lead_from_adamw_to_the_quickstart() -> None:
-    """Each contender has what the one before it had, and one change more; the last two differ in d_ff alone."""
+    """Each contender has what the one before it had, and one change more; the last has n-grams besides."""
     from weft.recipe.resolve import resolve
 
     tree = tables_of("minutes")
     assert tree is not None
     found = experiment({**tree, **BASE})
     recipes = [resolve(each.recipe, merge(found.settings, each.changes)) for each in found.contenders.values()]
-    first, muon, untied, words, last = recipes
+    first, muon, untied, words, narrow, last = recipes
     kinds = [each.optimizer.kind for each in recipes if each.optimizer is not None]
-    assert kinds == ["adamw", "muon", "muon", "muon", "muon"]
+    assert kinds == ["adamw", *["muon"] * 5]
     assert first.model == muon.model
     assert untied.model == muon.model.replace(head={"kind": "lm", "tied": False})
     assert untied.model == words.model
     assert untied.tokenizer != words.tokenizer
-    narrow = {**words.model.feedforward.model_dump(), "d_ff": 192}  # type: ignore[union-attr]
-    assert words.model.replace(feedforward=narrow) == last.model
-    for other in (muon, untied, words):
+    d_ff = {**words.model.feedforward.model_dump(), "d_ff": 192}  # type: ignore[union-attr]
+    assert words.model.replace(feedforward=d_ff) == narrow.model
+    assert narrow.model.replace(ngrams={"rows": 16_384}) == last.model
+    for other in (muon, untied, words, narrow):
         assert (other.optimizer, other.schedule, other.batch) == (last.optimizer, last.schedule, last.batch)
     assert (words.tokenizer, resolve("quickstart")) == (last.tokenizer, last.replace(name="quickstart"))
 

@@ -212,7 +212,7 @@ def test_shares_of_less_than_a_step_are_not_run(folder: Path) -> None:
 def test_what_a_step_costs_is_counted_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (gpt,) = ready(folder, GPT)
     assert gpt.flops_per_step > 0
-    monkeypatch.setattr("weft.compare.contenders.count", None)
+    monkeypatch.setattr("weft.compare.sizes.count", None)
     assert gpt.flops_per_step * gpt.whole.steps <= 1e9
 
 

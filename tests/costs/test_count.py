@@ -11,8 +11,9 @@ from tests.pairwise import pairwise
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from weft.compare.sizes import multiplied
 from weft.config import Config
-from weft.costs.count import count, writing_weights
+from weft.costs.count import count, orthogonal_flops, writing_weights
 from weft.costs.devices import DEVICES, device_called, device_named
 from weft.costs.memory import LOGITS_AT_A_TIME, Workload, cache_bytes, training_memory
 from weft.costs.plan import Machine, plan_training
@@ -24,6 +25,8 @@ from weft.models.build import build
 from weft.models.presets import PRESETS, preset
 from weft.nn import config as parts
 from weft.nn import position_config as places
+from weft.recipe.optimizer import Muon
+from weft.training import optimizer
 
 
 def built(model: Any) -> int:
@@ -141,7 +144,14 @@ def transformers(draw: st.DrawFn) -> Any:
         shared["first_norm"] = draw(st.booleans())
     match kind:
         case "decoder":
-            return config.Decoder(**shared, d_embedding=draw(st.sampled_from([None, 4])), head=draw(word_heads))
+            hashed = st.builds(
+                parts.HashedNGrams,
+                orders=st.sampled_from([(2,), (4, 2)]),
+                rows=st.integers(1, 9),
+                width=st.sampled_from([None, 3]),
+            )
+            ngrams, narrow = draw(st.none() | hashed), draw(st.sampled_from([None, 4]))
+            return config.Decoder(**shared, d_embedding=narrow, ngrams=ngrams, head=draw(word_heads))
         case "encoder":
             head = draw(heads)
             divisors = [each for each in (1, 2, 3) if shared["layers"] % each == 0]
@@ -336,6 +346,20 @@ def test_activations_are_what_autograd_keeps(
     assert predicted == pytest.approx(saved_bytes(model, 4, 32, precision == "bf16"), rel=0.1)
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_tables_of_ngrams_are_looked_up() -> None:
+    """No product reads them: they have no 16-bit copy, and a size is chosen without them."""
+    plain = preset("gpt-tiny").replace(layers=1, d_model=64, vocab_size=16)
+    hashed = plain.replace(ngrams={"orders": [2, 3], "rows": 5000, "width": 8})
+    assert count(hashed).parameters == count(plain).parameters + 2 * 5000 * 8 + 8 * 64
+    assert count(hashed).multiplied == count(plain).multiplied + 8 * 64
+    assert multiplied(hashed) == multiplied(plain) + 8 * 64
+    before, after = (training_memory(model, Workload(4, 32, "bf16")) for model in (plain, hashed))
+    assert (after.weights - before.weights, after.copies - before.copies) == (4 * (80_000 + 512), 2 * 512)
+    kept = saved_bytes(hashed, 4, 32, True) - saved_bytes(plain, 4, 32, True)
+    assert after.activations - before.activations == pytest.approx(kept, rel=0.1)
+
+
 def test_recomputing_keeps_the_layers_inputs() -> None:
     model = preset("gpt2")
     kept = training_memory(model, Workload(4, 1024, "bf16"))
@@ -439,3 +463,19 @@ def test_numbers_are_readable() -> None:
     assert byte_size(12) == "12 B"
     assert duration(5400) == "1.5 hours"
     assert duration(30 * 86400) == "30 days"
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "vaswani-tiny"])
+def test_orthogonal_updates_are_counted_product_by_product(name: str) -> None:
+    """Against torch's own counter, over the update of a built model."""
+    shape = preset(name)
+    model = build(shape)
+    muon = optimizer.build(Muon(rounds=3), model)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    with FlopCounterMode(display=False) as counted:
+        muon.step()
+    assert counted.get_total_flops() == orthogonal_flops(shape, 3)
+    machine = Machine(device_named("h100"), gpus=1, mfu=0.5, precision="bf16")
+    one, two = (plan_training(1.0, 64, 16, machine, update).flops for update in (0.0, orthogonal_flops(shape, 3)))
+    assert two - one == 4 * orthogonal_flops(shape, 3)

@@ -31,6 +31,15 @@ def test_intervals_are_a_bootstrap_over_rows() -> None:
     assert t.translation_metrics(TEXTS[:1], REFERENCES[:1])["intervals"] == {}
 
 
+def test_lines_too_short_for_bleu_have_none() -> None:
+    short = ["1999", "two cats", "eins zwei drei"]
+    for texts, exact in ((short, 1.0), (["", "two", "drei"], 0.0)):
+        found = t.translation_metrics(texts, short)
+        assert not {"bleu", "bleu_signature"} & found.keys() and "bleu" not in found["intervals"]
+        assert found["exact"] == exact
+    assert t.translation_metrics([*short, "a b c d"], [*short, "a b c d"])["bleu"] == pytest.approx(100.0)
+
+
 def test_the_same_text_is_perfect() -> None:
     found = t.translation_metrics(REFERENCES, REFERENCES)
     assert (found["bleu"], found["chrf"]) == pytest.approx((100.0, 100.0))

@@ -40,6 +40,8 @@ VARIANTS = {
     "norms after": SMALL.replace(
         placement="res-post", attention=Attention(heads=4, kv_heads=2, qk_norm=RMSNorm(), qk_norm_over="heads")
     ),
+    "n-grams": SMALL.replace(ngrams={"orders": [2, 3], "rows": 99}),
+    "narrow n-grams": SMALL.replace(ngrams={"rows": 99, "width": 8}, d_embedding=16),
     "layers differ": SMALL.replace(pattern=[{"window": 9}, {}], head=config.LMHead(softcap=5.0)),
     "untied": SMALL.replace(head=config.LMHead(tied=False, bias=True)),
     "classes": ENCODER.replace(head=config.ClassificationHead(labels=3)),

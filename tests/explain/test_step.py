@@ -62,6 +62,7 @@ VARIANTS: dict[str, Any] = {
     "sandwich": GPT.replace(placement="sandwich", residual_scale=0.7),
     "res-post": GPT.replace(placement="res-post"),
     "opt": GPT.replace(d_embedding=16),
+    "n-grams": GPT.replace(ngrams={"orders": [3, 2], "rows": 31, "width": 5}, embedding_scale=True),
     "pattern": GPT.replace(
         position=Rotary(), first_norm=False, pattern=(LayerKind(window=3), LayerKind(position=NoPosition()))
     ),

@@ -42,6 +42,8 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     picture = ConfusionMatrix(((1,),), ("a",))
     with pytest.raises(ConfigError, match=r"a\.jpg: it is written as \.svg, \.png or \.pdf"):
         picture.save(tmp_path / "a.jpg")
+    with pytest.raises(ConfigError, match=r"^5: expected a file's path, such as figure\.pdf"):
+        picture.save(5)  # type: ignore[arg-type]
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot be written"):
         picture.save(tmp_path / "file" / "a.png")

@@ -167,6 +167,9 @@ def test_one_line_for_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytes
     scaled = llama(1, D, HEADS, FF, 32, vocab_size=VOCAB).replace(position=Rotary(scaling=DynamicNTK(factor=2.0)))
     with pytest.raises(InteropError, match="dynamic-ntk"):
         onnx.write(ModelBundle(scaled, {}, None, "here"), tmp_path)
+    hashed = llama(1, D, HEADS, FF, 32, vocab_size=VOCAB).replace(ngrams={"rows": 9})
+    with pytest.raises(InteropError, match=r"model\.ngrams: a step in an ONNX file"):
+        onnx.write(ModelBundle(hashed, {}, None, "here"), tmp_path)
     monkeypatch.setattr(onnx, "find_spec", lambda name: None)
     with pytest.raises(InteropError, match=r"pip install 'weft\[onnx\]'"):
         onnx.write(recurrent, tmp_path)

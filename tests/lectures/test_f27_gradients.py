@@ -1,6 +1,6 @@
 """F27: the gradient at layer 0 against the top of 24 untrained layers (lecture 2).
 
-    weft gradients
+    weft explain transformer --only gradients
 
 Without skip connections the gradient vanishes. Norms can keep its size up, but then all tokens have become alike, and
 what vanishes is the part that tells one token from another.

@@ -94,6 +94,13 @@ def test_a_compact_char_tokenizer_is_its_characters_and_special_tokens() -> None
     assert compact.encode("hat") == [compact.id("h"), compact.unk_id, compact.unk_id]
 
 
+def test_what_is_no_text_is_refused(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["bpe"]
+    for encode in (tokenizer.encode, tokenizer.token_spans, lambda what: tokenizer.encode_batch([what])):
+        with pytest.raises(TokenizerError, match=r"^5: expected a text, not int"):
+            encode(5)  # type: ignore[operator]
+
+
 @pytest.mark.parametrize("broken", ["\ud800", "ok \udfff", "\ude00\ud83d"])
 def test_lone_surrogates_are_refused(tokenizer: Tokenizer, broken: str) -> None:
     for use in (tokenizer.encode, tokenizer.token_spans, lambda text: tokenizer.encode_batch(["fine", text])):

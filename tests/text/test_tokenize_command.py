@@ -86,3 +86,13 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     error = run(str(tmp_path / "binary"), "--tokenizer", "byte").exception
     assert isinstance(error, WeftError)
     assert "not UTF-8 text: invalid start byte at byte 2" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("nix.txt", True), ("a/b.json.gz", True), ("./nix", True), ("U.S.A", False), ("Well. Then", False), ("hi", False)],
+)
+def test_a_name_of_no_file_is_read_as_text_and_that_is_said(text: str, said: bool) -> None:
+    result = run(text, "--tokenizer", "byte", "--json")
+    assert json.loads(result.stdout)["characters"] == len(text)
+    assert ("there is no such file" in result.stderr) == said

@@ -76,6 +76,24 @@ def test_stopped_and_resumed_equals_straight(  # type: ignore[no-untyped-def]
     assert straight.steps == 12
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_hashed_ngrams_are_resumed_and_loaded_as_they_were(tmp_path, corpus, monkeypatch, optimizer) -> None:  # type: ignore[no-untyped-def]
+    ngrams = "model.ngrams={ orders = [2, 3], rows = 50, width = 6 }"
+    recipe, given = small(ngrams, f"optimizer.kind={optimizer}"), {"corpus": corpus, "quiet": True}
+    whole = train(recipe, tmp_path / "whole", **given)
+    assert whole.model.ngrams.weight.count_nonzero() > 0
+    stop_after(monkeypatch, 4)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tmp_path / "cut", **given)
+    monkeypatch.undo()
+    resumed = resume(tmp_path / "cut", **given)
+    assert resumed.run.metrics.read_text() == whole.run.metrics.read_text()
+    assert weights_hash(resumed.run) == weights_hash(whole.run)
+    loaded, _ = load_model(resumed.run, "latest")
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight)
+
+
 def test_a_crash_between_checkpoints_repeats_from_the_last_one(  # type: ignore[no-untyped-def]
     tmp_path, recipe, corpus, evaluate, monkeypatch, straight: RunResult
 ) -> None:

@@ -180,7 +180,8 @@ class Run:
         """Texts for many prompts as lines of JSON, in order: `n` for each, `batch` prompts at a time.
 
         With `out` they are written to that file as well, and what is there already is not written again. A file that
-        another run, other settings or other `notes` began is refused. Texts keep to a `pattern`.
+        another run, other settings or other `notes` began is refused. Texts keep to a `pattern`. With
+        `quantize_cache` ('int8') keys and values have so many bits.
         """
         n, batch = options.get("n", 1), options.get("batch", 16)
         out, pattern = options.get("out"), options.get("pattern")
@@ -192,7 +193,9 @@ class Run:
         noted |= options.get("notes") or {}
         if pattern is not None:
             noted |= pattern.notes
-        job = Job(settings, n, batch, grammar=pattern, out=None if out is None else Path(out))
+        small = options.get("quantize_cache")
+        noted |= {} if small is None else {"quantize_cache": small}
+        job = Job(settings, n, batch, pattern, None if out is None else Path(out), small)
         return bulk(self.model, self.tokenizer, prompts, job, noted)
 
     @cached_property

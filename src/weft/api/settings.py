@@ -21,6 +21,7 @@ class BulkOptions(TypedDict, total=False):
     batch: int
     out: Path | str | None
     pattern: Grammar | None
+    quantize_cache: str | None
     notes: Mapping[str, Any] | None
 
 

@@ -46,6 +46,8 @@ def chat(
 
     A tokenizer with a chat template frames the turns; without one the model continues the text so far. An imported
     checkpoint replies as its generation_config.json has it, where no option says otherwise.
+
+    $ weft chat runs/talk --temperature 0.5
     """
     with loading():
         from weft.api.settings import sampling, with_defaults

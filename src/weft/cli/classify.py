@@ -16,6 +16,8 @@ def classify(
     answers a question.
 
     Reads standard input if no FILE is given. Words are separated by spaces, or given as lists in a column.
+
+    $ weft classify runs/reviews lines.txt --json
     """
     with loading():
         from weft.api.load import load

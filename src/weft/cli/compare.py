@@ -20,6 +20,7 @@ def compare(
         recipe_argument(
             "CONTENDER... KEY=VALUE",
             "Presets, recipes and .toml files, 'transformer model.layers=2' in quotes; changes to all of them.",
+            autocompletion=options.complete_contenders,
         ),
     ] = None,
     data: options.Text = None,
@@ -48,7 +49,7 @@ def compare(
     How many times the operations does one need for the loss of another? A page with curves, intervals and the answer is
     written to the folder, beside results.jsonl. The same command again continues what was interrupted.
 
-      weft compare lstm transformer++ --data book.txt --flops 1e13
+    $ weft compare lstm transformer++ --data book.txt --flops 1e13
 
     `four-switches` in place of contenders goes from the Transformer of 2017 to LLaMA, switch by switch; `minutes` goes
     from AdamW to the recipe of `weft quickstart`.

@@ -6,7 +6,10 @@ from weft.figures.tables import Table
 
 
 def doctor(as_json: options.AsJson = False) -> None:
-    """Show what weft runs on, what the machine does well (measured in a second or two), and what is missing."""
+    """Show what weft runs on, what the machine does well (measured in a second or two), and what is missing.
+
+    $ weft doctor --json
+    """
     with loading():
         from weft.api.doctor import examine
 

@@ -25,7 +25,10 @@ def embed(
         option(..., "Write to this file: .npy, or .jsonl with the texts (default: JSON on standard output)."),
     ] = None,
 ) -> None:
-    """Turn texts into vectors: similar texts get similar vectors. Reads standard input if no FILE is given."""
+    """Turn texts into vectors: similar texts get similar vectors. Reads standard input if no FILE is given.
+
+    $ weft embed runs/bert lines.txt --out vectors.npy
+    """
     ways = ("mean", "first", "last")
     if pooling is not None and pooling not in ways:
         raise ConfigError(f"--pooling {pooling}: {suggestion(pooling, ways)}")

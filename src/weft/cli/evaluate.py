@@ -57,6 +57,8 @@ def evaluate(
     cross the borders of documents, unless it was trained with data.document_mask: then no document sees another, and
     the bytes of its first token, which nothing predicts, count 8 bits each. Intervals come from a bootstrap over
     documents, and over equal pieces of a long one.
+
+    $ weft evaluate runs/gpt-tiny --data other.txt
     """
     sources = [*(data or []), *context.args] or None  # `--data *.txt` arrives as --data a.txt b.txt …
     if tasks is not None or tasks_path is not None or limit is not None:

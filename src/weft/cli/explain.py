@@ -8,7 +8,7 @@ import typer
 
 from weft.cli.console import options
 from weft.cli.console.options import flag, option, recipe_argument
-from weft.cli.console.terminal import echo, loading
+from weft.cli.console.terminal import echo, loading, print_json
 from weft.errors import ConfigError
 from weft.explain.views import OF_A_TEXT, VIEWS
 from weft.figures.tables import wrapped
@@ -64,8 +64,12 @@ def explain(
             show_default="explain.html in the run's folder, or here; one view is printed",
         ),
     ] = None,
+    as_json: bool = flag("--json", "Print the numbers of what would be drawn as JSON."),
 ) -> None:
-    """Look inside a model: attention, surprise, gradients, costs, the computation graph …"""
+    """Look inside a model: attention, surprise, gradients, costs, the computation graph …
+
+    $ weft explain runs/gpt-tiny --only attention --out attention.html
+    """
     from weft.config import assignments, validate
     from weft.decode.config import Branching
     from weft.runs.folder import RunFolder
@@ -88,7 +92,8 @@ def explain(
     if is_run and only == "search":
         chosen["settings"] = validate(Branching, assignments(changes or []))
     elif is_run and changes:
-        raise ConfigError(f"'{changes[0]}': a run is shown as it is; changes are for presets, recipes and searches")
+        what = "changes are for presets, recipes and searches" if "=" in changes[0] else "a text is given with --text"
+        raise ConfigError(f"'{changes[0]}': a run is shown as it is; {what}")
     with loading():
         from torch import float32
 
@@ -108,11 +113,19 @@ def explain(
         given = {"text": text, "target": target} if only is None or only in OF_A_TEXT else {}
         picture = _picture(explained, only, given, chosen)
     told = picture.text() if only is not None or lecture else None
-    if out is None and told is not None:
+    if out is None and told is None and not as_json:
+        out = (RunFolder(source).path if is_run else Path()) / "explain.html"
+    _show(picture, told or "", out, as_json)
+
+
+def _show(picture: "Picture", told: str, out: Path | None, as_json: bool) -> None:
+    """Save a picture, or print what it tells or its numbers."""
+    if out is not None:
+        echo(f"{picture.title}: {picture.save(out)}", err=as_json)
+    if as_json:
+        print_json({"title": picture.title, "note": picture.note, **picture.data()})
+    elif out is None:
         echo("\n\n".join(filter(None, (told, "\n".join(wrapped(picture.note))))))
-        return
-    page = out or (RunFolder(source).path if is_run else Path()) / "explain.html"
-    echo(f"{picture.title}: {picture.save(page)}")
 
 
 def _parallel(given: dict[str, Any]) -> None:
@@ -131,7 +144,7 @@ def _parallel(given: dict[str, Any]) -> None:
     if out is not None:
         check_picture(out)
     picture = parallel_splits(validate(Sizes, tree), 2 if ranks is None else ranks)
-    echo(picture.text() if out is None else f"{picture.title}: {picture.save(out)}")
+    _show(picture, picture.text(), out, given["as_json"])
 
 
 def _picture(explained: "Explain", only: str | None, given: dict[str, Any], chosen: dict[str, Any]) -> "Picture":

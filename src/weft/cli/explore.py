@@ -28,6 +28,8 @@ def explore(
     """Look at runs and inside their models, in a browser: curves as they grow, and each model's own numbers.
 
     Runs that begin later appear by themselves. Only this machine reaches the page.
+
+    $ weft explore runs
     """
     if folder != RUNS and not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder; `weft train` makes {RUNS}/")
@@ -41,7 +43,7 @@ def explore(
     library = Library([str(folder), *beside], None, serving.limits, may_be_empty=True)
     where = f"http://{HOST}:{listener.getsockname()[1]}/"
     log_to_stderr(f"weft: {folder} is at {where} for this machine alone; Ctrl-C ends it")
-    if not no_browser and _has_window():
+    if not no_browser and has_window():
         threading.Thread(target=webbrowser.open, args=(where,), daemon=True).start()
     answer(library, serving, listener)
 
@@ -53,7 +55,7 @@ def _free() -> socket.socket:
         return listening(HOST, 0)
 
 
-def _has_window() -> bool:
+def has_window() -> bool:
     """Whether there is a browser that opens a window of its own: one of the terminal would take that from us."""
     try:
         return type(webbrowser.get()) is not webbrowser.GenericBrowser

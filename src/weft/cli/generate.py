@@ -47,7 +47,12 @@ def generate(
     beam: int | None = choice(None, "Search for the likeliest text with this many beams."),
     length_penalty: float | None = choice(None, "Beam search: divide log p by the length to this power (default: 1)."),
     gnmt_penalty: float | None = choice(None, "Beam search: divide by ((5 + length) / 6) to this power instead."),
-    amateur: Annotated[Path | None, choice(..., "Prefer what this weaker run finds less likely.", value="RUN")] = None,
+    amateur: Annotated[
+        Path | None,
+        choice(
+            ..., "Prefer what this weaker run finds less likely.", value="RUN", autocompletion=options.complete_runs
+        ),
+    ] = None,
     contrast: float | None = choice(None, "How strongly --amateur counts (default: 0.5)."),
     max_tokens: int | None = rule(None, "Stop after this many tokens (default: 200)."),
     no_slide: bool = rule(
@@ -76,17 +81,25 @@ def generate(
     as_json: bool = several(False, "Print one line of JSON for each prompt.", "--json"),
     draft: Annotated[
         Path | None,
-        speed(..., "Let this smaller run guess ahead; a seed then draws another, equally likely text.", value="RUN"),
+        speed(
+            ...,
+            "Let this smaller run guess ahead; a seed then draws another, equally likely text.",
+            value="RUN",
+            autocompletion=options.complete_runs,
+        ),
     ] = None,
     lookup: int | None = speed(None, "Guess ahead from earlier matches of up to this many tokens."),
     quantize: str | None = speed(None, "Use smaller weights: bf16, int8, int4 or auto.", value="BITS"),
+    quantize_cache: str | None = speed(None, "Keep keys and values of many texts in fewer bits: int8.", value="BITS"),
 ) -> None:
     """Continue a text with a trained model. The prompt and what follows go to stdout as they are written.
+
+    $ weft generate runs/gpt-tiny --prompt 'It was a dark and' --max-tokens 100
 
     An imported checkpoint writes as its generation_config.json has it, where no option says otherwise. A model that is
     too large for one GPU is divided over several, started with torchrun:
 
-      torchrun --nproc-per-node 2 --no-python -- weft generate ...
+    $ torchrun --nproc-per-node 2 --no-python -- weft generate runs/large
     """
     with loading():
         from weft.api.load import load
@@ -108,6 +121,9 @@ def generate(
         "--amateur doesn't go with --draft and --lookup: what guesses ahead guesses for one model": (
             amateur is not None and guesses
         ),
+        "--quantize-cache is for many texts: give --file, and no --beam": (
+            quantize_cache is not None and (file is None or beam is not None)
+        ),
         "--contrast sets how strongly to contrast; name the weaker run with --amateur": (
             contrast is not None and amateur is None
         ),
@@ -115,7 +131,8 @@ def generate(
     for line, wrong in refusals.items():
         if wrong:
             raise ConfigError(line)
-    refuse_together(ranks, {"--quantize": quantize, "--draft": draft, "--amateur": amateur, "--out": out})
+    fewer_bits = {"--quantize": quantize, "--quantize-cache": quantize_cache}
+    refuse_together(ranks, {**fewer_bits, "--draft": draft, "--amateur": amateur, "--out": out})
     given = given_settings(context, greedy)
     penalties = {"power": length_penalty, "gnmt": gnmt_penalty}
     drawn = {**given, "greedy": None if beam is None else greedy or None}
@@ -150,7 +167,8 @@ def generate(
     elif out is not None or as_json or file is not None:
         asked = {"quantize": loaded.quantized, "amateur": amateur and str(amateur), "contrast": contrast}
         notes = {key: value for key, value in asked.items() if value is not None}
-        for line in loaded.bulk(prompts, settings, n=n, batch=batch or 16, out=out, pattern=pattern, notes=notes):
+        written = partial(loaded.bulk, prompts, settings, n=n, batch=batch or 16, out=out, pattern=pattern)
+        for line in written(quantize_cache=quantize_cache, notes=notes):
             for each in json.loads(line)["completions"]:
                 remarks.look(each["text"], each["tokens"], each["finish"], each.get("slid", False))
             if out is None:

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
+from weft.cli.console import options
 from weft.cli.console.options import argument, option
-from weft.cli.console.terminal import echo, loading
+from weft.cli.console.terminal import echo, loading, print_json
 
 
 def import_(
@@ -21,10 +22,20 @@ def import_(
         Path | None, option(..., "The tokenizer's file, for a source that comes without one.", value="FILE")
     ] = None,
     base: Annotated[
-        Path | None, option(..., "For an adapter: the run of the model it was trained on.", value="RUN")
+        Path | None,
+        option(
+            ...,
+            "For an adapter: the run of the model it was trained on.",
+            value="RUN",
+            autocompletion=options.complete_runs,
+        ),
     ] = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Turn a model trained elsewhere into a run. Nothing in its files is executed."""
+    """Turn a model trained elsewhere into a run. Nothing in its files is executed.
+
+    $ weft import path/to/SmolLM2 runs/smol
+    """
     with loading():
         from weft.api.import_model import import_model
     from weft.costs.count import count
@@ -32,8 +43,12 @@ def import_(
 
     folder, bundle = import_model(source, run, tokenizer=tokenizer, base=base)
     assert bundle.tokenizer is not None
-    echo(f"{folder.path}: from {bundle.origin}")
     parameters = count(bundle.model).parameters
+    if as_json:
+        facts = {"run": folder.path, "origin": bundle.origin, "kind": bundle.model.kind, "parameters": parameters}
+        print_json({**facts, "vocab_size": bundle.tokenizer.vocab_size})
+        return
+    echo(f"{folder.path}: from {bundle.origin}")
     echo(f"{parameters:,} parameters, {bundle.tokenizer.vocab_size:,} tokens, {bundle.model.kind}")
     head = getattr(bundle.model, "head", None)
     if head is not None and not any(head.kind in each.heads for each in OBJECTIVES.values()):

@@ -15,14 +15,15 @@ import typer
 
 from weft import __version__
 from weft.cli import config
-from weft.cli.console.help import Command, Group, unknown_option
+from weft.cli.console.help import Command, Group, extra_words, unknown_option
 from weft.cli.console.options import flag
 from weft.errors import WeftError, out_of_memory, suggestion
 
 app = typer.Typer(
     name="weft",
     help="From a text file to a language model: train it, measure it, let it write.",
-    epilog="Begin with: weft quickstart",
+    epilog="Begin with: weft quickstart\n\nExit codes: 0 done; 2 a mistake, which one line on standard error names; "
+    "130 interrupted by Ctrl-C; 128 and the signal's number, such as 143, when ended by one; 1 a fault of weft itself.",
     invoke_without_command=True,
     cls=Group,
     pretty_exceptions_enable=False,
@@ -32,7 +33,7 @@ app = typer.Typer(
 
 # each is a function in a file of the same name
 COMMANDS = {
-    "Begin": "quickstart doctor",
+    "Begin": "quickstart docs doctor",
     "Train a model": "train evaluate compare scale import_ export runs",
     "Use a model": "generate chat translate classify embed serve",
     "Look and prepare": "explore explain presets plan neighbours tokenize prepare",
@@ -142,7 +143,7 @@ def _one_line(error: Exception, arguments: Sequence[str] = ()) -> str | None:
     if isinstance(error, WeftError):
         text = str(error)
     elif isinstance(error, _UsageError):
-        text = unknown_option(error, arguments) or _usage(error)
+        text = unknown_option(error, arguments) or extra_words(error) or _usage(error)
     elif isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     elif out_of_memory(error):

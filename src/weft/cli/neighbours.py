@@ -25,7 +25,10 @@ def neighbours(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show the words nearest to a word, by the model's embeddings or inside sentences, and measure word similarity."""
+    """Show the words nearest to a word, by the model's embeddings or inside sentences, and measure word similarity.
+
+    $ weft neighbours runs/bert frog
+    """
     if (word is None) == (pairs is None):
         raise ConfigError("give a WORD, or a file of rated pairs with --pairs, one of the two")
     if pairs is not None and (text or top):

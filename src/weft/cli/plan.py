@@ -49,7 +49,10 @@ def plan(
     published: bool = flag("--published", "Show published and measured steps beside the predictions."),
     as_json: options.AsJson = False,
 ) -> None:
-    """Estimate parameters, operations, memory, time and energy from the settings alone, and choose a layout."""
+    """Estimate parameters, operations, memory, time and energy from the settings alone, and choose a layout.
+
+    $ weft plan gpt2 --gpus 8
+    """
     if lecture is not None or published:
         shown = f"--lecture {lecture}" if lecture is not None else "--published"
         if source is not None:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli.console import options
 from weft.cli.console.options import argument, flag, option
-from weft.cli.console.terminal import print_tables
+from weft.cli.console.terminal import print_json, print_tables
 from weft.cli.tokenize import find_tokenizer
 from weft.errors import ConfigError, TokenizerError
 from weft.figures.tables import Table
@@ -32,15 +33,20 @@ def prepare(
     jobs: int | None = option(None, "Processes that encode (default: as many as there are processors).", min=1),
     part: str | None = option(None, "Prepare this part of the text alone, such as 3/16.", value="NUMBER/COUNT"),
     merge: bool = flag("--merge", "The SOURCEs are all parts of a text: put them together."),
+    as_json: options.AsJson = False,
 ) -> None:
     """Turn text into token shards that training reads straight from disk.
+
+    $ weft prepare texts/ --out tokens
 
     A large text can be divided over machines that see the same files, and put together afterwards, to the same bytes as
     one machine would have written:
 
-      weft prepare texts/ --tokenizer RUN --part 1/2 --out one     (on one machine)
-      weft prepare texts/ --tokenizer RUN --part 2/2 --out two     (on the other)
-      weft prepare --merge one two --out tokens
+    $ weft prepare texts/ --tokenizer RUN --part 1/2 --out one
+
+    $ weft prepare texts/ --tokenizer RUN --part 2/2 --out two
+
+    $ weft prepare --merge one two --out tokens
     """
     from weft.config import validate
     from weft.data.config import Data, TextSource
@@ -56,7 +62,7 @@ def prepare(
         for name, value in given.items():
             if value is not None:
                 raise ConfigError(f"--{name} {value}: the parts are made already; with --merge leave it out")
-        _report(put_together(sources, out))
+        _report(put_together(sources, out), as_json)
         return
     if column is not None and all(map(is_plain, sources)):
         raise ConfigError(f"--column {column}: {sources[0]} is plain text, which has no columns")
@@ -75,7 +81,7 @@ def prepare(
             raise TokenizerError("'-': standard input can be read once only; give a finished tokenizer, or name a file")
         return train_texts(text)
 
-    _report(write(text, out, find_tokenizer(name, vocab, learned), jobs=jobs))
+    _report(write(text, out, find_tokenizer(name, vocab, learned), jobs=jobs), as_json)
 
 
 def _split(validation: str) -> "Split":
@@ -89,15 +95,27 @@ def _split(validation: str) -> "Split":
     return validate(HashSplit, {"fraction": share}, "--validation") if share else NoSplit()
 
 
-def _report(shards: "Shards") -> None:
+def _report(shards: "Shards", as_json: bool) -> None:
+    splits = {split: shards.of(split) for split in ("train", "validation")}
+    made = {
+        split: {
+            "tokens": sum(shard.tokens for shard in each),
+            "documents": sum(shard.documents for shard in each),
+            "bytes": sum(shard.bytes for shard in each),
+            "shards": len(each),
+        }
+        for split, each in splits.items()
+    }
+    index, fingerprint = shards.index, shards.fingerprint
+    if as_json:
+        facts = {"path": shards.path, "vocab_size": index.vocab_size, "dtype": index.dtype, "sha256": fingerprint}
+        print_json({**facts, "splits": made})
+        return
     rows = []
-    for split in ("train", "validation"):
-        made = shards.of(split)
-        tokens = sum(shard.tokens for shard in made)
-        size = sum(shard.bytes for shard in made)
-        documents = sum(shard.documents for shard in made)
-        ratio = f"{size / tokens:.2f}" if tokens else "–"
-        rows.append((split, f"{tokens:,}", f"{documents:,}", f"{size:,}", ratio, str(len(made))))
+    for split, each in made.items():
+        ratio = f"{each['bytes'] / each['tokens']:.2f}" if each["tokens"] else "–"
+        counts = [f"{each[what]:,}" for what in ("tokens", "documents", "bytes")]
+        rows.append((split, *counts, ratio, str(each["shards"])))
     print_tables(Table(("split", "tokens", "documents", "bytes", "bytes/token", "shards"), rows))
-    typer.echo(f"vocabulary {shards.index.vocab_size:,}, {shards.index.dtype}, sha256 {shards.fingerprint[:16]}")
+    typer.echo(f"vocabulary {index.vocab_size:,}, {index.dtype}, sha256 {fingerprint[:16]}")
     typer.echo(f"written to {shards.path}")

@@ -9,6 +9,8 @@ def presets(as_json: bool = flag("--json", "Print the models as a JSON list, for
     """List the models that come with weft, with their sizes and where they come from; and the recipes.
 
     weft train takes the name of either.
+
+    $ weft presets --json
     """
     from weft.api import presets as api
     from weft.costs.units import short

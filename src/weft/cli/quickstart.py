@@ -3,19 +3,24 @@
 from pathlib import Path
 from typing import Annotated
 
-from weft.cli.console.options import argument, option
-from weft.cli.console.terminal import loading, shown
+from weft.cli.console import options
+from weft.cli.console.options import option
+from weft.cli.console.terminal import loading, print_json, shown
 
 RUN = Path("runs/quickstart")
 
 
 def quickstart(
-    changes: Annotated[list[str] | None, argument("KEY=VALUE", "Settings to change, such as steps=1000.")] = None,
+    changes: options.Changes = None,
     run: Annotated[
         Path | None, option(..., f"The run's folder (default: {RUN}, or the next free {RUN}-2 …).", show_default=False)
     ] = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Train a small model on Python's own documentation, measure it and let it write: a few minutes on two cores."""
+    """Train a small model on Python's own documentation, measure it and let it write: a few minutes on two cores.
+
+    $ weft quickstart steps=200
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -25,6 +30,9 @@ def quickstart(
 
     folder = run or api.free_folder(RUN)
     done = api.train("quickstart", run=folder, changes=changes or [])
+    if as_json:
+        print_json({"run": done.path, **done.results()})
+        return
     console = Console(highlight=False)
     console.print("\n[bold]three texts it made up[/bold]")
     for number, sample in enumerate(done.results()["samples"], 1):

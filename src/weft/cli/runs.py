@@ -34,6 +34,8 @@ def runs(
     """List the runs in a folder: what each one learned, how far it got and how good it is. Or compare two recipes.
 
     weft runs diff A B shows the settings in which two runs, recipes or presets differ.
+
+    $ weft runs diff gpt2 llama-7b
     """
     words = words or ["runs"]
     if words[0] == "diff":

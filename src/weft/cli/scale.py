@@ -30,7 +30,7 @@ def scale(
     Models of several sizes are trained for several lengths, L(N, D) = E + A/N^α + B/D^β is fitted to them, and the size
     that the law finds best for three times the budget is trained to check it. The same command again continues.
 
-      weft scale llama-tiny --data book.txt --budget 1e13
+    $ weft scale llama-tiny --data book.txt --budget 1e13
     """
     from weft.compare.config import Asked
 

@@ -36,6 +36,7 @@ def serve(
         list[str] | None, option(..., "Let pages of this site read the answers; may be repeated.")
     ] = None,
     quantize: str | None = option(None, "Use smaller weights: bf16, int8, int4 or auto.", value="BITS"),
+    quantize_cache: str | None = option(None, "Keep keys and values in fewer bits: int8.", value="BITS"),
     rows: int = option(64, "How many texts a model writes at a time."),
     queue: int = option(256, "How many requests may wait for a model."),
     per_key: int | None = option(None, "How many texts of one key may wait or be written (default: as many as wait)."),
@@ -51,9 +52,9 @@ def serve(
 
     Each model is loaded when it is first asked for, and unloaded when memory is short. /docs lists the routes.
 
-      weft serve runs/mine
+    $ weft serve runs/mine
 
-      curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"model": "mine", "prompt": "Once"}'
+    $ curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"model": "mine", "prompt": "Once"}'
     """
     if api_key_file is None and host not in LOOPBACK and uds is None and not without_key:
         raise ConfigError(f"--host {host}: others can reach it; give --api-key-file, or say --without-key as well")
@@ -68,7 +69,7 @@ def serve(
         from weft.serve.library import Library
 
     given = {"queue": queue, "per_client": per_key or queue, "rows": rows, "seconds": timeout, "max_tokens": max_tokens}
-    limits = validate(Limits, given)
+    limits = validate(Limits, given | {"quantize_cache": quantize_cache})
     hosts = ("*",) if uds is not None or (keys and host not in LOOPBACK) else (*LOOPBACK, *_names(host))
     serving = Serving(
         keys=keys,

@@ -1,5 +1,6 @@
 """`weft tokenize`: how a text is cut."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from json import dumps
@@ -9,11 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import echo
 from weft.errors import ConfigError, DataError, suggestion
+from weft.progress import log_to_stderr
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from weft.text.tokenizer import Tokenizer, TokenSpan
+
+
+FILE_NAME = re.compile(r"\S*\w\.[A-Za-z]\w{1,5}(\.\w{2,3})?|(~|\.{1,2})?/\S+")  # what looks like one
 
 
 def tokenize(
@@ -34,6 +39,8 @@ def tokenize(
     """Show how a text is split into tokens, and how many there are.
 
     On a terminal the tokens are coloured; otherwise there is one line per token: its id, a tab and its text.
+
+    $ weft tokenize 'It was a dark night' --tokenizer runs/gpt-tiny
     """
     from rich.console import Console
 
@@ -69,7 +76,11 @@ def _subject(text: str) -> str:
         if text == "-":
             return "".join(characters("-"))
         path = Path(text)
-        return path.read_bytes().decode("utf-8") if len(text) < 1024 and path.is_file() else text
+        if len(text) < 1024 and path.is_file():
+            return path.read_bytes().decode("utf-8")
+        if FILE_NAME.fullmatch(text):
+            log_to_stderr(f"weft: {text}: there is no such file, so this name itself is the text")
+        return text
     except UnicodeDecodeError as error:
         raise DataError(f"{text}: not UTF-8 text: {error.reason} at byte {error.start}") from None
     except OSError as error:
@@ -126,6 +137,7 @@ def _show(console: "Console", spans: "list[TokenSpan]", faces: list[str], ids: b
     shown = Text()
     for place, (span, face) in enumerate(zip(spans, faces, strict=True)):
         seen = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in face)  # tabs are shown, too
+        seen = f"│{seen}" if console.no_color and place else seen
         *lines, rest = seen.split("\n")
         for line in lines:
             shown.append(line + "⏎", backgrounds[place % 2]).append("\n")

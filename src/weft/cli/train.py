@@ -50,6 +50,8 @@ def train(
 
     Ctrl-C saves the run before it stops; --resume continues it. With a run in place of a recipe, and other text as
     --data, the run's weights are fine-tuned in a new run. `weft config slurm` is for several machines.
+
+    $ weft train gpt-tiny --data book.txt steps=500
     """
     with loading():
         from weft.api import train as api

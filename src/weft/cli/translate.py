@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from weft.cli.console import options
-from weft.cli.console.options import argument, option
+from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import loading, write
 from weft.cli.console.together import load_together, together
 from weft.errors import ConfigError, DataError
@@ -34,8 +34,12 @@ def translate(
     writes: str | None = option(None, "The language to write, for a multilingual model.", "--to", value="CODE"),
     special_tokens: options.SpecialTokens = False,
     out: Annotated[Path | None, option(..., "The file to write to (default: standard output).")] = None,
+    as_json: bool = flag("--json", "Write lines of JSON, each with a text and its translation."),
 ) -> None:
-    """Translate a file line by line, or whatever the run learned to write from a text. Blank lines stay blank."""
+    """Translate a file line by line, or whatever the run learned to write from a text. Blank lines stay blank.
+
+    $ weft translate runs/vaswani-tiny lines.en --out lines.de
+    """
     with loading():
         from weft.api.settings import beam as beam_settings
         from weft.api.settings import with_defaults
@@ -44,6 +48,7 @@ def translate(
         from weft.parallel.ranks import join
     from weft.data.streams import lines
     from weft.progress import bar
+    from weft.runs.lines import record
 
     scoring = {"length-penalty": length_penalty, "coverage-penalty": coverage_penalty, "patience": patience}
 
@@ -67,7 +72,12 @@ def translate(
     ratio = RATIO if max_tokens is None else None
     with bar("translating", len(read)) as advance:
         written = loaded.translate(read, settings, Asked(reads, writes), progress=advance, ratio=ratio)
-    text = "".join(line.replace("\n", " ") + "\n" for line in written)
+    if as_json:
+        pairs = zip(read, written, strict=True)
+        answers = [record({"text": source, "translation": target}) for source, target in pairs]
+    else:
+        answers = [line.replace("\n", " ") for line in written]
+    text = "".join(f"{line}\n" for line in answers)
     if out is None:
         write(text)
     elif join().leads:

@@ -265,6 +265,8 @@ class Asked:
             tree["contenders"] = _with_tokenizers(tree["contenders"], self.tokenizers)
         tree |= {key: value for key, value in self.options.items() if value is not None}
         budget = {key: value for key, value in self.budget.items() if value is not None}
+        if not budget and not tree["budget"]:
+            raise ConfigError("how much compute may each use? give --flops, --tokens or --minutes, as in --flops 1e13")
         return experiment(tree | ({"budget": budget} if budget else {}), self.named[0] if file is not None else "")
 
     def text(self) -> TextSource:

@@ -9,9 +9,8 @@ from typing import Any
 from weft.api.train import trained_tokenizer
 from weft.compare.config import SEARCH_SHARES, Budget, Contender, Experiment
 from weft.compare.jobs import Job, Sweep, fraction, rates_around
-from weft.compare.sizes import TooSmallError, sized, sized_for
+from weft.compare.sizes import TooSmallError, flops_per_step, sized, sized_for
 from weft.config import Tree, flat, merge, validate
-from weft.costs.count import count
 from weft.costs.memory import Workload, training_memory
 from weft.data.amount import amount
 from weft.data.prepare import prepare
@@ -69,8 +68,7 @@ class ReadyContender:
 
     @cached_property
     def flops_per_step(self) -> float:
-        cost = count(self.whole.model, self.whole.batch.length, self.whole.adapter)
-        return cost.training(self.whole.batch.recompute) * self.tokens_per_step
+        return flops_per_step(self.whole)
 
     @property
     def flops(self) -> float:

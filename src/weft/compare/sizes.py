@@ -3,9 +3,11 @@
 import math
 
 from weft.compare.config import Budget
-from weft.costs.count import count
+from weft.costs.count import count, orthogonal_flops
 from weft.errors import ConfigError
 from weft.models.config import Decoder, Encoder, Model, NGram, Recurrent, TransformerConfig
+from weft.recipe.config import SettledRecipe
+from weft.recipe.optimizer import Muon
 
 TOKENS_PER_PARAMETER = 20  # where compute is best spent (Hoffmann et al. 2022, table 3)
 STEP = 8  # of widths
@@ -18,6 +20,14 @@ class TooSmallError(ConfigError):
     def __init__(self, line: str, tokens: int = 0, parameters: float = 0.0):
         super().__init__(line)
         self.tokens, self.parameters = tokens, parameters
+
+
+def flops_per_step(recipe: SettledRecipe) -> float:
+    """Operations of a training step, with those of Muon's update, which small batches don't make small."""
+    cost, optimizer = count(recipe.model, recipe.batch.length, recipe.adapter), recipe.optimizer
+    tokens = (recipe.batch.size or 1) * recipe.batch.length
+    update = orthogonal_flops(recipe.model, optimizer.rounds, recipe.adapter) if isinstance(optimizer, Muon) else 0.0
+    return cost.training(recipe.batch.recompute) * tokens + update
 
 
 def resized(model: Model, width: int) -> Model:
@@ -54,10 +64,10 @@ def resized(model: Model, width: int) -> Model:
 
 
 def multiplied(model: Model) -> int:
-    """The parameters that a token is multiplied by: all but a table of embeddings that isn't tied to the logits."""
+    """The parameters that a token is multiplied by: all but n-grams, and embeddings that aren't the head's too."""
     tied = getattr(getattr(model, "head", None), "tied", getattr(model, "tied", False))
     width = getattr(model, "d_embedding", None) or getattr(model, "d_model", None) or 0
-    return count(model).parameters - (0 if tied else int(getattr(model, "vocab_size", 0) * width))
+    return count(model).multiplied - (0 if tied else int(getattr(model, "vocab_size", 0) * width))
 
 
 def sized(model: Model, wanted: float) -> Model:

@@ -17,7 +17,7 @@ import torch
 from weft import files
 from weft.api.train import finish
 from weft.compare.jobs import Outcome
-from weft.compare.sizes import multiplied
+from weft.compare.sizes import flops_per_step, multiplied
 from weft.config import validate
 from weft.costs.count import count
 from weft.errors import DivergedError, WeftError
@@ -90,7 +90,7 @@ def _outcome(recipe: SettledRecipe, objective: Any, model: LanguageModel, job: d
     return {
         **measured,
         "tokens": tokens,
-        "flops": counted.training(recipe.batch.recompute) * tokens,
+        "flops": flops_per_step(recipe) * recipe.steps,
         "seconds": round(sum(line["seconds"] for line in read_lines(run.timings) if "seconds" in line), 3),
         "parameters": counted.parameters,
         "multiplied": multiplied(recipe.model),

@@ -35,6 +35,7 @@ class Component:
     in_layers: bool = False
     trained: bool = True
     backward: int = 2  # forward passes that its backward pass costs
+    looked_up: int = 0  # parameters of which a token reads a few, and no product reads any
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ class Count:
     def trainable(self) -> int:
         """Those that training changes: all of them, unless there is an adapter."""
         return sum(part.parameters for part in self.components if part.trained)
+
+    @property
+    def multiplied(self) -> int:
+        """Those that products read, embeddings among them, which are most models' last matrix too."""
+        return self.parameters - sum(part.looked_up for part in self.components)
 
     @property
     def forward(self) -> float:
@@ -181,6 +187,10 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
         embeddings += model.segments * E
     if model.factorised:
         projection = E * D
+    ngrams = model.ngrams if isinstance(model, config.Decoder) else None
+    hashed = up = 0
+    if ngrams is not None:
+        hashed, up = len(ngrams.orders) * ngrams.rows * (ngrams.width or E), (ngrams.width or 0) * E
 
     linears: list[Linear] = []
     positions = by_position = norms = pairs = 0
@@ -204,6 +214,7 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
 
     parts = [
         Component("embeddings", embeddings, 0),
+        Component("n-grams", hashed + up, 2 * T * up, looked_up=hashed),
         Component("positions", positions, 0),
         Component("projection", projection and projection + biased * D, 2 * T * projection),
         _products(model, "MHA projections", [each for each in linears if not each.name.startswith("feedforward")], T),
@@ -279,6 +290,24 @@ def layers_linears(model: config.TransformerConfig) -> list[list[Linear]]:
         for linears in [block_linears(model, cross)]
         for block in (layer // model.sharing for layer in range(depth))
     ]
+
+
+def orthogonal_flops(model: Config, rounds: int, adapter: LoRA | None = None) -> float:
+    """Operations of one update by Muon: for each matrix inside a block, `rounds` times x xᵀ, its square, and that times
+    x. What optimizers do to single weights is counted nowhere."""
+    if adapter is not None:
+        shapes = [
+            shape
+            for each in adapted_linears(model, adapter)
+            for height in each.heights
+            for shape in ((adapter.rank, each.inputs), (height, adapter.rank))
+        ]
+    elif isinstance(model, config.TransformerConfig):
+        linears = {each.name: each for layer in layers_linears(model) for each in layer}
+        shapes = [(height, each.inputs) for each in linears.values() for height in each.heights]
+    else:
+        return 0.0
+    return float(sum(rounds * (4 * min(shape) ** 2 * max(shape) + 2 * min(shape) ** 3) for shape in shapes))
 
 
 def adapted_linears(model: Config, adapter: LoRA) -> list[Linear]:

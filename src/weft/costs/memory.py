@@ -30,6 +30,8 @@ from weft.models import config
 from weft.nn.config import Gated, LoRA
 
 WIDE = 4  # bytes of an fp32 number
+SCALE = 2  # bytes of the scale of a key or value in 8 bits
+INDEX = 8  # bytes of a row's number
 LOGITS_AT_A_TIME = 1 << 22  # as the loss cuts them
 GPU_SHARE = 128  # bytes of a GPU's memory for each logit that is formed at a time
 MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1, "muon": 2}  # muon: outside of layers; inside them one
@@ -93,7 +95,7 @@ def training_memory(model: Config, work: Workload, adapter: LoRA | None = None) 
 
     return Memory(
         weights=split(cost.parameters),
-        copies=-(-2 * cost.parameters // work.shards) if n < WIDE else 0,
+        copies=-(-2 * cost.multiplied // work.shards) if n < WIDE else 0,
         gradients=split(cost.trainable),
         optimizer=split(moments(work.optimizer, cost.trainable, in_layers)),
         activations=round(tokens * (sum(inside) + outside)),
@@ -104,8 +106,11 @@ def training_memory(model: Config, work: Workload, adapter: LoRA | None = None) 
 
 def cache_bytes(model: Config, precision: str) -> int:
     """Bytes that generation keeps of each token: keys and values, or a recurrent stack's state after it. A
-    sequence-to-sequence Transformer holds as much again for each token of the source."""
+    sequence-to-sequence Transformer holds as much again for each token of the source. In int8, each key and each value
+    of a decoder has a scale."""
     match model:
+        case config.Decoder() if precision == "int8":
+            return 2 * model.layers * model.attention.groups * (model.d_head + SCALE)
         case config.Decoder() | config.EncoderDecoder():
             return 2 * model.layers * model.attention.groups * model.d_head * narrow(precision)
         case config.Recurrent() | config.Bahdanau():
@@ -187,6 +192,8 @@ def around_bytes(model: config.TransformerConfig, n: int) -> float:
     D = model.d_model
     around = (n * D if model.last_norm else 0) + (WIDE * model.added_width if model.embedding_norm else 0)
     around += n * model.width if model.factorised else 0  # what the projection reads
+    if isinstance(model, config.Decoder) and model.ngrams is not None:
+        around += n * (model.ngrams.width or 0) + INDEX * (2 * len(model.ngrams.orders) + 1)  # rows, and whose they are
     return len(stacks(model)) * around + n * D
 
 

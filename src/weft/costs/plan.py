@@ -14,6 +14,7 @@ from weft.costs.units import byte_size, duration, plain, short
 from weft.errors import ConfigError
 from weft.figures.tables import Table
 from weft.layout import AXES, Layout
+from weft.models.config import Decoder
 from weft.nn.config import LoRA
 
 PETAFLOP_DAY = 8.64e19  # 10¹⁵ operations a second for a day (Brown et al. 2020)
@@ -53,12 +54,16 @@ class TrainingPlan:
     kilowatt_hours: float
 
 
-def plan_training(flops_per_token: float, tokens: int, tokens_per_step: int, machine: Machine) -> TrainingPlan:
-    """A run over `tokens`. MFU counts the model's operations alone: recomputed layers are not in `flops_per_token`."""
-    flops = flops_per_token * tokens
+def plan_training(
+    flops_per_token: float, tokens: int, tokens_per_step: int, machine: Machine, update: float = 0.0
+) -> TrainingPlan:
+    """A run over `tokens`, and the operations of each `update` of the weights. MFU counts the model's operations alone:
+    recomputed layers are not in `flops_per_token`."""
+    steps = -(-tokens // tokens_per_step)
+    flops = flops_per_token * tokens + update * steps
     seconds = flops / (machine.peak * machine.mfu)
     energy = machine.gpus * machine.device.watts * PUE * seconds / 3.6e6
-    return TrainingPlan(tokens, -(-tokens // tokens_per_step), flops, seconds, energy)
+    return TrainingPlan(tokens, steps, flops, seconds, energy)
 
 
 def components_table(name: str, cost: Count) -> Table:
@@ -239,11 +244,12 @@ def _fitting(job: Job, choice: Choice) -> int:
 
 
 def _generation(model: Config, cost: Count, machine: Machine) -> list[str]:
-    cache, halves = cache_bytes(model, machine.precision), 2 * cost.parameters
+    cache, halves = cache_bytes(model, machine.precision), 2 * cost.multiplied
     if not cache:
         return []
+    small = f" ({byte_size(cache_bytes(model, 'int8'))} in int8)" if isinstance(model, Decoder) else ""
     return [
-        f"Generation caches {byte_size(cache)} a token, {byte_size(cache * cost.length)} for {cost.length:,}."
+        f"Generation caches {byte_size(cache)} a token{small}, {byte_size(cache * cost.length)} for {cost.length:,}."
         f" Each token reads {byte_size(halves)} of 16-bit weights,"
         f" so one sequence gets at most {short(machine.device.bandwidth / halves)} tokens/s."
     ]

@@ -25,23 +25,23 @@ class HashSplit(Config):
     """
 
     kind: Literal["hash"] = "hash"
-    fraction: Fraction = 0.1
+    fraction: Fraction = Field(0.1, description="the part of the text that is held out")
 
 
 class TailSplit(Config):
     """Holds out the end of the text: its last `fraction`, or its last `bytes` when given."""
 
     kind: Literal["tail"] = "tail"
-    fraction: Fraction = 0.1
-    bytes: Annotated[int, Field(ge=1)] | None = None
+    fraction: Fraction = Field(0.1, description="the part of the text that is held out")
+    bytes: Annotated[int, Field(ge=1)] | None = Field(None, description="how much is held out, instead")
 
 
 class FilesSplit(Config):
     """Holds out nothing: validation text comes from sources of its own, and their `targets` as in training."""
 
     kind: Literal["files"] = "files"
-    sources: Annotated[tuple[str, ...], Field(min_length=1)]
-    targets: tuple[str, ...] = ()
+    sources: Annotated[tuple[str, ...], Field(min_length=1)] = Field(description="files that are validated on")
+    targets: tuple[str, ...] = Field((), description="text files whose lines answer theirs")
 
 
 class NoSplit(Config):
@@ -93,9 +93,11 @@ class Part(Config):
     Weights are relative: 3 and 1 mean three quarters and one quarter of all windows.
     """
 
-    sources: tuple[str, ...] = ()
-    prepared: str | None = None
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    sources: tuple[str, ...] = Field((), description="files, folders, patterns")
+    prepared: str | None = Field(None, description="a folder that `weft prepare` wrote, instead")
+    weight: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="how much of all windows, relative to the other parts"
+    )
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -127,16 +129,16 @@ class Data(Config):
     can't be read are an error, or skipped and counted (`on_error`).
     """
 
-    sources: tuple[str, ...] = ()
-    targets: tuple[str, ...] = ()
-    prepared: str | None = None
-    mixture: tuple[Part, ...] = ()
-    column: Annotated[str, Field(min_length=1)] = "text"
-    encoding: Annotated[str, AfterValidator(_known_encoding)] = "utf-8"
-    validation: Split = HashSplit()
-    document_mask: bool = False
-    tokens: Annotated[int, Field(ge=1)] | None = None
-    on_error: Literal["stop", "skip"] = "stop"
+    sources: tuple[str, ...] = Field((), description="files, folders, patterns, builtin:python, hub:owner/name")
+    targets: tuple[str, ...] = Field((), description="text files whose lines answer those of `sources`")
+    prepared: str | None = Field(None, description="a folder that `weft prepare` wrote")
+    mixture: tuple[Part, ...] = Field((), description="several origins with weights")
+    column: Annotated[str, Field(min_length=1)] = Field("text", description="the column of a table that holds the text")
+    encoding: Annotated[str, AfterValidator(_known_encoding)] = Field("utf-8", description="of the files")
+    validation: Split = Field(HashSplit(), description="what is held out and never trained on")
+    document_mask: bool = Field(False, description="no token attends to another document in its window")
+    tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="at most so many of each part are trained on")
+    on_error: Literal["stop", "skip"] = Field("stop", description="what to do with a row that can't be read")
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

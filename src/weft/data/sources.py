@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from weft.data.patterns import identity, is_pattern, matching
 from weft.data.rows import TABLES, MissingColumnError, SeparatorError, records, text_of
 from weft.data.streams import PACKED, blocks, decode, format_of, what_is_no_text
-from weft.errors import DataError, hub_failure, suggestion
+from weft.errors import DataError, download_first, hub_failure, suggestion
 from weft.files import open_regular
 from weft.progress import warn
 from weft.text import builtin
@@ -173,6 +173,8 @@ def _no_texts(path: str, column: str, encoding: str) -> str | None:
 
 def no_such_file(source: str) -> DataError:
     """The error for a file that is missing, with the nearest name in its folder."""
+    if "://" in source:
+        return DataError(download_first(source))
     folder = os.path.dirname(source)
     try:
         nearby = [os.path.join(folder, name) for name in os.listdir(folder or ".")]

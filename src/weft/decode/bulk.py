@@ -13,10 +13,12 @@ from weft import files
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar
-from weft.decode.generate import completions
+from weft.decode.engine.blocks import Limits
+from weft.decode.engine.paging import check_cache_bits
+from weft.decode.generate import by_engine, completions
 from weft.decode.prompt import Prompt
 from weft.decode.text import Completion
-from weft.errors import DataError
+from weft.errors import ConfigError, DataError
 from weft.files import sync
 from weft.models.base import LanguageModel
 from weft.progress import bar
@@ -73,6 +75,7 @@ class Job:
     batch: int = 16
     grammar: Grammar | None = None
     out: Path | None = None
+    quantize_cache: str | None = None
 
 
 def texts_of(
@@ -80,8 +83,10 @@ def texts_of(
 ) -> Iterator[list[Completion]]:
     """For each prompt n samples, or the n best of beam search, best first. What is drawn for a prompt depends on the
     seed and its number, which is `first` for the first one."""
-    settings, n = job.settings, job.n
+    settings, n, bits = job.settings, job.n, check_cache_bits(job.quantize_cache)
     if isinstance(settings, Beam):
+        if bits is not None:
+            raise ConfigError("quantize_cache: not for beam search, whose texts share and reorder what they keep")
         for start in range(0, len(prompts), job.batch):
             some = [Prompt.of(tokenizer, text, job.grammar) for text in prompts[start : start + job.batch]]
             yield from search_texts(model, some, settings)
@@ -90,7 +95,8 @@ def texts_of(
         stretch = prompts[start : start + job.batch * STRETCH]
         asked = [prompt for text in stretch for prompt in [Prompt.of(tokenizer, text, job.grammar)] * n]
         seed = settings.seed + (first + start) * n
-        found = completions(model, asked, settings, range(seed, seed + len(asked)), job.batch * n)
+        given, rows = (model, asked, settings, range(seed, seed + len(asked))), job.batch * n
+        found = completions(*given, rows) if bits is None else by_engine(*given, Limits(rows=rows, bits=bits))
         for _ in stretch:
             yield [next(found) for _ in range(n)]
 

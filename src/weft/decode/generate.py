@@ -16,6 +16,7 @@ from weft.decode.fast.cuda_graphs import DeviceSampler
 from weft.decode.fast.stepper import FIRST_CAPACITY, Stepper, stretches
 from weft.decode.prompt import Prompt, Prompts, check_prompts, choices, context_window
 from weft.decode.text import Chunk, Completion, Text, adjusted, gather, write
+from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, device_of
 from weft.models.transformer import Transformer
 
@@ -158,15 +159,24 @@ def completions(
         for first in range(0, len(prompts), rows):
             some = prompts[first : first + rows]
             yield from gather(generate(model, some, settings, seeds[first : first + rows]), some)
-        return
+    else:
+        yield from by_engine(model, prompts, settings, seeds, Limits(rows=rows))
+
+
+def by_engine(
+    model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, seeds: Sequence[int], limits: Limits
+) -> Iterator[Completion]:
+    """The same by the engine, which alone keeps keys and values in fewer bits; it has blocks for these texts."""
+    ids, rows = [prompt.ids for prompt in prompts], min(limits.rows, MAX_ENGINE_ROWS)
+    longest = max_length(ids, settings.max_tokens, model)
+    check_small_cache(model, longest)
     assert isinstance(model, Transformer)
     # before any of them is written, and with their numbers
     check_prompts(model, prompts, [settings] * len(prompts))
-    ids, rows = [prompt.ids for prompt in prompts], min(rows, MAX_ENGINE_ROWS)
-    longest = max_length(ids, settings.max_tokens, model)
     usual = max_length(ids, min(settings.max_tokens, FIRST_CAPACITY), model)
     blocks = max(-(-longest // BLOCK_SIZE), min(rows, len(prompts)) * -(-usual // BLOCK_SIZE))
-    engine = Engine(model, choices(model, prompts[0].vocab_size), Limits(blocks, BLOCK_SIZE, rows))
+    held = Limits(blocks, BLOCK_SIZE, rows, bits=limits.bits)
+    engine = Engine(model, choices(model, prompts[0].vocab_size), held)
     requests = [engine.submit(prompt, settings, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
     for request in requests:
         while not request.ended:
@@ -193,3 +203,10 @@ def engine_can_hold(model: LanguageModel, longest: int) -> TypeGuard[Transformer
     if not isinstance(model, Transformer) or model.encoder is not None or model.parts > 1:
         return False
     return longest <= MAX_ENGINE_LENGTH and not stretches(model, longest)
+
+
+def check_small_cache(model: LanguageModel, longest: int) -> None:
+    """Refuse fewer bits for keys and values where the engine, which alone has them, can't write such texts."""
+    if not engine_can_hold(model, longest):
+        able = f"a decoder in one piece can, for texts of up to {MAX_ENGINE_LENGTH:,} tokens"
+        raise ModelError(f"quantize_cache: this model can't keep {longest:,} tokens in fewer bits; {able}")

@@ -16,22 +16,29 @@ from weft.evaluate.bootstrap import Array, row_intervals
 
 
 def translation_metrics(texts: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-    """Compare each text with its reference: BLEU (Papineni et al. 2002), chrF (Popović 2015), ROUGE-L, exact match."""
+    """Compare each text with its reference: BLEU (Papineni et al. 2002), chrF (Popović 2015), ROUGE-L, exact match.
+
+    BLEU counts phrases of up to four words. Where no reference has so many it would be 0 for perfect texts, and is left
+    out.
+    """
     bleu, chrf = BLEU(force=True), CHRF()
     pairs = list(zip(texts, references, strict=True))
     # what sacreBLEU itself resamples: a row of counts for each text, whose sums the score is made of
     counts = [np.array(each._extract_corpus_statistics(list(texts), [list(references)])) for each in (bleu, chrf)]
+    longest = counts[0][:, 1].max()  # words of a reference, as BLEU counts them
+    signature = {"bleu_signature": str(bleu.get_signature())} if longest >= bleu.max_ngram_order else {}
     exact = np.array([(rouge_l(text, reference), text == reference) for text, reference in pairs], dtype=np.float64)
 
     def measure(drawn: Array) -> dict[str, float]:
         sums = ((drawn @ each).astype(np.int64).tolist() for each in counts)
         scores = [each._compute_score_from_stats(some).score for each, some in zip((bleu, chrf), sums, strict=True)]
         rouge, same = (drawn @ exact / drawn.sum()).tolist()
-        return {"bleu": float(scores[0]), "chrf": float(scores[1]), "rouge_l": rouge, "exact": same}
+        phrases = {"bleu": float(scores[0])} if signature else {}
+        return {**phrases, "chrf": float(scores[1]), "rouge_l": rouge, "exact": same}
 
     return {
         **measure(np.ones(len(pairs))),
-        "bleu_signature": str(bleu.get_signature()),
+        **signature,
         "rows": len(pairs),
         "intervals": row_intervals(measure, len(pairs)),
     }

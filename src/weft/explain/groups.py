@@ -33,7 +33,8 @@ def group_of(name: str) -> Group:
     if "norm" in name and not name.startswith("output"):
         return Group("", "norms")
     first = name.split(".")[0]
-    return Group("", {"output": "head", "output_bias": "head", "source_embedding": "embedding"}.get(first, first))
+    others = {"output": "head", "output_bias": "head", "source_embedding": "embedding", "ngrams": "embedding"}
+    return Group("", others.get(first, first))
 
 
 def grouped(model: nn.Module) -> Mapping[Group, list[nn.Parameter]]:

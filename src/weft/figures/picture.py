@@ -6,6 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from copy import copy
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -78,8 +79,7 @@ class Picture(ABC):
 
     def save(self, path: Path | str) -> Path:
         """Write it as a page (.html) or a figure (.svg, .png, .pdf), whole or not at all."""
-        path = Path(path)
-        check_picture(path, self.suffixes)
+        path = check_picture(path, self.suffixes)
         if path.suffix.lower() == PAGE:
             sections = self.sections()
             told = len(sections) == 1 or any(each.about.startswith(self.about) for each in sections)
@@ -126,12 +126,16 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def check_picture(path: Path, suffixes: tuple[str, ...] = (PAGE, *FIGURES)) -> None:
-    """Refuse a path where no picture of these kinds can be written."""
+def check_picture(path: Path | str, suffixes: tuple[str, ...] = (PAGE, *FIGURES)) -> Path:
+    """The path, unless no picture of these kinds can be written there."""
+    if not isinstance(path, str | PathLike):
+        raise ConfigError(f"{path!r:.60}: expected a file's path, such as figure{suffixes[-1]}")
+    path = Path(path)
     if path.suffix.lower() not in suffixes:
         wanted = " or ".join(filter(None, (", ".join(suffixes[:-1]), suffixes[-1])))
         raise ConfigError(f"{path}: it is written as {wanted}")
     check_place(path)
+    return path
 
 
 def drawn(figure: Figure, kind: str) -> bytes:

@@ -24,7 +24,7 @@ from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle
 from weft.models import heads
 from weft.models.build import build
-from weft.models.config import Model, TransformerConfig
+from weft.models.config import Decoder, Model, TransformerConfig
 from weft.models.transformer import LayerInputs, Transformer, encoded_source
 from weft.nn.init import empty_weights
 from weft.nn.mask import Mask
@@ -64,6 +64,8 @@ def _check(model: Model) -> None:
         raise InteropError(f"ONNX files need the package {missing[0]}; install it with: pip install 'weft[onnx]'")
     if not isinstance(model, TransformerConfig):
         raise InteropError(f"model.kind = '{model.kind}': only Transformers can be exported as ONNX")
+    if isinstance(model, Decoder) and model.ngrams is not None:
+        raise InteropError("model.ngrams: a step in an ONNX file is given keys and values, not the tokens before it")
     for kind in model.kinds():
         if isinstance(kind.position, Rotary) and kind.position.changes_after(model.context) is not None:
             assert kind.position.scaling is not None

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 
 from weft.config import Config
 from weft.models.smoothing import ModifiedKneserNey, Smoothing
-from weft.nn.config import Activation, Block, FanInInit, Init, NormalInit, Probability, RecurrentInit
+from weft.nn.config import Activation, Block, FanInInit, HashedNGrams, Init, NormalInit, Probability, RecurrentInit
 from weft.nn.position_config import NoPosition, Position, Sizes
 
 
@@ -18,20 +18,20 @@ class LMHead(Config):
     """
 
     kind: Literal["lm"] = "lm"
-    tied: bool = True
-    bias: bool = False
-    scale: PositiveFloat | None = None
-    softcap: PositiveFloat | None = None
+    tied: bool = Field(True, description="use the embeddings as the table")
+    bias: bool = Field(False, description="whether each token has a bias")
+    scale: PositiveFloat | None = Field(None, description="what features are multiplied by")
+    softcap: PositiveFloat | None = Field(None, description="logits z become c · tanh(z/c)")
 
 
 class MaskedLMHead(Config):
     """The masked token: dense, activation and norm before the table (BERT's transform)."""
 
     kind: Literal["mlm"] = "mlm"
-    tied: bool = True
-    bias: bool = True
-    dense_bias: bool = True
-    activation: Activation = "gelu"
+    tied: bool = Field(True, description="use the embeddings as the table")
+    bias: bool = Field(True, description="whether each token has a bias")
+    dense_bias: bool = Field(True, description="whether the dense layer has one")
+    activation: Activation = Field("gelu", description="of the dense layer")
 
 
 class NextSentenceHead(Config):
@@ -44,17 +44,17 @@ class PretrainingHead(Config):
     """Both of BERT's pretraining tasks at once (Devlin et al. 2019, §3.1)."""
 
     kind: Literal["mlm+nsp"] = "mlm+nsp"
-    tied: bool = True
-    bias: bool = True
-    dense_bias: bool = True
-    activation: Activation = "gelu"
+    tied: bool = Field(True, description="use the embeddings as the table")
+    bias: bool = Field(True, description="whether each token has a bias")
+    dense_bias: bool = Field(True, description="whether the dense layer has one")
+    activation: Activation = Field("gelu", description="of the dense layer")
 
 
 class Transform(Config):
     """Dense, activation and norm between the features and the outputs of a head (ModernBERT)."""
 
-    activation: Activation = "gelu"
-    bias: bool = True
+    activation: Activation = Field("gelu", description="of the dense layer")
+    bias: bool = Field(True, description="whether the dense layer has one")
 
 
 class ClassificationHead(Config):
@@ -65,13 +65,13 @@ class ClassificationHead(Config):
     """
 
     kind: Literal["sequence"] = "sequence"
-    labels: PositiveInt
-    pooling: Literal["first", "mean", "last"] = "first"
-    pooler: bool = True
-    activation: Activation = "tanh"
-    transform: Transform | None = None
-    bias: bool = True
-    dropout: Probability = 0.1
+    labels: PositiveInt = Field(description="how many there are")
+    pooling: Literal["first", "mean", "last"] = Field("first", description="whose features stand for the sequence")
+    pooler: bool = Field(True, description="put a dense layer in front")
+    activation: Activation = Field("tanh", description="of the dense layer")
+    transform: Transform | None = Field(None, description="a dense layer with a norm instead")
+    bias: bool = Field(True, description="whether each label has one")
+    dropout: Probability = Field(0.1, description="the part of the features that is dropped")
 
     @model_validator(mode="after")
     def _one_dense(self) -> Self:
@@ -84,32 +84,32 @@ class TaggingHead(Config):
     """One of `labels` for every token."""
 
     kind: Literal["token"] = "token"
-    labels: PositiveInt
-    transform: Transform | None = None
-    dropout: Probability = 0.1
+    labels: PositiveInt = Field(description="how many there are")
+    transform: Transform | None = Field(None, description="a dense layer and a norm in front")
+    dropout: Probability = Field(0.1, description="the part of the features that is dropped")
 
 
 class SpanHead(Config):
     """Where an answer begins and where it ends: two logits a token (Devlin et al. 2019, §4.2)."""
 
     kind: Literal["span"] = "span"
-    transform: Transform | None = None
-    dropout: Probability = 0.0
+    transform: Transform | None = Field(None, description="a dense layer and a norm in front")
+    dropout: Probability = Field(0.0, description="the part of the features that is dropped")
 
 
 class ReplacedHead(Config):
     """Whether a token was replaced: dense, activation, and one logit a token (Clark et al. 2020, §2)."""
 
     kind: Literal["replaced"] = "replaced"
-    activation: Activation = "gelu"
+    activation: Activation = Field("gelu", description="of the dense layer")
 
 
 class EmbeddingHead(Config):
     """One vector a sequence, of length 1 if `normalise`."""
 
     kind: Literal["embedding"] = "embedding"
-    pooling: Literal["first", "mean", "last"] = "mean"
-    normalise: bool = True
+    pooling: Literal["first", "mean", "last"] = Field("mean", description="whose features stand for the sequence")
+    normalise: bool = Field(True, description="make vectors of length 1")
 
 
 Head = Annotated[
@@ -143,8 +143,8 @@ class LayerKind(Config):
     """What the layers of one kind have of their own, where layers differ: `window` as attention has it, None for all of
     the past; and how they know positions, None for the model's way."""
 
-    window: PositiveInt | None = None
-    position: Position | None = None
+    window: PositiveInt | None = Field(None, description="how many tokens back a token sees; absent: all")
+    position: Position | None = Field(None, description="how positions are known; absent: the model's way")
 
 
 class TransformerConfig(Block):
@@ -157,14 +157,18 @@ class TransformerConfig(Block):
     window and one without, say (Gemma 3).
     """
 
-    vocab_size: PositiveInt
-    context: PositiveInt = 1024
-    layers: Layers
-    pattern: tuple[LayerKind, ...] = ()
-    embedding_scale: Annotated[bool | float, BeforeValidator(_factor)] = False
-    embedding_norm: bool = False
-    first_norm: bool = True
-    init: Init = NormalInit()
+    vocab_size: PositiveInt = Field(description="tokens in the vocabulary; the tokenizer decides")
+    context: PositiveInt = Field(1024, description="the longest sequence in training")
+    layers: Layers = Field(description="blocks")
+    pattern: tuple[LayerKind, ...] = Field(
+        (), description="kinds of layers from the lowest up, repeated over the depth"
+    )
+    embedding_scale: Annotated[bool | float, BeforeValidator(_factor)] = Field(
+        False, description="multiply embeddings by √d_model, or by a number"
+    )
+    embedding_norm: bool = Field(False, description="normalise the embeddings")
+    first_norm: bool = Field(True, description="whether a norm stands before the first attention")
+    init: Init = Field(NormalInit(), description="how weights are drawn")
 
     @property
     def factorised(self) -> bool:
@@ -189,7 +193,8 @@ class TransformerConfig(Block):
     @property
     def divisible(self) -> bool:
         """Whether several processes can divide its weights among them."""
-        return self.sharing == 1 and self.width == self.d_model and not self.position.projected
+        alone = self.width == self.d_model and getattr(self, "ngrams", None) is None
+        return self.sharing == 1 and alone and not self.position.projected
 
     @model_validator(mode="after")
     def _kinds(self) -> Self:
@@ -239,12 +244,14 @@ class Decoder(TransformerConfig):
     """A stack that sees the past only: GPT, LLaMA.
 
     With `d_embedding` the table of tokens is that wide; a matrix leads from it to d_model, where positions are added,
-    and another back to it before the logits (Zhang et al. 2022, OPT-350m).
+    and another back to it before the logits (Zhang et al. 2022, OPT-350m). With `ngrams` embeddings of the last tokens
+    are added to each token's own.
     """
 
     kind: Literal["decoder"] = "decoder"
-    d_embedding: PositiveInt | None = None
-    head: Head = LMHead()
+    d_embedding: PositiveInt | None = Field(None, description="the width of the embeddings; absent: d_model")
+    ngrams: HashedNGrams | None = Field(None, description="embeddings of the last tokens, added to each token's own")
+    head: Head = Field(LMHead(), description="what is made of the features")
 
 
 class Encoder(TransformerConfig):
@@ -256,10 +263,10 @@ class Encoder(TransformerConfig):
     """
 
     kind: Literal["encoder"] = "encoder"
-    segments: int = Field(default=0, ge=0)
-    d_embedding: PositiveInt | None = None
-    distinct_layers: Layers | None = None
-    head: Head = MaskedLMHead()
+    segments: int = Field(default=0, ge=0, description="kinds of sentences that are told apart; BERT has 2")
+    d_embedding: PositiveInt | None = Field(None, description="the width of the embeddings; absent: d_model")
+    distinct_layers: Layers | None = Field(None, description="blocks with weights of their own; absent: all")
+    head: Head = Field(MaskedLMHead(), description="what is made of the features")
 
     @model_validator(mode="after")
     def _savings(self) -> Self:
@@ -289,9 +296,11 @@ class EncoderDecoder(TransformerConfig):
     """
 
     kind: Literal["encoder-decoder"] = "encoder-decoder"
-    encoder_layers: Layers | None = None
-    source_vocab_size: PositiveInt | None = None
-    head: LMHead = LMHead()
+    encoder_layers: Layers | None = Field(None, description="blocks of the encoder; absent: as many as `layers`")
+    source_vocab_size: PositiveInt | None = Field(
+        None, description="of a table of the source's own; absent: one table for both"
+    )
+    head: LMHead = Field(LMHead(), description="what is made of the features")
 
     @model_validator(mode="after")
     def _one_after_the_other(self) -> Self:
@@ -304,17 +313,17 @@ class Recurrent(Config):
     """A recurrent language model: Elman (1990), LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014)."""
 
     kind: Literal["recurrent"] = "recurrent"
-    vocab_size: PositiveInt
-    context: PositiveInt = 256
-    cell: Literal["elman", "lstm", "gru"] = "lstm"
-    activation: Literal["tanh", "relu", "sigmoid"] = "tanh"
-    layers: PositiveInt = 1
-    d_model: PositiveInt
-    d_embedding: PositiveInt | None = None
-    tied: bool = False
-    dropout: Probability = 0.0
-    variational: bool = False  # what is dropped is the same at all places of a row (Gal and Ghahramani 2016)
-    init: RecurrentInit = FanInInit()
+    vocab_size: PositiveInt = Field(description="tokens in the vocabulary; the tokenizer decides")
+    context: PositiveInt = Field(256, description="the longest sequence in training")
+    cell: Literal["elman", "lstm", "gru"] = Field("lstm", description="the kind of cell")
+    activation: Literal["tanh", "relu", "sigmoid"] = Field("tanh", description="of an elman cell")
+    layers: PositiveInt = Field(1, description="cells on top of each other")
+    d_model: PositiveInt = Field(description="the width of the states")
+    d_embedding: PositiveInt | None = Field(None, description="the width of the embeddings; absent: d_model")
+    tied: bool = Field(False, description="use the embeddings as the output table")
+    dropout: Probability = Field(0.0, description="the part of what goes from layer to layer that is dropped")
+    variational: bool = Field(False, description="drop the same at all places of a row (Gal and Ghahramani 2016)")
+    init: RecurrentInit = Field(FanInInit(), description="how weights are drawn")
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:
@@ -329,25 +338,28 @@ class Bahdanau(Config):
     """An RNN encoder and decoder with additive attention between them (Bahdanau et al. 2015)."""
 
     kind: Literal["bahdanau"] = "bahdanau"
-    vocab_size: PositiveInt
-    source_vocab_size: PositiveInt | None = None
-    context: PositiveInt = 256
-    cell: Literal["elman", "lstm", "gru"] = "gru"
-    layers: PositiveInt = 1
-    d_model: PositiveInt
-    d_embedding: PositiveInt | None = None
-    d_attention: PositiveInt | None = None
-    dropout: Probability = 0.0
-    init: RecurrentInit = FanInInit(embedding_std=1.0)  # PyTorch's: translators learn faster from it
+    vocab_size: PositiveInt = Field(description="tokens in the vocabulary; the tokenizer decides")
+    source_vocab_size: PositiveInt | None = Field(
+        None, description="of a table of the source's own; absent: one table for both"
+    )
+    context: PositiveInt = Field(256, description="the longest sequence in training")
+    cell: Literal["elman", "lstm", "gru"] = Field("gru", description="the kind of cell")
+    layers: PositiveInt = Field(1, description="cells on top of each other")
+    d_model: PositiveInt = Field(description="the width of the states")
+    d_embedding: PositiveInt | None = Field(None, description="the width of the embeddings; absent: d_model")
+    d_attention: PositiveInt | None = Field(None, description="the width inside the attention; absent: d_model")
+    dropout: Probability = Field(0.0, description="the part of what goes from layer to layer that is dropped")
+    # PyTorch\'s: translators learn faster from it
+    init: RecurrentInit = Field(FanInInit(embedding_std=1.0), description="how weights are drawn")
 
 
 class NGram(Config):
     """Counts of `order` words in a row, smoothed."""
 
     kind: Literal["ngram"] = "ngram"
-    vocab_size: PositiveInt
-    order: PositiveInt = 3
-    smoothing: Smoothing = ModifiedKneserNey()
+    vocab_size: PositiveInt = Field(description="tokens in the vocabulary; the tokenizer decides")
+    order: PositiveInt = Field(3, description="words in a row that are counted")
+    smoothing: Smoothing = Field(ModifiedKneserNey(), description="how counts become probabilities")
 
 
 Model = Annotated[Decoder | Encoder | EncoderDecoder | Recurrent | Bahdanau | NGram, Field(discriminator="kind")]

@@ -17,21 +17,23 @@ class AddK(Config):
     """k added to every count (Laplace for k = 1)."""
 
     kind: Literal["add-k"] = "add-k"
-    k: PositiveFloat = 1.0
+    k: PositiveFloat = Field(1.0, description="what is added to every count")
 
 
 class StupidBackoff(Config):
     """Relative frequency of the longest seen context, times alpha for each word dropped (Brants et al. 2007)."""
 
     kind: Literal["stupid-backoff"] = "stupid-backoff"
-    alpha: PositiveFloat = 0.4
+    alpha: PositiveFloat = Field(0.4, description="the factor for each word dropped")
 
 
 class KneserNey(Config):
     """Interpolated Kneser–Ney (Chen and Goodman 1999); without `discount`, n₁/(n₁ + 2n₂) is taken for each order."""
 
     kind: Literal["kneser-ney"] = "kneser-ney"
-    discount: float | None = Field(default=None, gt=0.0, lt=1.0)
+    discount: float | None = Field(
+        default=None, gt=0.0, lt=1.0, description="subtracted from every count; absent: estimated for each order"
+    )
 
 
 class ModifiedKneserNey(Config):

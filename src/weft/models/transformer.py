@@ -16,6 +16,7 @@ from weft.nn import norm, position
 from weft.nn.block import Block
 from weft.nn.cache import KeyValueCache, Past, ReadTokens
 from weft.nn.dropout import Dropout, RowRng, number_dropouts
+from weft.nn.hashed_ngrams import NGramEmbedding
 from weft.nn.init import Initialiser, reset
 from weft.nn.linear import Embedding, Linear
 from weft.nn.loss import Readout
@@ -152,7 +153,7 @@ class TransformerState(State):
     ):
         super().__init__(batch, max_len, cache.store.device)
         self.cache, self.source_cache, self.source_mask = cache, source_cache, source_mask
-        self.read: ReadTokens | None = None  # where long texts are read by other angles
+        self.read: ReadTokens | None = None  # where what is read depends on the tokens before it
 
     @property
     def sharing(self) -> int:
@@ -186,7 +187,7 @@ class Transformer(LanguageModel):
         super().__init__()
         self.config = settings
         self.embedding = Embedding(settings.vocab_size, settings.width)
-        self.source_embedding = self.segments = self.encoder = self.decoder = None
+        self.source_embedding = self.segments = self.ngrams = self.encoder = self.decoder = None
         if isinstance(settings, EncoderDecoder):
             if settings.source_vocab_size is not None:
                 self.source_embedding = Embedding(settings.source_vocab_size, settings.width)
@@ -196,6 +197,7 @@ class Transformer(LanguageModel):
             self.segments = Embedding(settings.segments, settings.width) if settings.segments else None
             self.encoder = Stack(settings, settings.layers, causal=False, cross=False)
         else:
+            self.ngrams = NGramEmbedding(settings.ngrams, settings.width) if settings.ngrams else None
             self.decoder = Stack(settings, settings.layers, causal=True, cross=False)
         self.output = heads.build(settings, settings.head)
         self.reset_parameters()
@@ -241,6 +243,8 @@ class Transformer(LanguageModel):
             ranges=ranges,
         )
         x = self.embed(tokens, self.embedding, segments) if hidden is None else hidden
+        if self.ngrams is not None and hidden is None:
+            x = x + self.ngrams(tokens, None, seen.real if documents is None else documents)
         keys = _places(tokens) if positions is None else positions
         queries = taken(keys, ranges)
         masks = [mask.mapped(maps) for mask in stack.masks(seen, queries, keys, x.dtype)]
@@ -289,8 +293,9 @@ class Transformer(LanguageModel):
         shape = len(self.decoder.blocks), 2, batch, first.attention.kv_heads, max_len, self.config.d_head
         cache = KeyValueCache(torch.zeros(shape, dtype=table.dtype, device=table.device))
         if self.encoder is None:
-            state = TransformerState(cache, batch, max_len, None, None)
-            state.read = ReadTokens(self.decoder.switches, state.lengths) if self.decoder.switches else None
+            state, switches = TransformerState(cache, batch, max_len, None, None), self.decoder.switches
+            if switches or self.ngrams is not None:
+                state.read = ReadTokens(switches, state.lengths, max_len)
             return state
         source = self._given(source)
         return TransformerState(cache, batch, max_len, self.source_cache(self.encode(source)), source.mask)
@@ -302,11 +307,11 @@ class Transformer(LanguageModel):
         time, stack, ahead = tokens.shape[1], self.decoder, _places(tokens)
         state.reserve(time)
         total = None
-        if state.read is not None:
+        if state.read is not None and len(state.read.switches):
             total = state.lengths + (time if lengths is None else lengths.to(state.lengths))
-            if state.read.add(tokens, state.lengths, total):
+            if state.read.passes(tokens, state.lengths, total):
                 return self._read_again(time, total, state, even=state.even and lengths is None)
-        x = self.embed(tokens, self.embedding)
+        x = self.embed_next(tokens, state.lengths, state.read)
         places = ahead + state.longest if state.even else ahead + state.lengths[:, None]
         keys = torch.arange(state.longest + time, device=tokens.device)[None]
         # of even rows, one query comes after the whole cache
@@ -334,6 +339,15 @@ class Transformer(LanguageModel):
         if source is None:
             raise ModelError(f"{self._name()} reads a source before it writes; none was given")
         return source
+
+    def embed_next(self, tokens: Tensor, lengths: Tensor, read: ReadTokens | None) -> Tensor:
+        """tokens (batch, time) after the first `lengths` (batch,) of those that were `read` → (batch, time, width)."""
+        x = self.embed(tokens, self.embedding)
+        if self.ngrams is None:
+            return x
+        assert read is not None
+        read.add(tokens, lengths)
+        return x + self.ngrams(tokens, read.last(self.ngrams.reach, lengths))
 
     def embed(self, tokens: Tensor, table: nn.Embedding, segments: Tensor | None = None) -> Tensor:
         """tokens (batch, time) → (batch, time, width), in an encoder with what their segments add."""

@@ -5,7 +5,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 
 class Past(Protocol):
@@ -66,21 +65,29 @@ class LayerCache:
 
 
 class ReadTokens:
-    """The tokens that rows have read, (batch, time), of a model that reads texts above some lengths, `switches`, by
-    other angles: keys and values in every layer depend on these, so that a text that has passed one is read again."""
+    """The tokens that rows have read, (batch, max_len): what n-grams are made of; and of a model that reads texts above
+    some lengths, `switches`, by other angles, what is read again. Keys and values in every layer depend on angles, so
+    that a text that has passed one of these lengths begins anew."""
 
-    def __init__(self, switches: Sequence[int], lengths: Tensor):
+    def __init__(self, switches: Sequence[int], lengths: Tensor, max_len: int):
         self.switches, self.passed = torch.tensor(switches, device=lengths.device), lengths
-        self.tokens = lengths.new_zeros(len(lengths), 0)
+        self.tokens = lengths.new_zeros(len(lengths), max_len)
 
-    def add(self, tokens: Tensor, lengths: Tensor, total: Tensor) -> bool:
+    def add(self, tokens: Tensor, lengths: Tensor) -> None:
+        """Rows of these lengths (batch,) grow by tokens (batch, time)."""
+        self.tokens.scatter_(1, lengths[:, None] + torch.arange(tokens.shape[1], device=tokens.device), tokens)
+
+    def passes(self, tokens: Tensor, lengths: Tensor, total: Tensor) -> bool:
         """Rows of these lengths grow by tokens (batch, time), which count up to `total`, all (batch,). True if what a
         row has read before was read by other angles than it is now."""
-        places = lengths[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
-        width = int(places.max()) + 1
-        self.tokens = pad(self.tokens, (0, max(0, width - self.tokens.shape[1]))).scatter(1, places, tokens)
+        self.add(tokens, lengths)
         before, self.passed = self.passed, torch.bucketize(total, self.switches)
         return bool(((self.passed != before) & (lengths > 0)).any())
+
+    def last(self, count: int, lengths: Tensor) -> Tensor:
+        """The last `count` tokens of rows of these lengths (batch,), (batch, count); −1 where there are none."""
+        places = lengths[:, None] + torch.arange(-count, 0, device=lengths.device)
+        return self.tokens.gather(1, places.clamp(min=0)).masked_fill(places < 0, -1)
 
     def reorder(self, index: Tensor) -> None:
         """Row i becomes a copy of row index[i]."""

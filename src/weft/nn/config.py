@@ -17,6 +17,7 @@ from weft.errors import ConfigError
 from weft.nn.position_config import Position
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "sigmoid", "tanh"]
+MAX_NGRAM_ROWS = 1 << 30  # below the prime that hashes are taken by
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -24,9 +25,9 @@ class LayerNorm(Config):
     """Zero mean, unit deviation, then gain and bias (Ba et al. 2016); without a gain there is no bias either."""
 
     kind: Literal["layer"] = "layer"
-    eps: PositiveFloat = 1e-5
-    bias: bool = True
-    gain: bool = True
+    eps: PositiveFloat = Field(1e-5, description="added to the variance")
+    bias: bool = Field(True, description="whether a vector is added")
+    gain: bool = Field(True, description="whether it is multiplied by a vector")
 
     @model_validator(mode="after")
     def _bias_after_gain(self) -> Self:
@@ -42,8 +43,8 @@ class RMSNorm(Config):
     """
 
     kind: Literal["rms"] = "rms"
-    eps: PositiveFloat = 1e-5
-    offset: float = 0.0
+    eps: PositiveFloat = Field(1e-5, description="added to the mean square")
+    offset: float = Field(0.0, description="added to the trained gain; 1 in Gemma")
 
 
 Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
@@ -58,17 +59,17 @@ class Attention(Config):
     all share, each with its own (`each-head`; Bellagente et al. 2024), or all `heads` of a token together.
     """
 
-    heads: PositiveInt
-    kv_heads: PositiveInt | None = None
-    d_head: PositiveInt | None = None
-    bias: Literal["none", "qkv", "out", "all"] = "none"
-    clip: PositiveFloat | None = None
-    qk_norm: Norm | None = None
-    qk_norm_over: Literal["head", "each-head", "heads"] = "head"
-    window: PositiveInt | None = None
-    scale: PositiveFloat | None = None
-    softcap: PositiveFloat | None = None
-    dropout: Probability = 0.0
+    heads: PositiveInt = Field(description="heads of queries")
+    kv_heads: PositiveInt | None = Field(None, description="heads of keys and values; absent: as many as `heads`")
+    d_head: PositiveInt | None = Field(None, description="the width of a head; absent: d_model / heads")
+    bias: Literal["none", "qkv", "out", "all"] = Field("none", description="which projections have a bias")
+    clip: PositiveFloat | None = Field(None, description="queries, keys and values are cut off at ± this")
+    qk_norm: Norm | None = Field(None, description="a norm of queries and keys")
+    qk_norm_over: Literal["head", "each-head", "heads"] = Field("head", description="what `qk_norm` is taken over")
+    window: PositiveInt | None = Field(None, description="how many tokens back a token sees; absent: all")
+    scale: PositiveFloat | None = Field(None, description="what scores are multiplied by; absent: 1/√d_head")
+    softcap: PositiveFloat | None = Field(None, description="scores s become c · tanh(s/c)")
+    dropout: Probability = Field(0.0, description="the part of the attention probabilities that is dropped")
 
     @model_validator(mode="after")
     def _groups(self) -> Self:
@@ -91,20 +92,20 @@ class Plain(Config):
     """f(x W₁ + b₁) W₂ + b₂ (Vaswani et al. 2017, §3.3)."""
 
     kind: Literal["plain"] = "plain"
-    d_ff: PositiveInt
-    activation: Activation = "relu"
-    bias: bool = True
-    dropout: Probability = 0.0
+    d_ff: PositiveInt = Field(description="the width inside")
+    activation: Activation = Field("relu", description="f")
+    bias: bool = Field(True, description="whether the matrices have biases")
+    dropout: Probability = Field(0.0, description="the part of the numbers inside that is dropped")
 
 
 class Gated(Config):
     """(f(x W_g) ⊙ x W_u) W_d: GLU with sigmoid, GEGLU with gelu, SwiGLU with silu (Shazeer 2020)."""
 
     kind: Literal["gated"] = "gated"
-    d_ff: PositiveInt
-    activation: Activation = "silu"
-    bias: bool = False
-    dropout: Probability = 0.0
+    d_ff: PositiveInt = Field(description="the width inside")
+    activation: Activation = Field("silu", description="f")
+    bias: bool = Field(False, description="whether the matrices have biases")
+    dropout: Probability = Field(0.0, description="the part of the numbers inside that is dropped")
 
 
 FeedForward = Annotated[Plain | Gated, Field(discriminator="kind")]
@@ -123,16 +124,20 @@ class Block(Config):
 
     model_config = ConfigDict(defer_build=True)  # further positions may be declared below
 
-    d_model: PositiveInt
-    attention: Attention
-    feedforward: FeedForward
-    norm: Norm
-    placement: Literal["pre", "post", "res-post", "sandwich", "none"] = "pre"
-    sublayers: Literal["sequential", "parallel", "parallel-two-norms"] = "sequential"
-    residual: bool = True
-    residual_scale: PositiveFloat = 1.0
-    position: Position
-    dropout: Probability = 0.0
+    d_model: PositiveInt = Field(description="the width of the residual stream")
+    attention: Attention = Field(description="how tokens read each other")
+    feedforward: FeedForward = Field(description="what follows attention in each layer")
+    norm: Norm = Field(description="the norm of each sublayer")
+    placement: Literal["pre", "post", "res-post", "sandwich", "none"] = Field(
+        "pre", description="where the norm stands"
+    )
+    sublayers: Literal["sequential", "parallel", "parallel-two-norms"] = Field(
+        "sequential", description="whether feed-forward follows attention or stands beside it"
+    )
+    residual: bool = Field(True, description="whether there are skip connections")
+    residual_scale: PositiveFloat = Field(1.0, description="what a sublayer's output is multiplied by")
+    position: Position = Field(description="how positions are known")
+    dropout: Probability = Field(0.0, description="the part of embeddings and of sublayers' outputs that is dropped")
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:
@@ -169,8 +174,32 @@ class NormalInit(Config):
     """Normal weights; those that write into the residual stream times 1/√(2·layers) if `depth_scaled` (GPT-2)."""
 
     kind: Literal["normal"] = "normal"
-    std: PositiveFloat = 0.02
-    depth_scaled: bool = True
+    std: PositiveFloat = Field(0.02, description="the deviation")
+    depth_scaled: bool = Field(True, description="divide by √(2·layers) what writes into the residual stream")
+
+
+class HashedNGrams(Config):
+    """Embeddings of the last n tokens, for each n in `orders`, which are added to a token's own (Pagnoni et al. 2024).
+
+    Each order has a table of `rows` rows, and a hash of the n tokens says which one is theirs; some share a row. The
+    tables are as wide as the tokens' embeddings, or `width`: less to update, and a matrix leads up from there. This is
+    for texts that are read about once: in several epochs large tables learn a text by heart.
+    """
+
+    orders: tuple[Annotated[int, Field(ge=2, le=16)], ...] = Field((2,), description="how many tokens an n-gram has")
+    rows: Annotated[int, Field(gt=0, le=MAX_NGRAM_ROWS)] = Field(16_384, description="rows of each order's table")
+    width: PositiveInt | None = Field(None, description="numbers a row; absent: as many as a token's embedding has")
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if not self.orders or len(set(self.orders)) < len(self.orders):
+            raise ValueError(f"orders = {list(self.orders)}: expected different numbers, such as [2, 3]")
+        return self
+
+    @property
+    def reach(self) -> int:
+        """How many tokens before a token are read with it."""
+        return max(self.orders) - 1
 
 
 class XavierInit(Config):
@@ -186,21 +215,21 @@ class FanInInit(Config):
     """As PyTorch draws them, from ±1/√inputs, gates from ±1/√d_model; embeddings normal, deviation 1/√width if None."""
 
     kind: Literal["fan-in"] = "fan-in"
-    embedding_std: PositiveFloat | None = None
+    embedding_std: PositiveFloat | None = Field(None, description="the deviation of embeddings; absent: 1/√width")
 
 
 class UniformInit(Config):
     """Every weight, biases and tables too, from ±width (Zaremba et al. 2014; Sutskever et al. 2014)."""
 
     kind: Literal["uniform"] = "uniform"
-    width: PositiveFloat = 0.05
+    width: PositiveFloat = Field(0.05, description="weights lie between −width and width")
 
 
 class OrthogonalInit(Config):
     """Recurrent matrices orthogonal (Saxe et al. 2014), others normal, biases 0; after Bahdanau et al. 2015, B.1."""
 
     kind: Literal["orthogonal"] = "orthogonal"
-    std: PositiveFloat = 0.01
+    std: PositiveFloat = Field(0.01, description="the deviation of what is not orthogonal")
 
 
 RecurrentInit = Annotated[FanInInit | UniformInit | OrthogonalInit, Field(discriminator="kind")]
@@ -225,11 +254,13 @@ class LoRA(Config):
     """
 
     kind: Literal["lora"] = "lora"
-    rank: PositiveInt = 8
-    alpha: PositiveFloat = 16.0
-    targets: tuple[str, ...] | None = None
-    dropout: Probability = 0.0
-    head: bool = False
+    rank: PositiveInt = Field(8, description="of the additions")
+    alpha: PositiveFloat = Field(16.0, description="over rank: what they are multiplied by")
+    targets: tuple[str, ...] | None = Field(
+        None, description="patterns of the layers that get one; absent: all of attention"
+    )
+    dropout: Probability = Field(0.0, description="the part of their inputs that is dropped")
+    head: bool = Field(False, description="train the head as well")
 
     def chosen(self, names: Iterable[str]) -> list[str]:
         """Of linear layers' names those of the targets, in order; a pattern that matches none is an error."""

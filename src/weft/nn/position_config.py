@@ -69,10 +69,12 @@ class Sinusoidal(PositionConfig):
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
-    layout: Literal["interleaved", "halves", "tensor2tensor"] = "interleaved"
-    base: PositiveFloat = 10000.0
-    amplitude: PositiveFloat = 1.0
-    offset: NonNegativeInt = 0
+    layout: Literal["interleaved", "halves", "tensor2tensor"] = Field(
+        "interleaved", description="how sines and cosines are arranged"
+    )
+    base: PositiveFloat = Field(10000.0, description="the slowest wavelength over 2π, about")
+    amplitude: PositiveFloat = Field(1.0, description="of the waves")
+    offset: NonNegativeInt = Field(0, description="the number of the first position")
 
     def check(self, d_model: int, d_head: int) -> None:
         if d_model % 2:
@@ -87,7 +89,7 @@ class Learned(PositionConfig):
 
     bounded: ClassVar[bool] = True
     kind: Literal["learned"] = "learned"
-    offset: NonNegativeInt = 0
+    offset: NonNegativeInt = Field(0, description="unused rows at the beginning of the table")
 
     def parameters(self, sizes: Sizes) -> int:
         return (sizes.context + self.offset) * sizes.d_model
@@ -97,7 +99,7 @@ class Relative(PositionConfig):
     """Trained vectors for clipped distances, added to keys and values in every layer (Shaw et al. 2018)."""
 
     kind: Literal["relative"] = "relative"
-    max_distance: PositiveInt = 16
+    max_distance: PositiveInt = Field(16, description="beyond which all distances are alike")
 
     @property
     def rows(self) -> int:
@@ -127,9 +129,9 @@ class Disentangled(PositionConfig):
 
     projected: ClassVar[bool] = True
     kind: Literal["disentangled"] = "disentangled"
-    buckets: int = Field(default=256, ge=4)
-    max_distance: PositiveInt = 512
-    norm_eps: PositiveFloat | None = None
+    buckets: int = Field(default=256, ge=4, description="of distances, on either side")
+    max_distance: PositiveInt = Field(512, description="from which on all distances share a bucket")
+    norm_eps: PositiveFloat | None = Field(None, description="of the norm of the vectors; absent: no norm")
 
     def check(self, d_model: int, d_head: int) -> None:
         if self.max_distance - 1 <= self.buckets // 2:
@@ -156,24 +158,24 @@ class LinearScaling(Config):
     """Positions divided by `factor` (Chen et al. 2023)."""
 
     kind: Literal["linear"] = "linear"
-    factor: Stretch
+    factor: Stretch = Field(description="what positions are stretched by")
 
 
 class DynamicNTK(Config):
     """The base grows with the sequence once it is longer than the trained context."""
 
     kind: Literal["dynamic-ntk"] = "dynamic-ntk"
-    factor: Stretch
+    factor: Stretch = Field(description="what positions are stretched by")
 
 
 class Llama3Scaling(Config):
     """Slow wavelengths divided by `factor`, fast ones kept, a ramp between (LLaMA 3.1)."""
 
     kind: Literal["llama3"] = "llama3"
-    factor: Stretch = 8.0
-    low: PositiveFloat = 1.0
-    high: PositiveFloat = 4.0
-    original_context: PositiveInt = 8192
+    factor: Stretch = Field(8.0, description="what positions are stretched by")
+    low: PositiveFloat = Field(1.0, description="turns within the original context below which a wave is slow")
+    high: PositiveFloat = Field(4.0, description="turns above which it is fast")
+    original_context: PositiveInt = Field(8192, description="tokens the model was first trained with")
 
 
 class YaRN(Config):
@@ -185,12 +187,14 @@ class YaRN(Config):
     """
 
     kind: Literal["yarn"] = "yarn"
-    factor: Stretch
-    original_context: PositiveInt
-    fast: PositiveFloat = 32.0
-    slow: PositiveFloat = 1.0
-    whole_pairs: bool = True
-    attention_factor: PositiveFloat | None = None
+    factor: Stretch = Field(description="what positions are stretched by")
+    original_context: PositiveInt = Field(description="tokens the model was first trained with")
+    fast: PositiveFloat = Field(32.0, description="turns above which a wave is kept")
+    slow: PositiveFloat = Field(1.0, description="turns below which it is divided by `factor`")
+    whole_pairs: bool = Field(True, description="begin and end the ramp at whole pairs")
+    attention_factor: PositiveFloat | None = Field(
+        None, description="what queries and keys are multiplied by; absent: 0.1 ln(factor) + 1"
+    )
 
     @property
     def sharpening(self) -> float:
@@ -203,10 +207,10 @@ class LongRoPE(Config):
     et al. 2024); queries and keys are multiplied by `attention_factor`."""
 
     kind: Literal["longrope"] = "longrope"
-    short: tuple[PositiveFloat, ...]
-    long: tuple[PositiveFloat, ...]
-    original_context: PositiveInt
-    attention_factor: PositiveFloat = 1.0
+    short: tuple[PositiveFloat, ...] = Field(description="a factor for each pair, within the original context")
+    long: tuple[PositiveFloat, ...] = Field(description="a factor for each pair, beyond it")
+    original_context: PositiveInt = Field(description="tokens the model was first trained with")
+    attention_factor: PositiveFloat = Field(1.0, description="what queries and keys are multiplied by")
 
     @property
     def sharpening(self) -> float:
@@ -225,10 +229,10 @@ class Rotary(PositionConfig):
 
     rotates: ClassVar[bool] = True
     kind: Literal["rotary"] = "rotary"
-    base: PositiveFloat = 10000.0
-    pairs: Literal["adjacent", "halves"] = "halves"
-    fraction: float = Field(default=1.0, gt=0.0, le=1.0)
-    scaling: Scaling | None = None
+    base: PositiveFloat = Field(10000.0, description="how the wavelengths of the pairs spread")
+    pairs: Literal["adjacent", "halves"] = Field("halves", description="which coordinates are rotated together")
+    fraction: float = Field(default=1.0, gt=0.0, le=1.0, description="the part of each head that is rotated")
+    scaling: Scaling | None = Field(None, description="how a model reads longer texts than it was trained with")
 
     def rotated(self, d_head: int) -> int:
         """How many coordinates of a head are rotated."""
@@ -259,8 +263,8 @@ class T5Bias(PositionConfig):
     """A trained number a head for each bucket of distances, added to the scores (Raffel et al. 2020)."""
 
     kind: Literal["t5"] = "t5"
-    buckets: PositiveInt = 32
-    max_distance: PositiveInt = 128
+    buckets: PositiveInt = Field(32, description="of distances")
+    max_distance: PositiveInt = Field(128, description="from which on all distances share a bucket")
 
     def parameters(self, sizes: Sizes) -> int:
         return self.buckets * sizes.heads
@@ -271,9 +275,9 @@ class LearnedT5(PositionConfig):
 
     bounded: ClassVar[bool] = True
     kind: Literal["learned+t5"] = "learned+t5"
-    offset: NonNegativeInt = 0
-    buckets: PositiveInt = 32
-    max_distance: PositiveInt = 128
+    offset: NonNegativeInt = Field(0, description="unused rows at the beginning of the table")
+    buckets: PositiveInt = Field(32, description="of distances")
+    max_distance: PositiveInt = Field(128, description="from which on all distances share a bucket")
 
     @property
     def added(self) -> Learned:
@@ -295,8 +299,8 @@ class ALiBi(PositionConfig):
     """
 
     kind: Literal["alibi"] = "alibi"
-    factor: PositiveFloat = 1.0
-    rounded: bool = False
+    factor: PositiveFloat = Field(1.0, description="what the penalties are multiplied by")
+    rounded: bool = Field(False, description="compute them in bfloat16, as Falcon does")
 
 
 Position = Annotated[PositionConfig, AnyKind()]

@@ -44,12 +44,18 @@ class BatchConfig(Config):
     had there (truncated back-propagation through time), in training and when it is evaluated.
     """
 
-    size: PositiveInt | None = None
-    tokens: PositiveInt | None = None
-    micro: Annotated[PositiveInt | Literal["auto"] | None, BeforeValidator(_rows_at_once)] = None
-    length: PositiveInt | None = None
-    recompute: bool = False
-    carry: bool | None = None
+    size: PositiveInt | None = Field(None, description="sequences a step")
+    tokens: PositiveInt | None = Field(
+        None, description="tokens a step instead, padding included, where rows vary in length"
+    )
+    micro: Annotated[PositiveInt | Literal["auto"] | None, BeforeValidator(_rows_at_once)] = Field(
+        None, description="sequences at a time, where memory is short; auto: as many as fit"
+    )
+    length: PositiveInt | None = Field(None, description="tokens a sequence; longer rows are cut")
+    recompute: bool = Field(False, description="compute activations again in the backward pass, to save memory")
+    carry: bool | None = Field(
+        None, description="rows continue those of the step before, and so do a recurrent model's states"
+    )
 
 
 class EvaluateConfig(Config):
@@ -59,10 +65,12 @@ class EvaluateConfig(Config):
     the run ends early, after that many evaluations in a row without an improvement.
     """
 
-    every: PositiveInt | None = None
-    tokens: PositiveInt | None = None
-    metric: Annotated[str, Field(min_length=1)] = "loss"
-    patience: PositiveInt | None = None
+    every: PositiveInt | None = Field(None, description="steps between evaluations")
+    tokens: PositiveInt | None = Field(None, description="held-out tokens that are read; absent: all")
+    metric: Annotated[str, Field(min_length=1)] = Field(
+        "loss", description="the metric that decides which checkpoint is the best"
+    )
+    patience: PositiveInt | None = Field(None, description="end after so many evaluations without an improvement")
 
 
 class CheckpointConfig(Config):
@@ -72,9 +80,9 @@ class CheckpointConfig(Config):
     checkpoint if it is better than all of them (Vaswani et al. 2017, §6.1).
     """
 
-    every: PositiveInt | None = None
-    keep: PositiveInt = 2
-    average: NonNegativeInt = 0
+    every: PositiveInt | None = Field(None, description="steps between checkpoints")
+    keep: PositiveInt = Field(2, description="how many of the last are kept, beside the best")
+    average: NonNegativeInt = Field(0, description="how many of the last are averaged at the end; 0: none")
 
     @model_validator(mode="after")
     def _kept(self) -> Self:
@@ -89,9 +97,11 @@ class LogConfig(Config):
     `wandb` sends the lines to Weights & Biases, or keeps them in the run's folder to be sent later (offline).
     """
 
-    every: PositiveInt | None = None
-    tensorboard: bool = False
-    wandb: Literal["off", "online", "offline"] = "off"
+    every: PositiveInt | None = Field(None, description="steps between lines of metrics.jsonl")
+    tensorboard: bool = Field(False, description="also write event files for TensorBoard")
+    wandb: Literal["off", "online", "offline"] = Field(
+        "off", description="send the lines to Weights & Biases, or keep them to be sent later"
+    )
 
 
 class GuardConfig(Config):
@@ -104,11 +114,17 @@ class GuardConfig(Config):
     `rollbacks` such attempts in a row the run gives up.
     """
 
-    spike: NonNegativeFloat = 10.0
-    window: Annotated[int, Field(ge=16)] = 128
-    patience: PositiveInt = 8
-    rollbacks: NonNegativeInt = 4
-    slower: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    spike: NonNegativeFloat = Field(
+        10.0, description="deviations above the median at which an update is discarded; 0: never"
+    )
+    window: Annotated[int, Field(ge=16)] = Field(128, description="steps of which the median is taken")
+    patience: PositiveInt = Field(
+        8, description="how many of twice as many steps may go wrong before the run rolls back"
+    )
+    rollbacks: NonNegativeInt = Field(4, description="attempts in a row before the run gives up")
+    slower: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        0.5, description="what each rollback multiplies the learning rate by"
+    )
 
 
 class Recipe(Config):
@@ -120,27 +136,35 @@ class Recipe(Config):
 
     synonyms = SYNONYMS
 
-    name: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")] = "run"
-    seed: NonNegativeInt = 0
-    steps: PositiveInt | None = None
-    precision: Precision | None = None
-    compile: bool | None = None
-    deterministic: bool = False
-    data: Data = Data()
-    tokenizer: TokenizerConfig | None = None
-    source_tokenizer: TokenizerConfig | None = None
-    init: Annotated[str, Field(min_length=1)] | None = None
-    adapter: LoRA | None = None
-    model: Model
-    objective: AnyObjective = NextToken()
-    optimizer: Optimizer | None = None
-    schedule: Schedule = Cosine()
-    batch: BatchConfig = BatchConfig()
-    evaluate: EvaluateConfig = EvaluateConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    log: LogConfig = LogConfig()
-    guard: GuardConfig = GuardConfig()
-    parallel: Layout = Layout()
+    name: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")] = Field(
+        "run", description="the run's name: its folder is runs/NAME"
+    )
+    seed: NonNegativeInt = Field(0, description="of all that is drawn: weights, order of the text, dropout, samples")
+    steps: PositiveInt | None = Field(None, description="updates of the weights")
+    precision: Precision | None = Field(None, description="the number format of the products")
+    compile: bool | None = Field(None, description="whether torch.compile makes the model's kernels")
+    deterministic: bool = Field(False, description="the same bits again on a GPU too, at some cost")
+    data: Data = Field(Data(), description="where text comes from, and what of it is held out")
+    tokenizer: TokenizerConfig | None = Field(None, description="how text is cut into tokens")
+    source_tokenizer: TokenizerConfig | None = Field(
+        None, description="a vocabulary of its own for the source of a pair"
+    )
+    init: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="a run whose weights training starts from"
+    )
+    adapter: LoRA | None = Field(None, description="freeze the weights of `init` and learn a small addition (LoRA)")
+    model: Model = Field(description="what is trained")
+    objective: AnyObjective = Field(
+        NextToken(), description="what is learned; by default what the kind of model is for"
+    )
+    optimizer: Optimizer | None = Field(None, description="how weights change")
+    schedule: Schedule = Field(Cosine(), description="how the learning rate changes over the steps")
+    batch: BatchConfig = Field(BatchConfig(), description="how much a step reads")
+    evaluate: EvaluateConfig = Field(EvaluateConfig(), description="when held-out text is measured, and for what")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="when the run is saved, and what is kept")
+    log: LogConfig = Field(LogConfig(), description="where metrics go")
+    guard: GuardConfig = Field(GuardConfig(), description="what to do when training goes wrong")
+    parallel: Layout = Field(Layout(), description="how several processes divide the work")
 
     @property
     def can_carry(self) -> bool:
@@ -205,7 +229,8 @@ def _layout_problems(recipe: Recipe) -> Iterator[str]:
         if (reason := indivisible(model, tensor)) is not None:
             yield f"parallel.tensor = {tensor}: {reason}"
         if not model.divisible:
-            yield "parallel: d_embedding, distinct_layers and disentangled positions can't be split; use replicas alone"
+            which = "d_embedding, ngrams, distinct_layers and disentangled positions"
+            yield f"parallel: {which} can't be split; use replicas alone"
     elif layout.pipeline > 1 or layout.context > 1:
         axis = "pipeline" if layout.pipeline > 1 else "context"
         yield f"parallel.{axis}: only a Transformer can be divided so, not a '{model.kind}' model"

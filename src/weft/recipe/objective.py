@@ -63,8 +63,10 @@ class TokenObjective(ObjectiveConfig):
     `z_loss` times log²Z keeps the softmax's normaliser near 1 (Chowdhery et al. 2022).
     """
 
-    smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    z_loss: NonNegativeFloat = 0.0
+    smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.0, description="probability that goes from the target to all tokens alike"
+    )
+    z_loss: NonNegativeFloat = Field(0.0, description="what log²Z is multiplied by before it is added to the loss")
 
 
 class NextToken(TokenObjective):
@@ -92,8 +94,8 @@ class Spans(TokenObjective):
     marks = 100
 
     kind: Literal["spans"] = "spans"
-    rate: Rate = 0.15
-    mean: Annotated[float, Field(ge=1.0)] = 3.0
+    rate: Rate = Field(0.15, description="the part of the tokens that is cut out")
+    mean: Annotated[float, Field(ge=1.0)] = Field(3.0, description="tokens a span, on average")
 
 
 class Languages(Config):
@@ -104,11 +106,13 @@ class Languages(Config):
     these languages where no others are asked for.
     """
 
-    token: Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")] = "{}"
-    source: Literal["before", "after", "none"] = "before"
-    target: Literal["start", "first", "source"] = "first"
-    reads: str | None = None
-    writes: str | None = None
+    token: Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")] = Field(
+        "{}", description="how a language's token is spelled, {} for its code"
+    )
+    source: Literal["before", "after", "none"] = Field("before", description="where the source's token stands")
+    target: Literal["start", "first", "source"] = Field("first", description="where the target's token stands")
+    reads: str | None = Field(None, description="the language of a source where none is asked for")
+    writes: str | None = Field(None, description="the language of an answer where none is asked for")
 
 
 class Pairs(TokenObjective):
@@ -125,9 +129,9 @@ class Pairs(TokenObjective):
     has_source = True
 
     kind: Literal["pairs"] = "pairs"
-    source: Column = "source"
-    target: Column = "target"
-    languages: Languages | None = None
+    source: Column = Field("source", description="the column of the texts that are read")
+    target: Column = Field("target", description="the column of the texts that are written")
+    languages: Languages | None = Field(None, description="tokens that name the languages, where there are several")
 
 
 class Chat(TokenObjective):
@@ -141,7 +145,7 @@ class Chat(TokenObjective):
     continues = True
 
     kind: Literal["chat"] = "chat"
-    column: Column = "messages"
+    column: Column = Field("messages", description="the column with the lists of messages")
 
 
 class MaskedObjective(ObjectiveConfig):
@@ -150,8 +154,8 @@ class MaskedObjective(ObjectiveConfig):
     makes = "a masked language model"
     kinds = ("encoder",)
 
-    rate: Rate = 0.15
-    whole_words: bool = False
+    rate: Rate = Field(0.15, description="the part of the words that is masked")
+    whole_words: bool = Field(False, description="mask all tokens of a word together")
 
 
 class Masked(MaskedObjective):
@@ -184,9 +188,11 @@ class SequenceObjective(ObjectiveConfig):
 
     heads = ("sequence",)
 
-    text: Column = "text"
-    second: Column | None = None
-    pooling: Literal["first", "mean", "last"] | None = None
+    text: Column = Field("text", description="the column of the texts")
+    second: Column | None = Field(None, description="the column of the second texts, where there are pairs")
+    pooling: Literal["first", "mean", "last"] | None = Field(
+        None, description="whose features stand for the text; absent: first, or last in a decoder"
+    )
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -199,7 +205,7 @@ class LabelObjective(ObjectiveConfig):
     metrics = ("loss", "accuracy", "macro_f1", "matthews")
     headline = "accuracy"
 
-    labels: tuple[str, ...] | None = None
+    labels: tuple[str, ...] | None = Field(None, description="all labels; absent: those of the training rows")
 
     @field_validator("labels")
     @classmethod
@@ -221,7 +227,7 @@ class Classify(LabelObjective, SequenceObjective):
     makes = "a classifier"
 
     kind: Literal["classify"] = "classify"
-    label: Column = "label"
+    label: Column = Field("label", description="the column of the labels")
 
 
 class Regress(SequenceObjective):
@@ -232,7 +238,7 @@ class Regress(SequenceObjective):
     headline = "spearman"
 
     kind: Literal["regress"] = "regress"
-    score: Column = "score"
+    score: Column = Field("score", description="the column of the numbers")
 
     def chance(self, vocab_size: int) -> float:
         return math.inf  # the scale of the numbers is the user's
@@ -248,8 +254,8 @@ class Tag(LabelObjective):
     heads = ("token",)
 
     kind: Literal["tag"] = "tag"
-    words: Column = "words"
-    tags: Column = "tags"
+    words: Column = Field("words", description="the column of the lists of words")
+    tags: Column = Field("tags", description="the column of the lists of tags")
 
 
 class Answer(ObjectiveConfig):
@@ -264,10 +270,10 @@ class Answer(ObjectiveConfig):
     headline = "exact"
 
     kind: Literal["answer"] = "answer"
-    question: Column = "question"
-    context: Column = "context"
-    answer: Column = "answer"
-    longest: PositiveInt = 30
+    question: Column = Field("question", description="the column of the questions")
+    context: Column = Field("context", description="the column of the texts")
+    answer: Column = Field("answer", description="the column of the answers")
+    longest: PositiveInt = Field(30, description="tokens that an answer has at most")
 
     def chance(self, vocab_size: int) -> float:
         return math.inf  # ln of the length of a row, which varies
@@ -281,9 +287,9 @@ class Contrastive(ObjectiveConfig):
     divisible = False
 
     kind: Literal["contrastive"] = "contrastive"
-    first: Column = "first"
-    second: Column = "second"
-    temperature: PositiveFloat = 0.05
+    first: Column = Field("first", description="the column of the one text")
+    second: Column = Field("second", description="the column of the text that belongs to it")
+    temperature: PositiveFloat = Field(0.05, description="what similarities are divided by")
 
     def chance(self, vocab_size: int) -> float:
         return math.inf  # ln of the batch's size, which may vary

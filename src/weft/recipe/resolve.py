@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.config import Tree, assignments, flat, merge, nested, read_toml, validate
-from weft.errors import ConfigError, suggestion
+from weft.errors import ConfigError, download_first, suggestion
 from weft.models.presets import PRESETS, preset
 from weft.progress import Log, log_to_stderr
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe, SettledRecipe
@@ -121,6 +121,8 @@ def _find(source: str) -> tuple[Tree, str]:
     if path.exists():
         what = f"{source}: neither a recipe (.toml) nor a run"
         raise ConfigError(f"{what}; a text to learn from is given so: weft train gpt-tiny --data {source}")
+    if "://" in source:
+        raise ConfigError(f"{download_first(source)}: weft train gpt-tiny --data FILE")
     runs = (str(config.parent) for config in Path("runs").glob("*/config.toml"))
     known = suggestion(source, [*recipe_names(), *PRESETS, *runs])
     raise ConfigError(f"'{source}': no such recipe or preset; {known}")
@@ -161,7 +163,7 @@ def changed_tables(changes: Changes) -> Tree:
 
 def run_name(words: str) -> str:
     """Any words as the name of a run or of a folder, in which they can stand: letters, digits and . _ + -"""
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", words).strip("-._+") or "run"
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", words).lstrip("-._+").rstrip("-._") or "run"  # transformer++ ends in one
 
 
 def _expand(tree: Tree, where: str) -> Tree:

@@ -17,11 +17,13 @@ router = APIRouter()
 
 @router.post("/v1/messages")
 async def messages(request: Request, body: MessagesBody) -> Response:
+    """A reply to a conversation, in Anthropic's words."""
     return await respond(request, body, _message, _events)
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, body: CountBody) -> dict[str, int]:
+    """How many tokens a conversation is."""
     server = server_of(request)
     async with server.library.lent(body.model) as shelf:
         prompt, _ = await asyncio.to_thread(conversation, shelf.run, _turns(body), 1, server.limits)

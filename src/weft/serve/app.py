@@ -28,7 +28,16 @@ log = logging.getLogger("weft.serve")
 
 
 def make_app(library: Library, serving: Serving) -> App:
-    """An ASGI application that serves these models."""
+    """An ASGI application that serves these models: the routes behind the gate."""
+    metrics = Metrics(library)
+    gate: App = Gate(make_routes(library, serving, metrics), serving)
+    if serving.origins:  # before the gate: a browser asks first, without a key
+        gate = CORSMiddleware(gate, list(serving.origins), allow_methods=["*"], allow_headers=["*"])
+    return _counted(gate, metrics)
+
+
+def make_routes(library: Library, serving: Serving, metrics: Metrics) -> FastAPI:
+    """All routes, which `openapi()` describes."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -38,17 +47,18 @@ def make_app(library: Library, serving: Serving) -> App:
         library.close()
 
     app = FastAPI(title="weft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    metrics = Metrics(library)
     app.state.server = Server(library, metrics, serving)
     for routes in (openai, responses, anthropic, attention, own, tokens, runs, architecture, compare, explorer):
         app.include_router(routes.router)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
+        """Whether the server answers."""
         return {"status": "ok"}
 
     @app.get("/ready")
     async def ready() -> Response:
+        """Whether the first model is loaded (503 until then), and which ones are."""
         loaded = [name for name, shelf in library.shelves.items() if shelf.worker is not None]
         return JSONResponse({"ready": library.ready, "loaded": loaded}, 200 if library.ready else 503)
 
@@ -58,6 +68,7 @@ def make_app(library: Library, serving: Serving) -> App:
 
     @app.get("/metrics")
     async def counters() -> Response:
+        """Counters and times for Prometheus."""
         return PlainTextResponse(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     app.add_exception_handler(RefusedError, on_refused)
@@ -65,10 +76,7 @@ def make_app(library: Library, serving: Serving) -> App:
     app.add_exception_handler(Exception, on_refused)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_invalid)
-    gate: App = Gate(app, serving)
-    if serving.origins:  # before the gate: a browser asks first, without a key
-        gate = CORSMiddleware(gate, list(serving.origins), allow_methods=["*"], allow_headers=["*"])
-    return _counted(gate, metrics)
+    return app
 
 
 def _counted(app: App, metrics: Metrics) -> App:

@@ -1,5 +1,7 @@
 """What a server is allowed, as settings."""
 
+from typing import Literal
+
 from pydantic import Field, PositiveInt
 
 from weft.config import Config
@@ -10,7 +12,7 @@ class Limits(Config):
 
     At most `queue` requests wait for a model, of which one client has at most `per_client` waiting or running. A body
     has at most `body_bytes`, a text at most `max_tokens` tokens, a request at most `choices` texts, and it ends after
-    `seconds`. `rows` texts are written at a time.
+    `seconds`. `rows` texts are written at a time, and `quantize_cache` keeps their keys and values in 8 bits.
     """
 
     queue: PositiveInt = 256
@@ -20,6 +22,7 @@ class Limits(Config):
     choices: PositiveInt = 16
     seconds: float = Field(default=600.0, gt=0.0)
     rows: PositiveInt = 64
+    quantize_cache: Literal["int8"] | None = None
 
 
 class Serving(Config):

@@ -31,6 +31,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/")
 async def page() -> Response:
+    """The Explorer."""
     return Response(web_file("explorer.html"), media_type="text/html", headers=HEADERS)
 
 

@@ -46,6 +46,7 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
+    """The models that are served, in OpenAI's words."""
     library = server_of(request).library
     await library.refresh()
     return {"object": "list", "data": [_described(shelf) for shelf in library.shelves.values()]}
@@ -53,6 +54,7 @@ async def models(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/models/{name}")
 async def model(request: Request, name: str) -> dict[str, Any]:
+    """One of them."""
     library = server_of(request).library
     await library.refresh()
     shelf = library.shelves.get(name)
@@ -76,6 +78,7 @@ def _head(shelf: Shelf, kind: str, prefix: str) -> dict[str, Any]:
 
 @router.post("/v1/completions")
 async def completions(request: Request, body: CompletionBody) -> Response:
+    """Texts that continue a prompt, in OpenAI's words."""
     most = server_of(request).limits.choices
     if body.echo and body.logprobs is not None:
         raise RefusedError(400, "echo: the log-probabilities of a prompt are at /v1/score", param="echo")
@@ -163,6 +166,7 @@ async def _completion_events(server: Server, body: CompletionBody, client: str) 
 
 @router.post("/v1/chat/completions")
 async def chats(request: Request, body: ChatBody) -> Response:
+    """A reply to a conversation, in OpenAI's words."""
     if body.top_logprobs is not None and not body.logprobs:
         raise RefusedError(400, "top_logprobs: needs logprobs = true", param="top_logprobs")
     return await respond(request, body, _chat, _chat_events)
@@ -222,6 +226,7 @@ async def _chat_events(server: Server, body: ChatBody, client: str) -> Events:
 
 @router.post("/v1/embeddings")
 async def embeddings(request: Request, body: EmbeddingsBody) -> Response:
+    """A vector for each text, in OpenAI's words."""
     return await answered(request, _embeddings(server_of(request), body, client_of(request)))
 
 

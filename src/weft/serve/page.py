@@ -27,21 +27,25 @@ dt, dd { margin: 0; overflow-wrap: anywhere }
 
 
 def routes_page(document: dict[str, Any]) -> str:
-    """Each route with what its body may hold."""
+    """Each route with what its request may hold."""
+    return PAGE.render(version=document["info"]["version"], routes=routes(document))
+
+
+def routes(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The `method` and `path` of each route, what it is `about`, and its parameters and `fields`, each in words."""
     schemas = document.get("components", {}).get("schemas", {})
-    routes = []
+    found = []
     for path, methods in document["paths"].items():
-        for method, about in methods.items():
-            content = about.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+        for method, route in methods.items():
+            content = route.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
             body = schemas.get(_named(content), {})
+            given = [(each["name"], each["schema"], each["required"]) for each in route.get("parameters", ())]
             needed = body.get("required", ())
-            fields = [
-                (name, _words(each, schemas) + (", needed" if name in needed else ""))
-                for name, each in body.get("properties", {}).items()
-            ]
-            description = about.get("description", "")
-            routes.append({"method": method.upper(), "path": path, "about": description, "fields": fields})
-    return PAGE.render(version=document["info"]["version"], routes=routes)
+            given += [(name, each, name in needed) for name, each in body.get("properties", {}).items()]
+            fields = [(name, _words(each, schemas) + (", needed" if must else "")) for name, each, must in given]
+            about = " ".join(route.get("description", "").split())
+            found.append({"method": method.upper(), "path": path, "about": about, "fields": fields})
+    return found
 
 
 def _named(schema: dict[str, Any]) -> str:

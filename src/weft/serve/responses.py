@@ -18,6 +18,7 @@ router = APIRouter()
 
 @router.post("/v1/responses")
 async def responses(request: Request, body: ResponsesBody) -> Response:
+    """A reply to a text or a conversation, in the words of OpenAI's newer API."""
     return await respond(request, body, _response, _events)
 
 

@@ -20,7 +20,7 @@ from weft.decode.engine.blocks import Request
 from weft.decode.engine.engine import Counts, Engine
 from weft.decode.engine.engine import Limits as Held
 from weft.decode.engine.paging import block_bytes
-from weft.decode.generate import BLOCK_SIZE, MAX_ENGINE_LENGTH, engine_can_hold, generate
+from weft.decode.generate import BLOCK_SIZE, MAX_ENGINE_LENGTH, check_small_cache, engine_can_hold, generate
 from weft.decode.prompt import Prompt, check_prompts, context_window
 from weft.decode.text import Chunk
 from weft.errors import WeftError
@@ -339,17 +339,20 @@ class Worker(threading.Thread):
         """An engine with blocks for as much as memory allows, where the model is a decoder that continues texts."""
         model, continues = self.loaded.model, self.loaded.config.objective.continues
         longest = min(context_window(model) or MAX_ENGINE_LENGTH, self.limits.max_tokens, MAX_ENGINE_LENGTH)
+        bits = self.limits.quantize_cache
+        if continues and bits is not None:
+            check_small_cache(model, longest)
         if not continues or not engine_can_hold(model, longest):
             return None
         # a text longer than those it learned from may be asked for, but hardly by all at once
         usual = -(-min(longest, model.config.context) // BLOCK_SIZE)
-        weighs = block_bytes(model, BLOCK_SIZE)
+        weighs = block_bytes(model, BLOCK_SIZE, bits)
         able = int(CACHE_SHARE * free_memory(device_of(model))) // weighs
         if able < min(usual, MIN_BLOCKS):
             raise MemoryError(f"no room for the keys and values of one text of {MIN_BLOCKS * BLOCK_SIZE} tokens")
         wanted = max(self.limits.rows * usual, -(-longest // BLOCK_SIZE))
         kept = None if self._on_gpu else MAX_KEPT_BYTES // weighs
-        held = Held(blocks=min(wanted, able), block_size=BLOCK_SIZE, rows=self.limits.rows, kept=kept)
+        held = Held(min(wanted, able), BLOCK_SIZE, self.limits.rows, kept=kept, bits=bits)
         return Engine(model, self.loaded.tokenizer.vocab_size, held)
 
 

@@ -24,14 +24,14 @@ class Specials(Config):
     They take the first ids, in the order of the fields, then `extra` (chat roles, sentinels).
     """
 
-    pad: str | None = None
-    unk: str | None = None
-    bos: str | None = None
-    eos: str | None = None
-    cls: str | None = None
-    sep: str | None = None
-    mask: str | None = None
-    extra: tuple[str, ...] = ()
+    pad: str | None = Field(None, description="fills rows up")
+    unk: str | None = Field(None, description="stands for what has no token")
+    bos: str | None = Field(None, description="begins a text")
+    eos: str | None = Field(None, description="ends a text")
+    cls: str | None = Field(None, description="begins what an encoder reads")
+    sep: str | None = Field(None, description="ends each sentence that an encoder reads")
+    mask: str | None = Field(None, description="stands for a masked word")
+    extra: tuple[str, ...] = Field((), description="further ones: chat roles, sentinels")
 
     @field_validator(*ROLES, "extra")
     @classmethod
@@ -59,7 +59,7 @@ BERT = Specials(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]
 class Trained(Config):
     """What every kind that learns its vocabulary shares."""
 
-    specials: Specials = OPEN
+    specials: Specials = Field(OPEN, description="special tokens by role")
 
 
 class Word(Trained):
@@ -67,7 +67,7 @@ class Word(Trained):
 
     kind: Literal["word"] = "word"
     vocab_size: VocabSize | None = Field(None, description="the most frequent words only; absent: all of them")
-    lowercase: bool = False
+    lowercase: bool = Field(False, description="make text lower case first")
     split: Literal["whitespace", "punctuation"] = Field(
         "whitespace", description="where a word ends: at white space, or at punctuation too"
     )
@@ -82,8 +82,10 @@ class Char(Trained):
 
     kind: Literal["char"] = "char"
     vocab_size: VocabSize | None = Field(None, description="the most frequent characters only; absent: all of them")
-    lowercase: bool = False
-    fallback: Literal["bytes", "unk"] = "bytes"
+    lowercase: bool = Field(False, description="make text lower case first")
+    fallback: Literal["bytes", "unk"] = Field(
+        "bytes", description="what an unseen character becomes: UTF-8 bytes or the unk token"
+    )
 
     @model_validator(mode="after")
     def _unknown(self) -> Self:
@@ -96,7 +98,7 @@ class Byte(Trained):
     """The 256 bytes of UTF-8: nothing to learn, no text it cannot spell."""
 
     kind: Literal["byte"] = "byte"
-    specials: Specials = CLOSED
+    specials: Specials = Field(CLOSED, description="special tokens by role")
 
 
 class BPE(Trained):
@@ -104,8 +106,8 @@ class BPE(Trained):
 
     kind: Literal["bpe"] = "bpe"
     vocab_size: VocabSize | None = Field(None, description="absent: 8192, or fewer where the text supports fewer")
-    lowercase: bool = False
-    specials: Specials = CLOSED
+    lowercase: bool = Field(False, description="make text lower case first")
+    specials: Specials = Field(CLOSED, description="special tokens by role")
 
 
 class WordPiece(Trained):
@@ -113,8 +115,8 @@ class WordPiece(Trained):
 
     kind: Literal["wordpiece"] = "wordpiece"
     vocab_size: VocabSize | None = Field(None, description="absent: 8192, or fewer where the text supports fewer")
-    lowercase: bool = True
-    specials: Specials = BERT
+    lowercase: bool = Field(True, description="make text lower case first")
+    specials: Specials = Field(BERT, description="special tokens by role")
 
     @model_validator(mode="after")
     def _unknown(self) -> Self:
@@ -128,7 +130,7 @@ class Unigram(Trained):
 
     kind: Literal["unigram"] = "unigram"
     vocab_size: VocabSize | None = Field(None, description="absent: 8192, or fewer where the text supports fewer")
-    lowercase: bool = False
+    lowercase: bool = Field(False, description="make text lower case first")
 
     @model_validator(mode="after")
     def _unknown(self) -> Self:
@@ -144,7 +146,7 @@ class Pretrained(Config):
     """
 
     kind: Literal["pretrained"] = "pretrained"
-    path: str
+    path: str = Field(description="of the file or folder")
     pattern: Pattern | None = Field(None, description="how text is cut before ranks apply; absent: by their number")
 
 

@@ -217,6 +217,8 @@ class Tokenizer:
             normalizer, cutter = self._backend.normalizer, self._backend.pre_tokenizer
             texts = list(texts)
             for text in texts:
+                if not isinstance(text, str):
+                    raise TokenizerError(f"{text!r:.60}: expected a text, not {type(text).__name__}") from None
                 refuse_surrogates(text)
             for text in texts:
                 text = text if normalizer is None else normalizer.normalize_str(text)

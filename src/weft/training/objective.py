@@ -213,4 +213,6 @@ class Objective(ABC, Generic[S]):
 
     def cannot(self, verb: str) -> ConfigError:
         """The error for what a run with this objective didn't learn."""
-        return ConfigError(f"{self.folder.path}: this run is {self.settings.makes}; it can't {verb}")
+        path = self.folder.path
+        use = self.usage.format(run=path)
+        return ConfigError(f"{path}: this run is {self.settings.makes}; it can't {verb}; use it with {use}")

@@ -11,7 +11,7 @@ from tests.decode.small import VOCAB, Asking, decoder
 
 from weft.decode.config import Sampling
 from weft.decode.engine.engine import Limits
-from weft.decode.engine.paging import BlockStore
+from weft.decode.engine.paging import BlockStore, CacheBits
 from weft.decode.fast.cuda import Chunk
 from weft.decode.fast.cuda_graphs import PagedGraphs
 from weft.decode.fast.stepper import cuda_fast_path, paged_graphs
@@ -108,11 +108,13 @@ def shortfall(model: Transformer, prompt: list[int], ids: list[int]) -> float:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["fast path", *KINDS])
+@pytest.mark.parametrize("kind", ["fast path", "fast path, 8 bits", *KINDS])
 def test_the_engine_on_a_gpu_writes_what_each_text_alone_gets(kind: str) -> None:
     tokenizer = build_tokenizer(Byte(), [])
+    bits: CacheBits | None = "int8" if kind == "fast path, 8 bits" else None
+    kind = kind.removesuffix(", 8 bits")
     model = on_gpu(kind, tokenizer.vocab_size)
-    engine = Asking(model, tokenizer, Limits(blocks=256, block_size=4, rows=8, prefill=16))
+    engine = Asking(model, tokenizer, Limits(blocks=256, block_size=4, rows=8, prefill=16, bits=bits))
     graphs = engine.manager.graphs
     assert graphs is not None
     prompts = [list(range(1, 2 + 5 * row)) for row in range(12)]
@@ -158,16 +160,19 @@ def test_the_kernels_read_blocks_as_they_read_one_piece() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("bits", [None, "int8"])
 @pytest.mark.parametrize(("heads", "kv_heads", "d_head"), [(4, 4, 32), (4, 2, 64), (4, 1, 128), (2, 2, 256)])
 @torch.inference_mode()
-def test_chunks_of_many_prompts_beside_a_step(heads: int, kv_heads: int, d_head: int) -> None:
+def test_chunks_of_many_prompts_beside_a_step(heads: int, kv_heads: int, d_head: int, bits: CacheBits | None) -> None:
     """Against the model's own features of whole texts, in float32."""
     torch.manual_seed(0)
     exact = build(llama(2, heads * d_head, heads, 256, 2048, vocab_size=100, kv_heads=kv_heads)).cuda().eval()
     model = copy.deepcopy(exact).bfloat16()
-    graphs = paged_graphs(model, BlockStore(model, 500, 16), 5)
+    graphs = paged_graphs(model, BlockStore(model, 500, 16, bits), 5)
     assert graphs is not None and graphs.kernels is not None
-    graphs.store.data.normal_()  # what nobody has written must not be seen
+    graphs.store.data.random_(-100, 100)  # what nobody has written must not be seen
+    if graphs.store.scales is not None:
+        graphs.store.scales.fill_(1.0)
     numbers = np.random.default_rng(0).permutation(500).reshape(5, 100).tolist()
     graphs.place({(slot, n): number for slot, row in enumerate(numbers) for n, number in enumerate(row)})
     lengths = [700, 129, 33, 1, 400]

@@ -26,6 +26,13 @@ def close(ours: Tensor, theirs: Tensor, by: float) -> None:
     assert float((ours.double() - theirs).norm() / theirs.norm()) < by
 
 
+def in_eight_bits(x: Tensor) -> Tensor:
+    """x (1, K) as the product of one row rounds it, in groups of 32."""
+    groups = x.float().view(-1, 32)
+    most = groups.abs().amax(dim=1, keepdim=True)
+    return ((groups * (127 / most)).round().double() * (most.double() / 127)).view(1, -1)
+
+
 @pytest.mark.parametrize("centred", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_few_rows_and_many(shape: tuple[int, int], centred: bool) -> None:
@@ -47,14 +54,14 @@ def test_one_row_with_what_stands_around_it(shape: tuple[int, int], around: str)
     x = torch.randn(1, K, device="cuda")
     gain, residual = torch.randn(K, device="cuda"), torch.randn(1, N, device="cuda")
     normed, gated, added = "norm" in around, "gate" in around, around == "residual"
-    read = F.rms_norm(x.double(), (K,), gain.double(), 1e-5) if normed else x.double()
-    expected = F.linear(read, weight)
+    root = (x.double().square().mean() + 1e-5).rsqrt() if normed else 1.0
+    expected = F.linear(in_eight_bits(x * gain if normed else x) * root, weight)
     if gated:
         expected = F.silu(expected[:, : N // 2]) * expected[:, N // 2 :]
     if added:
         expected = expected + residual.double()
     given = gain if normed else None, 1e-5, residual if added else None, gated
     found = kernels.matvec(x, product.numbers, product.scales, *given)
-    close(found, expected, 2e-5)
+    close(found, expected, 3e-4)  # a number may be rounded the other way
     in_half = [None if each is None else each.bfloat16() if isinstance(each, Tensor) else each for each in given]
     close(kernels.matvec(x.bfloat16(), product.numbers, product.scales, *in_half), expected, 0.02)

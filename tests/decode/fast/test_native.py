@@ -199,8 +199,9 @@ def test_texts_in_blocks_are_those_of_one_alone_to_the_bit(name: str, bits: str 
                 store.data[:, number] = state.cache.store[:, :, 0, :, block * size :][:, :, :, :size]
             step = NativeStep(model, state)
             expected.append(torch.stack([step(torch.tensor([7 + place])).clone() for place in range(3)]))
-        places, tokens = torch.tensor(lengths), torch.full((5,), 7)
-        found = [rows.head(rows(tokens + place, places + place, tables)) for place in range(3)]
+        places, seven = torch.tensor(lengths), torch.full((5, 1), 7)
+        read = [model.embed(seven + place, model.embedding) for place in range(3)]
+        found = [rows.head(rows(x, places + place, tables)) for place, x in enumerate(read)]
     assert torch.equal(torch.stack(found, dim=1), torch.stack(expected)[:, :, 0])
 
 

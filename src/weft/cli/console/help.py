@@ -1,6 +1,7 @@
 """How commands explain themselves: help that is quick to read, and advice where a word means nothing here."""
 
 import inspect
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -53,9 +54,9 @@ class Command(TyperCommand):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        # paragraphs are lines, so that the terminal wraps them; indented lines stay as they are
-        blocks = inspect.cleandoc(self.help or "").split("\n\n")
-        self.help = "\n\n".join(block if block.startswith(" ") else block.replace("\n", " ") for block in blocks)
+        # paragraphs are lines, so that the terminal wraps them
+        paragraphs = inspect.cleandoc(self.help or "").split("\n\n")
+        self.help = "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return [_plain(param) for param in super().get_params(ctx)]
@@ -89,6 +90,17 @@ def _plain(param: Any) -> Any:
     if hasattr(param, "min"):
         param.min = param.max = None  # for the help alone; a value out of range is refused with the range
     return param
+
+
+def extra_words(error: Any) -> str | None:
+    """What to write instead of words that a command doesn't take, where an option takes them."""
+    said = re.search(r"unexpected extra argument(?:s|\(s\))? \((.*)\)", getattr(error, "message", ""))
+    if said is None or error.ctx is None:
+        return None
+    options = {option for param in error.ctx.command.params for option in param.opts}
+    if "--prompt" not in options:
+        return None
+    return f"unexpected argument: {said[1]}; the text to continue is given so: --prompt {shlex.quote(said[1])}"
 
 
 def unknown_option(error: Any, arguments: Sequence[str]) -> str | None:

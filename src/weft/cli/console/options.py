@@ -45,8 +45,9 @@ def _paths(incomplete: str, ending: str = "") -> list[Path]:
 
 
 def complete_keys(ctx: Any, incomplete: str) -> list[str]:
-    """The keys of the recipe that was named, or of any, as key=."""
-    from weft.config import keys_of
+    """The keys of the recipe that was named, or of any, as key=; one that is left alone with its value, too, lest the
+    shell ends the word behind the =."""
+    from weft.config import flat, keys_of
     from weft.errors import WeftError
     from weft.recipe.config import Recipe
     from weft.recipe.resolve import resolve
@@ -57,12 +58,20 @@ def complete_keys(ctx: Any, incomplete: str) -> list[str]:
         tree = resolve(named).model_dump() if named else tree
     except WeftError:
         pass
-    return [f"{key}=" for key in keys_of(Recipe, tree) if key.startswith(incomplete)]
+    keys = [key for key in keys_of(Recipe, tree) if key.startswith(incomplete)]
+    value = flat(tree).get(keys[0]) if len(keys) == 1 else None
+    written = "VALUE" if value is None else str(value).lower() if isinstance(value, bool) else value
+    return [f"{key}=" for key in keys] + [f"{key}={written}" for key in keys if len(keys) == 1]
+
+
+def complete_contenders(ctx: Any, incomplete: str) -> list[str]:
+    """What can be compared, and the keys of its settings."""
+    return complete_recipes(ctx, incomplete) or complete_keys(ctx, incomplete)
 
 
 def recipe_argument(name: str, help: str, default: Any = ..., **more: Any) -> Any:
     """An argument that may name a preset, a recipe or a run."""
-    return argument(name, help, default, autocompletion=complete_recipes, **more)
+    return argument(name, help, default, **{"autocompletion": complete_recipes, **more})
 
 
 Run = Annotated[Path, argument("RUN", "A run's folder.", autocompletion=complete_runs)]

@@ -6,6 +6,7 @@ it gets them spelled out. Into a file or a pipe they go as they are; standard er
 
 import gc
 import json
+import os
 import re
 import shutil
 import sys
@@ -49,7 +50,12 @@ def print_tables(*tables: Table) -> None:
         safe = table._replace(header=list(map(shown, table.header)), rows=[list(map(shown, row)) for row in table.rows])
         safe = safe._replace(title=shown(table.title), remarks=list(map(shown, table.remarks)))
         for part, line in text_lines(safe, width, prose):
-            typer.secho(line, **STYLES.get(part, {}))
+            typer.secho(line, color=coloured(), **STYLES.get(part, {}))
+
+
+def coloured() -> bool | None:
+    """Whether lines may be styled: NO_COLOR forbids it, FORCE_COLOR wants it in a pipe too; None asks the terminal."""
+    return False if os.environ.get("NO_COLOR") else True if os.environ.get("FORCE_COLOR") else None
 
 
 def print_json(value: Any) -> None:

@@ -81,6 +81,5 @@ class Remarks:
 
 def check_writes(run: "Run") -> None:
     """Refuse a run that doesn't continue texts, and say what it is for."""
-    objective, usage = run.config.objective, run.objective.usage.format(run=run.path)
-    if not objective.continues:
-        raise ConfigError(f"{run.path}: this run is {objective.makes}; it can't continue a text; use it with {usage}")
+    if not run.config.objective.continues:
+        raise run.objective.cannot("continue a text")

@@ -2,13 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from weft.decode.config import Sampling
-from weft.decode.engine.paging import BlockPool, BlockStore, BlockTable, Key, PagedCache
+from weft.decode.engine.paging import BlockPool, BlockStore, BlockTable, CacheBits, Key, PagedCache
 from weft.decode.fast.cuda import Chunk
 from weft.decode.fast.stepper import native_rows, paged_graphs
 from weft.decode.prompt import Prompt
@@ -17,9 +18,28 @@ from weft.decode.text import Chunk as Written
 from weft.decode.text import Completion, Text, completion_of
 from weft.errors import WeftError
 from weft.models.transformer import Transformer, TransformerState
+from weft.nn.cache import ReadTokens
 
 MAX_NATIVE_ROWS = 32  # up to which the step in C is faster than torch's products, as measured on ARM
 CALL = 16  # a call of the model costs about as much as reading so many tokens more in one that is made anyway
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an engine holds at a time.
+
+    At most `rows` texts are written at a time, in `blocks` blocks of `block_size` tokens. At most `prefill` tokens of
+    prompts are read in one step; None: as many as keep the device busy without holding the other texts up for long.
+    `kept` blocks of texts that have ended may serve others that begin alike; None: all that are free. With `bits`, keys
+    and values have so many: half of the memory, and on a GPU 0.6 of the time, where no heads share them.
+    """
+
+    blocks: int = 2048
+    block_size: int = 16
+    rows: int = 256
+    prefill: int | None = None
+    kept: int | None = None
+    bits: CacheBits | None = None
 
 
 class Request(Text):
@@ -64,15 +84,16 @@ Work = list[tuple[Request, int]]  # how many tokens of which requests are read i
 
 
 class BlockManager:
-    """Gives requests their blocks and reads them, at most `rows` requests at a time."""
+    """Gives requests their blocks and reads them."""
 
-    def __init__(self, model: Transformer, blocks: int, block_size: int, rows: int, kept: int | None = None):
+    def __init__(self, model: Transformer, limits: Limits):
         if model.decoder is None or model.encoder is not None:
             model.start(1, 1)  # which says why it can't continue a text
         assert model.decoder is not None
         self.model, self.device = model, model.embedding.weight.device
-        self.pool = BlockPool(blocks, block_size, kept)
-        self.store = BlockStore(model, blocks, block_size)
+        blocks, rows = limits.blocks, limits.rows
+        self.pool = BlockPool(blocks, limits.block_size, limits.kept)
+        self.store = BlockStore(model, blocks, limits.block_size, limits.bits)
         self.graphs = paged_graphs(model, self.store, rows)
         self.native = native_rows(model, self.store)
         self.tables: dict[int, BlockTable] = {}
@@ -187,9 +208,22 @@ class BlockManager:
         """A token of each, by the step in C."""
         assert self.native is not None
         reads, rows = [request.read for request in requests], [self.row[request.number] for request in requests]
-        tokens = torch.tensor([request.ids[request.read] for request in requests])
+        tokens, lengths = torch.tensor([[request.ids[request.read]] for request in requests]), torch.tensor(reads)
+        x = self.model.embed_next(tokens, lengths, self._read_before(requests, lengths, max(reads) + 1))
         tables = torch.from_numpy(self.numbers[rows, : self.pool.blocks_for(max(reads) + 1)])
-        return self.native(tokens, torch.tensor(reads), tables)
+        return self.native(x, lengths, tables)
+
+    def _read_before(self, requests: Sequence[Request], lengths: Tensor, max_len: int) -> ReadTokens | None:
+        """The last tokens that requests have read, so many as n-grams reach back."""
+        if self.model.ngrams is None:
+            return None
+        found = np.zeros((len(requests), max_len), dtype=np.int64)
+        for row, request in enumerate(requests):
+            start = max(0, request.read - self.model.ngrams.reach)
+            found[row, start : request.read] = request.ids[start : request.read]
+        read = ReadTokens((), lengths, 0)
+        read.tokens = on_device(torch.from_numpy(found), self.device)
+        return read
 
     def _groups(self, work: Work, places: Sequence[int]) -> Iterator[list[int]]:
         """What is read in one call: single tokens by how far back they look, chunks from equal places on."""
@@ -211,6 +245,7 @@ class BlockManager:
         state = TransformerState(cache, len(work), longest + time, None, None)  # type: ignore[arg-type]
         state.lengths = on_device(torch.tensor(reads), self.device)
         state.longest, state.even = longest, min(reads) == longest
+        state.read = self._read_before([request for request, _ in work], state.lengths, state.max_len)
         chunks = [request.ids[request.read : request.read + count] for request, count in work]
         tokens = torch.tensor([chunk + [0] * (time - len(chunk)) for chunk in chunks])
         lengths = on_device(torch.tensor(counts), self.device) if min(counts) < time else None

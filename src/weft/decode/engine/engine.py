@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from weft.decode.config import Sampling
-from weft.decode.engine.blocks import BlockManager, Request, Work
+from weft.decode.engine.blocks import BlockManager, Limits, Request, Work
 from weft.decode.prompt import Prompt, context_window
 from weft.decode.sampling import fetched, marked, on_device, picked, refusal
 from weft.decode.text import Chunk, adjusted, write
@@ -31,22 +31,6 @@ from weft.errors import ModelError, WeftError, out_of_memory
 from weft.models.transformer import Transformer
 
 PREFILL, PREFILL_ON_CUDA = 512, 2048  # products of fewer rows leave a large GPU idle in part
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What an engine holds at a time.
-
-    At most `rows` texts are written at a time, in `blocks` blocks of `block_size` tokens. At most `prefill` tokens of
-    prompts are read in one step; None: as many as keep the device busy without holding the other texts up for long.
-    `kept` blocks of texts that have ended may serve others that begin alike; None: all that are free.
-    """
-
-    blocks: int = 2048
-    block_size: int = 16
-    rows: int = 256
-    prefill: int | None = None
-    kept: int | None = None
 
 
 @dataclass
@@ -147,7 +131,7 @@ class Engine:
     def __init__(self, model: Transformer, vocab_size: int, limits: Limits):
         self.model, self.vocab_size = model, vocab_size
         self.device, self.window = model.embedding.weight.device, context_window(model)
-        self.manager = BlockManager(model, limits.blocks, limits.block_size, limits.rows, limits.kept)
+        self.manager = BlockManager(model, limits)
         self.counts = Counts()
         prefill = limits.prefill or (PREFILL_ON_CUDA if self.device.type == "cuda" else PREFILL)
         self.scheduler = Scheduler(self.manager, limits.rows, prefill, self.counts)

@@ -5,6 +5,9 @@ belongs to which text: use counts, shared prefixes, and blocks that wait to be u
 by a key, a hash of its own tokens and of all before them. Another text with the same prefix uses the same block instead
 of reading those tokens again. A known block that no text uses keeps its content until the block is needed; the one that
 was used longest ago goes first.
+
+Keys and values are kept as the model computes them, or in 8 bits: whole numbers and a scale for each vector, which is
+what a head keeps of a token. All texts that share a block share what was rounded.
 """
 
 import math
@@ -13,42 +16,55 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from weft.decode.fast.rounding import quantize_vectors
+from weft.errors import ConfigError
 from weft.models.transformer import Transformer
 
 Key = bytes
+CacheBits = Literal["int8"]
+SCALE = torch.bfloat16  # the type of a vector's scale
 
 
-def block_bytes(model: Transformer, block_size: int) -> int:
+def check_cache_bits(bits: str | None) -> CacheBits | None:
+    if bits is None or bits in get_args(CacheBits):
+        return bits  # type: ignore[return-value]
+    raise ConfigError(f"quantize_cache = '{bits}': expected 'int8'")
+
+
+def block_bytes(model: Transformer, block_size: int, bits: CacheBits | None = None) -> int:
     """Bytes of the keys and values of `block_size` tokens in all layers."""
     assert model.decoder is not None
-    config = model.config
-    per_token = 2 * len(model.decoder.blocks) * config.attention.groups * config.d_head
-    return per_token * block_size * model.embedding.weight.dtype.itemsize
+    config, width = model.config, model.embedding.weight.dtype.itemsize
+    vector = config.d_head * width if bits is None else config.d_head + SCALE.itemsize
+    return 2 * len(model.decoder.blocks) * config.attention.groups * block_size * vector
 
 
 class BlockStore:
-    """A Transformer's blocks: data (layers, blocks + 1, 2, kv_heads, block_size, d_head), allocated once.
+    """A Transformer's blocks: data (layers, blocks + 1, 2, kv_heads, block_size, d_head), allocated once. In 8 bits,
+    `scales` (layers, blocks + 1, 2, kv_heads, block_size) belong to them.
 
     The block after the last, `nowhere`, takes what is written at places that a table has no block for: padding.
     """
 
-    def __init__(self, model: Transformer, blocks: int, block_size: int):
+    def __init__(self, model: Transformer, blocks: int, block_size: int, bits: CacheBits | None = None):
         assert model.decoder is not None
         config, table = model.config, model.embedding.weight
         shape = (len(model.decoder.blocks), blocks + 1, 2, config.attention.groups, block_size, config.d_head)
-        if table.device.type == "cpu":  # memory that is taken only as it is written
-            zeros = np.zeros(math.prod(shape) * table.dtype.itemsize, dtype=np.uint8)
-            self.data = torch.from_numpy(zeros).view(table.dtype).view(shape)
-        else:
-            self.data = torch.zeros(shape, dtype=table.dtype, device=table.device)
+        self.data = _zeros(shape, table.dtype if bits is None else torch.int8, table.device)
+        self.scales = None if bits is None else _zeros(shape[:-1], SCALE, table.device)
         self.blocks, self.block_size, self.nowhere = blocks, block_size, blocks
         self._gathered = self.data.new_empty(0)
+
+    def layer(self, number: int) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
+        """Keys and values (blocks, kv_heads, block_size, d_head) and, in 8 bits, the scales of both."""
+        keys, values = self.data[number].unbind(1)
+        return keys, values, (None, None) if self.scales is None else self.scales[number].unbind(1)
 
     def gathered(self, size: int) -> Tensor | None:
         """Space for so many numbers that rows read. A step uses it at once, so one piece serves all. None on a GPU: its
@@ -58,6 +74,13 @@ class BlockStore:
         if self._gathered.numel() < size:
             self._gathered = self.data.new_empty(size + size // 4)
         return self._gathered[:size]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)  # memory that is taken only as it is written
+    return torch.from_numpy(zeros).view(dtype).view(shape)
 
 
 class PagedCache:
@@ -74,7 +97,8 @@ class PagedCache:
 
     def layer(self, number: int, places: Tensor | None, start: int) -> "PagedLayer":
         """One layer, about to be written at `places` (batch, time), or from `start` on in every row if None."""
-        return PagedLayer(self, self.store[number], places, start)
+        scales = self.blocks.scales
+        return PagedLayer(self, self.store[number], None if scales is None else scales[number], places, start)
 
     def indices(self, places: Tensor | None, start: int, time: int) -> tuple[Tensor, Tensor]:
         """Where `time` new keys and values go, and which stretches of the store the rows read: the same in all layers.
@@ -102,10 +126,12 @@ class PagedCache:
 
 
 class PagedLayer(NamedTuple):
-    """One layer's blocks (blocks, 2, kv_heads, block_size, d_head) while new keys and values come in."""
+    """One layer's blocks (blocks, 2, kv_heads, block_size, d_head) while new keys and values come in; in 8 bits with
+    their scales."""
 
     cache: PagedCache
     store: Tensor
+    scales: Tensor | None
     places: Tensor | None
     start: int
 
@@ -113,12 +139,18 @@ class PagedLayer(NamedTuple):
         """Write these (batch, kv_heads, time, d_head) and give all up to the longest row."""
         B, H, T, D = keys.shape
         slots, reach = self.cache.indices(self.places, self.start, T)
-        new = torch.stack((keys, values)).to(self.store.dtype)
-        self.store.view(-1, D).index_copy_(0, slots, new.view(-1, D))
+        new, kind = torch.stack((keys, values)), keys.dtype
+        if self.scales is not None:
+            new, scales = quantize_vectors(new)
+            self.scales.view(-1).index_copy_(0, slots, scales.flatten())
+        self.store.view(-1, D).index_copy_(0, slots, new.to(self.store.dtype).view(-1, D))
         # one head's part of a block lies together, so that this one copy is already as attention wants it
         stretches = self.store.view(-1, self.cache.blocks.block_size * D)
         place = self.cache.blocks.gathered(len(reach) * stretches.shape[1])
         seen = torch.index_select(stretches, 0, reach, out=None if place is None else place.view(len(reach), -1))
+        if self.scales is not None:
+            scales = self.scales.view(-1, self.cache.blocks.block_size).index_select(0, reach)
+            seen = seen.view(-1, D).to(kind) * scales.view(-1, 1).to(kind)
         keys, values = seen.view(2, B, H, -1, D)[:, :, :, : self.start + T]
         return keys, values
 

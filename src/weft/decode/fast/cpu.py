@@ -69,8 +69,11 @@ class CPUFastPath:
         if state.cache.store is not self.store or state.source_cache is not self.source:
             self._bind()
         place = state.longest
-        x = F.embedding(tokens, self.model.embedding.weight)
-        x = x if self.scale is None else x * self.scale
+        if self.model.ngrams is None:
+            x = F.embedding(tokens, self.model.embedding.weight)
+            x = x if self.scale is None else x * self.scale
+        else:
+            x = self.model.embed_next(tokens[:, None], state.lengths, state.read)[:, 0]
         if self.added is not None:
             x = x + self.added[place]
         if self.angles is not None:

@@ -38,10 +38,11 @@ class FusedLayers:
     """LLaMA's layers around the attention, for texts of up to `longest` tokens."""
 
     def __init__(self, model: Transformer, longest: int):
-        from weft.decode.fast import attend, kernels
+        from weft.decode.fast import attend, chunks, kernels, kernels4, kernels8
 
         assert model.decoder is not None
-        self.kernels, self.attend, self.model = kernels, attend, model
+        self.kernels, self.kernels4, self.kernels8 = kernels, kernels4, kernels8
+        self.attend, self.chunks, self.model = attend, chunks, model
         self.blocks: list[Any] = list(model.decoder.blocks)
         config, table = model.config, model.embedding.weight
         self.device, self.dtype = table.device, table.dtype
@@ -52,12 +53,13 @@ class FusedLayers:
         assert angles is not None
         self.angles = angles[0][0, 0].contiguous(), angles[1][0, 0].contiguous()
 
-    def attention_for(self, batch: int, crowd: int) -> Any:
-        """Attention of a step of so many rows, by about `crowd` programs for each of the GPU's processors."""
+    def attention_for(self, batch: int, crowd: int, eight: bool = False) -> Any:
+        """Attention of a step of so many rows, by about `crowd` programs for each of the GPU's processors; `eight`:
+        over keys and values in 8 bits."""
         gpu = torch.cuda.get_device_properties(self.device) if self.device.type == "cuda" else None
         processors = 1 if gpu is None else gpu.multi_processor_count
         shape = batch, self.heads, self.kv_heads, self.d_head
-        return self.attend.Attention(*shape, self.device, crowd * processors, self.attend.BLOCK)
+        return self.attend.Attention(*shape, self.device, crowd * processors, eight)
 
     def normed(self, x: Tensor) -> Tensor:
         """x (…, d_model) after the last norm."""
@@ -65,50 +67,48 @@ class FusedLayers:
         return self.model.decoder.norm(x)
 
     def _feedforward(self, block: Any, x: Tensor) -> Tensor:
-        h = self._times(block.feedforward.gate_up, x, norm=block.feedforward_skip.norm, gated=True)
-        return self._times(block.feedforward.down, h, residual=x)
-
-    def _read_feedforward(self, block: Any, x: Tensor) -> Tensor:
-        """x (…, d_model) of many tokens plus its gated layer."""
-        both = self._plain(block.feedforward.gate_up, block.feedforward_skip.norm(x))
-        gated = self.kernels.gate(both.flatten(0, -2)).view(*x.shape[:-1], -1)
-        del both  # the widest of all
-        return self._plus(block.feedforward.down, gated, x)
+        """x (…, d_model) plus its gated layer."""
+        layer, norm = block.feedforward, block.feedforward_skip.norm
+        gated = self._by_matvec(layer.gate_up, x, norm, gated=True)
+        if gated is not None:
+            return self._times(layer.down, gated, residual=x)
+        # what is widest of all has no name here: it goes once it is gated
+        return self._times(layer.down, self._times(layer.gate_up, x, norm), residual=x, halves=True)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         x = F.embedding(tokens, self.model.embedding.weight)
         factor = self.model.config.embedding_factor
         return x if factor is None else x * factor
 
-    def _times(
+    def _by_matvec(
         self, part: nn.Module, x: Tensor, norm: Any = None, residual: Tensor | None = None, gated: bool = False
+    ) -> Tensor | None:
+        """A linear layer with what stands around it in one kernel: for one row, and weights that it can read."""
+        found = _matrix(part) if x.dim() == 2 and len(x) == 1 else None
+        if found is None:
+            return None
+        gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        return self.kernels.matvec(x, *found, gain, eps, residual, gated, pdl=self.pdl)
+
+    def _times(
+        self, part: nn.Module, x: Tensor, norm: Any = None, residual: Tensor | None = None, halves: bool = False
     ) -> Tensor:
-        """A linear layer with what stands around it: one kernel for one row, the library's product for more."""
-        found = _matrix(part) if x.shape[0] == 1 else None
-        if found is not None:
+        """residual + x Wᵀ; x is first normed or, of `halves`, one gates the other."""
+        y = None if halves else self._by_matvec(part, x, norm, residual)
+        if y is not None:
+            return y
+        numbers = _numbers(part)
+        if numbers is not None and numbers[0].dtype == torch.int8:
             gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-            return self.kernels.matvec(x, *found, gain, eps, residual, gated, pdl=self.pdl)
-        h = x if norm is None else norm(x)
-        if residual is not None:
-            return self._plus(part, h, residual)
-        y = self._plain(part, h)
-        return self.kernels.gate(y) if gated else y
-
-    def _plain(self, part: nn.Module, x: Tensor) -> Tensor:
-        """x Wᵀ."""
-        numbers = self._few_rows(part, x)
-        return part(x) if numbers is None else self.kernels.product(x.contiguous(), *numbers)
-
-    def _plus(self, part: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
-        """residual + x Wᵀ, added where the product is summed up."""
-        if type(part) is Linear:  # an adapter is one as well, with more to it
+            return self.kernels8.product(self.kernels8.rounded(x, gain, eps, halves), *numbers, x.dtype, residual)
+        if halves:
+            x = self.kernels.gate(x.flatten(0, -2)).view(*x.shape[:-1], -1)
+        x = x if norm is None else norm(x)
+        if residual is not None and type(part) is Linear:  # an adapter is one as well, with more to it
             return torch.addmm(residual.flatten(0, -2), x.flatten(0, -2), part.weight.t()).view_as(residual)
-        numbers = self._few_rows(part, x)
-        return residual + part(x) if numbers is None else self.kernels.product(x.contiguous(), *numbers, residual)
-
-    def _few_rows(self, part: nn.Module, x: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The small weights of a layer, where x has so few rows that they become floats on their way."""
-        return _numbers(part) if x.numel() <= self.kernels.MAX_FUSED_ROWS * x.shape[-1] else None
+        if numbers is not None:
+            return self.kernels4.product(x.contiguous(), *numbers, residual)
+        return part(x) if residual is None else residual + part(x)
 
 
 class CUDAFastPath(FusedLayers):
@@ -128,7 +128,7 @@ class CUDAFastPath(FusedLayers):
         with sdpa_kernel(LONG_ATTENTION if tokens.shape[1] >= MIN_CUDNN_TOKENS else SHORT_ATTENTION, set_priority=True):
             for number, block in enumerate(self.blocks):
                 x = self._read_attention(block, x, store[number, 0], store[number, 1])
-                x = self._read_feedforward(block, x)
+                x = self._feedforward(block, x)
         return self.normed(x)
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -147,12 +147,12 @@ class CUDAFastPath(FusedLayers):
     def _read_attention(self, block: Any, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """x (batch, time, d_model) plus what it attends to; its keys and values are put at the cache's start."""
         T, attention = x.shape[1], block.attention
-        qkv = self._plain(attention.qkv, block.attention_skip.norm(x))
-        self.attend.rotate_and_store(qkv, self.angles, keys, values)
+        qkv = self._times(attention.qkv, x, block.attention_skip.norm)
+        self.chunks.rotate_and_store(qkv, self.angles, keys, values)
         q = qkv[..., : self.heads * self.d_head].unflatten(-1, (self.heads, self.d_head)).transpose(1, 2)
         given, shared = (q, keys[:, :, :T], values[:, :, :T]), self.heads != self.kv_heads
         mixed = F.scaled_dot_product_attention(*given, is_causal=True, scale=attention.scale, enable_gqa=shared)
-        return self._plus(attention.out, mixed.transpose(1, 2).flatten(2), x)
+        return self._times(attention.out, mixed.transpose(1, 2).flatten(2), residual=x)
 
     def _words(self, x: Tensor) -> Tensor:
         """x (batch, d_model) → logits (batch, vocab_size)."""
@@ -167,11 +167,7 @@ class CUDAFastPath(FusedLayers):
         if found is not None:
             gain, eps = stack.norm.weight, stack.norm.eps
             return self.kernels.matvec(x, *found, gain, eps, out=self.logits, pdl=self.pdl)
-        features = self.normed(x)
-        numbers = self._few_rows(head.words, x) if isinstance(head, QuantizedHead) and head.scale is None else None
-        if numbers is not None:
-            return self.kernels.product(features, *numbers)
-        return self.model.head(features.unsqueeze(1))[:, 0]
+        return self.model.head(self.normed(x).unsqueeze(1))[:, 0]
 
 
 class Chunk(NamedTuple):
@@ -190,8 +186,9 @@ class PagedFastPath(FusedLayers):
         self.store, self.tables = store, tables
 
     def attention_of(self, batch: int) -> Any:
-        attention = self.attention_for(batch, self.attend.CROWD if batch == 1 else CROWD)
-        attention.warps = attention.warps if batch == 1 else WARPS
+        eight = self.store.scales is not None
+        attention = self.attention_for(batch, self.attend.CROWD if batch == 1 and not eight else CROWD, eight)
+        attention.warps = attention.warps if batch == 1 or attention.group == 1 else WARPS
         return attention
 
     def step(self, tokens: Tensor, reads: Tensor, slots: Tensor, attention: Any) -> Tensor:
@@ -201,15 +198,15 @@ class PagedFastPath(FusedLayers):
         mixed = torch.empty(len(x), self.heads * self.d_head, dtype=self.dtype, device=self.device)
         for number, block in enumerate(self.blocks):
             qkv = self._times(block.attention.qkv, x, norm=block.attention_skip.norm)
-            keys, values = self.store.data[number].unbind(1)
+            keys, values, scales = self.store.layer(number)
             given = qkv, self.angles, keys, values, reads, block.attention.scale, mixed
-            attention(*given, pdl=self.pdl, tables=self.tables, slots=slots)
+            attention(*given, pdl=self.pdl, tables=self.tables, slots=slots, scales=scales)
             x = self._feedforward(block, self._times(block.attention.out, mixed, residual=x))
         return self.normed(x)
 
     def read(self, chunks: list[Chunk]) -> Tensor:
         """Read chunks of several texts → features (chunks, d_model) after the last token of each."""
-        lengths, high = [len(chunk.ids) for chunk in chunks], self.attend.HIGH
+        lengths, high = [len(chunk.ids) for chunk in chunks], self.chunks.HIGH
         ends = list(accumulate(lengths))
         ids = np.concatenate([np.array(chunk.ids, dtype=np.int64) for chunk in chunks])
         each = np.concatenate([np.arange(chunk.read, chunk.read + len(chunk.ids)) for chunk in chunks])
@@ -226,12 +223,12 @@ class PagedFastPath(FusedLayers):
         x = self._embed(tokens)
         mixed = torch.empty(len(x), self.heads * self.d_head, dtype=self.dtype, device=self.device)
         for number, block in enumerate(self.blocks):
-            layer, attention = self.store.data[number], block.attention
-            qkv = self._plain(attention.qkv, block.attention_skip.norm(x))
-            self.attend.rotate_and_store(qkv, self.angles, *layer.unbind(1), (places, slots, self.tables))
-            self.attend.attend_chunks(qkv, layer, self.tables, sent, attention.scale, mixed)
+            (keys, values, scales), attention = self.store.layer(number), block.attention
+            qkv = self._times(attention.qkv, x, block.attention_skip.norm)
+            self.chunks.rotate_and_store(qkv, self.angles, keys, values, (places, slots, self.tables), scales)
+            self.chunks.attend_chunks(qkv, keys, values, scales, self.tables, sent, attention.scale, mixed)
             del qkv
-            x = self._read_feedforward(block, self._plus(attention.out, mixed, x))
+            x = self._feedforward(block, self._times(attention.out, mixed, residual=x))
         return self.normed(x.index_select(0, last))
 
 

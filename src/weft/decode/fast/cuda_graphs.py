@@ -46,7 +46,7 @@ class _Bucket(TransformerState):
 
     def __init__(self, state: TransformerState, seen: int):
         super().__init__(state.cache, state.lengths.shape[0], seen, state.source_cache, state.source_mask)
-        self.lengths, self.longest = state.lengths, seen - 1
+        self.lengths, self.longest, self.read = state.lengths, seen - 1, state.read
         self.even = False  # lengths are known to the device alone
 
     def advance(self, time: int, lengths: Tensor | None = None) -> None:

@@ -14,13 +14,12 @@ import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
-from torch.nn import functional as F
 
 from weft.decode.fast import kernels4
-from weft.decode.fast.kernels4 import loaded, put_rows
+from weft.decode.fast.kernels4 import loaded
 
 # Tiles of the product with one vector, as `benchmarks/gpu_decode.py --parts tune` found them on an H200: rows (of one
-# half, where it is gated), columns and bits of a matrix → rows and columns (with 4 bits, halves of groups) of a tile,
+# half, where it is gated), columns and bits of a matrix → rows and columns (with 4 bits, groups of 32) of a tile,
 # and warps.
 Tile = tuple[int, int, int]
 TILES: dict[tuple[int, int, int], Tile] = {
@@ -34,16 +33,15 @@ TILES: dict[tuple[int, int, int], Tile] = {
     (11008, 4096, 8): (4, 1024, 4),
     (4096, 11008, 8): (4, 512, 2),
     (32000, 4096, 8): (8, 1024, 4),
-    (12288, 4096, 4): (4, 32, 1),
+    (12288, 4096, 4): (4, 64, 2),
     (4096, 4096, 4): (4, 64, 2),
-    (11008, 4096, 4): (1, 64, 1),
-    (4096, 11008, 4): (1, 64, 2),
+    (11008, 4096, 4): (4, 32, 1),
+    (4096, 11008, 4): (4, 64, 1),
 }
-MAX_FUSED_ROWS = 256  # of x, up to which 8-bit weights become floats on their way, not beforehand
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _floats(tile, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
+def floats(tile, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
     """Floats; of 8-bit numbers q, 128.5 + q/256.
 
     A conversion of whole numbers is slow, eight times slower than a product. But 128 + u/256 is a float whose third
@@ -105,10 +103,10 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
     xs = tl.zeros((BLOCK,), tl.float32)
     for start in tl.static_range(0, K, BLOCK):
         here = start + column
-        x = _floats(loaded(x_ptr + here, here < K, start + BLOCK <= K), ASM)
+        x = floats(loaded(x_ptr + here, here < K, start + BLOCK <= K), ASM)
         if NORM:
             squares += x * x
-            x *= _floats(loaded(gain_ptr + here, here < K, start + BLOCK <= K), ASM)
+            x *= floats(loaded(gain_ptr + here, here < K, start + BLOCK <= K), ASM)
         if SCALED:
             xs += x
         now = tile
@@ -119,9 +117,9 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
             tile = loaded(tiles + (start + BLOCK), ahead, start + 2 * BLOCK <= K)
             if GATED:
                 upper = loaded(tiles + (N * K + start + BLOCK), ahead, start + 2 * BLOCK <= K)
-        sums += _floats(now, ASM) * x[None, :]
+        sums += floats(now, ASM) * x[None, :]
         if GATED:
-            others += _floats(now_upper, ASM) * x[None, :]
+            others += floats(now_upper, ASM) * x[None, :]
     if SCALED:  # Σ (128.5 + q/256) x − 128.5 Σ x, before anything else is added up: the difference is small
         sums -= 128.5 * xs[None, :]
         if GATED:
@@ -142,33 +140,6 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
     if RESIDUAL:
         y += tl.load(residual_ptr + rows).to(tl.float32)
     tl.store(y_ptr + rows, y.to(y_ptr.dtype.element_ty))
-
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _product_kernel(  # type: ignore[no-untyped-def]
-    x_ptr, w_ptr, scale_ptr, residual_ptr, y_ptr, M,
-    N: tl.constexpr, K: tl.constexpr, RESIDUAL: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
-    DEEP: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
-    rows = tl.program_id(1) * HIGH + tl.arange(0, HIGH)
-    columns = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
-    depth = tl.arange(0, DEEP)
-    inside = (columns < N)[:, None]
-    sums = tl.zeros((HIGH, WIDE), tl.float32)
-    for start in range(0, K, DEEP):
-        here = start + depth
-        x = tl.load(
-            x_ptr + rows[:, None].to(tl.int64) * K + here[None, :],
-            mask=(rows < M)[:, None] & (here < K)[None, :],
-            other=0,
-        )
-        w = tl.load(
-            w_ptr + columns[:, None].to(tl.int64) * K + here[None, :], mask=inside & (here < K)[None, :], other=0
-        )
-        numbers = (_floats(w, ASM) - 128.5).to(x.dtype)  # q/256, which is exact in 16 bits
-        sums = tl.dot(x, tl.trans(numbers), sums)
-    y = sums * 256 * tl.load(scale_ptr + columns, mask=columns < N, other=0).to(tl.float32)[None, :]
-    put_rows(y, residual_ptr, y_ptr, rows, columns, M, N, RESIDUAL)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -208,10 +179,10 @@ def _likeliest_kernel(  # type: ignore[no-untyped-def]
 
 def matvec_tile(N: int, K: int, bits: int) -> Tile:
     """Rows and columns of a tile, and warps, for a matrix (N, K): enough bytes on their way to keep the memory busy."""
-    rows, block, warps = TILES.get((N, K, bits), (2, 64, 2) if bits == 4 else (4, 1024, 4))
+    rows, block, warps = TILES.get((N, K, bits), (4, 64, 2) if bits == 4 else (4, 1024, 4))
     while N % rows:
         rows //= 2
-    unit, most = (16, 32) if bits == 4 else (1, 256)  # columns that are counted as one, and of these what a warp reads
+    unit, most = (32, 32) if bits == 4 else (1, 256)  # columns that are counted as one, and of these what a warp reads
     block = min(triton.next_power_of_2(K // unit), block)
     return rows, block, max(1, min(warps, block // most))
 
@@ -238,32 +209,15 @@ def matvec(
     y = torch.empty(1, N, dtype=x.dtype, device=x.device) if out is None else out
     height, block, warps = tile or matvec_tile(N, K, 4 if four else 8 * weight.element_size())
     assert N % height == 0
-    kernel = kernels4.matvec_kernel if four else _matvec_kernel
-    kernel[(N // height,)](
+    if four:
+        assert scale is not None
+        x_rounded = kernels4.rounded(x, gain, eps, pdl)
+        kernels4.matvec(x_rounded, (weight, scale), residual, gated, y, (height, block, warps), pdl)
+        return y
+    _matvec_kernel[(N // height,)](
         x, weight, scale, gain, residual, y, eps, N, K,
         scale is not None, gain is not None, gated, residual is not None, height, block, pdl, x.is_cuda,
         num_warps=warps, **({"launch_pdl": True} if pdl else {}),
-    )  # fmt: skip
-    return y
-
-
-def product(x: Tensor, weight: Tensor, scale: Tensor, residual: Tensor | None = None) -> Tensor:
-    """x (…, K) times 8-bit weights (N, K) with scale (N,), or 4-bit ones as for `matvec`, plus `residual`: → (…, N).
-    For some rows, not many."""
-    (N, width), M, four = weight.shape, x.numel() // x.shape[-1], weight.dtype == torch.uint8
-    if four and M > kernels4.MAX_FUSED_ROWS:
-        y = F.linear(x, kernels4.widen(weight, scale, x.dtype))
-        return y if residual is None else y.add_(residual)
-    y = torch.empty(*x.shape[:-1], N, dtype=x.dtype, device=x.device)
-    assert x.is_contiguous() and (residual is None or residual.is_contiguous())
-    kernel, stages, (wide, deep) = _product_kernel, 4, (32 if N < 8192 else 64, 128)
-    if four:
-        kernel, stages, width = kernels4.product_kernel, 3, scale.shape[1]
-        wide, deep = (32, 8) if N < 8192 else (128, 4)
-    high = min(64, max(16, triton.next_power_of_2(M)))
-    kernel[(triton.cdiv(N, wide), triton.cdiv(M, high))](
-        x, weight, scale, residual, y, M, N, width, residual is not None, high, wide, deep, x.is_cuda,
-        num_warps=4, num_stages=stages,
     )  # fmt: skip
     return y
 

@@ -46,13 +46,12 @@ class NativeRows:
         self.result = torch.empty(0, 0)  # written again and again: new memory would have to be cleared first
         self.held = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
 
-    def __call__(self, tokens: Tensor, places: Tensor, tables: Tensor) -> Tensor:
-        """Read tokens (rows,) at places (rows,) of texts in the blocks of tables (rows, width) → logits (rows, V), or
-        features (rows, d_model), good until the next call."""
-        model, rows = self.model, len(tokens)
+    def __call__(self, x: Tensor, places: Tensor, tables: Tensor) -> Tensor:
+        """Read embedded tokens (rows, 1, d_model) at places (rows,) of texts in the blocks of tables (rows, width) →
+        logits (rows, V), or features (rows, d_model), good until the next call."""
+        model, rows = self.model, len(x)
         assert model.decoder is not None
         self._rotate(tables.shape[1] * self.found.block)
-        x = model.embed(tokens[:, None], model.embedding)
         x = model.decoder.position.embed(x, places[:, None]).contiguous()
         if self.result.shape != (size := (rows, self.found.head.rows or self.found.d_model)):
             self.result = torch.empty(size)
@@ -132,12 +131,21 @@ class NativeStep:
         store = state.cache.store  # (layers, 2, 1, kv_heads, max_len, d_head)
         self.state, self.table = state, torch.zeros(1, 1, dtype=torch.int64)  # its one block is the whole cache
         self.rows = NativeRows(model, store[:, 0], store[:, 1], head=True)
+        self.last: list[int] = []  # what n-grams are made of, the newest token first
+        if model.ngrams is not None and state.read is not None:
+            self.last = state.read.last(model.ngrams.reach, state.lengths)[0].tolist()[::-1]
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Read tokens (1,) → logits (1, vocab_size)."""
-        self.state.reserve(1)
-        logits = self.rows(tokens, self.state.lengths, self.table)
-        self.state.advance(1)
+        state, model = self.state, self.rows.model
+        state.reserve(1)
+        x = model.embed(tokens[:, None], model.embedding)
+        if model.ngrams is not None and state.read is not None:
+            last = [int(tokens), *self.last]
+            x = x + model.ngrams.of_one(last)
+            self.last, state.read.tokens[0, state.longest] = last[:-1], last[0]
+        logits = self.rows(x, state.lengths, self.table)
+        state.advance(1)
         return logits
 
 

@@ -55,7 +55,7 @@ class Plain16(Product):
 
 
 class Plain8(Product):
-    """The definition, in 8 bits. On a GPU, the CUDA fast path reads `numbers` and `scales` itself."""
+    """The definition, in 8 bits."""
 
     def tensors(self, weight: Packed) -> dict[str, Tensor | None]:
         return {"numbers": weight.numbers, "scales": weight.unpack().scales[:, 0]}
@@ -136,8 +136,17 @@ class Torch4(Product):
         return torch.ops.aten._weight_int4pack_mm_for_cpu(*given).to(x.dtype)
 
 
+class Triton8(Plain8):
+    """8 bits on a GPU, by weft's kernels; the CUDA fast path reads `numbers` and `scales` itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        from weft.decode.fast import kernels8
+
+        return kernels8.product(kernels8.rounded(x), self.numbers, self.scales, x.dtype)
+
+
 class Triton4(Product):
-    """4 bits on a GPU, by weft's kernels; the CUDA fast path reads `numbers` and `scales` itself.
+    """4 bits on a GPU, likewise.
 
     scales: int32 (N, K/32), a scale and a centre in bf16 each.
     """
@@ -149,9 +158,9 @@ class Triton4(Product):
         return {"numbers": numbers, "scales": both.view(torch.int32).squeeze(-1)}
 
     def forward(self, x: Tensor) -> Tensor:
-        from weft.decode.fast import kernels
+        from weft.decode.fast import kernels4
 
-        return kernels.product(x.contiguous(), self.numbers, self.scales)
+        return kernels4.product(x.contiguous(), self.numbers, self.scales)
 
 
 class Native(Product):
@@ -228,6 +237,7 @@ def _torch_4(case: Case) -> bool:
 KERNELS: dict[Bits, tuple[Kernel, ...]] = {
     "bf16": (Kernel("native", Native, lambda case: case.native),),
     "int8": (
+        Kernel("Triton", Triton8, lambda case: case.triton and case.groups == 1),
         Kernel("native", Native, lambda case: case.native and case.groups == 1 and case.K % native.BLOCK == 0),
         Kernel("KleidiAI", KleidiAI8, lambda case: case.kleidiai and case.groups == 1),
         Kernel("torch, bf16", lambda weight: Torch8(weight).bfloat16(), _torch_8),

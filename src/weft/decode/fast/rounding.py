@@ -112,6 +112,12 @@ def quantize_rows(weight: Tensor) -> Groups:
     return Groups((w / scale).round().to(torch.int8), scale)
 
 
+def quantize_vectors(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x (…, D) in 8 bits: numbers (…, D) from −127 to 127, and a scale for each vector (…), in bf16."""
+    scales = (x.abs().amax(dim=-1).float() / 127).clamp(min=torch.finfo(torch.float32).tiny).bfloat16()
+    return (x.float() / scales.float().unsqueeze(-1)).round_().to(torch.int8), scales
+
+
 def quantize_groups(weight: Tensor, group: int = GROUP) -> Groups:
     """weight (N, K) in 4 bits: numbers (N, K) from −8 to 7, with scales and centres (N, K/group).
 

@@ -125,6 +125,8 @@ def grow(state: State, tokens: int, limit: int) -> bool:
     more, state.max_len = wider - state.max_len, wider
     if isinstance(state, TransformerState):
         state.cache.store = pad(state.cache.store, (0, 0, 0, more))
+        if state.read is not None:
+            state.read.tokens = pad(state.read.tokens, (0, more))
     elif isinstance(state, HiddenStates):
         state.states = pad(state.states, (0, 0) * 3 + (0, more))
     else:
@@ -150,6 +152,8 @@ def paged_graphs(model: Transformer, store: BlockStore, slots: int) -> PagedGrap
     longest = store.blocks * store.block_size
     if not model.embedding.weight.is_cuda or model.encoder is not None or stretches(model, longest):
         return None
+    if model.ngrams is not None:  # a slot knows its newest token, and not those before it
+        return None
     return PagedGraphs(model, store, slots, kernels=_kernels_fit(model))
 
 
@@ -166,9 +170,9 @@ LLAMA = _names(
     position="base scaling",
     head="tied bias scale",
 )
-NATIVE = LLAMA | _names(attention="bias", feedforward="activation bias", norm="bias offset")
+NATIVE = LLAMA | _names("ngrams", attention="bias", feedforward="activation bias", norm="bias offset")
 CPU = LLAMA | _names(
-    *("feedforward", "norm", "head", "placement", "embedding_norm", "encoder_layers", "source_vocab_size"),
+    *("feedforward", "norm", "head", "placement", "embedding_norm", "ngrams", "encoder_layers", "source_vocab_size"),
     attention="bias qk_norm window",
 )
 
@@ -208,7 +212,7 @@ def native_path_fits(model: LanguageModel, state: State) -> bool:
 
 def native_rows(model: Transformer, store: BlockStore) -> NativeRows | None:
     """Steps of texts in the blocks of a pool in one call each, where c/step.c can do that."""
-    if model.embedding.weight.device.type != "cpu" or not _is_native(model):
+    if model.embedding.weight.device.type != "cpu" or store.scales is not None or not _is_native(model):
         return None
     return NativeRows(model, store.data[:, :, 0], store.data[:, :, 1], head=False)
 

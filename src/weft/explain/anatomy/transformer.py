@@ -13,6 +13,7 @@ from weft.nn import attention, block, norm, position
 from weft.nn.attention_paths import attend
 from weft.nn.config import Block as BlockConfig
 from weft.nn.config import Gated, LayerNorm
+from weft.nn.hashed_ngrams import NGramEmbedding
 from weft.nn.position_config import ALiBi, Disentangled, Learned, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
 from weft.nn.scaled_dot_product import masked_softmax, reference_attention
 
@@ -35,9 +36,21 @@ def transformer_columns(model: Transformer) -> tuple[Part, ...]:
     stack = model.decoder or model.encoder
     assert stack is not None
     name, shape = "decoder" if model.decoder is not None else "encoder", f"(B, T, {settings.width}) → the same"
-    segments = size(model.segments)
-    kinds = part(settings, "segments", "x + S[0 or 1]", shape, "segments", Transformer.embed, own=segments)
-    return (Part(name, parts=(words, *([kinds] if segments else []), *_stack(settings, stack, "T"), *top)),)
+    added = []
+    if model.segments is not None:
+        more = {"own": size(model.segments)}
+        added = [part(settings, "segments", "x + S[0 or 1]", shape, "segments", Transformer.embed, **more)]
+    if model.ngrams is not None:
+        added = [_ngrams(settings, model.ngrams, shape)]
+    return (Part(name, parts=(words, *added, *_stack(settings, stack, "T"), *top)),)
+
+
+def _ngrams(settings: Any, tables: NGramEmbedding, shape: str) -> Part:
+    rows = " + ".join(f"N{order}[hash of the last {order}]" for order in tables.orders)
+    formula = f"x + {rows}" if tables.projection is None else f"x + ({rows}) W"
+    keys, detail = "ngrams.orders ngrams.rows ngrams.width", f"{tables.weight.shape[0]:,} × {tables.weight.shape[1]}"
+    more = {"own": size(tables), "box": "N-grams", "detail": detail}
+    return part(settings, "n-grams", formula, shape, keys, NGramEmbedding.indices, NGramEmbedding.forward, **more)
 
 
 def _embedding(model: Transformer) -> Part:

@@ -83,10 +83,9 @@ class GraphPicture(Picture):
         return draw.dot(*self._state)
 
     def save(self, path: Path | str) -> Path:
-        path = Path(path)
+        path = check_picture(path, self.suffixes)
         if path.suffix.lower() not in (".svg", ".dot"):
             return super().save(path)
-        check_picture(path, self.suffixes)
         write_text(path, self.svg() if path.suffix.lower() == ".svg" else self.dot())
         return path
 

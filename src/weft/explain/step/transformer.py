@@ -10,6 +10,7 @@ from weft.explain.step.stage import Way, cost, products, shown, token_stage
 from weft.models.transformer import Stack, Transformer
 from weft.nn import feedforward, norm
 from weft.nn.block import Block, Sublayer
+from weft.nn.hashed_ngrams import NGramEmbedding
 from weft.nn.linear import Linear
 from weft.nn.position import Position
 
@@ -71,6 +72,8 @@ def _embed(way: Way, followed: Followed) -> None:
         by=Transformer.embed,
         cost=cost(0, table, model.segments),
     )
+    if model.ngrams is not None:
+        x = _ngrams(way, followed, model.ngrams, x)
     if stack.projection is not None and not stack.narrow:
         x = _project(way, followed, stack.projection)
     if type(stack.position).embed is not Position.embed:
@@ -93,6 +96,24 @@ def _embed(way: Way, followed: Followed) -> None:
         norm_stage(way, f"{group}.norm", stack.embedding_norm, normed)
     if stack.projection is not None and stack.narrow:
         _project(way, followed, stack.projection)
+
+
+def _ngrams(way: Way, followed: Followed, tables: NGramEmbedding, x: Tensor) -> Tensor:
+    ids, place = torch.tensor([followed.ids], device=x.device), followed.place
+    added, rows = tables(ids)[0, place], tables.indices(ids)[0, place] % tables.rows
+    found = {f"row of the last {order}": row for order, row in zip(tables.orders, rows.tolist(), strict=True)}
+    way.add(
+        f"{followed.embedding}.ngrams",
+        "N-grams",
+        "The last tokens, a few of them at a time, have rows of their own, which a hash finds. Their sum is added.",
+        "x + " + " + ".join(f"N{order}[{row}]" for order, row in zip(tables.orders, rows.tolist(), strict=True)),
+        shown("sum", x + added, "coordinate"),
+        shown("n-grams", added, "coordinate"),
+        numbers={"rows": tables.rows, **found},
+        by=NGramEmbedding.forward,
+        cost=cost(0 if tables.projection is None else products(tables.projection), tables),
+    )
+    return x + added
 
 
 def _project(way: Way, followed: Followed, linear: Linear) -> Tensor:

@@ -1,0 +1,41 @@
+"""The README's picture, docs/explorer.png: one step of a GPT in the Explorer.
+
+    python docs/picture.py runs/gpt-tiny "First Citizen: Our business is not unknown to"
+
+Needs playwright, which `make install` brings, and Chromium.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+from playwright.sync_api import sync_playwright
+
+WIDTH, HEIGHT = 1180, 960
+
+
+def main(run: str, text: str) -> None:
+    server = subprocess.Popen(
+        [sys.executable, "-m", "weft", "serve", run, "--port", "0"], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stderr is not None
+        address = next(found[1] for line in server.stderr if (found := re.search(r" at (http://\S+),", line)))
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+            page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, reduced_motion="reduce")
+            page.goto(f"{address}/#/step?text={quote(text)}&stage=decoder.0.attention.softmax")
+            page.wait_for_selector("[aria-busy=true]", state="detached")
+            page.wait_for_load_state("networkidle")
+            page.screenshot(path=Path(__file__).with_name("explorer.png"))
+            browser.close()
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,32 @@
+"""`weft docs`: the documentation, in a browser."""
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import weft
+from weft.cli.console.options import argument, flag
+from weft.cli.console.terminal import echo
+from weft.cli.explore import has_window
+from weft.errors import ConfigError
+
+SITE = Path(weft.__file__).parents[2] / "site"  # of the checkout
+
+
+def docs(
+    folder: Annotated[
+        Path, argument("DIR", "The folder it was built in (default: site/ of weft's checkout).", show_default=False)
+    ] = SITE,
+    no_browser: bool = flag("--no-browser", "Do not open a browser; the address is printed in any case."),
+) -> None:
+    """Open the documentation in a browser: lectures, guides, every command and setting. It needs no network.
+
+    $ weft docs
+    """
+    page = folder / "index.html"
+    if not page.is_file():
+        raise ConfigError(f"{page}: no such page; `make docs` in a checkout of weft builds the documentation")
+    address = page.resolve().as_uri()
+    echo(address)
+    if not no_browser and has_window():
+        webbrowser.open(address)
