@@ -79,6 +79,9 @@ def test_every_filter_keeps_the_likeliest_and_changes_no_kept_logit(
 
 def test_greedy_takes_the_first_of_equals() -> None:
     assert greedy(torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]])).tolist() == [1, 0]
+    many = torch.zeros(1, 70_001)
+    many[0, 40_003::5] = 1.0
+    assert greedy(many).tolist() == [40_003]
 
 
 def test_draw_follows_the_slices() -> None:

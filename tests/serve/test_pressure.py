@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from tests.serve.serving import Served, idle, served, until
 
 from weft.api.load import load
@@ -117,6 +118,14 @@ def test_clients_are_served_in_turn_and_each_has_its_limit(runs: Path, monkeypat
             until(lambda: worker.waiting == 9)
         assert one.result().status_code == 200 and all(each.result().status_code == 200 for each in many)
         assert order[1:].index("key 2") <= 1  # the first is the one that held the thread
+
+
+def test_a_server_may_keep_keys_and_values_in_8_bits(runs: Path) -> None:
+    with served(runs / "gpt", quantize_cache="int8") as it:
+        answer = it.post(COMPLETE, {"model": "gpt", "prompt": "ab", "max_tokens": 3})
+        assert answer.status_code == 200, answer.text
+        engine = it.worker("gpt")._engine
+        assert engine is not None and engine.manager.store.data.dtype == torch.int8
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -17,7 +17,7 @@ BLOCKS = re.findall(r"```(\w*)\n(.*?)```", SECTION, re.DOTALL)
 
 @pytest.fixture(scope="module")
 def server(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    place = tmp_path_factory.mktemp("readme") / "mine"
+    place = tmp_path_factory.mktemp("readme") / "gpt-tiny"
     shutil.copytree(runs / "bytes", place)
     with served(place) as it:
         yield it
@@ -32,8 +32,8 @@ def block(language: str, begins: str, server: Served) -> str:
 def test_curl(server: Served) -> None:
     if shutil.which("curl") is None:
         pytest.skip("no curl")
-    said = subprocess.run(["sh", "-c", block("", "curl", server)], capture_output=True, timeout=60, check=True)
-    assert json.loads(said.stdout)["choices"][0]["message"]["content"]
+    said = subprocess.run(["sh", "-c", block("sh", "curl", server)], capture_output=True, timeout=60, check=True)
+    assert json.loads(said.stdout)["choices"][0]["text"]
 
 
 def test_python(server: Served, capsys: pytest.CaptureFixture[str]) -> None:

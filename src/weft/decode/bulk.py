@@ -14,7 +14,6 @@ from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar
 from weft.decode.engine.blocks import Limits
-from weft.decode.engine.paging import check_cache_bits
 from weft.decode.generate import by_engine, completions
 from weft.decode.prompt import Prompt
 from weft.decode.text import Completion
@@ -83,7 +82,9 @@ def texts_of(
 ) -> Iterator[list[Completion]]:
     """For each prompt n samples, or the n best of beam search, best first. What is drawn for a prompt depends on the
     seed and its number, which is `first` for the first one."""
-    settings, n, bits = job.settings, job.n, check_cache_bits(job.quantize_cache)
+    settings, n, bits = job.settings, job.n, job.quantize_cache
+    if bits not in (None, "int8"):
+        raise ConfigError(f"quantize_cache = '{bits}': expected 'int8'")
     if isinstance(settings, Beam):
         if bits is not None:
             raise ConfigError("quantize_cache: not for beam search, whose texts share and reorder what they keep")
@@ -96,7 +97,7 @@ def texts_of(
         asked = [prompt for text in stretch for prompt in [Prompt.of(tokenizer, text, job.grammar)] * n]
         seed = settings.seed + (first + start) * n
         given, rows = (model, asked, settings, range(seed, seed + len(asked))), job.batch * n
-        found = completions(*given, rows) if bits is None else by_engine(*given, Limits(rows=rows, bits=bits))
+        found = completions(*given, rows) if bits is None else by_engine(*given, Limits(rows=rows, bits="int8"))
         for _ in stretch:
             yield [next(found) for _ in range(n)]
 

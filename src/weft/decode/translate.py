@@ -11,15 +11,17 @@ from torch import Tensor
 from weft.data.batch import Frame, Source, framed
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
+from weft.decode.fast.native import ON_ARM
 from weft.decode.generate import complete
 from weft.decode.prompt import Prompt
 from weft.models.base import LanguageModel, device_of
 from weft.text.tokenizer import Tokenizer
 
 # What is answered together. Memory for keys and values grows with the tokens, for logits with the rows; more rows than
-# these make no product faster.
-TOKENS, TOKENS_ON_CUDA = 1200, 32768  # of sources, padding counted, in every beam
-ROWS, ROWS_ON_CUDA = 30, 1024  # beams of all sources
+# these make products little faster, and with a translation model of usual size need more than 1 GB, of which torch
+# itself takes more on x86.
+TOKENS, TOKENS_ON_CUDA = 1800 if ON_ARM else 1200, 32768  # of sources, padding counted, in every beam
+ROWS, ROWS_ON_CUDA = 45 if ON_ARM else 30, 1024  # beams of all sources
 # Tokens that an answer has at most for each token of its source, and for any source: a model that fails to end its text
 # repeats itself, and all beams go on to the limit.
 RATIO, ANYWAY = 2.0, 50

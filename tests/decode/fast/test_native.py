@@ -143,6 +143,19 @@ def test_bands_are_sixteen_rows_interleaved() -> None:
     assert torch.equal(native.in_bands(scales), scales.T[None])
 
 
+@pytest.mark.parametrize("size", [1, 3, 255, 4099])
+def test_normalisers_are_those_of_torch(size: int) -> None:
+    x = torch.randn(7, size + 2, generator=torch.Generator().manual_seed(0)).mul_(20.0)[:, 1:-1]
+    x[1] = -torch.inf
+    x[2, : size // 2] = -torch.inf
+    x[3] += 1000.0
+    x[4, -1] = torch.nan
+    found, expected = native.log_totals(x), x.double().logsumexp(dim=-1, keepdim=True).float()
+    torch.testing.assert_close(found[:4], expected[:4], rtol=3e-7, atol=2e-6)
+    torch.testing.assert_close(found[5:], expected[5:], rtol=3e-7, atol=2e-6)
+    assert not found[4].isfinite()  # refused, either way
+
+
 def test_rows_of_a_gated_layer_that_fill_no_band() -> None:
     model = built(llama(1, 96, 3, 90, context=40, vocab_size=50, kv_heads=1))
     for one, other in zip(*steps(model, torch.arange(1, 6)[None], torch.arange(7, 10)), strict=True):

@@ -5,9 +5,7 @@ belongs to which text: use counts, shared prefixes, and blocks that wait to be u
 by a key, a hash of its own tokens and of all before them. Another text with the same prefix uses the same block instead
 of reading those tokens again. A known block that no text uses keeps its content until the block is needed; the one that
 was used longest ago goes first.
-
-Keys and values are kept as the model computes them, or in 8 bits: whole numbers and a scale for each vector, which is
-what a head keeps of a token. All texts that share a block share what was rounded.
+Keys and values are kept as they are, or in 8 bits: whole numbers, with a scale for what a head keeps of a token.
 """
 
 import math
@@ -16,25 +14,18 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from weft.decode.fast.rounding import quantize_vectors
-from weft.errors import ConfigError
 from weft.models.transformer import Transformer
 
 Key = bytes
 CacheBits = Literal["int8"]
 SCALE = torch.bfloat16  # the type of a vector's scale
-
-
-def check_cache_bits(bits: str | None) -> CacheBits | None:
-    if bits is None or bits in get_args(CacheBits):
-        return bits  # type: ignore[return-value]
-    raise ConfigError(f"quantize_cache = '{bits}': expected 'int8'")
 
 
 def block_bytes(model: Transformer, block_size: int, bits: CacheBits | None = None) -> int:
@@ -61,7 +52,7 @@ class BlockStore:
         self.blocks, self.block_size, self.nowhere = blocks, block_size, blocks
         self._gathered = self.data.new_empty(0)
 
-    def layer(self, number: int) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
+    def layer(self, number: int) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
         """Keys and values (blocks, kv_heads, block_size, d_head) and, in 8 bits, the scales of both."""
         keys, values = self.data[number].unbind(1)
         return keys, values, (None, None) if self.scales is None else self.scales[number].unbind(1)

@@ -8,8 +8,6 @@ whole numbers, and a scale for each vector, which multiplies a key's score or a 
 Only `cuda.py` imports this file, and only where there is a GPU.
 """
 
-from collections.abc import Sequence
-
 import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -22,7 +20,7 @@ CROWD = 2  # programs for each processor of the GPU, about
 BLOCK = 64  # keys at a time
 
 Angles = tuple[Tensor, Tensor]  # cosines and sines
-Scales = Sequence[Tensor | None]  # of keys and of values, where these are in 8 bits
+Scales = tuple[Tensor | None, ...]  # of keys and of values, where these are in 8 bits
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]

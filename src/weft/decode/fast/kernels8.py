@@ -15,8 +15,6 @@ from torch import Tensor
 
 from weft.decode.fast.kernels4 import loaded, put_rows
 
-DEEP = 128  # columns at a time
-BAND = 8  # tiles of a band
 Rounded = tuple[Tensor, Tensor]  # numbers (2, …, K) int8, the upper ones first, and scales (rows,) float32
 
 
@@ -100,7 +98,7 @@ def product(x: Rounded, weight: Tensor, scale: Tensor, dtype: torch.dtype, resid
     assert residual is None or residual.is_contiguous()
     high, wide, warps, stages = tile_for(M, N)
     _product_kernel[(triton.cdiv(M, high) * triton.cdiv(N, wide),)](
-        *numbers, scales, weight, scale, residual, y, M, N, K, residual is not None, high, wide, DEEP, BAND,
+        *numbers, scales, weight, scale, residual, y, M, N, K, residual is not None, high, wide, 128, 8,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y

@@ -8,6 +8,7 @@ weft's cache folder, by the text of the sources, the compiler and the processor,
 import ctypes
 import hashlib
 import os
+import platform
 import re
 import shutil
 import stat
@@ -32,7 +33,8 @@ from weft.text.builtin import cache_folder
 
 SOURCES = Path(__file__).parent / "c"
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread")
-TUNING = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler knows
+ON_ARM = platform.machine() == "aarch64"  # where -march leaves out how long instructions take; on x86 -mcpu does less
+TUNING = (*(("-mcpu=native",), ("-march=native",))[:: 1 if ON_ARM else -1], ())  # the first that the compiler knows
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # of numbers: c/products.h's
 ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu-tanh": 3}
 OPENMP = re.compile(r"/lib(gomp|omp|iomp5)[^/]*\.so[^/]*$")
@@ -90,6 +92,8 @@ def library() -> ctypes.CDLL | None:
         return None  # no compiler, or nowhere to keep its result safely: torch's operations do the same
     found.weft_product.argtypes = [POINTER(Matrix), c_void_p, c_void_p, c_int, c_int]
     found.weft_step.argtypes = [POINTER(Model), c_void_p, POINTER(Texts), c_void_p, c_int]
+    found.weft_log_totals.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int]
+    found.weft_log_totals.restype = None
     found.weft_share.argtypes = [c_void_p, c_void_p, c_void_p]
     found.weft_share.restype = None
     if (threads := _openmp()) is not None:
@@ -202,4 +206,13 @@ def multiply(found: Matrix, x: Tensor, threads: int | None = None) -> Tensor:
     compiled: Any = library()
     if compiled.weft_product(found, x.data_ptr(), y.data_ptr(), len(x), threads or torch.get_num_threads()):
         raise MemoryError("a product found no memory")
+    return y
+
+
+def log_totals(x: Tensor) -> Tensor:
+    """log Σ eˣ of each row of x (rows, columns) in float32, whose numbers lie side by side → (rows, 1)."""
+    y = torch.empty(len(x), 1)
+    compiled: Any = library()
+    threads = min(torch.get_num_threads(), max(1, len(x)))
+    compiled.weft_log_totals(x.data_ptr(), *x.shape, x.stride(0), y.data_ptr(), threads)
     return y

@@ -43,21 +43,23 @@ class NativeRows:
         self.found = native.Model(*sizes, *kind, *block, first.attention.scale, None, None, self.layers, *last)
         self.ends_in_features = head and self.words is None
         self.places, self.angles = 0, list[Tensor]()  # (places, d_head / 2) each, where there are any
+        self.result = torch.empty(0, 0)  # written again and again: new memory would have to be cleared first
         self.held = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
 
     def __call__(self, x: Tensor, places: Tensor, tables: Tensor) -> Tensor:
         """Read embedded tokens (rows, 1, d_model) at places (rows,) of texts in the blocks of tables (rows, width) →
-        logits (rows, V), or features (rows, d_model)."""
+        logits (rows, V), or features (rows, d_model), good until the next call."""
         model, rows = self.model, len(x)
         assert model.decoder is not None
         self._rotate(tables.shape[1] * self.found.block)
         x = model.decoder.position.embed(x, places[:, None]).contiguous()
-        result = torch.empty(rows, self.found.head.rows or self.found.d_model)
+        if self.result.shape != (size := (rows, self.found.head.rows or self.found.d_model)):
+            self.result = torch.empty(size)
         texts = native.Texts(rows, tables.shape[1], native.address(places), native.address(tables))
         library: Any = native.library()
-        if library.weft_step(self.found, x.data_ptr(), texts, result.data_ptr(), self.threads(rows)):
+        if library.weft_step(self.found, x.data_ptr(), texts, self.result.data_ptr(), self.threads(rows)):
             raise MemoryError("a decoding step found no memory")
-        return model.head(result[:, None])[:, 0] if self.ends_in_features else result
+        return model.head(self.result[:, None])[:, 0] if self.ends_in_features else self.result
 
     def head(self, features: Tensor) -> Tensor:
         """Features (rows, d_model) → logits (rows, V)."""

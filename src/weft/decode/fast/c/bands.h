@@ -62,12 +62,7 @@ static void round_blocks(const float *x, int n, Rounded out) {
 #define RAISED 0 /* what add8 adds to each w, and what it thereby adds to the sum has to be taken off */
 
 #if defined(__ARM_FEATURE_DOTPROD)
-static inline Integers add8(Integers sum, Integers w, Integers x) {
-    return (Integers)vdotq_s32((int32x4_t)sum, (int8x16_t)w, (int8x16_t)x);
-}
-static inline Integers add4(Integers sum, Integers w, Integers low, Integers high) {
-    return add8(add8(sum, w & LOWER, low), (Integers)vshrq_n_u8((uint8x16_t)w, 4), high);
-}
+/* `block8` and `block4` below do without them */
 #elif defined(__aarch64__)
 static inline Integers add8(Integers sum, Integers w, Integers x) {
     int16x8_t first = vmull_s8(vget_low_s8((int8x16_t)w), vget_low_s8((int8x16_t)x));
@@ -138,23 +133,56 @@ static inline Integers add4(Integers sum, Integers w, Integers low, Integers hig
 
 /* ---- a band times x */
 
+#if defined(__ARM_FEATURE_DOTPROD)
+/* A block of each row, added to sums. A lane of x is multiplied with all lanes of w as it lies, and the sums take turns:
+ * each is ready some cycles after it began. */
+#define ADD8(j, x, lane)                                                                                               \
+    for (int p = 0; p < PARTS; p++)                                                                                    \
+        t[p] = (Integers)vdotq_laneq_s32((int32x4_t)t[p], vld1q_s8((const int8_t *)(w + (j) * BAND + p * LANES)), x, lane);
+#define ADD4(j)                                                                                                        \
+    for (int p = 0; p < PARTS; p++) {                                                                                  \
+        uint8x16_t pairs = vld1q_u8((const uint8_t *)(w + (j) * BAND + p * LANES));                                    \
+        int8x16_t lower = vreinterpretq_s8_u8(vandq_u8(pairs, vdupq_n_u8(15)));                                        \
+        t[p] = (Integers)vdotq_laneq_s32((int32x4_t)t[p], lower, low, j);                                              \
+        t[p] = (Integers)vdotq_laneq_s32((int32x4_t)t[p], vreinterpretq_s8_u8(vshrq_n_u8(pairs, 4)), high, j);         \
+    }
+static inline void block8(Integers *t, const int32_t *w, const int8_t *x) {
+    int8x16_t low = vld1q_s8(x), high = vld1q_s8(x + BLOCK / 2);
+    ADD8(0, low, 0) ADD8(1, low, 1) ADD8(2, low, 2) ADD8(3, low, 3)
+    ADD8(4, high, 0) ADD8(5, high, 1) ADD8(6, high, 2) ADD8(7, high, 3)
+}
+static inline void block4(Integers *t, const int32_t *w, const int8_t *x) {
+    int8x16_t low = vld1q_s8(x), high = vld1q_s8(x + BLOCK / 2);
+    ADD4(0) ADD4(1) ADD4(2) ADD4(3)
+}
+#else
 static inline Integers everywhere(const int8_t *x) { /* four bytes of x in each lane */
     int32_t word;
     memcpy(&word, x, 4);
     return (Integers){0} + word;
 }
+static inline void block8(Integers *t, const int32_t *w, const int8_t *x) {
+    for (int j = 0; j < WORDS8; j++, w += BAND) {
+        Integers four = everywhere(x + 4 * j);
+        for (int p = 0; p < PARTS; p++) t[p] = add8(t[p], WHOLE(w + p * LANES), four);
+    }
+}
+static inline void block4(Integers *t, const int32_t *w, const int8_t *x) {
+    for (int j = 0; j < WORDS4; j++, w += BAND) {
+        Integers low = everywhere(x + 4 * j), high = everywhere(x + 4 * j + BLOCK / 2);
+        for (int p = 0; p < PARTS; p++) t[p] = add4(t[p], WHOLE(w + p * LANES), low, high);
+    }
+}
+#endif
 
 /* The sixteen rows that begin at w, in 8 bits → y; their scales, one a row, at `scales`. */
 static void band8(const int32_t *w, const float *scales, Rounded x, int blocks, float *y) {
     Vector s[PARTS] = {0};
-    for (int b = 0; b < blocks; b++) {
+    for (int b = 0; b < blocks; b++, w += WORDS8 * BAND) {
         Integers t[PARTS];
         fetch(w, 4 * WORDS8 * BAND);
         for (int p = 0; p < PARTS; p++) t[p] = (Integers){0} + x.offsets[b] * (RAISED / 8);
-        for (int j = 0; j < WORDS8; j++, w += BAND) {
-            Integers four = everywhere(x.numbers + b * BLOCK + 4 * j);
-            for (int p = 0; p < PARTS; p++) t[p] = add8(t[p], WHOLE(w + p * LANES), four);
-        }
+        block8(t, w, x.numbers + b * BLOCK);
         for (int p = 0; p < PARTS; p++) s[p] += __builtin_convertvector(t[p], Vector) * x.scales[b];
     }
     for (int p = 0; p < PARTS; p++) STORE(y + p * LANES, s[p] * LOAD(scales + p * LANES));
@@ -163,16 +191,12 @@ static void band8(const int32_t *w, const float *scales, Rounded x, int blocks, 
 /* The same in 4 bits, with scales and, where there are any, centres of each block. */
 static void band4(const int32_t *w, const uint16_t *scales, const float *centres, Rounded x, int blocks, float *y) {
     Vector s[PARTS] = {0};
-    for (int b = 0; b < blocks; b++, scales += BAND) {
+    for (int b = 0; b < blocks; b++, w += WORDS4 * BAND, scales += BAND) {
         Integers t[PARTS];
         fetch(w, 4 * WORDS4 * BAND);
         fetch(scales, 1);
         for (int p = 0; p < PARTS; p++) t[p] = (Integers){0} + x.offsets[b]; /* w counts from −8 up */
-        for (int j = 0; j < WORDS4; j++, w += BAND) {
-            const int8_t *from = x.numbers + b * BLOCK + 4 * j;
-            Integers low = everywhere(from), high = everywhere(from + BLOCK / 2);
-            for (int p = 0; p < PARTS; p++) t[p] = add4(t[p], WHOLE(w + p * LANES), low, high);
-        }
+        block4(t, w, x.numbers + b * BLOCK);
         for (int p = 0; p < PARTS; p++)
             s[p] += __builtin_convertvector(t[p], Vector) * (widen(scales + p * LANES) * x.scales[b]);
         if (centres)

@@ -100,6 +100,66 @@ int weft_product(const Matrix *matrix, const float *x, float *y, int rows, int t
     return 0;
 }
 
+/* ---- normalisers */
+
+#define PIECE 256 /* numbers whose exponentials are added up in float32; sums of those are, in float64 */
+
+typedef struct {
+    const float *x;
+    float *y;
+    int64_t rows, columns, apart;
+} Totals;
+
+/* e^x for x of at most 0, as `exponential` has it: a number with no room for fractions rounds by being added. */
+static inline Vector falling(Vector x) {
+    const Vector low = (Vector){0} - 87.0f;
+    const float round = 12582912.0f;
+    Integers small = x < low;
+    x = (Vector)((small & (Integers)low) | (~small & (Integers)x));
+    Vector shifted = x * 1.44269504088896341f + round, whole = shifted - round;
+    Vector r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    Vector p = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r +
+                1.6666665459e-1f) * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return p * (Vector)(((Integers)shifted << 23) + (127 << 23));
+}
+
+static float log_total(const float *x, int64_t n) {
+    Vector most = (Vector){0} - INFINITY;
+    float largest = -INFINITY;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        Integers larger = LOAD(x + i) > most;
+        most = (Vector)((larger & WHOLE(x + i)) | (~larger & (Integers)most));
+    }
+    for (; i < n; i++) largest = x[i] > largest ? x[i] : largest;
+    for (int j = 0; j < LANES; j++) largest = most[j] > largest ? most[j] : largest;
+    if (largest == -INFINITY) return largest;
+    double sum = 0;
+    for (i = 0; i < n;) {
+        int64_t end = i + PIECE < n ? i + PIECE : n;
+        Vector s[SUMS] = {0};
+        for (; i + SUMS * LANES <= end; i += SUMS * LANES)
+            for (int j = 0; j < SUMS; j++) s[j] += falling(LOAD(x + i + j * LANES) - largest);
+        for (; i + LANES <= end; i += LANES) s[0] += falling(LOAD(x + i) - largest);
+        sum += total(sum_of(s));
+        for (; i < end; i++) sum += exp((double)x[i] - largest);
+    }
+    return largest + (float)log(sum);
+}
+
+static void add_up(void *given, int thread, int threads) {
+    Totals *t = given;
+    for (int row = share(t->rows, thread, threads); row < share(t->rows, thread + 1, threads); row++)
+        t->y[row] = log_total(t->x + row * t->apart, t->columns);
+}
+
+/* log Σ eˣ of each row of x (rows, columns), of which the next is `apart` further on → y (rows). */
+void weft_log_totals(const float *x, int64_t rows, int64_t columns, int64_t apart, float *y, int threads) {
+    Totals t = {x, y, rows, columns, apart};
+    together(add_up, &t, threads);
+}
+
 /* ---- a step */
 
 typedef struct { /* texts: each one's token stands at its place, and its keys and values in the blocks of its table */
@@ -202,6 +262,17 @@ static inline float *next(Vectors *of, const Model *m) {
     return found;
 }
 
+/* Add values (count, d), of which each has a weight, one after the other. */
+static inline void mix(float *restrict out, const float *const *rows, const float *weights, float scale, int count, int d) {
+    if (count < ROWS) {
+        for (int j = 0; j < d; j++) out[j] += weights[0] * scale * rows[0][j];
+        return;
+    }
+    const float *a = rows[0], *b = rows[1], *c = rows[2], *e = rows[3];
+    float w = weights[0] * scale, x = weights[1] * scale, y = weights[2] * scale, z = weights[3] * scale;
+    for (int j = 0; j < d; j++) out[j] = out[j] + w * a[j] + x * b[j] + y * c[j] + z * e[j];
+}
+
 /* One head of a text: its query with all keys so far and its own, which the first head of a group stores. */
 static void attend(Step *s, const Layer *layer, int row, int head, int thread) {
     const Model *m = s->model;
@@ -236,10 +307,11 @@ static void attend(Step *s, const Layer *layer, int row, int head, int thread) {
     float *out = s->mixed + ((int64_t)row * m->heads + head) * d, inverse = 1.0f / total(sum);
     float weight = scores[place] * inverse;
     for (int j = 0; j < d; j++) out[j] = weight * v[j];
-    for (int i = 0; i < place; i++) {
-        const float *value = next(&values, m);
-        weight = scores[i] * inverse;
-        for (int j = 0; j < d; j++) out[j] += weight * value[j];
+    for (int i = 0, count; i < place; i += count) { /* a few values at a time: `out` is read and written once for them */
+        const float *rows[ROWS];
+        count = place - i < ROWS ? 1 : ROWS;
+        for (int r = 0; r < count; r++) rows[r] = next(&values, m);
+        mix(out, rows, scores + i, inverse, count, d);
     }
     if (head % groups == 0) {
         memcpy(next(&keys, m), k, 4 * d);

@@ -28,7 +28,7 @@ typedef int32_t Integers __attribute__((vector_size(4 * LANES), aligned(4)));
 
 /* Ask for so many bytes some way ahead: processors do that by themselves, but not beyond the end of a page. */
 #if defined(__aarch64__)
-#define AHEAD 1024
+#define AHEAD 512
 #else
 #define AHEAD 2048
 #endif
