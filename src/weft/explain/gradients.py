@@ -131,7 +131,7 @@ class GradientFlows(Charts):
 def gradient_flows(layers: int = 24, d_model: int = 64, seed: int = 0) -> GradientFlows:
     """The gradient by layer of untrained stacks: norm before, after or not at all, with skips and without."""
     if d_model % 4:
-        raise ConfigError(f"--d-model {d_model}: expected a multiple of 4, because the stack has 4 heads")
+        raise ConfigError(f"d_model = {d_model}: expected a multiple of 4, because the stack has 4 heads")
     kinds = [(placement, residual) for residual in (True, False) for placement in NAMES]
     return GradientFlows(layers, d_model, tuple(gradient_flow(*kind, layers, d_model, seed) for kind in kinds))
 
