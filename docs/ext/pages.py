@@ -4,7 +4,7 @@
     outcomes = execute(blocks, page)  run from top to bottom in an empty folder
     kept(page, blocks, store)         the same, but only if the blocks have changed since
 
-The README's blocks are those of `sh` (`parse_readme`).
+The README's blocks are those of `sh` and `python` (`parse_readme`).
 """
 
 import hashlib
@@ -36,7 +36,7 @@ SHOWN_ONLY = ("quiet", "hidden", "lines", "alt")  # options that change nothing 
 
 FENCE = re.compile(r"\{([\w-]+)\}\s*(.*)")
 OPTION = re.compile(r":([\w-]+):\s*(.*)")
-NEEDS = re.compile(r"<!--\s*run:\s*needs\s+(.*?)\s*-->")
+NEEDS, FIRST = (re.compile(rf"<!--\s*run:\s*{word}\s+(.*?)\s*-->") for word in ("needs", "first"))
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -124,13 +124,18 @@ def _block(kind: str, argument: str, content: str, line: int) -> Block:
 
 
 def parse_readme(text: str) -> list[Block]:
-    """The `sh` blocks of a README; `<!-- run: needs a GPU -->` on the line before says that one is not run."""
+    """The `sh` and `python` blocks of a README. On the line before, `<!-- run: needs a GPU -->` says that one is not
+    run, and `<!-- run: first COMMAND -->` makes what the reader is said to have."""
     blocks: list[Block] = []
     before = ""
     for token in MarkdownIt("commonmark").parse(text):
-        if token.type == "fence" and token.info.strip() == "sh" and token.map:
-            needs = NEEDS.search(before)
-            blocks.append(Block("run", token.content, token.map[0] + 1, "", {"needs": needs[1]} if needs else {}))
+        kind = {"sh": "run", "python": "run-python"}.get(token.info.strip()) if token.type == "fence" else None
+        if kind is not None and token.map:
+            line = token.map[0] + 1
+            blocks += [Block("run", first + "\n", line, "", {"hidden": ""}) for first in FIRST.findall(before)]
+            blocks.append(
+                Block(kind, token.content, line, "", {"needs": found[0]} if (found := NEEDS.findall(before)) else {})
+            )
         before = token.content if token.type == "html_block" else ""
     return blocks
 

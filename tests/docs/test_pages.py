@@ -63,13 +63,16 @@ def test_a_block_that_is_written_wrongly_is_an_error_at_its_line(text: str, said
     assert error.value.line == 3
 
 
-def test_the_readmes_blocks_are_those_of_sh() -> None:
+def test_the_readmes_blocks_are_those_of_sh_and_python() -> None:
     text = "```sh\nls\n```\n\n```toml\na = 1\n```\n\n"
-    text += "<!-- run: needs a GPU -->\n```sh\nweft train\n```\n\n```sh\npwd\n```\n"
-    assert [(block.body, block.needs) for block in pages.parse_readme(text)] == [
-        ("ls\n", None),
-        ("weft train\n", "a GPU"),
-        ("pwd\n", None),
+    text += (
+        "<!-- run: needs a GPU -->\n```sh\nweft train\n```\n\n<!-- run: first touch a -->\n```python\nopen('a')\n```\n"
+    )
+    assert [(block.kind, block.body, block.needs) for block in pages.parse_readme(text)] == [
+        ("run", "ls\n", None),
+        ("run", "weft train\n", "a GPU"),
+        ("run", "touch a\n", None),
+        ("run-python", "open('a')\n", None),
     ]
 
 
