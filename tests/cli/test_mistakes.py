@@ -92,7 +92,7 @@ def test_a_text_that_does_not_exist(capsys: Capture) -> None:
         ("generate x y", "argument: y … --prompt y"),
         ("generate x 'a b'", "argument: a b … --prompt 'a b'"),
         ("neighbours x y z", "argument: z"),
-        ("compare lstm gpt-tiny --data x.txt", "how much compute … --flops 1e13"),
+        ("compare lstm gpt-tiny --data x.txt", "expected one of flops, tokens and minutes … --flops 1e13"),
         ("train https://a.b/book.txt", "'https://a.b/book.txt' … not addresses … weft train gpt-tiny --data FILE"),
         ("train gpt-tiny --data ftp://a.b/book.txt", "'ftp://a.b/book.txt' … not addresses … give the file"),
         ("generate x --temp 1", "--temp … --temperature"),

@@ -39,7 +39,8 @@ class Budget(Config):
         given = self.model_dump(exclude_none=True)
         if len(given) != 1:
             found = " and ".join(given) or "none"
-            raise ValueError(f"expected one of flops, tokens and minutes, for instance flops = 1e13; found {found}")
+            options = "give --flops 1e13, say, or flops = 1e13 in a file"
+            raise ValueError(f"expected one of flops, tokens and minutes, found {found}; {options}")
         return self
 
     @property
@@ -265,8 +266,6 @@ class Asked:
             tree["contenders"] = _with_tokenizers(tree["contenders"], self.tokenizers)
         tree |= {key: value for key, value in self.options.items() if value is not None}
         budget = {key: value for key, value in self.budget.items() if value is not None}
-        if not budget and not tree["budget"]:
-            raise ConfigError("how much compute may each use? give --flops, --tokens or --minutes, as in --flops 1e13")
         return experiment(tree | ({"budget": budget} if budget else {}), self.named[0] if file is not None else "")
 
     def text(self) -> TextSource:

@@ -330,7 +330,7 @@ class Transformer(LanguageModel):
         """The features of the last `time` tokens of rows that are read from their beginning on."""
         assert state.read is not None
         places = state.lengths[:, None, None] + torch.arange(time, device=total.device)[:, None]
-        whole = state.read.tokens[:, : state.longest + time]
+        whole = state.read.tokens[:, : state.longest + time].clone()
         state.lengths, state.longest, state.even = torch.zeros_like(total), 0, True
         features = self.advance(whole, state, None if even else total)
         return features.gather(1, places.expand(-1, -1, features.shape[-1]))
