@@ -18,7 +18,7 @@ from weft.figures.tables import Table, text_tables
 from weft.models.config import TransformerConfig
 from weft.recipe.config import Recipe
 from weft.recipe.objective import MaskedObjective
-from weft.recipe.optimizer import AdamW, Muon
+from weft.recipe.optimizer import AdamW
 from weft.recipe.resolve import Changes, resolve
 
 DEFAULT_ROWS = 32  # that a device reads in a step
@@ -150,8 +150,7 @@ def plan(recipe: str | Path | Recipe, changes: Changes = (), **options: Unpack[P
     elif asked is not None:
         raise ConfigError(f"--layout: {'an adapter' if wanted.adapter else 'this model'} can't be planned over a mesh")
     work = Workload(min(micro or rows, -(-rows // gpus)), length, precision, optimizer, gpus)
-    muon = wanted.optimizer if isinstance(wanted.optimizer, Muon) else None
-    update = orthogonal_flops(wanted.model, muon.rounds, wanted.adapter) if muon else 0.0
+    update = orthogonal_flops(wanted.model, getattr(wanted.optimizer, "rounds", 0), wanted.adapter)
     training = plan_training(cost.training(), tokens, rows * length, machine, update)
     return Plan(wanted, cost, work, machine, training, found, rows, basis)
 

@@ -7,7 +7,6 @@ from weft.costs.count import count, orthogonal_flops
 from weft.errors import ConfigError
 from weft.models.config import Decoder, Encoder, Model, NGram, Recurrent, TransformerConfig
 from weft.recipe.config import SettledRecipe
-from weft.recipe.optimizer import Muon
 
 TOKENS_PER_PARAMETER = 20  # where compute is best spent (Hoffmann et al. 2022, table 3)
 STEP = 8  # of widths
@@ -24,9 +23,11 @@ class TooSmallError(ConfigError):
 
 def flops_per_step(recipe: SettledRecipe) -> float:
     """Operations of a training step, with those of Muon's update, which small batches don't make small."""
-    cost, optimizer = count(recipe.model, recipe.batch.length, recipe.adapter), recipe.optimizer
-    tokens = (recipe.batch.size or 1) * recipe.batch.length
-    update = orthogonal_flops(recipe.model, optimizer.rounds, recipe.adapter) if isinstance(optimizer, Muon) else 0.0
+    cost, tokens = (
+        count(recipe.model, recipe.batch.length, recipe.adapter),
+        (recipe.batch.size or 1) * recipe.batch.length,
+    )
+    update = orthogonal_flops(recipe.model, getattr(recipe.optimizer, "rounds", 0), recipe.adapter)
     return cost.training(recipe.batch.recompute) * tokens + update
 
 

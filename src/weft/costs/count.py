@@ -294,7 +294,7 @@ def layers_linears(model: config.TransformerConfig) -> list[list[Linear]]:
 
 def orthogonal_flops(model: Config, rounds: int, adapter: LoRA | None = None) -> float:
     """Operations of one update by Muon: for each matrix inside a block, `rounds` times x xᵀ, its square, and that times
-    x. What optimizers do to single weights is counted nowhere."""
+    x. Other optimizers have 0 rounds: what is done to single weights is counted nowhere."""
     if adapter is not None:
         shapes = [
             shape
