@@ -20,8 +20,8 @@ from weft.text.tokenizer import Tokenizer
 # What is answered together. Memory for keys and values grows with the tokens, for logits with the rows; more rows than
 # these make products little faster, and with a translation model of usual size need more than 1 GB, of which torch
 # itself takes more on x86.
-TOKENS, TOKENS_ON_CUDA = 1800 if ON_ARM else 1200, 32768  # of sources, padding counted, in every beam
-ROWS, ROWS_ON_CUDA = 45 if ON_ARM else 30, 1024  # beams of all sources
+TOKENS, TOKENS_ON_CUDA = 3600 if ON_ARM else 1200, 32768  # of sources, padding counted, in every beam
+ROWS, ROWS_ON_CUDA = 90 if ON_ARM else 30, 1024  # beams of all sources
 # Tokens that an answer has at most for each token of its source, and for any source: a model that fails to end its text
 # repeats itself, and all beams go on to the limit.
 RATIO, ANYWAY = 2.0, 50

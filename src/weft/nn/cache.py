@@ -34,10 +34,11 @@ class KeyValueCache:
             wider[..., :filled, :] = self.store[..., :filled, :].index_select(2, index)
             self.store = wider
             return
-        moved = (index != torch.arange(len(index), device=index.device)).nonzero().squeeze(1)
-        if len(moved):
-            for layer in self.store[..., :filled, :].flatten(0, 1):
-                layer[moved] = layer[index[moved]]
+        moved = {row: origin for row, origin in enumerate(index.tolist()) if row != origin}
+        rows = self.store[..., :filled, :].unbind(2)
+        kept = {origin: rows[origin].clone() for origin in moved.values() if origin in moved}
+        for row, origin in moved.items():
+            rows[row].copy_(kept.get(origin, rows[origin]))
         self.store = self.store[:, :, : len(index)]
 
     def layer(self, number: int, places: Tensor | None, start: int) -> "LayerCache":

@@ -5,12 +5,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from weft.decode.fast import cpu
 from weft.decode.fast.cpu import packed_product
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
 
 
 def test_what_is_packed_is_kept_until_the_weight_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "unpacked_pays", lambda: False)
     torch.manual_seed(0)
     part, x = nn.Linear(48, 40), torch.randn(7, 48)
     seen: list[int] = []

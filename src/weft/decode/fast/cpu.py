@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from weft.decode.fast import native
 from weft.decode.fast.products import KleidiAI4
 from weft.decode.fast.quantize import QuantizedLinear
 from weft.machine import best_of
@@ -268,12 +269,28 @@ class _Packed(NamedTuple):
     version: tuple[int, int]
 
 
+class _Unpacked:
+    """A product with many rows, by weft's own kernel. Its result is good until the next one of as many rows: new memory
+    would have to be cleared first."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        self.kept, self.found = (weight, bias), native.matrix(weight, weight.shape, bias=bias)
+        self.memory = torch.empty(0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(self.memory) < len(x):
+            self.memory = torch.empty(len(x), self.found.rows)
+        return native.multiply_many(self.found, x, self.memory[: len(x)])
+
+
 _held: WeakKeyDictionary[nn.Module, _Packed] = WeakKeyDictionary()  # a model answers many batches of lines
 
 
 def packed_product(part: nn.Module, weight: Tensor, bias: Tensor | None) -> Product:
     """x (batch, K) → x Wᵀ + b (batch, N) for a weight (N, K) in float32 on a CPU, which `part` multiplies by. The
     packed weight is kept with `part`, until the weight is another or has been changed."""
+    if unpacked_pays() and len(weight) >= native.MANY_ROWS and weight.shape[1] % native.MANY_COLUMNS == 0:
+        return _Unpacked(weight.detach(), None if bias is None else bias.detach())
     version = weight.data_ptr(), 0 if weight.is_inference() else weight._version
     held = _held.get(part)
     if held is None or held.weight() is not weight or held.version != version:
@@ -281,6 +298,11 @@ def packed_product(part: nn.Module, weight: Tensor, bias: Tensor | None) -> Prod
         _held[part] = held
     times, numbers = torch.ops.mkldnn._linear_pointwise.default, held.numbers
     return lambda x: times(x, numbers, bias, "none", [], "")
+
+
+def unpacked_pays() -> bool:
+    """Whether weft's own products with many rows are faster than packed ones, which need a copy: on ARM they are."""
+    return native.ON_ARM and native.library() is not None
 
 
 @cache

@@ -40,6 +40,7 @@ ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu-tanh": 3}
 OPENMP = re.compile(r"/lib(gomp|omp|iomp5)[^/]*\.so[^/]*$")
 BLOCK = 32  # numbers with one scale, as c/bands.h has it
 BAND = 16  # rows that lie interleaved there
+MANY_ROWS, MANY_COLUMNS = 8, 16  # that c/tiles.h wants a matrix to have at least, and in multiples
 MAX_D_HEAD = 512  # that c/step.c has memory for
 MAX_LIBRARY_BYTES = 1 << 24
 MAX_SECONDS = 30  # that compiling may take; two are usual
@@ -91,6 +92,7 @@ def library() -> ctypes.CDLL | None:
     except (OSError, subprocess.SubprocessError):
         return None  # no compiler, or nowhere to keep its result safely: torch's operations do the same
     found.weft_product.argtypes = [POINTER(Matrix), c_void_p, c_void_p, c_int, c_int]
+    found.weft_many.argtypes = found.weft_product.argtypes
     found.weft_step.argtypes = [POINTER(Model), c_void_p, POINTER(Texts), c_void_p, c_int]
     found.weft_log_totals.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int]
     found.weft_log_totals.restype = None
@@ -205,6 +207,16 @@ def multiply(found: Matrix, x: Tensor, threads: int | None = None) -> Tensor:
     y = torch.empty(len(x), found.rows)
     compiled: Any = library()
     if compiled.weft_product(found, x.data_ptr(), y.data_ptr(), len(x), threads or torch.get_num_threads()):
+        raise MemoryError("a product found no memory")
+    return y
+
+
+def multiply_many(found: Matrix, x: Tensor, y: Tensor) -> Tensor:
+    """The same with a float32 matrix, of at least 8 rows and of columns in sixteens, → y. Many rows at once are faster,
+    but how each is summed up depends on how many there are."""
+    x = x.contiguous()
+    compiled: Any = library()
+    if compiled.weft_many(found, x.data_ptr(), y.data_ptr(), len(x), torch.get_num_threads()):
         raise MemoryError("a product found no memory")
     return y
 
