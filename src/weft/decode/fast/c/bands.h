@@ -14,16 +14,43 @@
 #define WORDS8 (BLOCK / 4)    /* words of four bytes that a row's block has, in 8 bits */
 #define WORDS4 (BLOCK / 8)    /* and in 4: a byte's lower half is 16 columns before its upper */
 
-typedef struct { /* x in blocks of 32: numbers, their scale, −8 · their sum, and the sum of x itself */
+/* 1.5 · 2²³ plus a number below 2²² has no room for fractions, and ends in that number's bits. On ARM converting takes four
+ * times as long as adding or subtracting it: so that is what sums of whole numbers begin with there. */
+#define ROUND 12582912.0f
+#define ROUND_BITS 0x4b400000
+#if defined(__ARM_FEATURE_DOTPROD)
+#define START ROUND_BITS
+#define AS_FLOAT(t) ((Vector)(t) - ROUND)
+#else
+#define START 0
+#define AS_FLOAT(t) __builtin_convertvector(t, Vector)
+#endif
+
+typedef struct { /* x in blocks of 32: numbers, their scale, START − 8 · their sum, and the sum of x itself */
     int8_t *numbers;
     float *scales;
     int32_t *offsets;
     float *sums;
 } Rounded;
 
+#if defined(__aarch64__)
+static inline float largest_of(Vector v) { return vmaxvq_f32((float32x4_t)v); }
+static inline int sum_of_lanes(Integers v) { return vaddvq_s32((int32x4_t)v); }
+#else
+static inline float largest_of(Vector v) {
+    float largest = 0;
+    for (int i = 0; i < LANES; i++) largest = v[i] > largest ? v[i] : largest;
+    return largest;
+}
+static inline int sum_of_lanes(Integers v) {
+    int sum = 0;
+    for (int i = 0; i < LANES; i++) sum += v[i];
+    return sum;
+}
+#endif
+
 static void round_blocks(const float *x, int n, Rounded out) {
     const Integers unsigned_ = (Integers){0} + INT32_MAX;
-    const Vector half = (Vector){0} + 0.5f;
     for (int b = 0; b < n / BLOCK; b++) {
         const float *from = x + b * BLOCK;
         Vector most = {0}, sum = {0};
@@ -33,22 +60,17 @@ static void round_blocks(const float *x, int n, Rounded out) {
             most = (Vector)((larger & (Integers)size) | (~larger & (Integers)most));
             sum += v;
         }
-        float largest = 0, together = total(sum);
-        for (int i = 0; i < LANES; i++) largest = most[i] > largest ? most[i] : largest;
+        float largest = largest_of(most), together = total(sum);
         float scale = together - together == 0 ? largest / 127.0f : NAN; /* infinity and NaN are passed on */
         float inverse = largest > 0 ? 127.0f / largest : 0;
         Integers count = {0};
         for (int i = 0; i < BLOCK; i += LANES) {
-            Vector v = LOAD(from + i) * inverse;
-            Vector away = (Vector)((Integers)half | ((Integers)v & ~unsigned_)); /* ½ with the sign of v */
-            Integers q = __builtin_convertvector(v + away, Integers);
+            Integers q = (Integers)(LOAD(from + i) * inverse + ROUND) - ROUND_BITS; /* rounds by being added */
             narrow(q, out.numbers + b * BLOCK + i);
             count += q;
         }
-        int whole = 0;
-        for (int i = 0; i < LANES; i++) whole += count[i];
         out.scales[b] = scale;
-        out.offsets[b] = -8 * whole;
+        out.offsets[b] = START - 8 * sum_of_lanes(count);
         out.sums[b] = together;
     }
 }
@@ -181,9 +203,9 @@ static void band8(const int32_t *w, const float *scales, Rounded x, int blocks, 
     for (int b = 0; b < blocks; b++, w += WORDS8 * BAND) {
         Integers t[PARTS];
         fetch(w, 4 * WORDS8 * BAND);
-        for (int p = 0; p < PARTS; p++) t[p] = (Integers){0} + x.offsets[b] * (RAISED / 8);
+        for (int p = 0; p < PARTS; p++) t[p] = (Integers){0} + (START + (x.offsets[b] - START) * (RAISED / 8));
         block8(t, w, x.numbers + b * BLOCK);
-        for (int p = 0; p < PARTS; p++) s[p] += __builtin_convertvector(t[p], Vector) * x.scales[b];
+        for (int p = 0; p < PARTS; p++) s[p] += AS_FLOAT(t[p]) * x.scales[b];
     }
     for (int p = 0; p < PARTS; p++) STORE(y + p * LANES, s[p] * LOAD(scales + p * LANES));
 }
@@ -198,9 +220,98 @@ static void band4(const int32_t *w, const uint16_t *scales, const float *centres
         for (int p = 0; p < PARTS; p++) t[p] = (Integers){0} + x.offsets[b]; /* w counts from −8 up */
         block4(t, w, x.numbers + b * BLOCK);
         for (int p = 0; p < PARTS; p++)
-            s[p] += __builtin_convertvector(t[p], Vector) * (widen(scales + p * LANES) * x.scales[b]);
+            s[p] += AS_FLOAT(t[p]) * (widen(scales + p * LANES) * x.scales[b]);
         if (centres)
             for (int p = 0; p < PARTS; p++) s[p] += LOAD(centres + b * BAND + p * LANES) * x.sums[b];
     }
     for (int p = 0; p < PARTS; p++) STORE(y + p * LANES, s[p]);
 }
+
+/* ---- a band times several x
+ *
+ * Weights are unpacked once for all of them, four rows of the band at a time; sums are the same to the bit. */
+
+#if defined(__ARM_FEATURE_DOTPROD)
+#define MOST 8 /* x at a time; their sums take turns */
+#define OF_X(r) (x.numbers + ((int64_t)(r) * blocks + b) * BLOCK)
+#define ZERO(r) Vector s##r = {0};
+#define BEGIN8(r) int32x4_t t##r = vdupq_n_s32(START);
+#define BEGIN4(r) int32x4_t t##r = r < count ? vld1q_dup_s32(x.offsets + r * blocks + b) : vdupq_n_s32(0);
+#define LOW(r) int8x16_t x##r = r < count ? vld1q_s8(OF_X(r)) : w0;
+#define HIGH(r) if (r < count) x##r = vld1q_s8(OF_X(r) + BLOCK / 2);
+#define DOT(r, w, lane) if (r < count) t##r = vdotq_laneq_s32(t##r, w, x##r, lane);
+#define DOTS(w, lane)                                                                                                  \
+    DOT(0, w, lane) DOT(1, w, lane) DOT(2, w, lane) DOT(3, w, lane)                                                    \
+    DOT(4, w, lane) DOT(5, w, lane) DOT(6, w, lane) DOT(7, w, lane)
+#define BYTES(j) vld1q_s8((const int8_t *)(w + (j) * BAND))
+#define PAIRS_OF(j) vld1q_u8((const uint8_t *)(w + (j) * BAND))
+#define LOWER_OF(j) vreinterpretq_s8_u8(vandq_u8(PAIRS_OF(j), vdupq_n_u8(15)))
+#define UPPER_OF(j) vreinterpretq_s8_u8(vshrq_n_u8(PAIRS_OF(j), 4))
+#define WITH_ALL(i, lane, of) { int8x16_t w##i = of; DOTS(w##i, lane) }
+#define SUM8(r) if (r < count) s##r += AS_FLOAT(t##r) * x.scales[r * blocks + b];
+#define SUM4(r) if (r < count) s##r += AS_FLOAT(t##r) * (scale * x.scales[r * blocks + b]);
+#define CENTRE(r) if (r < count) s##r += centre * x.sums[r * blocks + b];
+#define KEEP8(r) if (r < count) STORE(y + r * BAND, s##r * LOAD(scales));
+#define KEEP4(r) if (r < count) STORE(y + r * BAND, s##r);
+
+/* Four rows of a band times `count` x, of which the next is `blocks` further on → y (count, BAND). */
+static inline __attribute__((always_inline)) void part8(const int32_t *w, const float *scales, Rounded x, int blocks,
+                                                        int count, const int32_t *ahead, float *y) {
+    EACH(ZERO)
+    for (int b = 0; b < blocks; b++, w += WORDS8 * BAND) {
+        for (int i = 0; i < WORDS8 / PARTS; i++) __builtin_prefetch(ahead += BAND);
+        int8x16_t w0 = BYTES(0);
+        EACH(BEGIN8)
+        EACH(LOW)
+        DOTS(w0, 0) WITH_ALL(1, 1, BYTES(1)) WITH_ALL(2, 2, BYTES(2)) WITH_ALL(3, 3, BYTES(3))
+        EACH(HIGH)
+        WITH_ALL(4, 0, BYTES(4)) WITH_ALL(5, 1, BYTES(5)) WITH_ALL(6, 2, BYTES(6)) WITH_ALL(7, 3, BYTES(7))
+        EACH(SUM8)
+    }
+    EACH(KEEP8)
+}
+
+static inline __attribute__((always_inline)) void part4(const int32_t *w, const uint16_t *scales, const float *centres,
+                                                        Rounded x, int blocks, int count, const int32_t *ahead,
+                                                        float *y) {
+    EACH(ZERO)
+    for (int b = 0; b < blocks; b++, w += WORDS4 * BAND, scales += BAND) {
+        __builtin_prefetch(ahead += BAND);
+        int8x16_t w0 = LOWER_OF(0);
+        EACH(BEGIN4)
+        EACH(LOW)
+        DOTS(w0, 0) WITH_ALL(1, 1, LOWER_OF(1)) WITH_ALL(2, 2, LOWER_OF(2)) WITH_ALL(3, 3, LOWER_OF(3))
+        EACH(HIGH)
+        WITH_ALL(4, 0, UPPER_OF(0)) WITH_ALL(5, 1, UPPER_OF(1)) WITH_ALL(6, 2, UPPER_OF(2)) WITH_ALL(7, 3, UPPER_OF(3))
+        Vector scale = widen(scales);
+        EACH(SUM4)
+        if (centres) {
+            Vector centre = LOAD(centres + b * BAND);
+            EACH(CENTRE)
+        }
+    }
+    EACH(KEEP4)
+}
+
+/* The same with the whole band; the next one is asked for meanwhile. */
+IN_THIS_ORDER static void bands8(const int32_t *w, const float *scales, Rounded x, int blocks, int count, float *y) {
+    const int32_t *ahead = w + blocks * WORDS8 * BAND;
+    for (int p = 0; p < BAND; p += LANES, ahead += blocks * WORDS8 * LANES)
+        if (count == MOST)
+            part8(w + p, scales + p, x, blocks, MOST, ahead, y + p);
+        else
+            part8(w + p, scales + p, x, blocks, 4, ahead, y + p);
+}
+
+IN_THIS_ORDER static void bands4(const int32_t *w, const uint16_t *scales, const float *centres, Rounded x, int blocks,
+                                 int count, float *y) {
+    const int32_t *ahead = w + blocks * WORDS4 * BAND;
+    for (int p = 0; p < BAND; p += LANES, ahead += blocks * WORDS4 * LANES, centres += centres ? LANES : 0)
+        if (count == MOST)
+            part4(w + p, scales + p, centres, x, blocks, MOST, ahead, y + p);
+        else
+            part4(w + p, scales + p, centres, x, blocks, 4, ahead, y + p);
+}
+#else
+#define MOST 2 /* as many as `products` has room for; whole numbers are multiplied with one x at a time */
+#endif

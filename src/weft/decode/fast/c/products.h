@@ -53,13 +53,27 @@ static inline void few_rows_twice(const Matrix *m, int row, int end, const float
     }
 }
 
-static inline void band(const Matrix *m, int64_t number, Rounded x, float *sums) {
+/* A band times up to `left` x → sums: how many it were. */
+static inline int band(const Matrix *m, int64_t number, Rounded x, int left, float sums[MOST][BAND]) {
     int64_t blocks = m->columns / BLOCK, at = number * blocks * BAND;
+    const float *centres = m->centres ? m->centres + at : 0;
+    const void *w = (const int32_t *)m->weights + at * (m->kind == INT8 ? WORDS8 : WORDS4);
+    const float *scales = (const float *)m->scales + number * BAND;
+    const uint16_t *halves = (const uint16_t *)m->scales + at;
+#if defined(__ARM_FEATURE_DOTPROD)
+    int count = left >= MOST ? MOST : left >= 4 ? 4 : 1;
+    if (count > 1 && m->kind == INT8)
+        bands8(w, scales, x, blocks, count, sums[0]);
+    else if (count > 1)
+        bands4(w, halves, centres, x, blocks, count, sums[0]);
+    if (count > 1) return count;
+#endif
+    (void)left;
     if (m->kind == INT8)
-        band8((const int32_t *)m->weights + at * WORDS8, (const float *)m->scales + number * BAND, x, blocks, sums);
+        band8(w, scales, x, blocks, sums[0]);
     else
-        band4((const int32_t *)m->weights + at * WORDS4, (const uint16_t *)m->scales + at,
-              m->centres ? m->centres + at : 0, x, blocks, sums);
+        band4(w, halves, centres, x, blocks, sums[0]);
+    return 1;
 }
 
 static inline Rounded of_row(Rounded all, int64_t row, int columns) {
@@ -70,32 +84,36 @@ static inline Rounded of_row(Rounded all, int64_t row, int columns) {
 }
 
 /* Rows `row` up to `end`, as `end_of` gives it, of a matrix times the x numbered t of (some, columns) → y[0], and where
- * that is faster the next one too → y[1]: how many it were. They are given rounded too where weights are whole numbers. */
+ * that is faster the next ones too → y[1] …: how many it were. They are given rounded too where weights are whole numbers. */
 static inline int products(const Matrix *m, int row, int end, const float *x, Rounded rounded, int t, int some,
-                           float y[2][BAND]) {
-    int both = m->kind == FLOAT32 && t + 1 < some, from = m->kind >= INT8 ? row % BAND : 0;
-    float sums[2][BAND];
+                           float y[MOST][BAND]) {
+    int count = 1, from = m->kind >= INT8 ? row % BAND : 0;
     x += (int64_t)t * m->columns;
     if (m->kind >= INT8)
-        band(m, row / BAND, of_row(rounded, t, m->columns), sums[0]);
-    else if (both)
-        few_rows_twice(m, row, end, x, sums[0], sums[1]);
+        count = band(m, row / BAND, of_row(rounded, t, m->columns), some - t, y);
+    else if (m->kind == FLOAT32 && t + 1 < some)
+        few_rows_twice(m, row, end, x, y[0], y[1]), count = 2;
     else
-        few_rows(m, row, end, x, sums[0]);
-    for (int k = 0; k <= both; k++)
-        for (int r = 0; r < end - row; r++) y[k][r] = sums[k][from + r] + (m->bias ? m->bias[row + r] : 0.0f);
-    return 1 + both;
+        few_rows(m, row, end, x, y[0]);
+    for (int k = 0; from && k < count; k++) memmove(y[k], y[k] + from, 4 * (size_t)(end - row));
+    for (int k = 0; m->bias && k < count; k++)
+        for (int r = 0; r < end - row; r++) y[k][r] += m->bias[row + r];
+    return count;
 }
 
 /* Rows from `first` to before `last` times each x (some, columns) → y, of which the next is `apart` further on. */
 static void all_products(const Matrix *m, int first, int last, const float *x, Rounded rounded, int some, float *y,
                          int64_t apart) {
-    float found[2][BAND];
+    float found[MOST][BAND];
     for (int row = first, end; row < last; row = end) {
         end = end_of(m, row, last);
         for (int t = 0, count; t < some; t += count) {
             count = products(m, row, end, x, rounded, t, some, found);
-            for (int k = 0; k < count; k++) memcpy(y + (t + k) * apart + row, found[k], 4 * (size_t)(end - row));
+            for (int k = 0; k < count; k++)
+                if (end - row == BAND) /* a size that the compiler knows */
+                    memcpy(y + (t + k) * apart + row, found[k], 4 * BAND);
+                else
+                    memcpy(y + (t + k) * apart + row, found[k], 4 * (size_t)(end - row));
         }
     }
 }

@@ -13,7 +13,7 @@
 #include "threads.h"
 #include "tiles.h"
 
-#define TILE 16 /* rows of x that a row of weights is multiplied with while it is in the first cache */
+#define TILE 64 /* rows of x that a row of weights is multiplied with while it is in the first cache */
 
 enum { RELU, SILU, GELU, GELU_TANH };
 
@@ -368,7 +368,7 @@ static void own_products(Step *s, const Matrix *m, const float *x, float *y, int
 /* The same, added to y. */
 static void add_products(Step *s, const Matrix *m, const float *x, float *y, int thread, int threads) {
     Range mine = own(m, m->rows, thread, threads);
-    float more[2][BAND];
+    float more[MOST][BAND];
     for (int row = mine.first, end; row < mine.last; row = end) {
         end = end_of(m, row, mine.last);
         for (int t = 0, count; t < s->texts.rows; t += count) {
@@ -388,7 +388,7 @@ static void feed_forward(Step *s, const Layer *layer, int thread, int threads) {
     all_products(both, mine.first, mine.last, h, s->rounded[thread], some, s->hidden, m->d_ff);
     for (int t = 0; t < some; t++)
         activate(s->hidden + (int64_t)t * m->d_ff + mine.first, mine.last - mine.first, m->activation);
-    float up[2][BAND];
+    float up[MOST][BAND];
     for (int row = m->d_ff + mine.first, end; m->gated && row < m->d_ff + mine.last; row = end) {
         end = end_of(both, row, m->d_ff + mine.last);
         for (int t = 0, count; t < some; t += count) {

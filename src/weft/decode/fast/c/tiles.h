@@ -11,7 +11,6 @@
 #define TALL 8            /* rows of the matrix at a time */
 #define PANEL (2 * LANES) /* rows of x */
 #define DEEP 512          /* columns: those of TALL rows and of a panel stay in the first cache */
-#define EACH(f) f(0) f(1) f(2) f(3) f(4) f(5) f(6) f(7)
 
 #if defined(__aarch64__)
 #define FOUR(i) float32x4_t w##i = vld1q_f32(w + (int64_t)i * n + k);
@@ -64,14 +63,8 @@ static inline __attribute__((always_inline)) void add_as_they_lie(const float *w
     EACH(END)
 }
 
-/* gcc would bring the sums into another order, in which they wait for one another */
-#if defined(__clang__)
-__attribute__((noinline))
-#else
-__attribute__((noinline, optimize("no-schedule-insns")))
-#endif
-static void tile(const float *w, int64_t n, const float *x, int columns, const float *ahead, int hop, int vectors,
-                 int turned, Vector *sums) {
+IN_THIS_ORDER static void tile(const float *w, int64_t n, const float *x, int columns, const float *ahead, int hop,
+                               int vectors, int turned, Vector *sums) {
     if (turned && vectors > 1)
         add_columns(w, n, x, columns, ahead, hop, 2, sums);
     else if (turned)

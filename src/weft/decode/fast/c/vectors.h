@@ -25,6 +25,14 @@ typedef int32_t Integers __attribute__((vector_size(4 * LANES), aligned(4)));
 #define STORE(pointer, value) (*(Vector *)(pointer) = (value))
 #define SUMS 4 /* at a time: a product is ready some cycles after it began */
 #define ROWS 4 /* of a matrix that are summed up together */
+#define EACH(f) f(0) f(1) f(2) f(3) f(4) f(5) f(6) f(7)
+
+/* Before a function whose sums gcc would bring into another order, in which they wait for one another or for memory */
+#if defined(__clang__)
+#define IN_THIS_ORDER __attribute__((noinline))
+#else
+#define IN_THIS_ORDER __attribute__((noinline, optimize("no-schedule-insns")))
+#endif
 
 /* Ask for so many bytes some way ahead: processors do that by themselves, but not beyond the end of a page. */
 #if defined(__aarch64__)
