@@ -26,9 +26,7 @@ def bahdanau_stages(way: Way, reading: Reading, place: int, settings: Sampling) 
     forward, backward = seen["encoder"][0].chunk(2, dim=-1)
     annotations = way.add(
         "encoder.annotations",
-        "Encoder",
-        "The source is read from both sides; each of its tokens is described by the two states there.",
-        "h_j = [→h_j ; ←h_j]",
+        "annotations",
         shown("forward", forward, source, "unit"),
         shown("backward", backward, source, "unit"),
         by=Bahdanau.encode,
@@ -37,9 +35,7 @@ def bahdanau_stages(way: Way, reading: Reading, place: int, settings: Sampling) 
     first = torch.tanh(seen["bridge"][0]).unflatten(-1, (-1, model.config.layers, model.config.d_model))
     began = way.add(
         "encoder.bridge",
-        "First state",
-        "The decoder begins with what the backward encoder knows at the source's first token.",
-        "s₀ = tanh(W ←h₁ + b)",
+        "bridge",
         shown("first state", first[0, -1], "unit"),
         by=Bahdanau.encode,
         cost=cost(products(model.bridge), model.bridge),
@@ -52,9 +48,7 @@ def bahdanau_stages(way: Way, reading: Reading, place: int, settings: Sampling) 
     layers = unrolled(model.decoder, torch.cat([embedded, contexts], dim=-1), first)
     way.add(
         "attention.query",
-        "Query",
-        "The decoder's state before this token asks where in the source to look.",
-        "s₋₁",
+        "query",
         shown("state", layers[-1].previous(place)[0], "unit"),
         inputs=() if place else (began,),
         by=Bahdanau._decode,
@@ -62,9 +56,7 @@ def bahdanau_stages(way: Way, reading: Reading, place: int, settings: Sampling) 
     attention, energies = model.attention, torch.stack([each[0, :, 0] for each in seen.calls("attention.scores")])
     way.add(
         "attention.energies",
-        "Energies",
-        "A small network says how well each token of the source fits the state.",
-        "e_j = v · tanh(W_q s₋₁ + W_k h_j)",
+        "energies",
         shown("energies", energies[place], source),
         shown("energies so far", energies[: place + 1], written, source),
         inputs=(way.last, annotations),
@@ -74,18 +66,14 @@ def bahdanau_stages(way: Way, reading: Reading, place: int, settings: Sampling) 
     alignment = seen["attention.probabilities"][0]
     aligned = way.add(
         "attention.alignment",
-        "Alignment",
-        "Softmax makes probabilities of the energies. A row for each token written so far.",
-        "a = softmax(e)",
+        "alignment",
         shown("alignment", alignment[place], source, scale="probability"),
         shown("alignment so far", alignment[: place + 1], written, source, scale="probability"),
         by=AdditiveAttention.forward,
     )
     context = way.add(
         "attention.context",
-        "Context",
-        "The mean of the source's descriptions, each as much as it is looked at.",
-        "c = Σ a_j h_j",
+        "context",
         shown("context", contexts[place], "unit"),
         inputs=(aligned, annotations),
         by=AdditiveAttention.forward,
@@ -93,9 +81,7 @@ def bahdanau_stages(way: Way, reading: Reading, place: int, settings: Sampling) 
     )
     way.add(
         "decoder.input",
-        "Decoder's input",
-        "The token's embedding and the context side by side.",
-        "[x ; c]",
+        "decoder-input",
         shown("input", torch.cat([embedded[place], contexts[place]]), "coordinate"),
         inputs=(row, context),
         by=Bahdanau._decode,
@@ -105,9 +91,7 @@ def bahdanau_stages(way: Way, reading: Reading, place: int, settings: Sampling) 
     pairs = seen["maxout"][0, place]
     way.add(
         "output.maxout",
-        "Maxout",
-        "New state, context and embedding together, times a matrix; of each pair of numbers the larger goes on.",
-        "t = max of pairs of W [s ; c ; x] + b",
+        "maxout",
         shown("readout", features[0, place], "unit"),
         shown("before", pairs, "unit"),
         inputs=(way.last, context, row),

@@ -15,16 +15,6 @@ GATES = {
     "gru": ("reset", "update", "candidate"),
     "elman": ("hidden",),
 }
-FORMULAS = {
-    "lstm": "i, f, o = σ(W x + U h₋₁ + b), g = tanh(W x + U h₋₁ + b)",
-    "gru": "r, z = σ(W x + U h₋₁ + b), n = tanh(W x + b + r ⊙ (U h₋₁ + b))",
-    "elman": "{f}(W x + U h₋₁ + b)",
-}
-STATES = {
-    "lstm": "c = f ⊙ c₋₁ + i ⊙ g, h = o ⊙ tanh(c)",
-    "gru": "h = (1 − z) ⊙ n + z ⊙ h₋₁",
-    "elman": "h = {f}(W x + U h₋₁ + b)",
-}
 
 
 @dataclass(frozen=True)
@@ -109,27 +99,20 @@ CELLS = {"lstm": _lstm, "gru": _gru, "elman": _elman}
 def cell_stages(way: Way, layer: Unrolled, id: str, place: int, pieces: Sequence[str]) -> str:
     """A layer at a place, with its gates and states over the whole text."""
     kind, names, over = layer.kind, GATES[layer.kind], ("token", pieces)
-    gates, kept, f = ("gate", names), ("hidden", "cell")[: layer.states.shape[1]], activation(layer.stack)
-    read_from, several = way.last, len(names) > 1
+    gates, kept, read_from = ("gate", names), ("hidden", "cell")[: layer.states.shape[1]], way.last
+    words = {"f": activation(layer.stack), "states": "h₋₁, c₋₁" if len(kept) == 2 else "h₋₁"}
     before = way.add(
         f"{id}.previous",
-        "State before",
-        "What the layer has kept of the tokens before this one."
-        if place
-        else "The state that the layer begins with: nothing has been read yet.",
-        "h₋₁, c₋₁" if len(kept) == 2 else "h₋₁",
+        "state-before" if place else "first-state",
         *(shown(name, part, "unit") for name, part in zip(kept, layer.previous(place), strict=True)),
+        words=words,
         inputs=(),
         by=read,
     )
     W, U = layer.weights[:2]
     way.add(
         f"{id}.before",
-        "Sums",
-        "The vector that comes in and the state before, each times a matrix, are added up"
-        + (" for every gate" if several else "")
-        + ("; of the candidate, the state's part is first multiplied by the reset gate." if kind == "gru" else "."),
-        "W x + U h₋₁ + b" if kind != "gru" else "W x + U h₋₁ + b; of the candidate W x + b + r ⊙ (U h₋₁ + b)",
+        f"sums-{kind}",
         shown("before activation", layer.before[place], gates, "unit"),
         numbers={"d_input": W.shape[1], "d_model": U.shape[1], "gates": len(names)},
         inputs=(read_from, before),
@@ -138,28 +121,19 @@ def cell_stages(way: Way, layer: Unrolled, id: str, place: int, pieces: Sequence
     )
     way.add(
         f"{id}.gates",
-        "Gates" if several else "Activation",
-        "Gates lie between 0, closed, and 1, open; the candidate is what may be written."
-        if several
-        else "The sums pass through the activation.",
-        FORMULAS[kind].format(f=f),
+        f"gates-{kind}",
         shown("gates", layer.gates[place], gates, "unit"),
         shown("gates over time, mean", layer.gates.mean(-1), over, gates),
         shown("gates over time", layer.gates, over, gates, "unit"),
+        words=words,
         by=CELLS[kind],
     )
-    about = {
-        "lstm": "The cell forgets by one gate and takes in by another; the output gate decides what of it is shown.",
-        "gru": "The update gate keeps the state before, or takes the candidate in its place.",
-        "elman": "What the layer gives is its new state.",
-    }
     return way.add(
         f"{id}.state",
-        "New state",
-        about[kind],
-        STATES[kind].format(f=f),
+        f"state-{kind}",
         *(shown(name, part, "unit") for name, part in zip(kept, layer.states[place], strict=True)),
         *(shown(f"{name} over time", layer.states[:, n], over, "unit") for n, name in enumerate(kept)),
-        inputs=(way.last, before) if several else (way.last,),
+        words=words,
+        inputs=(way.last, before) if len(names) > 1 else (way.last,),
         by=CELLS[kind],
     )

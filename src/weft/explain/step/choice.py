@@ -74,11 +74,7 @@ def choice_stages(way: Way, choice: Choice) -> None:
     settings, kept, size = choice.sampling, int(choice.kept.sum()), len(choice.logits)
     way.add(
         "output.temperature",
-        "Temperature",
-        "The temperature is 0: the likeliest token is taken, and nothing is drawn."
-        if settings.greedy
-        else "Logits are divided by the temperature, and softmax makes probabilities of all of them.",
-        "p = softmax(z / temperature)",
+        "no-temperature" if settings.greedy else "temperature",
         choice.vector("probability", choice.probability, "probability"),
         choice.vector("scaled", choice.scaled, "signed"),
         numbers={"temperature": settings.temperature, "vocab_size": size},
@@ -88,22 +84,14 @@ def choice_stages(way: Way, choice: Choice) -> None:
     cut = {name: value for name in ("top_k", "top_p") if (value := getattr(settings, name)) is not None}
     way.add(
         "output.cut",
-        "Cut",
-        "Every token may be drawn."
-        if kept == size
-        else "Tokens outside of the cut can't be drawn; what is left is divided by its sum.",
-        "p′ = p / Σ p, over the tokens kept",
+        "no-cut" if kept == size else "cut",
         final,
         numbers={**cut, "kept": kept},
         by=sampling.top_p if settings.top_p is not None else sampling.top_k,
     )
     way.add(
         "output.choice",
-        "Choice",
-        "The likeliest token is the next."
-        if settings.greedy
-        else "The next token is drawn: a number between 0 and 1 falls into the slice of one of them.",
-        "token = argmax z" if settings.greedy else "token ~ p′",
+        "greedy-choice" if settings.greedy else "choice",
         final,
         numbers={"likeliest": choice.pieces[0]},
         by=sampling.greedy if settings.greedy else sampling.draw,

@@ -23,15 +23,13 @@ def word_stages(way: Way, reading: Reading, features: Tensor, settings: Sampling
     logits = readout.logits()[: choices(model, reading.tokenizer.vocab_size)]
     choice = choose(logits, settings, lambda ids: pieces(reading.tokenizer, ids))
     c, sizes = readout.softcap, {"vocab_size": readout.weight.shape[0], "width": readout.weight.shape[1]}
-    bias = "" if readout.bias is None else " + b"
+    product = "E x" if readout.bias is None else "E x + b"
     way.add(
         "output.logits",
-        "Logits",
-        "Every token of the vocabulary has a score: its row of the table times the vector. "
-        f"The {len(choice.ids)} highest are shown.",
-        f"z = c · tanh((E x{bias}) / c)" if c is not None else f"z = E x{bias}",
+        "logits",
         choice.vector("logits", choice.logits, "signed"),
         numbers=sizes if c is None else {**sizes, "c": c},
+        words={"formula": product if c is None else f"c · tanh(({product}) / c)", "shown": len(choice.ids)},
         by=Readout.logits,
         cost=cost(2 * readout.weight.numel(), readout.weight, readout.bias),
     )
@@ -55,18 +53,14 @@ def head_stages(
     elif isinstance(head, heads.Tagger | heads.Detector):
         given = given[followed.place]
     if not isinstance(head, heads.Classifier | heads.Tagger) or given.ndim == 0 or len(given) == 1:
-        about = "What the head gives: no choice of tokens or labels."
         values = shown("output", given.reshape(-1), "coordinate")
-        way.add("output.head", "Head", about, "f(x)", values, by=type(head).forward, cost=cost(0, head))
+        way.add("output.head", "other-head", values, by=type(head).forward, cost=cost(0, head))
         return None
     names = labels if len(labels) == len(given) else _names(model.config.head.kind, len(given))
     choice = choose(given, Sampling(), lambda ids: [names[id] for id in ids])
-    about = "Each label has a score: the product of the vector and the label's own."
     counted, logits = cost(2 * head.out.weight.numel(), head.out), choice.vector("logits", choice.logits, "signed")
-    way.add("output.logits", "Logits", about, "z = W x + b", logits, by=type(head).forward, cost=counted)
-    about, shares = "Softmax makes probabilities of the scores.", choice.probability
-    probabilities = choice.vector("probability", shares, "probability")
-    way.add("output.probabilities", "Probabilities", about, "p = softmax(z)", probabilities)
+    way.add("output.logits", "label-logits", logits, by=type(head).forward, cost=counted)
+    way.add("output.probabilities", "probabilities", choice.vector("probability", choice.probability, "probability"))
     return choice
 
 
@@ -79,17 +73,13 @@ def _prepared(way: Way, head: heads.TokenHead, features: Tensor) -> None:
     prepared = head.prepare(features)
     if prepared is features:
         return
-    masked = isinstance(head, heads.MaskedLMHead)
-    about = "A matrix, an activation and a norm prepare the vector." if masked else "The vector is made ready."
     dense, scale, after = (getattr(head, name, None) for name in ("dense", "scale", "norm"))
-    factors = ("" if scale is None else "scale · ") + ("" if dense is None else "W ")
     way.add(
         "output.transform",
-        "Transform",
-        about,
-        "norm(f(W x + b))" if masked else f"{factors}x",
+        "masked-transform" if isinstance(head, heads.MaskedLMHead) else "transform",
         shown("prepared", prepared, "coordinate"),
         numbers={} if scale is None else {"scale": scale},
+        words={"factors": ("" if scale is None else "scale · ") + ("" if dense is None else "W ")},
         by=type(head).prepare,
         cost=cost(0 if dense is None else 2 * dense.weight.numel(), dense, after),
     )
@@ -97,14 +87,9 @@ def _prepared(way: Way, head: heads.TokenHead, features: Tensor) -> None:
 
 def _pooled(way: Way, head: heads.Classifier, features: Tensor) -> None:
     x = heads.pool(features, None, head.pooling)
-    how = {"first": "The first token's vector", "last": "The last token's vector", "mean": "The mean over all tokens"}
-    about = f"{how[head.pooling]} stands for the whole text."
-    way.add("output.pool", "Pooling", about, "x", shown("pooled", x[0], "coordinate"), by=heads.pool)
+    way.add("output.pool", f"pool-{head.pooling}", shown("pooled", x[0], "coordinate"), by=heads.pool)
     for name, part in (("pooler", head.pooler), ("transform", head.transform)):
         if part is not None:
             x = part(x)
-            formula = "f(W x + b)" if name == "pooler" else "norm(f(W x + b))"
-            about = "A matrix and an activation" + (" prepare it." if name == "pooler" else " and a norm prepare it.")
-            counted = cost(2 * part.dense.weight.numel(), part)
-            values = shown("prepared", x[0], "coordinate")
-            way.add(f"output.{name}", "Transform", about, formula, values, by=type(part).forward, cost=counted)
+            counted, values = cost(2 * part.dense.weight.numel(), part), shown("prepared", x[0], "coordinate")
+            way.add(f"output.{name}", f"class-{name}", values, by=type(part).forward, cost=counted)

@@ -17,10 +17,9 @@ def row_stage(way: Way, model: Recurrent | Bahdanau, id: int, x: Tensor) -> None
     """The embedding x (width,) of a token."""
     way.add(
         "embedding.row",
-        "Embedding",
-        "The id's row of the table of embeddings.",
-        f"x = E[{id}]",
+        "embedding",
         shown("embedding", x, "coordinate"),
+        words={"id": id, "factors": "", "more": ""},
         numbers={"vocab_size": model.embedding.num_embeddings, "width": len(x)},
         by=type(model).forward_features,
         cost=cost(0, model.embedding),
