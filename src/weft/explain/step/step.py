@@ -17,6 +17,7 @@ from weft.explain.step.passing import Followed, watched
 from weft.explain.step.recurrent import recurrent_stages
 from weft.explain.step.stage import Stage, Way
 from weft.explain.step.transformer import stack_stages
+from weft.explain.texts import TEXTS
 from weft.figures.charts import Chart, Charts
 from weft.figures.picture import COLOURS
 from weft.figures.shaded import drawable, percent
@@ -55,10 +56,7 @@ class Step(Charts):
     source_place: int | None = None
 
     title = "Inside a step"
-    about = (
-        "One token's way through the model, stage by stage: the shape of what each computes, and its norm. The last "
-        "stages choose the next token."
-    )
+    about = TEXTS["step"]
 
     def answer(self) -> dict[str, Any]:
         """As plain lists and numbers."""
