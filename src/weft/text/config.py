@@ -4,9 +4,9 @@
 """
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from weft.config import Config
 
@@ -87,11 +87,9 @@ class Char(Trained):
         "bytes", description="what an unseen character becomes: UTF-8 bytes or the unk token"
     )
 
-    @model_validator(mode="after")
-    def _unknown(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
         if self.fallback == "unk" and self.specials.unk is None:
             raise ValueError('fallback = "unk" needs specials.unk')
-        return self
 
 
 class Byte(Trained):
@@ -118,11 +116,9 @@ class WordPiece(Trained):
     lowercase: bool = Field(True, description="make text lower case first")
     specials: Specials = Field(BERT, description="special tokens by role")
 
-    @model_validator(mode="after")
-    def _unknown(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
         if self.specials.unk is None:
             raise ValueError("a wordpiece tokenizer needs specials.unk, for characters missing from the training text")
-        return self
 
 
 class Unigram(Trained):
@@ -132,11 +128,9 @@ class Unigram(Trained):
     vocab_size: VocabSize | None = Field(None, description="absent: 8192, or fewer where the text supports fewer")
     lowercase: bool = Field(False, description="make text lower case first")
 
-    @model_validator(mode="after")
-    def _unknown(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
         if self.specials.unk is None:
             raise ValueError("a unigram tokenizer needs specials.unk")
-        return self
 
 
 class Pretrained(Config):
