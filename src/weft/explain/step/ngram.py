@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.decode.config import Sampling
 from weft.decode.prompt import choices
 from weft.explain.reading import Reading, pieces
-from weft.explain.step.choice import Choice, choice_stages, choose
+from weft.explain.step.head import Choice, choice_stages, choose
 from weft.explain.step.stage import Way, shown, token_stage
 from weft.models.ngram import NGram
 from weft.models.ngram_smoothing import discounts, smooth

@@ -9,12 +9,10 @@ import torch
 from weft.decode.config import Sampling
 from weft.errors import ConfigError, DataError
 from weft.explain.reading import Reading
-from weft.explain.step.bahdanau import bahdanau_stages
-from weft.explain.step.choice import Choice
-from weft.explain.step.head import head_stages
+from weft.explain.step.head import Choice, head_stages
 from weft.explain.step.ngram import ngram_stages
 from weft.explain.step.passing import Followed, watched
-from weft.explain.step.recurrent import recurrent_stages
+from weft.explain.step.recurrent import bahdanau_stages, recurrent_stages
 from weft.explain.step.stage import Stage, Way
 from weft.explain.step.transformer import stack_stages
 from weft.explain.texts import TEXTS
