@@ -13,10 +13,10 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from weft.errors import ConfigError
 from weft.recipe.synonyms import SYNONYMS
 
-# by what it is called here, {} standing for the words that follow: what people type who know other programs
-_ELSEWHERE = tomllib.loads(Path(__file__).with_name("elsewhere.toml").read_text(encoding="utf-8"))
-COMMANDS = {name: ours for ours, names in _ELSEWHERE["commands"].items() for name in names.split()}
-OPTIONS = {name: ours for ours, names in _ELSEWHERE["options"].items() for name in names.split()}
+TABLE: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+# what people type who know other programs, and what it is called here, {} standing for the words that follow
+COMMANDS = {name: ours for ours, names in TABLE["commands"].items() for name in names.split()}
+OPTIONS = {name: ours for ours, names in TABLE["options"].items() for name in names.split()}
 VALUES = {"int": "N", "float": "X", "str": "TEXT", "list[str]": "TEXT", "Path": "PATH", "path": "PATH"}
 
 
