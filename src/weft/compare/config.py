@@ -7,9 +7,9 @@ from functools import cached_property
 from importlib import resources
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, TypeAdapter
+from pydantic import Field, PositiveFloat, PositiveInt, TypeAdapter, model_validator
 
 from weft.config import Config, Tree, assignments, flat, merge, nested, read_toml, validate
 from weft.data.config import Data, TextSource
@@ -34,12 +34,14 @@ class Budget(Config):
     tokens: PositiveInt | None = None
     minutes: PositiveFloat | None = None
 
-    def model_post_init(self, context: Any) -> None:
+    @model_validator(mode="after")
+    def _one(self) -> Self:
         given = self.model_dump(exclude_none=True)
         if len(given) != 1:
             found = " and ".join(given) or "none"
             options = "give --flops 1e13, say, or flops = 1e13 in a file"
             raise ValueError(f"expected one of flops, tokens and minutes, found {found}; {options}")
+        return self
 
     @property
     def axis(self) -> str:
@@ -90,7 +92,8 @@ class Experiment(Config):
     grid: Literal["full", "one"] = "full"
     held_out: PositiveInt | None = None  # bytes of held-out text that are measured
 
-    def model_post_init(self, context: Any) -> None:
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
         for name in self.contenders:
             if not NAME.fullmatch(name):
                 raise ValueError(
@@ -102,6 +105,7 @@ class Experiment(Config):
         for key, values in self.vary.items():
             if len(values) < 2:
                 raise ValueError(f"vary.{key}: give two values or more to compare")
+        return self
 
     @property
     def shares(self) -> list[float]:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from encodings.aliases import aliases
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from weft.config import Config
 
@@ -99,9 +99,11 @@ class Part(Config):
         1.0, description="how much of all windows, relative to the other parts"
     )
 
-    def model_post_init(self, context: Any) -> None:
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
         if bool(self.sources) == (self.prepared is not None):
             raise ValueError("a part of a mixture has either sources or prepared")
+        return self
 
 
 def _known_encoding(name: str) -> str:
@@ -138,10 +140,12 @@ class Data(Config):
     tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="at most so many of each part are trained on")
     on_error: Literal["stop", "skip"] = Field("stop", description="what to do with a row that can't be read")
 
-    def model_post_init(self, context: Any) -> None:
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
         given = [key for key in ("sources", "prepared", "mixture") if getattr(self, key)]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are both given; text comes from one of them")
+        return self
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -1,8 +1,8 @@
 """How text is drawn from a model, as settings."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from weft.config import Config
 
@@ -37,12 +37,14 @@ class Rules(Config):
     forced: tuple[TokenId, ...] = ()
     last: TokenId | None = None
 
-    def model_post_init(self, context: Any) -> None:
+    @model_validator(mode="after")
+    def _can_be_kept(self) -> Self:
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens = {self.min_tokens}: more than max_tokens = {self.max_tokens}")
         both = sorted(set(self.banned) & set(self.forced))
         if both:
             raise ValueError(f"forced: token {both[0]} is banned as well")
+        return self
 
     @property
     def penalises(self) -> bool:
@@ -75,11 +77,12 @@ class Sampling(Rules):
     logprobs: int | None = Field(default=None, ge=0, le=100)
     slide: bool = True
 
-    def model_post_init(self, context: Any) -> None:
-        super().model_post_init(context)
+    @model_validator(mode="after")
+    def _greedy_has_no_choice(self) -> Self:
         if self.temperature == 0.0 and (self.top_k or self.top_p or self.min_p or self.typical_p):
             useless = "top_k, top_p, min_p and typical_p don't apply"
             raise ValueError(f"greedy decoding (temperature = 0) draws nothing, so {useless}")
+        return self
 
     @property
     def greedy(self) -> bool:
@@ -133,10 +136,11 @@ class Beam(Rules):
     renormalise: bool = True
     replace_unknown: bool = False
 
-    def model_post_init(self, context: Any) -> None:
-        super().model_post_init(context)
+    @model_validator(mode="after")
+    def _enough_beams(self) -> Self:
         if self.n > self.beams:
             raise ValueError(f"n = {self.n}: a beam of {self.beams} holds at most {self.beams} texts")
+        return self
 
 
 class Branching(Config):

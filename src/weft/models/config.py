@@ -1,9 +1,9 @@
 """Whole models as settings; `models/build.py` makes the model, and a preset is one of these with a name."""
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from weft.config import Config
 from weft.models.smoothing import ModifiedKneserNey, Smoothing
@@ -73,9 +73,11 @@ class ClassificationHead(Config):
     bias: bool = Field(True, description="whether each label has one")
     dropout: Probability = Field(0.1, description="the part of the features that is dropped")
 
-    def model_post_init(self, context: Any) -> None:
+    @model_validator(mode="after")
+    def _one_dense(self) -> Self:
         if self.pooler and self.transform is not None:
             raise ValueError("transform stands in place of the pooler, and needs pooler = false")
+        return self
 
 
 class TaggingHead(Config):
@@ -194,8 +196,8 @@ class TransformerConfig(Block):
         alone = self.width == self.d_model and getattr(self, "ngrams", None) is None
         return self.sharing == 1 and alone and not self.position.projected
 
-    def model_post_init(self, context: Any) -> None:
-        super().model_post_init(context)
+    @model_validator(mode="after")
+    def _kinds(self) -> Self:
         if not self.first_norm and (self.placement, self.sublayers) != ("pre", "sequential"):
             raise ValueError("first_norm = false goes with placement = 'pre' and sublayers = 'sequential'")
         if self.pattern and self.attention.window is not None:
@@ -208,6 +210,7 @@ class TransformerConfig(Block):
                         f" '{position.kind}'"
                     )
                 position.check(self.d_model, self.d_head)
+        return self
 
     def kinds(self) -> tuple[LayerKind, ...]:
         """The pattern with every kind's window and positions filled in; one kind where layers don't differ."""
@@ -265,8 +268,8 @@ class Encoder(TransformerConfig):
     distinct_layers: Layers | None = Field(None, description="blocks with weights of their own; absent: all")
     head: Head = Field(MaskedLMHead(), description="what is made of the features")
 
-    def model_post_init(self, context: Any) -> None:
-        super().model_post_init(context)
+    @model_validator(mode="after")
+    def _savings(self) -> Self:
         if self.distinct_layers is not None and self.layers % self.distinct_layers:
             raise ValueError(f"distinct_layers = {self.distinct_layers} does not divide layers = {self.layers}")
         if self.distinct_layers is not None and self.pattern:
@@ -275,6 +278,7 @@ class Encoder(TransformerConfig):
             self.position.check(self.d_embedding, self.d_head)
             if self.position.projected:
                 raise ValueError(f"d_embedding: '{self.position.kind}' positions are as wide as the layers")
+        return self
 
     @property
     def added_width(self) -> int:
@@ -298,10 +302,11 @@ class EncoderDecoder(TransformerConfig):
     )
     head: LMHead = Field(LMHead(), description="what is made of the features")
 
-    def model_post_init(self, context: Any) -> None:
-        super().model_post_init(context)
+    @model_validator(mode="after")
+    def _one_after_the_other(self) -> Self:
         if self.sublayers != "sequential":
             raise ValueError(f"sublayers = '{self.sublayers}' is for a stack without a source; here it is 'sequential'")
+        return self
 
 
 class Recurrent(Config):
@@ -320,11 +325,13 @@ class Recurrent(Config):
     variational: bool = Field(False, description="drop the same at all places of a row (Gal and Ghahramani 2016)")
     init: RecurrentInit = Field(FanInInit(), description="how weights are drawn")
 
-    def model_post_init(self, context: Any) -> None:
+    @model_validator(mode="after")
+    def _sizes(self) -> Self:
         if self.tied and self.d_embedding not in (None, self.d_model):
             raise ValueError(f"tied embeddings need d_embedding = d_model = {self.d_model}, not {self.d_embedding}")
         if self.cell != "elman" and self.activation != "tanh":
             raise ValueError(f"activation = '{self.activation}' is for the elman cell; {self.cell} fixes its own")
+        return self
 
 
 class Bahdanau(Config):

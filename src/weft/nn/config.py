@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from weft.config import Config
 from weft.errors import ConfigError
@@ -29,9 +29,11 @@ class LayerNorm(Config):
     bias: bool = Field(True, description="whether a vector is added")
     gain: bool = Field(True, description="whether it is multiplied by a vector")
 
-    def model_post_init(self, context: Any) -> None:
+    @model_validator(mode="after")
+    def _bias_after_gain(self) -> Self:
         if self.bias and not self.gain:
             raise ValueError("gain = false is a norm without weights, and needs bias = false as well")
+        return self
 
 
 class RMSNorm(Config):
@@ -69,9 +71,11 @@ class Attention(Config):
     softcap: PositiveFloat | None = Field(None, description="scores s become c · tanh(s/c)")
     dropout: Probability = Field(0.0, description="the part of the attention probabilities that is dropped")
 
-    def model_post_init(self, context: Any) -> None:
+    @model_validator(mode="after")
+    def _groups(self) -> Self:
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}")
+        return self
 
     @property
     def groups(self) -> int:
@@ -135,7 +139,8 @@ class Block(Config):
     position: Position = Field(description="how positions are known")
     dropout: Probability = Field(0.0, description="the part of embeddings and of sublayers' outputs that is dropped")
 
-    def model_post_init(self, context: Any) -> None:
+    @model_validator(mode="after")
+    def _sizes(self) -> Self:
         heads = self.attention.heads
         if self.attention.d_head is None and self.d_model % heads:
             raise ValueError(
@@ -146,6 +151,7 @@ class Block(Config):
         self.position.check(self.d_model, self.d_head)
         if self.position.projected and self.attention.groups != heads:
             raise ValueError(f"'{self.position.kind}' positions go with as many kv_heads as heads")
+        return self
 
     @property
     def norms(self) -> int:
@@ -184,9 +190,11 @@ class HashedNGrams(Config):
     rows: Annotated[int, Field(gt=0, le=MAX_NGRAM_ROWS)] = Field(16_384, description="rows of each order's table")
     width: PositiveInt | None = Field(None, description="numbers a row; absent: as many as a token's embedding has")
 
-    def model_post_init(self, context: Any) -> None:
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
         if not self.orders or len(set(self.orders)) < len(self.orders):
             raise ValueError(f"orders = {list(self.orders)}: expected different numbers, such as [2, 3]")
+        return self
 
     @property
     def reach(self) -> int:

@@ -4,9 +4,9 @@
 """
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from weft.config import Config
 
@@ -87,9 +87,11 @@ class Char(Trained):
         "bytes", description="what an unseen character becomes: UTF-8 bytes or the unk token"
     )
 
-    def model_post_init(self, context: Any) -> None:
+    @model_validator(mode="after")
+    def _unknown(self) -> Self:
         if self.fallback == "unk" and self.specials.unk is None:
             raise ValueError('fallback = "unk" needs specials.unk')
+        return self
 
 
 class Byte(Trained):
@@ -116,9 +118,11 @@ class WordPiece(Trained):
     lowercase: bool = Field(True, description="make text lower case first")
     specials: Specials = Field(BERT, description="special tokens by role")
 
-    def model_post_init(self, context: Any) -> None:
+    @model_validator(mode="after")
+    def _unknown(self) -> Self:
         if self.specials.unk is None:
             raise ValueError("a wordpiece tokenizer needs specials.unk, for characters missing from the training text")
+        return self
 
 
 class Unigram(Trained):
@@ -128,9 +132,11 @@ class Unigram(Trained):
     vocab_size: VocabSize | None = Field(None, description="absent: 8192, or fewer where the text supports fewer")
     lowercase: bool = Field(False, description="make text lower case first")
 
-    def model_post_init(self, context: Any) -> None:
+    @model_validator(mode="after")
+    def _unknown(self) -> Self:
         if self.specials.unk is None:
             raise ValueError("a unigram tokenizer needs specials.unk")
+        return self
 
 
 class Pretrained(Config):
