@@ -28,7 +28,7 @@ AMOUNTS: dict[str, tuple[str, Callable[[float], str]]] = {  # what it is called,
     "steps": ("steps", short),
     "seconds": ("seconds", plain),
 }
-BITS = Axis("bits per byte", log=True, named=lambda tick: f"{tick:.4g}")
+BITS = Axis("bits per byte", log=True, named=lambda tick: f"{tick:.4g}", pad=0.08)
 BASELINE, FAINT = Look("ink", "o"), Look("soft", ".", width=0.9)
 SMALL = (320, 240)
 
@@ -200,13 +200,14 @@ def loss_charts(found: Sequence[Ranked]) -> list[Panels]:
     """Bits per byte against FLOPs, tokens and seconds."""
     done = [ranked for ranked in found if ranked.finished]
     chosen = looks(done)
-    others = sum(look is FAINT for look in chosen.values())
+    grey = [name for name, look in chosen.items() if look is FAINT]
+    others = grey if len(grey) < 2 else [f"{len(grey)} others"]
     charts = []
     for amount, (what, named) in AMOUNTS.items():
         if any(ranked.mean(amount) > 0 for ranked in done):
             series = [each for ranked in done for each in _loss_series(ranked, amount, chosen[ranked.name])]
             series = sorted(series, key=lambda each: bool(each.name))  # what has a name is drawn on top
-            series += [Series(f"{others} others", look=FAINT)] if others else []
+            series += [Series(name, look=FAINT) for name in others]
             height = 330 + 17 * sum(len(each.name) > 30 for each in series)  # a line each under the title
             axis = Axis(f"{what} in training", log=True, named=named, pad=0.06)
             plot = Plot(f"Bits per byte against {what}", series, axis, BITS, size=(480, height))
