@@ -11,17 +11,16 @@ from torch import Tensor
 from weft.data.batch import Frame, Source, framed
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
-from weft.decode.fast.native import ON_ARM
+from weft.decode.fast.cpu import unpacked_pays
 from weft.decode.generate import complete
 from weft.decode.prompt import Prompt
 from weft.models.base import LanguageModel, device_of
 from weft.text.tokenizer import Tokenizer
 
-# What is answered together. Memory for keys and values grows with the tokens, for logits with the rows; more rows than
-# these make products little faster, and with a translation model of usual size need more than 1 GB, of which torch
-# itself takes more on x86.
-TOKENS, TOKENS_ON_CUDA = 3600 if ON_ARM else 1200, 32768  # of sources, padding counted, in every beam
-ROWS, ROWS_ON_CUDA = 90 if ON_ARM else 30, 1024  # beams of all sources
+# What is answered together: tokens of sources, padding counted, in every beam, and beams of all sources. Memory for keys
+# and values grows with the former, for logits with the latter; more than these make products little faster, and with a
+# translation model of usual size need more than 1 GB. Unpacked weights leave room for more.
+TOGETHER, TOGETHER_UNPACKED, TOGETHER_ON_CUDA = (1200, 30), (3600, 90), (32768, 1024)
 # Tokens that an answer has at most for each token of its source, and for any source: a model that fails to end its text
 # repeats itself, and all beams go on to the limit.
 RATIO, ANYWAY = 2.0, 50
@@ -64,7 +63,8 @@ class Translator:
         waiting.sort(key=lambda number: len(ids[number]))
         progress(len(texts) - len(waiting))
         beams = settings.beams if isinstance(settings, Beam) else 1
-        most, rows = (TOKENS_ON_CUDA, ROWS_ON_CUDA) if device.type == "cuda" else (TOKENS, ROWS)
+        on_cpu = TOGETHER_UNPACKED if unpacked_pays() else TOGETHER
+        most, rows = TOGETHER_ON_CUDA if device.type == "cuda" else on_cpu
         while waiting:
             longest = min(self.length, len(ids[waiting[-1]]) + specials)
             together = max(1, min(most // longest, rows) // beams)
