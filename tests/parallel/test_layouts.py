@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.later import Later
 from tests.parallel.test_ranks import note, noted, together
 from tests.training.small import held_out_loss, resume
 from tests.training.test_elastic import SAME, curve, followed, on_step, started, text
 from torch import Tensor
-from torch.distributed.tensor.debug import CommDebugMode
 
 from weft.errors import ConfigError
 from weft.layout import Layout
@@ -22,13 +22,14 @@ from weft.nn.dropout import RowRng, row_keys
 from weft.nn.init import empty_weights
 from weft.nn.loss import linear_cross_entropy
 from weft.nn.mask import AttentionMask, Mask
-from weft.parallel import apply, mesh
+from weft.parallel import mesh
 from weft.parallel.ranks import ALONE, Ranks
 from weft.recipe.resolve import resolve
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder, open_run
 from weft.tensors import load
 
+apply, debug = Later("weft.parallel.apply"), Later("torch.distributed.tensor.debug")
 CPU = torch.device("cpu")
 
 # ---- gradients of every family
@@ -201,7 +202,7 @@ def _collectives(ranks: Ranks, folder: Path) -> None:
             "attention": lambda h: block.attention(h, where(stack, 8)),  # noqa: B023
             "feedforward": block.feedforward,
         }.items():
-            with CommDebugMode() as seen:
+            with debug.CommDebugMode() as seen:
                 y = run(x)
                 forward = counts(seen)
                 y.sum().backward()
@@ -215,7 +216,7 @@ def where(stack: Any, time: int) -> AttentionMask:
     return AttentionMask(Mask(causal=True), stack.position, places, places, angles)
 
 
-def counts(seen: CommDebugMode) -> dict[str, int]:
+def counts(seen: Any) -> dict[str, int]:
     return {str(kind).rpartition(".")[2]: number for kind, number in seen.get_comm_counts().items() if number}
 
 
