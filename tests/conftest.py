@@ -24,10 +24,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(autouse=True, scope="session")
 def sooner() -> Iterator[None]:
-    """What every training would wait for: a disk that survives a power cut, and long texts at its end."""
+    """What every training would wait for, a disk that survives a power cut and long texts at its end, and every model
+    that is served, a search for garbage in all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         patch.setattr(next_token, "SAMPLE_TOKENS", 8)
+        patch.setattr(gc, "unfreeze", lambda: None)
         yield
 
 
