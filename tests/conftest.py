@@ -30,6 +30,8 @@ def sooner() -> Iterator[None]:
         patch.setattr(os, "fsync", lambda handle: None)
         patch.setattr(next_token, "SAMPLE_TOKENS", 8)
         patch.setattr(gc, "unfreeze", lambda: None)
+        for absent in () if torch.cuda.is_available() else (torch.cuda, torch.xpu, torch.mtia):
+            patch.setattr(absent, "manual_seed_all", lambda seed: None)  # which would note the whole stack each time
         yield
 
 
@@ -49,12 +51,13 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[Any]:
-    """What is imported and collected stays to the end: nobody looks for garbage in it, now or later."""
+    """What is imported and collected stays to the end: nobody looks for garbage in it, now or later, nor often."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(50_000, 20, 20)
         gc.enable()
 
 
