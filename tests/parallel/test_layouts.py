@@ -275,7 +275,7 @@ MORE_RUNS = {
 def test_curves_are_those_of_one_process(tmp_path: Path, runs: dict[str, list[str]]) -> None:
     started(ALONE, tmp_path, *SHORT)
     expected, ends = curve(tmp_path / "run"), weights(tmp_path / "run")
-    assert len(expected) == 4
+    assert len(expected) == 4 + 2  # steps and evaluations
     assert together(_runs, tmp_path, runs) == [0, 0]
     for name in runs:
         assert np.allclose(curve(tmp_path / name / "run"), expected, rtol=1e-5, atol=1e-6), name
