@@ -31,7 +31,7 @@ def sooner() -> Iterator[None]:
         patch.setattr(next_token, "SAMPLE_TOKENS", 8)
         patch.setattr(gc, "unfreeze", lambda: None)
         for absent in () if torch.cuda.is_available() else (torch.cuda, torch.xpu, torch.mtia):
-            patch.setattr(absent, "manual_seed_all", lambda seed: None)  # which would note the whole stack each time
+            patch.setattr(absent, "manual_seed_all", lambda seed: None)  # each would note the whole stack
         yield
 
 
