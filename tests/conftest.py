@@ -24,8 +24,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(autouse=True, scope="session")
 def sooner() -> Iterator[None]:
-    """What every training would wait for, a disk that survives a power cut and long texts at its end, and every model
-    that is served, a search for garbage in all tests."""
+    """Leave out what every training would wait for (the disk, and long texts at its end), and what every model that is
+    served would (a search for garbage among all tests)."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         patch.setattr(next_token, "SAMPLE_TOKENS", 8)
