@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,12 +12,27 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from weft.objectives import next_token
+
 # how long drawing an example takes says how busy the machine is
 settings.register_profile("weft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weft")
 
 # started in the background, a shell hands down an ignored Ctrl-C; the tests press it
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def sooner() -> Iterator[None]:
+    """Leave out what every training would wait for (the disk, and long texts at its end), and what every model that is
+    served would (a search for garbage among all tests)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        patch.setattr(next_token, "SAMPLE_TOKENS", 8)
+        patch.setattr(gc, "unfreeze", lambda: None)
+        for absent in () if torch.cuda.is_available() else (torch.cuda, torch.xpu, torch.mtia):
+            patch.setattr(absent, "manual_seed_all", lambda seed: None)  # each would note the whole stack
+        yield
 
 
 EARLIER = Path(__file__).parent / "api" / "runs-0.1"
@@ -35,12 +51,13 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[Any]:
-    """What is imported and collected stays to the end: nobody looks for garbage in it, now or later."""
+    """What is imported and collected stays to the end: nobody looks for garbage in it, now or later, nor often."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(50_000, 20, 20)
         gc.enable()
 
 

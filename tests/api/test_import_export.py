@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from tests.interop.test_hf import (
     CASES,
@@ -30,6 +29,7 @@ from tests.interop.test_hf import (
     theirs,
     words,
 )
+from tests.later import Later
 from tokenizers.processors import TemplateProcessing
 
 import weft
@@ -48,6 +48,8 @@ from weft.runs.folder import open_run
 from weft.runs.lines import all_checked, read_lines
 from weft.text.config import BPE
 from weft.text.tokenizer import Tokenizer, build_tokenizer
+
+transformers = Later("transformers")
 
 Capture = pytest.CaptureFixture[str]
 

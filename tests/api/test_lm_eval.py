@@ -19,6 +19,7 @@ import tokenizers
 import torch
 from tests.api.test_import_export import sharp
 from tests.interop.test_hf import exported, fresh_model
+from tests.later import Later
 from tokenizers.processors import TemplateProcessing
 
 from weft.api.export_model import export_model
@@ -34,9 +35,7 @@ from weft.text.tokenizer import Tokenizer, build_tokenizer
 if find_spec("lm_eval") is None:
     pytest.skip("lm-eval is not installed", allow_module_level=True)
 
-from lm_eval.api.model import CacheHook
-
-from weft.api.lm_eval import WeftLM, evaluate_tasks
+harness, ours = Later("lm_eval.api.model"), Later("weft.api.lm_eval")
 
 Capture = pytest.CaptureFixture[str]
 WORDS = "the cat sat on the mat, and the dog ate the hat. " * 8
@@ -152,18 +151,18 @@ def test_the_harness_gives_a_run_and_its_export_the_same_numbers(runs: Path, tas
     # with its cache, windows that read the same text but score different parts of it get each other's numbers
     settings = {"device": "cpu", "dtype": "float32", "batch_size": 3, "logits_cache": False}
     theirs = results(HFLM(str(runs / f"{name}-hf"), **settings))
-    ours = results(WeftLM(str(runs / name), device="cpu", batch_size=2))
+    found = results(ours.WeftLM(str(runs / name), device="cpu", batch_size=2))
     for task in names:
         for key, value in theirs["results"][task].items():
             if isinstance(value, float):
-                assert ours["results"][task][key] == pytest.approx(value, rel=1e-6), (task, key)
-        for one, other in zip(theirs["samples"][task], ours["samples"][task], strict=True):
+                assert found["results"][task][key] == pytest.approx(value, rel=1e-6), (task, key)
+        for one, other in zip(theirs["samples"][task], found["samples"][task], strict=True):
             assert one["doc_id"] == other["doc_id"] and one["arguments"] == other["arguments"]
             if task == "local_write":
                 assert one["resps"] == other["resps"]
             else:
                 assert _flat(one["resps"]) == pytest.approx(_flat(other["resps"]), rel=1e-5)
-    written = {sample["resps"][0][0] for sample in ours["samples"]["local_write"]}
+    written = {sample["resps"][0][0] for sample in found["samples"]["local_write"]}
     assert len(written) > 3, "texts that are all alike would prove little"
 
 
@@ -189,9 +188,9 @@ def test_requests_are_scored_alike_in_any_batch_and_any_order(runs: Path) -> Non
     run = load(runs / "llama", "cpu")
     requests = [asked(each["text"], choice) for each in documents(5) for choice in each["choices"]]
     requests += [asked("", " the cat sat"), asked("", "<bos> the"), asked("the cat  ", "sat")]
-    found = {size: WeftLM(run, batch_size=size).loglikelihood(requests, disable_tqdm=True) for size in (1, 3, 64)}
-    again = WeftLM(run, batch_size=3).loglikelihood(requests[::-1], disable_tqdm=True)[::-1]
-    model = WeftLM(run)
+    found = {size: ours.WeftLM(run, batch_size=size).loglikelihood(requests, disable_tqdm=True) for size in (1, 3, 64)}
+    again = ours.WeftLM(run, batch_size=3).loglikelihood(requests[::-1], disable_tqdm=True)[::-1]
+    model = ours.WeftLM(run)
     for place, request in enumerate(requests):
         context, continuation = request.args
         if context:
@@ -209,7 +208,7 @@ def test_requests_are_scored_alike_in_any_batch_and_any_order(runs: Path) -> Non
 
 def test_a_long_text_is_read_in_windows_that_follow_each_other(runs: Path) -> None:
     run = load(runs / "gpt", "cpu")
-    model = WeftLM(run, batch_size=2)
+    model = ours.WeftLM(run, batch_size=2)
     ids = model.tok_encode(WORDS)
     assert len(ids) > 2 * CONTEXT
     total = 0.0
@@ -222,10 +221,10 @@ def test_a_long_text_is_read_in_windows_that_follow_each_other(runs: Path) -> No
 
 
 def test_answers_are_handed_to_the_cache_as_they_come(runs: Path) -> None:
-    model = WeftLM(load(runs / "gpt", "cpu"))
+    model = ours.WeftLM(load(runs / "gpt", "cpu"))
     kept: dict[tuple[str, Any], Any] = {}
 
-    class Hook(CacheHook):
+    class Hook(harness.CacheHook):
         def add_partial(self, attr: str, req: Any, res: Any) -> None:
             kept[attr, req[0]] = res
 
@@ -257,7 +256,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_ngram_model_is_scored_as_it_counted(trained: Path) -> None:
     run = load(trained / "ngram")
-    model = WeftLM(run)
+    model = ours.WeftLM(run)
     text = "the cat 3 sat by the river"
     ids = run.tokenizer.encode(text)
     (found,) = model.loglikelihood_rolling([asked(text)], disable_tqdm=True)
@@ -270,7 +269,7 @@ def test_an_ngram_model_is_scored_as_it_counted(trained: Path) -> None:
 def test_a_recurrent_model_reads_a_text_as_long_as_it_is(trained: Path) -> None:
     run = load(trained / "lstm", "cpu")
     text = "the cat 3 sat by the river and the dog ran " * 20
-    (found,) = WeftLM(run).loglikelihood_rolling([asked(text)], disable_tqdm=True)
+    (found,) = ours.WeftLM(run).loglikelihood_rolling([asked(text)], disable_tqdm=True)
     ids = run.tokenizer.encode(text)
     assert found == pytest.approx(plainly(run, [run.tokenizer.need("bos")], ids, 1 << 20)[0], rel=1e-5)
 
@@ -281,9 +280,12 @@ def test_a_recurrent_model_reads_a_text_as_long_as_it_is(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda runs: WeftLM(str(runs / "gpt"), batch_size=0), "batch_size = 0: at least one text at a time"),
-        (lambda runs: WeftLM(str(runs / "gpt"), dtype="int3"), "dtype = int3: available: bfloat16"),
-        (lambda runs: WeftLM(str(runs / "gpt"), batchsize=2), "batchsize: no such setting; did you mean 'batch_size'"),
+        (lambda runs: ours.WeftLM(str(runs / "gpt"), batch_size=0), "batch_size = 0: at least one text at a time"),
+        (lambda runs: ours.WeftLM(str(runs / "gpt"), dtype="int3"), "dtype = int3: available: bfloat16"),
+        (
+            lambda runs: ours.WeftLM(str(runs / "gpt"), batchsize=2),
+            "batchsize: no such setting; did you mean 'batch_size'",
+        ),
         (lambda runs: _write(runs, max_gen_toks=99), "max_gen_toks = 99: the model reads and writes 48 tokens at most"),
         (lambda runs: _write(runs, num_beams=4), "num_beams = 4: tasks are written without beam search"),
         (lambda runs: _write(runs, penalty_alpha=1), "penalty_alpha: a task asks for it, but weft"),
@@ -295,12 +297,12 @@ def test_what_cannot_be_done_is_said(runs: Path, make: Callable[[Path], Any], li
 
 
 def _write(runs: Path, **wanted: Any) -> None:
-    WeftLM(str(runs / "gpt")).generate_until([asked("the", wanted)], disable_tqdm=True)
+    ours.WeftLM(str(runs / "gpt")).generate_until([asked("the", wanted)], disable_tqdm=True)
 
 
 def test_a_chat_template_frames_the_messages(runs: Path) -> None:
     run = load(runs / "llama", "cpu")
-    model = WeftLM(run)
+    model = ours.WeftLM(run)
     run.tokenizer.chat_template = (
         "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -365,7 +367,7 @@ def test_a_model_that_continues_no_text_has_no_tasks(
 
 def test_the_command_prints_a_line_a_metric(runs: Path, tasks: Path, capsys: Capture) -> None:
     words = ["evaluate", str(runs / "gpt"), "--tasks", "local_rolling,local_write", "--tasks-path", str(tasks)]
-    found = evaluate_tasks(load(runs / "gpt", "cpu"), ["local_rolling"], limit=3, folder=tasks)["results"]
+    found = ours.evaluate_tasks(load(runs / "gpt", "cpu"), ["local_rolling"], limit=3, folder=tasks)["results"]
     capsys.readouterr()
     assert command([*words, "--limit", "3"]) == 0
     out = capsys.readouterr().out
@@ -389,7 +391,7 @@ def test_our_command_is_the_harness_s_own_with_weft(runs: Path, tasks: Path, tmp
 
     done = run(runs / "gpt")
     assert done.returncode == 0, done.stderr
-    found = evaluate_tasks(load(runs / "gpt", "cpu"), ["local_choice"], folder=tasks)["results"]["local_choice"]
+    found = ours.evaluate_tasks(load(runs / "gpt", "cpu"), ["local_choice"], folder=tasks)["results"]["local_choice"]
     assert f"{found['acc_norm,none']:.4f}"[:5] in done.stdout
     missing = run(runs / "nowhere")
     assert missing.returncode == 2 and missing.stderr.splitlines()[-1].startswith("weft-lm-eval: ")

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-import transformers
 from tests.interop.test_hf import exported, fresh_model
+from tests.later import Later
 from tokenizers.processors import TemplateProcessing
 
 import weft
@@ -30,6 +30,8 @@ from weft.models.presets import gpt, llama
 from weft.recipe.resolve import resolve
 from weft.text.config import BPE, Char
 from weft.text.tokenizer import Tokenizer, build_tokenizer
+
+transformers = Later("transformers")
 
 OLD = Path(__file__).parent / "runs-0.1"
 Capture = pytest.CaptureFixture[str]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from weft.cli.console.options import complete_runs
 from weft.cli.main import program, run
 
 Capture = pytest.CaptureFixture[str]
@@ -193,6 +194,7 @@ def test_shells_complete(shell: str, tmp_path: Path, capsys: Capture, monkeypatc
         return completed(shell, words, capsys, monkeypatch)
 
     assert {"train", "translate"} <= set(re.findall(r"\w+", offered("weft tra")))
+    assert "sentiment" in offered("weft train senti") and "optimizer.lr=" in offered("weft train gpt-tiny optim")
     assert "runs/book" in offered("weft generate ")
     assert "runs/book" in offered("weft generate runs/book --draft ")
     assert "--max-tokens" in offered("weft generate runs/book --max")
@@ -200,6 +202,16 @@ def test_shells_complete(shell: str, tmp_path: Path, capsys: Capture, monkeypatc
     assert "model.layers=" in offered("weft compare lstm model.lay")
     # one key alone comes with its value, so that no space follows the =
     assert re.findall(r"steps=\w*", offered("weft train dates step")) == ["steps=", "steps=5000"]
+
+
+def test_nothing_else_is_offered(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "book").mkdir(parents=True)
+    (tmp_path / "runs" / "book" / "config.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert completed("bash", "weft tra", capsys, monkeypatch).split() == ["train", "translate"]
+    assert completed("bash", "weft generate ", capsys, monkeypatch).split() == ["runs/book"]
+    assert complete_runs(None, f"{tmp_path}/ru") == [f"{tmp_path}/runs"]
+    assert "--install-completion" in [option for param in program.params for option in param.opts]
 
 
 def test_completion_imports_no_torch() -> None:

@@ -12,8 +12,7 @@ import pytest
 
 from weft import progress
 from weft.cli.console import terminal
-from weft.cli.console.options import complete_runs
-from weft.cli.main import COMMANDS, program, run
+from weft.cli.main import COMMANDS, run
 from weft.config import merge, validate
 from weft.figures.tables import Table
 from weft.models.presets import PRESETS
@@ -123,26 +122,6 @@ def test_what_is_chosen_from_the_text_is_named(capsys: Capture) -> None:
     for name in ("sentiment", "ngram-3", "quickstart", "dates", "bert-tiny"):
         assert run(["config", "show", name]) == 0
         assert validate(Recipe, merge({}, tomllib.loads(capsys.readouterr().out))) == resolve(name)
-
-
-def complete(words: str, folder: Path) -> list[str]:
-    """What a shell offers after some words."""
-    typed = {"_WEFT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    done = subprocess.run(
-        [sys.executable, "-m", "weft"], env={**os.environ, **typed}, cwd=folder, capture_output=True, text=True
-    )
-    return done.stdout.split()
-
-
-def test_shells_complete_commands_recipes_runs_and_keys(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "book").mkdir(parents=True)
-    (tmp_path / "runs" / "book" / "config.toml").touch()
-    assert "--install-completion" in [option for param in program.params for option in param.opts]
-    assert complete("weft tra", tmp_path) == ["train", "translate"]
-    assert complete("weft train senti", tmp_path) == ["sentiment"]
-    assert "optimizer.lr=" in complete("weft train gpt-tiny optim", tmp_path)
-    assert complete("weft generate ", tmp_path) == ["runs/book"]
-    assert complete_runs(None, f"{tmp_path}/ru") == [f"{tmp_path}/runs"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")

@@ -7,11 +7,13 @@ import warnings
 import numpy as np
 import pytest
 from scipy.interpolate import PchipInterpolator
-from scipy.stats import t as student
 from tests.compare.simulate import World
+from tests.later import Later
 
 from weft.compare.multiplier import Curve, Multiplier, multiplier
 from weft.evaluate.bootstrap import bands, resample
+
+stats = Later("scipy.stats")
 
 SIZES = np.array([100.0, 300.0, 200.0])
 
@@ -172,7 +174,7 @@ def test_the_interval_of_seeds_is_students() -> None:
     nats = losses[:, None] * SIZES * math.log(2)
     low, high = interval(nats, SIZES, draws=40_000)
     mean, scatter = np.log(losses).mean(), np.log(losses).std(ddof=1)
-    expected = np.exp(student.interval(0.95, 2, mean, scatter / math.sqrt(3)))
+    expected = np.exp(stats.t.interval(0.95, 2, mean, scatter / math.sqrt(3)))
     assert (low, high) == pytest.approx(tuple(expected), rel=2e-3)
     assert interval(nats[:1, :1], SIZES[:1]) == pytest.approx((1.30, 1.30))
 

@@ -3,46 +3,48 @@
 import json
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.compare.page_sample import ladder, law, scaling
+from tests.compare import page_sample
+from tests.compare.page_sample import ladder, law
 
 from weft.compare.scale import ISOFLOPS, LINE
 from weft.figures.plot import Plot, Series
 
-PAGE = scaling()
+page = cache(page_sample.scaling)  # made when a test first asks for it
 
 
 def test_the_result_says_what_was_predicted_and_measured() -> None:
-    told = PAGE.result
-    share = PAGE.fit.beta / (PAGE.fit.alpha + PAGE.fit.beta)
+    told = page().result
+    share = page().fit.beta / (page().fit.alpha + page().fit.beta)
     assert f"grows with C^{share:.2f} and the tokens with C^{1 - share:.2f}" in told
     assert f"measured at {law(2e7, 4e8):.3f}" in told and "inside the interval" in told
-    best = min(np.geomspace(1e5, 1e10, 20001), key=lambda n: PAGE.fit.predict(float(n), 1e18 / 6 / float(n)))
+    best = min(np.geomspace(1e5, 1e10, 20001), key=lambda n: page().fit.predict(float(n), 1e18 / 6 / float(n)))
     told_size = re.search(r"For 1e18 FLOPs it is ([\d.]+)M parameters", told)
     assert told_size and float(told_size[1]) == pytest.approx(best / 1e6, rel=2e-3)
-    assert PAGE.check is not None
-    off = replace(PAGE, check=PAGE.check._replace(measured=PAGE.check.measured._replace(loss=2.0)))
+    assert page().check is not None
+    off = replace(page(), check=page().check._replace(measured=page().check.measured._replace(loss=2.0)))
     assert "outside the interval" in off.result
-    assert "next rung" not in replace(PAGE, check=None).result
+    assert "next rung" not in replace(page(), check=None).result
 
 
 def test_the_terminal_has_the_constants_and_every_run_in_80_columns() -> None:
-    lines = PAGE.text().splitlines()
+    lines = page().text().splitlines()
     assert max(map(len, lines)) <= 80
-    low, high = PAGE.fit.intervals["alpha"]
+    low, high = page().fit.intervals["alpha"]
     row = next(line for line in lines if line.startswith("α"))
-    assert row.split()[-2:] == [f"{PAGE.fit.alpha:.4g}", f"{low:.4g}–{high:.4g}"]
+    assert row.split()[-2:] == [f"{page().fit.alpha:.4g}", f"{low:.4g}–{high:.4g}"]
     first = next(line for line in lines if line.split()[:2] == ["200k", "1M"]).split()
     point = ladder()[0]
-    by_hand = PAGE.fit.E + PAGE.fit.A / 2e5**PAGE.fit.alpha + PAGE.fit.B / 1e6**PAGE.fit.beta
+    by_hand = page().fit.E + page().fit.A / 2e5 ** page().fit.alpha + page().fit.B / 1e6 ** page().fit.beta
     assert first[2:] == ["1.2e12", f"{point.loss:.4f}", f"{by_hand:.4f}", f"{point.loss / by_hand - 1:+.2%}"]
 
 
 def plots() -> dict[str, Plot]:
-    return {panels.name: panels.plots[0] for panels in PAGE.panels()}
+    return {panels.name: panels.plots[0] for panels in page().panels()}
 
 
 def marked(plot: Plot, marker: str) -> list[Series]:
@@ -51,24 +53,24 @@ def marked(plot: Plot, marker: str) -> list[Series]:
 
 def test_charts_show_runs_fit_and_the_next_rung() -> None:
     loss, optimum, residuals = (plots()[f"scaling-{name}"] for name in ("loss", "optimum", "residuals"))
-    points = PAGE.fit.points
+    points = page().fit.points
     assert {point for series in marked(loss, "o") for point in series.points} == {(p.flops, p.loss) for p in points}
-    assert PAGE.check is not None
+    assert page().check is not None
     (star,) = marked(loss, "*")
-    assert star.points == [(PAGE.check.measured.flops, PAGE.check.measured.loss)]
+    assert star.points == [(page().check.measured.flops, page().check.measured.loss)]
     assert {"200k", "8M", "20M"} <= {label for series in loss.series for label in series.labels}
     curve = next(series.points for series in loss.series if len(series.points) == LINE)
-    assert curve[-1][1] == pytest.approx(PAGE.fit.predict(2e5, curve[-1][0] / 6 / 2e5))
+    assert curve[-1][1] == pytest.approx(page().fit.predict(2e5, curve[-1][0] / 6 / 2e5))
     left = [y for _, y in marked(residuals, "o")[0].points]
-    assert np.allclose(np.log1p(np.array(left) / 100), PAGE.fit.residuals)
+    assert np.allclose(np.log1p(np.array(left) / 100), page().fit.residuals)
     best = np.log(optimum.series[0].points)
     slope = np.polyfit(best[:, 0], best[:, 1], 1)[0]
-    assert slope == pytest.approx(PAGE.fit.beta / (PAGE.fit.alpha + PAGE.fit.beta))
+    assert slope == pytest.approx(page().fit.beta / (page().fit.alpha + page().fit.beta))
 
 
 def test_losses_against_tokens_and_isoflops_are_the_same_runs_and_the_same_fit() -> None:
     tokens, isoflops = (plots()[f"scaling-{name}"] for name in ("loss-tokens", "isoflops"))
-    points, fit = PAGE.fit.points, PAGE.fit
+    points, fit = page().fit.points, page().fit
     assert {each for series in marked(tokens, "o") for each in series.points} == {(p.tokens, p.loss) for p in points}
     assert sorted(each for series in marked(isoflops, "o") for each in series.points) == sorted(
         (p.parameters, p.loss) for p in points
@@ -84,14 +86,14 @@ def test_losses_against_tokens_and_isoflops_are_the_same_runs_and_the_same_fit()
 
 
 def test_what_the_explorer_is_told_is_json_and_has_all_charts() -> None:
-    data = json.loads(json.dumps(PAGE.data(), allow_nan=False))
-    assert data["kind"] == "scale" and data["result"] == PAGE.result
+    data = json.loads(json.dumps(page().data(), allow_nan=False))
+    assert data["kind"] == "scale" and data["result"] == page().result
     assert [panel["name"] for panel in data["panels"]] == list(plots())
     assert [table["title"] for table in data["tables"]] == ["The fit", "The training runs that were fitted"]
 
 
 def test_the_page_is_escaped_and_labelled_and_figures_have_names(tmp_path: Path) -> None:
-    PAGE.save(tmp_path / "page.html")
+    page().save(tmp_path / "page.html")
     html = (tmp_path / "page.html").read_text("utf-8")
     for tag in ("<b>", "<x>", "<s>", "<q>"):
         assert tag not in html.split("</style>")[1].replace('<b id="', "")

@@ -237,8 +237,8 @@ BROKEN = {
     "column.csv": (b"id,body\n1,x\n", "no column 'text'; its columns: id, body"),
     "fields.csv": (b"text,n\na,1\nb\n", "csv:3: has 1 field, the header has 2"),
     "quote.csv": (b'text\n"never closed\n', "line 2 cannot be read as a table"),
-    "column.parquet": (as_parquet(), "no column 'body'"),
-    "damaged.parquet": (as_parquet()[:-20], "not a readable Parquet file"),
+    "column.parquet": (as_parquet, "no column 'body'"),
+    "damaged.parquet": (lambda: as_parquet()[:-20], "not a readable Parquet file"),
     "truncated.txt.gz": (gzip.compress(b"text" * 1000)[:-12], "truncated or damaged gzip"),
     "other.txt.gz": (b"not gzip", "truncated or damaged gzip"),
     "truncated.txt.zst": (zstandard.ZstdCompressor().compress(bytes(range(1, 256)) * 9)[:-9], "zstd"),
@@ -251,7 +251,7 @@ def test_errors_say_what_and_where_in_one_line(tmp_path: Path, name: str) -> Non
     content, message = BROKEN[name]
     assert isinstance(message, str)
     if content is not None:
-        (tmp_path / name).write_bytes(content)
+        (tmp_path / name).write_bytes(content() if callable(content) else content)
     with pytest.raises(DataError, match=message) as caught:
         texts(tmp_path / name, column="body" if name == "column.parquet" else "text")
     assert name in str(caught.value)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-import transformers
+from tests.later import Later
 from torch import Tensor
 
 from weft.config import validate
@@ -27,6 +27,8 @@ from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Recurrent
 from weft.nn.config import FanInInit
+
+transformers = Later("transformers")
 
 V, B = 50, 6
 

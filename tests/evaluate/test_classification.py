@@ -4,13 +4,15 @@ import math
 
 import numpy as np
 import pytest
-import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.later import Later
 
 from weft.errors import DataError
 from weft.evaluate import agreement as c
 from weft.recipe.metrics import against_baseline
+
+stats = Later("scipy.stats")
 
 NAMES = ("cat", "dog", "frog")
 
@@ -33,7 +35,7 @@ def test_intervals_are_those_of_the_binomial_and_rows_are_drawn_whole() -> None:
     found = c.label_intervals(truth, predicted, [0.5] * 400, range(400))
     assert found["baseline_accuracy"] == 0.75 and found["rows"] == 400
     low, high = found["intervals"]["accuracy"]
-    exact = scipy.stats.binom(400, 380 / 400).ppf([0.025, 0.975]) / 400
+    exact = stats.binom(400, 380 / 400).ppf([0.025, 0.975]) / 400
     assert (low, high) == pytest.approx(tuple(exact), abs=0.006)
     assert found["intervals"]["loss"] == pytest.approx([0.5, 0.5])
     assert found["intervals"]["matthews"][0] < c.matthews(c.confusion(truth, predicted, 2))
@@ -63,7 +65,7 @@ def test_two_labels_are_the_textbook_formula() -> None:
     # with two labels it is also the correlation of the labels as numbers
     truth = [0] * (tn + fp) + [1] * (fn + tp)
     predicted = [0] * tn + [1] * fp + [0] * fn + [1] * tp
-    assert c.matthews(matrix) == pytest.approx(scipy.stats.pearsonr(truth, predicted).statistic)
+    assert c.matthews(matrix) == pytest.approx(stats.pearsonr(truth, predicted).statistic)
 
 
 def test_one_label_alone_correlates_with_nothing() -> None:
@@ -86,21 +88,21 @@ numbers = st.lists(st.integers(-4, 4), min_size=3, max_size=30)
 def test_correlations_are_scipys_also_with_ties(data: st.DataObject) -> None:
     one = data.draw(numbers)
     other = data.draw(st.lists(st.integers(-4, 4), min_size=len(one), max_size=len(one)))
-    assert c.ranks(one).tolist() == scipy.stats.rankdata(one).tolist()
+    assert c.ranks(one).tolist() == stats.rankdata(one).tolist()
     found = c.correlations(one, other)
     if len(set(one)) == 1 or len(set(other)) == 1:
         assert math.isnan(found["spearman"]) and math.isnan(found["pearson"])
         return
-    assert found["spearman"] == pytest.approx(scipy.stats.spearmanr(one, other).statistic, abs=1e-12)
-    assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(one, other).statistic, abs=1e-12)
+    assert found["spearman"] == pytest.approx(stats.spearmanr(one, other).statistic, abs=1e-12)
+    assert found["pearson"] == pytest.approx(stats.pearsonr(one, other).statistic, abs=1e-12)
 
 
 def test_correlations_of_large_and_small_numbers() -> None:
     generator = np.random.default_rng(0)
     one, other = generator.normal(size=50) * 1e-9 + 5, generator.normal(size=50) * 1e9
     found = c.correlations(one, other)
-    assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(one, other).statistic, rel=1e-6)
-    assert found["spearman"] == pytest.approx(scipy.stats.spearmanr(one, other).statistic)
+    assert found["pearson"] == pytest.approx(stats.pearsonr(one, other).statistic, rel=1e-6)
+    assert found["spearman"] == pytest.approx(stats.spearmanr(one, other).statistic)
 
 
 def test_mistakes_are_one_line() -> None:

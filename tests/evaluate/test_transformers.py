@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-import transformers
+from tests.later import Later
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from weft.api.import_model import import_model
 from weft.api.load import load
+
+transformers = Later("transformers")
 
 TEXT = "".join(
     f"The frog number {n} sat by  the river.\n\nDie Kröte, it's said, sang 漢字 {n * 37}.\r\n\t- one\n"
@@ -31,7 +33,7 @@ SIZES: dict[str, dict[str, Any]] = {
 PUT_AROUND = {"bpe": "$A", "sentencepiece": "<s> $A", "unigram": "<s> $A </s>", "wordpiece": "[CLS] $A [SEP]"}
 
 
-def trained(kind: str) -> transformers.PreTrainedTokenizerFast:
+def trained(kind: str) -> Any:
     """A tokenizer as their own classes have it: GPT-2's, LLaMA-2's, T5's (with bos) and BERT's."""
     specials = ["[UNK]", "[CLS]", "[SEP]"] if kind == "wordpiece" else ["<unk>", "<s>", "</s>"]
     unk, bos, eos = specials

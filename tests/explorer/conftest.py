@@ -16,7 +16,7 @@ VIEWPORT = {"width": 1280, "height": 900}
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     for item in items:
-        if Path(__file__).parent in item.path.parents and {"page", "browser"} & set(item.fixturenames):
+        if {"page", "browser"} & set(item.fixturenames) and Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
             item.add_marker(pytest.mark.slow)
 

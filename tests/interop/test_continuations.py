@@ -16,6 +16,7 @@ import tokenizers
 import torch
 from tests.interop.test_hf import CASES as MODELS
 from tests.interop.test_text_to_text import LINES, NEW, TEXTS, opened, spm
+from tests.later import Later
 from tokenizers import pre_tokenizers, trainers
 
 from weft.api.export_model import export_model
@@ -26,7 +27,7 @@ from weft.api.settings import beam, sampling
 from weft.interop.hf.tokenizer import read_tokenizer
 from weft.models.presets import preset
 
-transformers = pytest.importorskip("transformers")
+transformers = Later("transformers")
 sentencepiece = pytest.importorskip("sentencepiece")
 
 

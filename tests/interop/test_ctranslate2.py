@@ -434,8 +434,11 @@ def test_a_marian_model_by_its_own_converter(quantization: str | None, tmp_path:
 # ---- what is refused
 
 
+MARIAN = variables(made(MODELS["marian"]))
+
+
 def changed(**changes: np.ndarray | None) -> bytes:
-    found, aliases = variables(made(MODELS["marian"]))
+    found, aliases = dict(MARIAN[0]), MARIAN[1]
     for name, array in changes.items():
         name = name.replace("__", "/")
         found.pop(name, None)
@@ -515,9 +518,8 @@ def test_one_line_for_bad_vocabularies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["unk_token", "eos_token", "bos_token", "decoder_start_token"])
 @pytest.mark.parametrize("value", [7, ["<unk>"], {"content": "<unk>"}, True])
 def test_a_token_that_is_no_text_is_one_line(key: str, value: Any, tmp_path: Path) -> None:
-    data = binary(*variables(made(MODELS["marian"])))
     with pytest.raises(InteropError, match=rf"config\.json: {key} = .*: expected a text$"):
-        ctranslate2.read(folder(tmp_path / "m", data, **{key: value}))
+        ctranslate2.read(folder(tmp_path / "m", GOOD, **{key: value}))
 
 
 @pytest.mark.parametrize("name", ["config.json", "shared_vocabulary.json"])

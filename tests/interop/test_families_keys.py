@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from tests.interop.test_families_settings import KINDS
 from tests.interop.test_hf import CASES, built, difference, filled, theirs
+from tests.later import Later
 from torch import nn
 
 from weft.errors import InteropError, WeftError
 from weft.interop.families.known import FAMILIES
 from weft.interop.hf import hf
 from weft.interop.settings import Settings
+
+transformers = Later("transformers")
 
 GONE = object()
 # of a model that is built; where a width is gone it is the class's own, which the settings alone are compared for

@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import transformers
 from tests.interop.test_hf import CASES
+from tests.later import Later
 
 from weft.errors import InteropError, WeftError
 from weft.interop.families.known import FAMILIES, family_of
 from weft.interop.settings import MAX_SIZE, Settings
 from weft.models.config import Decoder, Encoder, EncoderDecoder
+
+transformers = Later("transformers")
 
 # one of the models of test_hf for each family
 KINDS = {

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
+from tests.later import Later
 from torch import Tensor
 
 from weft.api.export_model import export_model
@@ -37,6 +37,8 @@ from weft.nn.config import Attention, Gated, LayerNorm, Plain, RMSNorm
 from weft.nn.position_config import ALiBi, DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NoPosition, Rotary
 from weft.text.config import BPE
 from weft.text.tokenizer import Tokenizer, build_tokenizer
+
+transformers = Later("transformers")
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-import transformers
+from tests.later import Later
 from tests.text.test_sentencepiece import block, number, piece
 
 from weft.errors import InteropError
@@ -28,6 +28,8 @@ from weft.interop.gguf.tokenizer import (
 from weft.text.config import BPE, Byte, Char, Specials, Unigram, Word
 from weft.text.token_bytes import byte_letters, byte_tokens
 from weft.text.tokenizer import Tokenizer, build_tokenizer
+
+transformers = Later("transformers")
 
 gguf = pytest.importorskip("gguf", reason="transformers needs the package gguf to read such files")
 

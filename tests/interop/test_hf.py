@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf_models
 from safetensors.torch import load_file, save_file
+from tests.later import Later
 from tests.text.test_sentencepiece import PLAIN, SPECIALS, block, number, piece
 from torch import Tensor, nn
 
@@ -38,6 +38,8 @@ from weft.nn.init import empty_weights
 from weft.nn.position_config import Sinusoidal
 from weft.text.config import Word
 from weft.text.tokenizer import Tokenizer, build_tokenizer
+
+hf_models = Later("transformers")
 
 V, D, H, F = 61, 32, 4, 48
 

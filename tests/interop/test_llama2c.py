@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
+from tests.later import Later
 from torch import Tensor
 
 from weft.errors import InteropError, WeftError
@@ -20,6 +20,8 @@ from weft.interop import llama2c
 from weft.models.build import build
 from weft.models.config import Decoder, LMHead
 from weft.text.token_bytes import byte_tokens
+
+transformers = Later("transformers")
 
 D, FF, LAYERS, HEADS, KV, CONTEXT = 32, 48, 2, 4, 2, 16
 PIECES = [" ", "t", "h", "e", "c", "a", "th", "the", " the", "at", "cat", " cat", " c", " t"]

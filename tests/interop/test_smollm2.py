@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
+from tests.later import Later
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -26,6 +26,8 @@ from weft.interop.formats import read_model
 from weft.interop.gguf import gguf
 from weft.models.base import LanguageModel
 from weft.models.build import build
+
+transformers = Later("transformers")
 
 pytestmark = [pytest.mark.weights, pytest.mark.timeout(1800)]
 

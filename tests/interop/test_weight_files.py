@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from tests.interop.test_hf import GPT2, T5, theirs
+from tests.later import Later
 from torch import nn
 
 from weft.errors import InteropError
 from weft.interop import formats, torch_file
 from weft.interop.formats import read_model
 from weft.interop.hf import hf
+
+transformers = Later("transformers")
 
 GPT_TABLE, GPT_OUTPUT = "transformer.wte.weight", "lm_head.weight"
 

@@ -4,80 +4,81 @@ python -m pytest tests/lectures/test_f21_megatron.py
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tests.later import Later
 from torch import distributed
 
 from weft.cli.main import run
 from weft.errors import ModelError
-from weft.explain.parallel import picture as parallel_picture
-from weft.explain.parallel.parallel import Sizes, Split, Splits, Way, measure
-from weft.explain.parallel.ranks import Collective, simulated
 
-SMALL = Sizes(d_model=16, d_ff=48, heads=2, tokens=6)
-MEGATRON, SEQUENCE = Way("columns", "rows"), Way("columns", "rows", sequence=True)
+parallel, ranks = Later("weft.explain.parallel.parallel"), Later("weft.explain.parallel.ranks")
+
+TOKENS, D_MODEL, D_FF = 6, 16, 48
+MEGATRON = ("columns", "rows")
 Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
-def blocks() -> list[Splits]:
-    return measure(SMALL, 2)
+def blocks() -> list[Any]:
+    return parallel.measure(parallel.Sizes(d_model=D_MODEL, d_ff=D_FF, heads=2, tokens=TOKENS), 2)
 
 
-def split(block: Splits, way: Way) -> Split:
-    return next(each for each in block.splits if each.way == way)
+def split(block: Any, *way: str, sequence: bool = False) -> Any:
+    return next(each for each in block.splits if each.way == parallel.Way(*way, sequence=sequence))
 
 
-def kinds(places: tuple[tuple[Collective, ...], ...]) -> list[str]:
+def kinds(places: tuple[tuple[Any, ...], ...]) -> list[str]:
     """What stands at each place: before A, before f, before B, at the end."""
     return [" ".join(each.kind for each in place) for place in places]
 
 
-def test_columns_then_rows_need_one_all_reduce(blocks: list[Splits]) -> None:
+def test_columns_then_rows_need_one_all_reduce(blocks: list[Any]) -> None:
     for block in blocks:
         best = block.splits[0]
-        assert best.way == MEGATRON
+        assert best.way == parallel.Way(*MEGATRON)
         assert kinds(best.forward) == ["", "", "", "all-reduce"]
         assert kinds(best.backward) == ["all-reduce", "", "", ""]
 
 
-def test_rows_first_need_one_before_the_nonlinearity(blocks: list[Splits]) -> None:
+def test_rows_first_need_one_before_the_nonlinearity(blocks: list[Any]) -> None:
     for block in blocks:
-        assert kinds(split(block, Way("rows", "columns")).forward) == ["", "all-reduce", "", "all-gather"]
-        assert kinds(split(block, Way("rows", "rows")).forward) == ["", "reduce-scatter", "", "all-reduce"]
+        assert kinds(split(block, "rows", "columns").forward) == ["", "all-reduce", "", "all-gather"]
+        assert kinds(split(block, "rows", "rows").forward) == ["", "reduce-scatter", "", "all-reduce"]
         assert block.wrong > 0.05  # f of the parts is no part of f of the sum
 
 
-def test_sequence_parallelism_sends_as_much_in_two_halves(blocks: list[Splits]) -> None:
+def test_sequence_parallelism_sends_as_much_in_two_halves(blocks: list[Any]) -> None:
     for block in blocks:
-        plain, sequence = split(block, MEGATRON), split(block, SEQUENCE)
+        plain, sequence = split(block, *MEGATRON), split(block, *MEGATRON, sequence=True)
         assert kinds(sequence.forward) == ["all-gather", "", "", "reduce-scatter"]
         assert kinds(sequence.backward) == ["reduce-scatter", "", "", "all-gather"]
         assert sequence.sent(2) == plain.sent(2)
-        assert plain.activations - sequence.activations == SMALL.tokens * SMALL.d_model / 2  # the norm's input
+        assert plain.activations - sequence.activations == TOKENS * D_MODEL / 2  # the norm's input
         assert not plain.late and kinds((sequence.late,)) == ["all-reduce all-reduce all-reduce"]
 
 
-def test_every_way_computes_the_same(blocks: list[Splits]) -> None:
+def test_every_way_computes_the_same(blocks: list[Any]) -> None:
     for block in blocks:
         assert len({each.way for each in block.splits}) == 9
         assert max(max(each.differences) for each in block.splits) < 1e-12
 
 
-def test_what_a_process_sends_computes_and_holds(blocks: list[Splits]) -> None:
+def test_what_a_process_sends_computes_and_holds(blocks: list[Any]) -> None:
     """Against the formulas: 2(n − 1)/n of the result, three products of each pair, half of every matrix."""
-    tokens, d_model, d_ff = SMALL.tokens, SMALL.d_model, SMALL.d_ff
-    mlp, attention = (split(block, MEGATRON) for block in blocks)
+    tokens, d_model, d_ff = TOKENS, D_MODEL, D_FF
+    mlp, attention = (split(block, *MEGATRON) for block in blocks)
     assert mlp.sent(2) == attention.sent(2) == (tokens * d_model, tokens * d_model)
     assert mlp.flops == 3 * 2 * (2 * tokens * d_model * d_ff) / 2
     scores = 2 * 2 * tokens * tokens * d_model
     assert attention.flops == 3 * (2 * tokens * d_model * 4 * d_model + scores) / 2
     assert mlp.weights == d_model * d_ff + d_ff // 2 + 3 * d_model  # norm and last bias are everybody's
     whole = blocks[0].splits[-1]
-    assert whole.way == Way(None, None) and whole.flops == 2 * mlp.flops and whole.sent(2) == (0, 0)
+    assert whole.way == parallel.Way(None, None) and whole.flops == 2 * mlp.flops and whole.sent(2) == (0, 0)
     assert whole.weights == 2 * d_model * d_ff + d_ff + 3 * d_model
-    rows_first = split(blocks[0], Way("rows", "columns"))
+    rows_first = split(blocks[0], "rows", "columns")
     assert rows_first.sent(2)[0] == tokens * d_ff + tokens * d_model / 2  # an all-reduce, d_ff wide, and an all-gather
 
 
@@ -85,18 +86,18 @@ def test_what_a_process_sends_computes_and_holds(blocks: list[Splits]) -> None:
     ("kind", "sent"), [("all-reduce", 150), ("all-gather", 300), ("reduce-scatter", 75), ("all-to-all", 75)]
 )
 def test_a_ring_of_four(kind: str, sent: float) -> None:
-    assert Collective(kind, 100).moved(4) == sent
+    assert ranks.Collective(kind, 100).moved(4) == sent
 
 
-def test_the_command(blocks: list[Splits], capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(blocks: list[Any], capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(parallel_picture, "measure", lambda *given: asked.append(given) or blocks)
+    monkeypatch.setattr("weft.explain.parallel.picture.measure", lambda *given: asked.append(given) or blocks)
     words = ["explain", "parallel", "d_model=16", "d_ff=48", "heads=2", "tokens=6"]
     assert run(words) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines.count(["columns", "→", "rows", "all-reduce", "all-reduce"]) == 2
     assert run([*words, "--ranks", "2", "--out", str(tmp_path / "page.html")]) == 0
-    assert asked == [(SMALL, 2)] * 2
+    assert asked == [(parallel.Sizes(d_model=D_MODEL, d_ff=D_FF, heads=2, tokens=TOKENS), 2)] * 2
     page = (tmp_path / "page.html").read_text()
     assert page.count("<svg") == 2 and "&lt;svg" not in page and "1. QKV by columns, O by rows (Megatron)" in page
     assert page.count(">reduce-scatter</text>") == sum(
@@ -137,23 +138,23 @@ def test_ranks_belong_to_parallel_alone(capsys: Capture) -> None:
 def test_a_process_that_has_joined_others_is_left_alone(tmp_path: Path) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
-        with pytest.raises(ModelError, match="without torchrun"), simulated(2):
+        with pytest.raises(ModelError, match="without torchrun"), ranks.simulated(2):
             pass
         assert distributed.is_initialized()
     finally:
         distributed.destroy_process_group()
 
 
-def test_nothing_is_left_behind(blocks: list[Splits]) -> None:
+def test_nothing_is_left_behind(blocks: list[Any]) -> None:
     assert not distributed.is_initialized()
     before = torch.get_rng_state()
-    with pytest.raises(RuntimeError), simulated(2):
+    with pytest.raises(RuntimeError), ranks.simulated(2):
         raise RuntimeError
     assert not distributed.is_initialized() and torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.slow
 def test_four_processes() -> None:
-    for block in measure(Sizes(), 4):
-        assert block.splits[0].way == MEGATRON and block.splits[0].flops * 4 == block.splits[-1].flops
+    for block in parallel.measure(parallel.Sizes(), 4):
+        assert block.splits[0].way == parallel.Way(*MEGATRON) and block.splits[0].flops * 4 == block.splits[-1].flops
         assert max(max(each.differences) for each in block.splits) < 1e-12

@@ -4,15 +4,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nltk.lm import MLE, KneserNeyInterpolated, Lidstone
-from nltk.lm import StupidBackoff as NltkStupidBackoff
 from safetensors.torch import load_file, save_file
+from tests.later import Later
 from tests.models.contract import SomeSource, check_causal, check_rows_are_independent, check_step_equals_forward
 
 from weft.errors import ModelError
@@ -22,6 +22,8 @@ from weft.models.ngram import NGram as Model
 from weft.models.ngram_counts import Documents, count_ngrams, document_starts
 from weft.models.ngram_smoothing import _three_discounts
 from weft.models.smoothing import AddK, KneserNey, MaximumLikelihood, ModifiedKneserNey, Smoothing, StupidBackoff
+
+peers = Later("nltk.lm")
 
 SMOOTHINGS: list[Smoothing] = [
     MaximumLikelihood(),
@@ -206,13 +208,13 @@ def as_words(context: Words) -> list[str]:
 @pytest.mark.parametrize(
     ("smoothing", "peer"),
     [
-        (MaximumLikelihood(), lambda: MLE(3)),
-        (AddK(k=0.3), lambda: Lidstone(0.3, 3)),
-        (StupidBackoff(alpha=0.3), lambda: NltkStupidBackoff(0.3, 3)),
+        (MaximumLikelihood(), lambda: peers.MLE(3)),
+        (AddK(k=0.3), lambda: peers.Lidstone(0.3, 3)),
+        (StupidBackoff(alpha=0.3), lambda: peers.StupidBackoff(0.3, 3)),
     ],
     ids=["mle", "add-k", "stupid-backoff"],
 )
-def test_equals_nltk(smoothing: Smoothing, peer: Callable[[], MLE]) -> None:
+def test_equals_nltk(smoothing: Smoothing, peer: Callable[[], Any]) -> None:
     """Scores of the same counts. nltk leaves MLE at zero after unseen contexts, and does not normalise back-off."""
     documents = [*text(), [V - 1]]
     model, nltk = fitted(documents, 3, smoothing), peer()
@@ -237,7 +239,7 @@ def test_kneser_ney_equals_nltk() -> None:
     documents = [[w, *row] for w, row in enumerate(text(seed=3, sizes=[30] * V, words=V))]
     documents[0] += [w for pair in product(range(V), repeat=2) for w in pair]
     model = fitted(documents, 3, KneserNey(discount=0.6))
-    nltk = KneserNeyInterpolated(3, discount=0.6)
+    nltk = peers.KneserNeyInterpolated(3, discount=0.6)
     nltk.fit([grams(documents, 3, opened=True)], [str(w) for w in range(V)])
     for context in every_context(3):
         scores = [nltk.score(str(w), as_words(context)) for w in range(V)]

@@ -7,7 +7,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
-import transformers
+from tests.later import Later
 from torch import Tensor, nn
 
 from weft.data.batch import Source
@@ -22,6 +22,8 @@ from weft.models.config import EncoderDecoder, LMHead, PretrainingHead
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.nn.config import Attention, Gated, Plain, RMSNorm
 from weft.nn.position_config import DynamicNTK, LinearScaling, Llama3Scaling, Rotary, Sinusoidal, T5Bias
+
+transformers = Later("transformers")
 
 VOCAB, D, HEADS, FF = 61, 32, 4, 48
 

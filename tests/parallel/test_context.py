@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.later import Later
 from tests.parallel.test_ranks import note, noted, together
-from torch.distributed.tensor.debug import CommDebugMode
 
 from weft.data.batch import Batch, restarting_positions
 from weft.errors import ConfigError
@@ -28,12 +28,13 @@ from weft.nn.position import Position
 from weft.nn.scaled_dot_product import QKV
 from weft.objectives.masked import masked_loss
 from weft.objectives.tokens import token_loss
-from weft.parallel import apply, mesh
+from weft.parallel import mesh
 from weft.parallel.context import check_context, divided, ranges_of
 from weft.parallel.ranks import Ranks
 from weft.recipe.objective import NextToken
 from weft.training.objective import Loss
 
+apply, debug = Later("weft.parallel.apply"), Later("torch.distributed.tensor.debug")
 WORDS, ROWS = 37, 4
 
 
@@ -129,8 +130,9 @@ def _one_case(ranks: Ranks, layout: Layout, settings: Any, batch: Batch) -> dict
     own = batch.split(here.readers.ranks)[here.readers.rank]
     part = divided(own, here)
     model.train()
-    debug = CommDebugMode()  # it takes time, and what is sent beside FSDP2's traffic is plain in the first case alone
-    with debug if layout.context == 4 else nullcontext():
+    # it takes time, and what is sent beside FSDP2's traffic is plain in the first case alone
+    traffic = debug.CommDebugMode()
+    with traffic if layout.context == 4 else nullcontext():
         loss, _, mine = spread.forward(lambda model: _loss(model, part))
         loss.backward()
     spread.collect()
@@ -148,7 +150,7 @@ def _one_case(ranks: Ranks, layout: Layout, settings: Any, batch: Batch) -> dict
             spread.within(lambda model: sys.exit(str(model.read(own))))
         spread.fill((name, parameter.mul_(0.5)) for name, parameter in whole.named_parameters())
         features, seen = whole.read(own), spread.within(lambda model: model.read(own))
-    counts = {str(kind).rsplit(".", 1)[-1]: count for kind, count in debug.get_comm_counts().items()}
+    counts = {str(kind).rsplit(".", 1)[-1]: count for kind, count in traffic.get_comm_counts().items()}
     return {
         "loss": abs(float(sums[0] - expected.detach())) + abs(float(sums[1] - extras["nll"])),
         "gradients": max(apart),

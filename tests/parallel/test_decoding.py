@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.later import Later
 from tests.parallel.test_layouts import FAMILIES, family, rows
 from tests.parallel.test_ranks import note, noted, together
 from torch import Tensor
@@ -22,17 +23,17 @@ from weft.layout import Layout
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.nn.init import empty_weights
-from weft.parallel import apply, mesh
+from weft.parallel import mesh
 from weft.parallel.ranks import Ranks
-from weft.parallel.tensor import keep_local, placement, plan
 from weft.recipe.resolve import resolve
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder
 from weft.runs.snapshot import snapshot
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
-from weft.training.split import check_divides
 
+apply, tensor = Later("weft.parallel.apply"), Later("weft.parallel.tensor")
+splitting = Later("weft.training.split")
 CPU = torch.device("cpu")
 SMALL = ["model.layers=2", "model.d_model=32", "model.attention.heads=4", "model.context=64"]
 RUNS = {
@@ -113,9 +114,9 @@ def _write(ranks: Ranks, folder: Path, runs: Path) -> None:
 
     loaded = load(llama, ranks=ranks)
     whole = load(llama).model
-    patterns, held = plan(loaded.model.config), {}
+    patterns, held = tensor.plan(loaded.model.config), {}
     for key, parameter in loaded.model.named_parameters():
-        split = placement(key.rpartition(".")[0], patterns) is not None or key == "output.weight"
+        split = tensor.placement(key.rpartition(".")[0], patterns) is not None or key == "output.weight"
         held[key] = [split, parameter.nbytes, whole.get_parameter(key).nbytes]
     with torch.no_grad():
         logits, expected = (model(torch.tensor([[5, 6, 7]])) for model in (loaded.model, whole))
@@ -153,7 +154,7 @@ def _ways(ranks: Ranks) -> dict[str, float]:
         parallel = apply.lay_out(model, over, "fp32", False)
         parallel.root.to_empty(device=CPU)
         parallel.fill(whole.named_parameters())
-        keep_local(model.eval(), over)
+        tensor.keep_local(model.eval(), over)
         with torch.inference_mode():
             found[name] = float((steps(model, settings) - steps(whole, settings)).abs().max())
     return found
@@ -232,13 +233,13 @@ def test_sizes_that_do_not_divide_are_refused_before_anything_is_built(runs: Pat
     run = RunFolder(runs / "llama")
     line = r"4 processes: its model.attention.kv_heads = 2 can't be divided .*; start 1 or 2 with torchrun"
     with pytest.raises(ConfigError, match=line):
-        check_divides(run, run.recipe(), 4)
-    check_divides(run, run.recipe(), 2)
+        splitting.check_divides(run, run.recipe(), 4)
+    splitting.check_divides(run, run.recipe(), 2)
     wide = resolve("gpt-tiny", [*SMALL, "model.attention.heads=16", "model.feedforward.d_ff=72"])
     with pytest.raises(ConfigError, match=r"16 processes: .*d_ff = 72 can't be divided .*; start 1, 2, 4 or 8 with"):
-        check_divides(run, wide, 16)
+        splitting.check_divides(run, wide, 16)
     with pytest.raises(ConfigError, match="an n-gram model has no matrices"):
-        check_divides(run, resolve("ngram-3", []), 2)
+        splitting.check_divides(run, resolve("ngram-3", []), 2)
     adapted = run.recipe().replace(init=str(run.path), adapter={"kind": "lora"})
     with pytest.raises(ConfigError, match=r"--to weft`, and start 2 processes"):
-        check_divides(run, adapted, 2)
+        splitting.check_divides(run, adapted, 2)

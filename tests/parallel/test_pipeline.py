@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.later import Later
 from tests.parallel.test_ranks import note, noted, together
 from torch import distributed
 
@@ -25,15 +26,14 @@ from weft.nn.init import empty_weights
 from weft.objectives.masked import masked_loss
 from weft.objectives.rows import head_output
 from weft.objectives.tokens import token_loss
-from weft.parallel import apply, mesh, stages
-from weft.parallel import pipeline as pipelining
+from weft.parallel import mesh, stages
 from weft.parallel.passes import Work
-from weft.parallel.pipeline import Pipeline
 from weft.parallel.ranks import Ranks
 from weft.recipe.objective import NextToken
 from weft.training.objective import Loss
 from weft.training.precision import autocast
 
+apply, pipelining = Later("weft.parallel.apply"), Later("weft.parallel.pipeline")
 WORDS, ROWS, TIME, PARTS, FACTOR = 37, 8, 8, 4, 1 / 7
 
 # ---- models, and what each is trained with
@@ -91,7 +91,7 @@ def _batch(name: str) -> Batch:
 # ---- against one process
 
 
-def _divided(name: str, over: mesh.Mesh, whole: LanguageModel) -> tuple[apply.Split, Pipeline]:
+def _divided(name: str, over: mesh.Mesh, whole: LanguageModel) -> tuple[Any, Any]:
     stages.check(MODELS[name], over.layout)
     with empty_weights():
         model = build(MODELS[name])
@@ -133,7 +133,7 @@ def _compared(name: str, over: mesh.Mesh, parts: int = PARTS, recompute: bool = 
     return {"worst": [name, worst, errors[worst]], "names": list(parallel.local), "layers": list(pipeline.stage.layers)}
 
 
-def _evaluated(whole: LanguageModel, model: LanguageModel, pipeline: Pipeline, batch: Batch) -> dict[str, float]:
+def _evaluated(whole: LanguageModel, model: LanguageModel, pipeline: Any, batch: Batch) -> dict[str, float]:
     """Of other sizes than those of the step."""
     whole.eval(), model.eval()
     some = batch._each(lambda rows: rows[:3])
@@ -183,7 +183,7 @@ def _two(ranks: Ranks, folder: Path, names: list[str]) -> None:
     ranks.wait()
 
 
-def _watched(pipeline: Pipeline) -> tuple[list[str], dict[str, int]]:
+def _watched(pipeline: Any) -> tuple[list[str], dict[str, int]]:
     """The order of the passes of a stage, and how many tensors it has sent and received."""
     passes: list[str] = []
     sent = {"isend": 0, "irecv": 0}
@@ -206,7 +206,7 @@ def _watched(pipeline: Pipeline) -> tuple[list[str], dict[str, int]]:
     return passes, sent
 
 
-def _narrow(pipeline: Pipeline, parts: list[Batch], whole: LanguageModel) -> list[float]:
+def _narrow(pipeline: Any, parts: list[Batch], whole: LanguageModel) -> list[float]:
     """The loss in bf16, of the stages and of one process."""
     device = torch.device("cpu")
     sums = pipeline.backward(parts, Work(_words, lambda loss: loss, lambda: autocast("bf16", device)))
@@ -218,7 +218,7 @@ def _narrow(pipeline: Pipeline, parts: list[Batch], whole: LanguageModel) -> lis
     return [float(sums[0]), float(total)]
 
 
-def _refused(pipeline: Pipeline, parts: list[Batch]) -> list[str]:
+def _refused(pipeline: Any, parts: list[Batch]) -> list[str]:
     """What is said of parts of several sizes, of a step in which the model refuses what it reads, and of generating."""
 
     def step(parts: list[Batch]) -> Any:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from contextlib import redirect_stderr
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from weft.cli.main import main
 from weft.errors import LostError
 from weft.parallel.ranks import Ranks, restarts
 from weft.runs import checkpoint
-from weft.runs import together as written
 from weft.runs.folder import RunFolder
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
@@ -92,6 +92,7 @@ def test_a_job_that_torchrun_starts_again_ends_as_if_undisturbed(tmp_path: Path)
 
 def _write(ranks: Ranks, folder: Path, what: str) -> None:
     """One process is killed, or meets a full disk, where it writes its pieces of the second checkpoint."""
+    written = import_module("weft.runs.together")
     own, saves = written.write_pieces, 0
 
     def write_pieces(*given: Any) -> None:

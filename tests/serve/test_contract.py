@@ -3,15 +3,16 @@
 import json
 from typing import Any
 
-import anthropic
-import openai
 import pytest
+from tests.later import Later
 from tests.serve.serving import RUNS, Served
 
 from weft.api.load import load
 from weft.api.run import Run
 from weft.api.settings import beam, sampling
 from weft.decode.text import Completion
+
+anthropic, openai = Later("anthropic"), Later("openai")
 
 CONTINUING = ("gpt", "lstm", "ngram")
 SCHEMA = {
@@ -25,12 +26,12 @@ HI: Any = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
-def client(server: Served) -> openai.OpenAI:
+def client(server: Served) -> Any:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
 @pytest.fixture(scope="module")
-def claude(server: Served) -> anthropic.Anthropic:
+def claude(server: Served) -> Any:
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60)
 
 
@@ -38,7 +39,7 @@ def drawn(run: Run, prompt: str, **settings: Any) -> Completion:
     return run.complete([prompt], sampling(**settings))[0]
 
 
-def test_models_are_listed_and_named(client: openai.OpenAI) -> None:
+def test_models_are_listed_and_named(client: Any) -> None:
     assert {model.id for model in client.models.list()} == {path.name for path in RUNS.iterdir()} | {"bytes"}
     assert client.models.retrieve("gpt").object == "model"
     with pytest.raises(openai.NotFoundError, match="not served here"):
@@ -46,7 +47,7 @@ def test_models_are_listed_and_named(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("model", CONTINUING)
-def test_a_completion_is_what_the_run_itself_writes(client: openai.OpenAI, model: str) -> None:
+def test_a_completion_is_what_the_run_itself_writes(client: Any, model: str) -> None:
     wanted = drawn(load(RUNS / model), "A tale", max_tokens=12, temperature=0.8, seed=7)
     found = client.completions.create(model=model, prompt="A tale", max_tokens=12, temperature=0.8, seed=7)
     assert found.choices[0].text == wanted.text
@@ -67,7 +68,7 @@ def test_a_completion_is_what_the_run_itself_writes(client: openai.OpenAI, model
     assert pieces[-2].choices[0].finish_reason == found.choices[0].finish_reason
 
 
-def test_several_prompts_have_several_texts_each(client: openai.OpenAI) -> None:
+def test_several_prompts_have_several_texts_each(client: Any) -> None:
     texts = client.completions.create(model="gpt", prompt=["ab", "cd"], n=3, max_tokens=6, seed=3).choices
     assert [text.index for text in texts] == list(range(6))
     run = load(RUNS / "gpt")
@@ -79,7 +80,7 @@ def test_several_prompts_have_several_texts_each(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("model", CONTINUING)
-def test_log_probabilities(client: openai.OpenAI, model: str) -> None:
+def test_log_probabilities(client: Any, model: str) -> None:
     given: dict[str, Any] = {"model": model, "prompt": "A ta", "max_tokens": 5, "temperature": 0}
     found = client.completions.create(**given, logprobs=3).choices[0].logprobs
     assert found is not None and found.tokens and found.token_logprobs and found.top_logprobs
@@ -97,7 +98,7 @@ def test_log_probabilities(client: openai.OpenAI, model: str) -> None:
     )
 
 
-def test_stops_biases_penalties_and_the_best(client: openai.OpenAI) -> None:
+def test_stops_biases_penalties_and_the_best(client: Any) -> None:
     given: dict[str, Any] = {"model": "gpt", "prompt": "A", "max_tokens": 20}
     a, b = load(RUNS / "gpt").tokenizer.encode("ab")
     assert client.completions.create(**given, logit_bias={str(a): 100}).choices[0].text == "a" * 20
@@ -111,7 +112,7 @@ def test_stops_biases_penalties_and_the_best(client: openai.OpenAI) -> None:
     assert client.completions.create(**given, echo=True, seed=1).choices[0].text.startswith("A")
 
 
-def test_a_schema_holds(client: openai.OpenAI) -> None:
+def test_a_schema_holds(client: Any) -> None:
     schema: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
     form: Any = {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}
     found = client.chat.completions.create(model="bytes", messages=HI, max_tokens=30, response_format=schema)
@@ -123,7 +124,7 @@ def test_a_schema_holds(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("model", CONTINUING)
-def test_a_pattern_and_a_grammar_hold(client: openai.OpenAI, model: str) -> None:
+def test_a_pattern_and_a_grammar_hold(client: Any, model: str) -> None:
     for kind in ({"type": "regex", "pattern": "[a-c]{3}"}, {"type": "grammar", "grammar": 'start: "b" "a"'}):
         text = client.completions.create(
             model=model, prompt="x", max_tokens=9, extra_body={"response_format": kind}
@@ -131,7 +132,7 @@ def test_a_pattern_and_a_grammar_hold(client: openai.OpenAI, model: str) -> None
         assert set(text.text) <= set("abc") and text.finish_reason == "stop"
 
 
-def test_beams_are_those_of_the_run(client: openai.OpenAI) -> None:
+def test_beams_are_those_of_the_run(client: Any) -> None:
     found = client.completions.create(model="lstm", prompt="A", max_tokens=5, n=2, extra_body={"beams": 3}).choices
     run = load(RUNS / "lstm")
     assert found[0].text == run.complete(["A"], beam(max_tokens=5, beams=3))[0].text
@@ -139,7 +140,7 @@ def test_beams_are_those_of_the_run(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("model", [*CONTINUING, "pairs", "bahdanau"])
-def test_chats_and_responses(client: openai.OpenAI, model: str) -> None:
+def test_chats_and_responses(client: Any, model: str) -> None:
     whole = client.chat.completions.create(model=model, messages=HI, max_completion_tokens=5, seed=2)
     assert whole.choices[0].message.role == "assistant" and whole.usage is not None
     pieces = client.chat.completions.create(model=model, messages=HI, max_completion_tokens=5, seed=2, stream=True)
@@ -156,7 +157,7 @@ def test_chats_and_responses(client: openai.OpenAI, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", [*CONTINUING, "pairs"])
-def test_messages(claude: anthropic.Anthropic, model: str) -> None:
+def test_messages(claude: Any, model: str) -> None:
     whole = claude.messages.create(model=model, max_tokens=5, messages=HI, system="Be brief")
     assert whole.type == "message" and whole.stop_reason in ("end_turn", "max_tokens")
     with claude.messages.stream(model=model, max_tokens=5, messages=HI) as stream:
@@ -168,15 +169,13 @@ def test_messages(claude: anthropic.Anthropic, model: str) -> None:
     assert counted.input_tokens == whole.usage.input_tokens
 
 
-def test_a_stop_sequence_is_named(claude: anthropic.Anthropic) -> None:
+def test_a_stop_sequence_is_named(claude: Any) -> None:
     stops = [chr(letter) for letter in range(ord("a"), ord("z") + 1)]
     found = claude.messages.create(model="ngram", max_tokens=200, messages=HI, stop_sequences=stops[:16])
     assert found.stop_reason == "stop_sequence" and found.stop_sequence in stops
 
 
-def test_tools_pictures_and_unknown_settings_are_refused_by_name(
-    client: openai.OpenAI, claude: anthropic.Anthropic
-) -> None:
+def test_tools_pictures_and_unknown_settings_are_refused_by_name(client: Any, claude: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="tools: ") as caught:
         client.chat.completions.create(model="gpt", messages=HI, tools=[TOOL])  # type: ignore[list-item]
     assert caught.value.param == "tools"
@@ -194,7 +193,7 @@ def test_tools_pictures_and_unknown_settings_are_refused_by_name(
 
 
 @pytest.mark.parametrize("model", ["gpt", "lstm", "classify", "twins", "base"])
-def test_embeddings(client: openai.OpenAI, model: str) -> None:
+def test_embeddings(client: Any, model: str) -> None:
     found = client.embeddings.create(model=model, input=["ab", "c d"])
     plain = client.embeddings.create(model=model, input=["ab", "c d"], encoding_format="float")
     wanted = load(RUNS / model).embed(["ab", "c d"])
@@ -202,7 +201,7 @@ def test_embeddings(client: openai.OpenAI, model: str) -> None:
         assert packed.embedding == pytest.approx(vector, abs=1e-6) == listed.embedding
 
 
-def test_what_a_model_cannot_do_is_said(client: openai.OpenAI) -> None:
+def test_what_a_model_cannot_do_is_said(client: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="classifier"):
         client.completions.create(model="classify", prompt="a")
     with pytest.raises(openai.BadRequestError, match="gives no vectors"):

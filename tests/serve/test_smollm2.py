@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 from tests.interop.test_smollm2 import the_file
+from tests.later import Later
 from tests.serve.serving import Served, served
 
 from weft.api.import_model import import_model
 from weft.api.load import load
+
+anthropic, openai = Later("anthropic"), Later("openai")
 
 pytestmark = [pytest.mark.weights, pytest.mark.timeout(1800)]
 
@@ -39,11 +40,11 @@ def server(run: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def client(server: Served) -> openai.OpenAI:
+def client(server: Served) -> Any:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
 
 
-def test_a_chat_is_the_run_s_own(client: openai.OpenAI, run: Path) -> None:
+def test_a_chat_is_the_run_s_own(client: Any, run: Path) -> None:
     wanted = load(run).chat(ASKED, temperature=0.0, max_tokens=24)
     assert "Paris" in wanted
     whole = client.chat.completions.create(model="smollm2", messages=ASKED, temperature=0, max_completion_tokens=24)
@@ -68,7 +69,7 @@ def test_a_message_ends_with_the_turn(server: Served) -> None:
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "Par")
 
 
-def test_a_schema_log_probabilities_and_vectors(client: openai.OpenAI) -> None:
+def test_a_schema_log_probabilities_and_vectors(client: Any) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "fruit", "schema": FRUIT}}
     asked: Any = [{"role": "user", "content": "Name a red fruit, as JSON."}]
     found = client.chat.completions.create(

@@ -79,7 +79,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120)
 @given(st.one_of(st.text(), st.lists(PIECES).map("".join)))
 def test_nothing_is_lost(text: str) -> None:
     sentences = split_sentences(text)

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -45,7 +46,7 @@ from weft.training.step import OptimisationStep
 from weft.training.worker import Worker, interruptions
 
 DROPOUT = ["model.dropout=0.1", "model.attention.dropout=0.1", "model.feedforward.dropout=0.1"]
-SAME = [*DROPOUT, "batch.size=32", "steps=20", "log.every=2", "evaluate.every=10", "checkpoint.every=8"]
+SAME = [*DROPOUT, "batch.size=32", "steps=12", "log.every=2", "evaluate.every=6", "checkpoint.every=4"]
 CPU = torch.device("cpu")
 
 
@@ -95,7 +96,7 @@ def events(run: Path, what: str) -> list[dict[str, Any]]:
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The curve that all others should have: one process, whole batches, never stopped."""
     folder = tmp_path_factory.mktemp("straight")
-    started(ALONE, folder, *SAME)
+    started(ALONE, folder, *SAME, "checkpoint.keep=5")
     return folder / "run"
 
 
@@ -112,7 +113,7 @@ def test_two_processes_and_four_parts_give_the_curve_of_one(tmp_path: Path, stra
     assert together(started, tmp_path / "two", *SAME) == [0, 0]
     started(ALONE, tmp_path / "cut", *SAME, "batch.micro=8")
     expected = curve(straight)
-    assert [line[0] for line in expected if line[1]] == list(range(2, 21, 2))
+    assert [line[0] for line in expected if line[1]] == list(range(2, 13, 2))
     for other in (tmp_path / "two/run", tmp_path / "cut/run"):
         assert np.allclose(curve(other), expected, rtol=1e-5, atol=1e-6)
         tokens = [line.get("tokens") for line in read_lines(RunFolder(other).metrics)]
@@ -123,7 +124,7 @@ def test_two_processes_and_four_parts_give_the_curve_of_one(tmp_path: Path, stra
 
 def _asked_to_stop(ranks: Ranks, folder: Path) -> None:
     def terminate(number: int, step: OptimisationStep, parts: Sequence[Batch]) -> None:
-        if number == 9 and not ranks.leads:  # asking one of them is enough
+        if number == 5 and not ranks.leads:  # asking one of them is enough
             os.kill(os.getpid(), signal.SIGTERM)
 
     on_step(terminate)
@@ -133,17 +134,18 @@ def _asked_to_stop(ranks: Ranks, folder: Path) -> None:
 def test_sigterm_ends_all_with_a_checkpoint_and_one_process_resumes(tmp_path: Path, straight: Path) -> None:
     assert together(_asked_to_stop, tmp_path) == [143, 143]
     run = tmp_path / "run"
-    assert checkpoint.checkpoints(run / "checkpoints")[-1].name == "step-00000010"  # the next step that is logged
+    assert checkpoint.checkpoints(run / "checkpoints")[-1].name == "step-00000006"  # the next step that is logged
     resumed(ALONE, tmp_path)
     assert np.allclose(curve(run), curve(straight), rtol=1e-5, atol=1e-6)
 
 
 def test_two_processes_resume_where_one_stopped(tmp_path: Path, straight: Path) -> None:
-    started(ALONE, tmp_path, *SAME, "checkpoint.keep=5")
+    shutil.copytree(straight, tmp_path / "run", symlinks=True)
     run = RunFolder(tmp_path / "run")
-    checkpoint.forget_after(run.checkpoints, 8)
+    checkpoint.forget_after(run.checkpoints, 4)
     assert together(resumed, tmp_path) == [0, 0]
-    assert events(run.path, "resume")[0]["processes"] == 2
+    (again,) = events(run.path, "resume")
+    assert (again["step"], again["processes"]) == (4, 2)
     assert np.allclose(curve(run.path), curve(straight), rtol=1e-5, atol=1e-6)
 
 

@@ -31,7 +31,7 @@ from weft.training.loader import Loader, steps_of
 from weft.training.objective import EVALUATED_TOKENS, Results
 
 BASELINE_BYTES = 16_000_000  # of the training text, for the character frequencies
-SAMPLES = 3
+SAMPLES, SAMPLE_TOKENS = 3, 100
 
 
 class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken]):
@@ -199,7 +199,7 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
             if (characters := self._character_baseline()) is not None:
                 metrics["nats_per_character"] = found.spelled_nats / characters.characters
                 metrics["baseline_bits_per_byte"] = characters.bits_per_byte
-        settings = Sampling(max_tokens=100, temperature=0.8, top_p=0.95)
+        settings = Sampling(max_tokens=SAMPLE_TOKENS, temperature=0.8, top_p=0.95)
         texts = complete(model, [Prompt.of(self.tokenizer, "")] * SAMPLES, settings)
         return Results(metrics, [text.text for text in texts])
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chisquare
+from tests.later import Later
 from tests.lectures.textbook.lecture import assert_figure, assert_refused, load, run
 from torch import Tensor
 
@@ -20,6 +20,8 @@ from weft.decode.generate import generate
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import preset
+
+stats = Later("scipy.stats")
 
 decoding = load("decoding")
 END = 0
@@ -109,7 +111,7 @@ def assert_drawn(drawn: list[tuple[int, ...]], paths: dict[tuple[int, ...], floa
     common = [path for path, p in paths.items() if n * p >= 5]
     observed = [counts[path] for path in common]
     expected = [n * paths[path] for path in common]
-    assert chisquare([*observed, n - sum(observed)], [*expected, n - sum(expected)]).pvalue > 1e-3
+    assert stats.chisquare([*observed, n - sum(observed)], [*expected, n - sum(expected)]).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("draft", ["lstm", "gru", "uniform"])

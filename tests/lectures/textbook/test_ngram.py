@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chisquare
+from tests.later import Later
 from tests.lectures.textbook.lecture import assert_figure, assert_refused, load, run
 
 from weft.models.build import build
 from weft.models.presets import preset
 from weft.models.smoothing import KneserNey, MaximumLikelihood, ModifiedKneserNey, Smoothing
+
+stats = Later("scipy.stats")
 
 ngram = load("ngram")
 
@@ -91,7 +93,7 @@ def test_sampling_follows_p() -> None:
     pairs = Counter(pairwise(written[1:]))
     for h in vocabulary:
         counts = [pairs[h, w] for w in vocabulary]
-        assert chisquare(counts, [sum(counts) * model.p(w, (h,)) for w in vocabulary]).pvalue > 1e-3
+        assert stats.chisquare(counts, [sum(counts) * model.p(w, (h,)) for w in vocabulary]).pvalue > 1e-3
 
 
 def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:

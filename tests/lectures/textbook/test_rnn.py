@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chisquare
+from tests.later import Later
 from tests.lectures.textbook.lecture import TOLERANCE, assert_figure, assert_gradients, assert_refused, load, run
 from torch import Tensor, nn
 
@@ -15,6 +15,8 @@ from weft.models.build import build
 from weft.models.presets import preset
 from weft.nn.loss import linear_cross_entropy
 from weft.nn.recurrent import Carried
+
+stats = Later("scipy.stats")
 
 rnn = load("rnn")
 
@@ -121,7 +123,7 @@ def test_sampling_follows_the_softmax() -> None:
     counts = torch.zeros(4)
     for _ in range(600):
         counts[rnn.sample(model, [1, 2], 1, generator)[0]] += 1
-    assert chisquare(counts.double(), 600 * p.detach() / p.sum().item()).pvalue > 1e-3
+    assert stats.chisquare(counts.double(), 600 * p.detach() / p.sum().item()).pvalue > 1e-3
     written = rnn.sample(model, [1, 2], 5, torch.Generator().manual_seed(1))
     assert written == rnn.sample(model, [1, 2], 5, torch.Generator().manual_seed(1))
 
