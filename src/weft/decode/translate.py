@@ -11,9 +11,9 @@ from torch import Tensor
 from weft.data.batch import Frame, Source, framed
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
-from weft.decode.fast.native import ON_ARM
 from weft.decode.generate import complete
 from weft.decode.prompt import Prompt
+from weft.machine import ON_ARM
 from weft.models.base import LanguageModel, device_of
 from weft.text.tokenizer import Tokenizer
 
