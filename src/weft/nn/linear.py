@@ -39,7 +39,8 @@ class Linear(nn.Linear):
             self.bias.zero_()
 
     def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
-        if self.bias is not None and type(self.weight) is nn.Parameter and native.learns(x):
+        learns = self.bias is not None and self.bias.requires_grad and type(self.bias) is nn.Parameter
+        if learns and native.learns(x):
             return native.Biased.apply(x, self.weight, self.bias)
         return super().forward(x)
 
