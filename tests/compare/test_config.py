@@ -58,14 +58,14 @@ def test_the_four_switches_lead_from_one_preset_to_the_other() -> None:
 
 
 def test_the_minutes_lead_from_adamw_to_the_quickstart() -> None:
-    """Each contender has what the one before it had, and one change more; the last has n-grams besides."""
+    """Each contender has what the one before it had, and one change more; the last has more than the quickstart."""
     from weft.recipe.resolve import resolve
 
     tree = tables_of("minutes")
     assert tree is not None
     found = experiment({**tree, **BASE})
     recipes = [resolve(each.recipe, merge(found.settings, each.changes)) for each in found.contenders.values()]
-    first, muon, untied, words, narrow, last = recipes
+    first, muon, untied, words, last, pairs = recipes
     kinds = [each.optimizer.kind for each in recipes if each.optimizer is not None]
     assert kinds == ["adamw", *["muon"] * 5]
     assert first.model == muon.model
@@ -73,9 +73,9 @@ def test_the_minutes_lead_from_adamw_to_the_quickstart() -> None:
     assert untied.model == words.model
     assert untied.tokenizer != words.tokenizer
     d_ff = {**words.model.feedforward.model_dump(), "d_ff": 192}  # type: ignore[union-attr]
-    assert words.model.replace(feedforward=d_ff) == narrow.model
-    assert narrow.model.replace(ngrams={"rows": 16_384}) == last.model
-    for other in (muon, untied, words, narrow):
+    assert words.model.replace(feedforward=d_ff) == last.model
+    assert last.model.replace(ngrams={"rows": 16_384}) == pairs.model
+    for other in (muon, untied, words, pairs):
         assert (other.optimizer, other.schedule, other.batch) == (last.optimizer, last.schedule, last.batch)
     assert (words.tokenizer, resolve("quickstart")) == (last.tokenizer, last.replace(name="quickstart"))
 

@@ -257,6 +257,10 @@ def test_many_contenders_leave_the_baseline_and_the_best_four_in_colour() -> Non
     best = [each.name for each in found if not each.baseline][:4]
     assert {name for name, look in chosen.items() if look is not FAINT} == {*best, ablation().baseline}
     assert len({look.colour for look in chosen.values()}) == 6
+    grey = [name for name, look in chosen.items() if look is FAINT]
+    assert f"{len(grey)} others" in series_of(found, "flops")
+    first = [ranked for ranked in found if ranked.name not in grey[1:]]
+    assert grey[0] in series_of(tuple(first), "flops")  # one alone is named
 
 
 def test_multipliers_beyond_the_range_are_arrows(page: ComparisonPage) -> None:

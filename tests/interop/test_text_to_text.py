@@ -136,7 +136,7 @@ def marian(*languages: str) -> Callable[[Path], None]:
 
 def m2m() -> Callable[[Path], None]:
     tokens = ["<s>", "<pad>", "</s>", "<unk>", *(piece for piece, _ in scored())]
-    languages = [f"__{code}__" for code in M2M100.split()]
+    languages = [f"__{code}__" for code in M2M100]
     settings = {"tokenizer_class": "M2M100Tokenizer", "additional_special_tokens": languages}
     return files("sentencepiece.bpe.model", tokens=tokens, **settings)
 

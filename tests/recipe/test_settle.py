@@ -77,7 +77,8 @@ def test_a_tokenizer_suits_the_model(preset: str, words: tuple[str, ...], kind: 
 
 
 def test_larger_models_learn_slower() -> None:
-    rates = [settled(resolve(name), 10**8, "cuda")[0].optimizer.lr for name in ("gpt-tiny", "gpt2", "gpt3-6.7b")]
+    presets = [resolve(name, ["optimizer=adamw"]) for name in ("gpt-tiny", "gpt2", "gpt3-6.7b")]
+    rates = [settled(preset, 10**8, "cuda")[0].optimizer.lr for preset in presets]
     assert rates == sorted(rates, reverse=True)  # type: ignore[type-var]
     assert rates[1] == pytest.approx(6e-4, rel=0.2)  # GPT-3's table for 125 M
 
@@ -236,7 +237,11 @@ def test_the_rate_follows_how_far_the_weights_were_trained() -> None:
     [
         ("gpt-tiny", (), "cpu", "muon"),
         ("llama-tiny", (), "cpu", "muon"),
-        ("gpt-tiny", (), "cuda", "adamw"),
+        ("gpt-tiny", (), "cuda", "muon"),
+        ("gpt2", (), "cuda", "muon"),
+        ("gpt2-xl", (), "cuda", "adamw"),  # wider than any that it was tried with
+        ("vaswani-tiny", ("schedule=cosine",), "cuda", "adamw"),  # norms behind the sums
+        ("vaswani-tiny", ("schedule=cosine", "model.placement=pre"), "cuda", "muon"),
         ("gpt-mini", (), "cpu", "adamw"),  # so wide that the rounds would take longer than the rest of a step
         ("transformer", (), "cpu", "adamw"),  # norms behind the sums
         ("lstm", (), "cpu", "adamw"),

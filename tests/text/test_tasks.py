@@ -114,7 +114,7 @@ def test_years_as_one_says_them(year: int, words: str) -> None:
 
 
 def test_days_as_one_says_them() -> None:
-    assert rewriting._said(rewriting.SPOKEN, datetime.date(1999, 5, 3)) == "the third of May, nineteen ninety-nine"
+    assert rewriting._said(rewriting.WAYS[0], datetime.date(1999, 5, 3)) == "the third of May, nineteen ninety-nine"
     assert [rewriting.ordinal(day) for day in (1, 12, 20, 21, 30, 31)] == [
         "first", "twelfth", "twentieth", "twenty-first", "thirtieth", "thirty-first",
     ]  # fmt: skip

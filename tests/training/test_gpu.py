@@ -62,7 +62,7 @@ def losses(folder: Path) -> list[float]:
     return [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]
 
 
-@pytest.mark.parametrize("changes", [(), ("batch.micro=2",), ("optimizer.kind=muon",)])
+@pytest.mark.parametrize("changes", [(), ("batch.micro=2",), ("optimizer.kind=muon",), ("model.dropout=0.2",)])
 def test_captured_steps_learn_what_plain_ones_do(
     tmp_path: Path, recipe: Any, corpus: Any, changes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

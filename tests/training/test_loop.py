@@ -14,7 +14,7 @@ from weft import progress
 from weft.errors import ConfigError
 from weft.models.build import build
 from weft.runs.lines import read_lines
-from weft.training.compiled import compiled
+from weft.training.compiled import compiled, evaluations_pay
 from weft.training.display import usual_bits_per_byte
 from weft.training.weights import load_model
 
@@ -164,6 +164,22 @@ def test_compiling_leaves_the_model_as_it_was(recipe) -> None:  # type: ignore[n
         passes.plain = lambda *given, **named: None
         assert model.features(tokens) is None
     assert torch.equal(model.features(tokens), plain)
+
+
+def test_evaluations_are_compiled_where_they_are_long(recipe) -> None:  # type: ignore[no-untyped-def]
+    model, tokens = build(recipe().model).eval(), torch.randint(0, 20, (2, 8))
+    plain = model.features(tokens)
+    with compiled(model, True, capture=False, evaluations=False) as passes:
+        assert passes is not None
+        passes.plain = lambda *given, **named: None
+        assert model.features(tokens) is None
+        with torch.no_grad():
+            assert torch.equal(model.features(tokens), plain)
+    few, many = recipe("evaluate.tokens=100"), recipe("evaluate.tokens=100000000")
+    processor, gpu = torch.device("cpu"), torch.device("cuda")
+    assert not evaluations_pay(few, 1e5, processor)
+    assert evaluations_pay(many, 1e5, processor)
+    assert not evaluations_pay(many, 1e5, gpu)
 
 
 def test_the_rule_of_thumb_passes_through_what_it_names() -> None:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from itertools import count
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -37,7 +37,7 @@ def chat(
     max_tokens: int | None = option(None, "End a reply after this many tokens (default: 200)."),
     no_slide: bool = flag("--no-slide", "End a reply when the model's window is full instead of continuing it."),
     seed: int | None = option(None, "The same seed and the same words give the same replies (default: 0)."),
-    stop: Annotated[list[str] | None, option(..., "End a reply before this text; may be repeated.")] = None,
+    stop: list[str] | None = option(None, "End a reply before this text; may be repeated."),
     system: str | None = option(None, "The system prompt."),
     special_tokens: options.SpecialTokens = False,
     quantize: str | None = option(None, "Use smaller weights: bf16, int8, int4 or auto.", value="BITS"),

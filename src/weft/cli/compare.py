@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from weft.cli.console import options
 from weft.cli.console.live import show, workplace
@@ -15,14 +15,12 @@ if TYPE_CHECKING:
 
 
 def compare(
-    words: Annotated[
-        list[str] | None,
-        recipe_argument(
-            "CONTENDER... KEY=VALUE",
-            "Presets, recipes and .toml files, 'transformer model.layers=2' in quotes; changes to all of them.",
-            autocompletion=options.complete_contenders,
-        ),
-    ] = None,
+    words: list[str] | None = recipe_argument(
+        "CONTENDER... KEY=VALUE",
+        "Presets, recipes and .toml files, 'transformer model.layers=2' in quotes; changes to all of them.",
+        None,
+        autocompletion=options.complete_contenders,
+    ),
     data: options.Text = None,
     flops: float | None = option(None, "The budget of each: operations of training, such as 1e13."),
     tokens: float | None = option(None, "The budget of each: tokens that are read."),
@@ -31,10 +29,9 @@ def compare(
     rungs: int | None = option(None, "Points of each curve: the budget, a third of it, a ninth … (default: 4)."),
     rates: int | None = option(None, "Learning rates that are tried; 1: the recipe's own (default: 5)."),
     baseline: str | None = option(None, "Whom the others are measured against (default: the first).", value="NAME"),
-    vary: Annotated[
-        list[str] | None,
-        option(..., "An ablation: values of a setting of the one contender. May be repeated.", value="KEY=A,B"),
-    ] = None,
+    vary: list[str] | None = option(
+        None, "An ablation: values of a setting of the one contender. May be repeated.", value="KEY=A,B"
+    ),
     grid: str | None = option(None, "All combinations, or one change at a time (default: full).", value="full|one"),
     sizes: str | None = option(None, "Sizes as given or chosen for the budget (default: fixed).", value="fixed|budget"),
     tokenizers: str | None = option(

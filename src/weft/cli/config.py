@@ -2,7 +2,6 @@
 
 import json
 from importlib import resources
-from typing import Annotated
 
 import typer
 
@@ -18,7 +17,7 @@ app = typer.Typer(
 
 @app.command(cls=Command)
 def show(
-    recipe: Annotated[str, recipe_argument("PRESET|RECIPE", "A preset, a recipe's name, or a .toml file.")],
+    recipe: str = recipe_argument("PRESET|RECIPE", "A preset, a recipe's name, or a .toml file."),
     changes: options.Changes = None,
     as_json: options.AsJson = False,
 ) -> None:

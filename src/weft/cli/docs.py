@@ -2,7 +2,6 @@
 
 import webbrowser
 from pathlib import Path
-from typing import Annotated
 
 import weft
 from weft.cli.console.options import argument, flag
@@ -14,9 +13,9 @@ SITE = Path(weft.__file__).parents[2] / "site"  # of the checkout
 
 
 def docs(
-    folder: Annotated[
-        Path, argument("DIR", "The folder it was built in (default: site/ of weft's checkout).", show_default=False)
-    ] = SITE,
+    folder: Path = argument(
+        "DIR", "The folder it was built in (default: site/ of weft's checkout).", SITE, show_default=False
+    ),
     no_browser: bool = flag("--no-browser", "Do not open a browser; the address is printed in any case."),
 ) -> None:
     """Open the documentation in a browser: lectures, guides, every command and setting. It needs no network.

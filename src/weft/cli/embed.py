@@ -1,7 +1,6 @@
 """`weft embed`: a vector for every text."""
 
 from pathlib import Path
-from typing import Annotated
 
 from weft.cli.console import options
 from weft.cli.console.options import flag, option
@@ -20,10 +19,9 @@ def embed(
     raw: bool = flag("--raw", "Don't scale the vectors to length 1."),
     column: str = option("text", "The column that holds the text, if the file has columns.", value="NAME"),
     batch: int = option(32, "Texts to read at a time.", min=1),
-    out: Annotated[
-        Path | None,
-        option(..., "Write to this file: .npy, or .jsonl with the texts (default: JSON on standard output)."),
-    ] = None,
+    out: Path | None = option(
+        None, "Write to this file: .npy, or .jsonl with the texts (default: JSON on standard output)."
+    ),
 ) -> None:
     """Turn texts into vectors: similar texts get similar vectors. Reads standard input if no FILE is given.
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -22,10 +22,9 @@ NOT_FOR_TASKS = ("data", "targets", "stride", "figure", "quantize", "details", "
 def evaluate(
     context: typer.Context,
     run: options.Run,
-    data: Annotated[
-        list[str] | None,
-        option(..., "Text to evaluate on instead of the held-out part.", "--data", "-d", value="SOURCE..."),
-    ] = None,
+    data: list[str] | None = option(
+        None, "Text to evaluate on instead of the held-out part.", "--data", "-d", value="SOURCE..."
+    ),
     targets: options.Targets = None,
     stride: int | None = option(
         None,
@@ -35,19 +34,15 @@ def evaluate(
         value="TOKENS",
     ),
     encoding: str = option("utf-8", "The encoding of the files of --data, such as cp1252.", value="NAME"),
-    figure: Annotated[
-        Path | None, option(..., "Draw a classifier's confusion matrix: .svg, .png or .pdf.", value="FILE")
-    ] = None,
+    figure: Path | None = option(None, "Draw a classifier's confusion matrix: .svg, .png or .pdf.", value="FILE"),
     quantize: str | None = option(None, "Also measure with smaller weights: bf16, int8, int4 or auto.", value="BITS"),
     details: bool = flag("--details", "Add the loss by context and token frequency, and the most surprising passages."),
     overlap: bool = flag(
         "--overlap", "Also look for the text in the training text, by 13-grams of words. Short texts always are."
     ),
-    out: Annotated[Path | None, option(..., "Write the details to this page, .html.", value="FILE")] = None,
+    out: Path | None = option(None, "Write the details to this page, .html.", value="FILE"),
     tasks: str | None = option(None, "Evaluate on these tasks of lm-evaluation-harness instead.", value="NAME,..."),
-    tasks_path: Annotated[
-        Path | None, option(..., "A folder of your own tasks (.yaml) for --tasks.", value="DIR")
-    ] = None,
+    tasks_path: Path | None = option(None, "A folder of your own tasks (.yaml) for --tasks.", value="DIR"),
     limit: int | None = option(None, "Use only the first N examples of each task.", value="N", min=1),
     as_json: bool = flag("--json", "Print the metrics as JSON."),
 ) -> None:

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -33,20 +33,15 @@ OF_VIEWS = {
 
 def explain(
     context: typer.Context,
-    source: Annotated[
-        str,
-        recipe_argument(
-            "RUN|PRESET",
-            "A run's folder; a preset or recipe, which has no weights yet; mlp, the lectures' small network; or "
-            "parallel, a layer split over processes in every way (d_model=, d_ff=, heads=, tokens=).",
-        ),
-    ],
+    source: str = recipe_argument(
+        "RUN|PRESET",
+        "A run's folder; a preset or recipe, which has no weights yet; mlp, the lectures' small network; or "
+        "parallel, a layer split over processes in every way (d_model=, d_ff=, heads=, tokens=).",
+    ),
     changes: options.Changes = None,
     text: str | None = option(None, "The text to look at.", value="TEXT", show_default="one that the run held out"),
     target: str | None = option(None, "For a translator, the text it writes.", value="TEXT", show_default="its own"),
-    only: Annotated[
-        What | None, option(..., "One view: " + ", ".join(VIEWS) + ".", value="WHAT", show_default="all")
-    ] = None,
+    only: What | None = option(None, "One view: " + ", ".join(VIEWS) + ".", value="WHAT", show_default="all"),
     layer: int | None = option(None, "Attention, step: one layer, counted from 0."),
     head: int | None = option(None, "Attention: one head of it."),
     word: str | None = option(None, "Attention: what this word attends to.", value="WORD"),
@@ -55,15 +50,12 @@ def explain(
     backward: bool = flag("--backward", "Graph: the backward pass, with its formulas."),
     open: str | None = option(None, "Graph: show what is inside of it, such as decoder.0.", value="MODULE"),
     ranks: int | None = option(None, "Parallel: how many processes the layer is split over.", show_default="2"),
-    out: Annotated[
-        Path | None,
-        option(
-            ...,
-            "A page, .html; of one view also .svg, .png or .pdf, of a graph .dot.",
-            value="FILE",
-            show_default="explain.html in the run's folder, or here; one view is printed",
-        ),
-    ] = None,
+    out: Path | None = option(
+        None,
+        "A page, .html; of one view also .svg, .png or .pdf, of a graph .dot.",
+        value="FILE",
+        show_default="explain.html in the run's folder, or here; one view is printed",
+    ),
     as_json: bool = flag("--json", "Print the numbers of what would be drawn as JSON."),
 ) -> None:
     """Look inside a model: attention, surprise, gradients, costs, the computation graph …

@@ -4,7 +4,6 @@ import socket
 import threading
 import webbrowser
 from pathlib import Path
-from typing import Annotated
 
 from weft.cli.console import options
 from weft.cli.console.options import argument, flag, option
@@ -19,9 +18,7 @@ HOST, PORT = "127.0.0.1", 8000  # the port, where it is free
 
 
 def explore(
-    folder: Annotated[
-        Path, argument("DIR", "A folder of runs, or a run.", autocompletion=options.complete_runs)
-    ] = RUNS,
+    folder: Path = argument("DIR", "A folder of runs, or a run.", RUNS, autocompletion=options.complete_runs),
     port: int | None = option(None, f"The port to listen at (default: {PORT}, or one that is free)."),
     no_browser: bool = flag("--no-browser", "Do not open a browser; the address is printed in any case."),
 ) -> None:

@@ -1,7 +1,6 @@
 """`weft export`: a run as another program's model."""
 
 from pathlib import Path
-from typing import Annotated
 
 from weft.cli.console import options
 from weft.cli.console.options import argument, option
@@ -10,8 +9,8 @@ from weft.cli.console.terminal import echo, loading, print_json
 
 def export(
     run: options.Run,
-    dest: Annotated[Path, argument("DEST", "The new folder, or for gguf the new file.")],
-    to: Annotated[str, option(..., "The format: hf, peft, gguf, onnx or weft.", "--to", value="FORMAT")],
+    dest: Path = argument("DEST", "The new folder, or for gguf the new file."),
+    to: str = option(..., "The format: hf, peft, gguf, onnx or weft.", "--to", value="FORMAT"),
     dtype: str | None = option(
         None,
         "Convert the weights to fp32, fp16 or bf16 (hf); to f32, f16, bf16, q8_0, q4_k or q4_0 (gguf).",

@@ -5,7 +5,7 @@ from functools import partial
 from itertools import chain
 from math import exp
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -47,47 +47,37 @@ def generate(
     beam: int | None = choice(None, "Search for the likeliest text with this many beams."),
     length_penalty: float | None = choice(None, "Beam search: divide log p by the length to this power (default: 1)."),
     gnmt_penalty: float | None = choice(None, "Beam search: divide by ((5 + length) / 6) to this power instead."),
-    amateur: Annotated[
-        Path | None,
-        choice(
-            ..., "Prefer what this weaker run finds less likely.", value="RUN", autocompletion=options.complete_runs
-        ),
-    ] = None,
+    amateur: Path | None = choice(
+        None, "Prefer what this weaker run finds less likely.", value="RUN", autocompletion=options.complete_runs
+    ),
     contrast: float | None = choice(None, "How strongly --amateur counts (default: 0.5)."),
     max_tokens: int | None = rule(None, "Stop after this many tokens (default: 200)."),
     no_slide: bool = rule(
         False, "Stop when the model's window is full instead of continuing from its last tokens.", "--no-slide"
     ),
     min_tokens: int | None = rule(None, "Don't let the text end before this many tokens."),
-    stop: Annotated[list[str] | None, rule(..., "Stop before this text; may be repeated.")] = None,
+    stop: list[str] | None = rule(None, "Stop before this text; may be repeated."),
     repetition_penalty: float | None = rule(None, "Above 1: tokens that have appeared before become less likely."),
     frequency_penalty: float | None = rule(None, "Subtract this from a token's logit for each time it was written."),
     presence_penalty: float | None = rule(None, "Subtract this once from the logit of each token that was written."),
     no_repeat_ngram: int | None = rule(None, "No n-gram of this many tokens may repeat."),
-    ban: Annotated[list[str] | None, rule(..., "Never write this token; may be repeated.")] = None,
+    ban: list[str] | None = rule(None, "Never write this token; may be repeated."),
     regex: str | None = rule(None, "Write text that matches this regular expression."),
-    json_schema: Annotated[
-        Path | None, rule(..., "Write JSON that follows the schema in this file.", value="FILE")
-    ] = None,
-    grammar: Annotated[
-        Path | None, rule(..., "Write text that follows the Lark grammar in this file.", value="FILE")
-    ] = None,
+    json_schema: Path | None = rule(None, "Write JSON that follows the schema in this file.", value="FILE"),
+    grammar: Path | None = rule(None, "Write text that follows the Lark grammar in this file.", value="FILE"),
     special_tokens: options.SpecialTokens = False,
     n: int = several(1, "How many texts to write for each prompt.", "--n", "-n"),
     file: str | None = several(None, "Read prompts, one per line ('-': standard input; .jsonl: JSON).", value="FILE"),
-    out: Annotated[Path | None, several(..., "Write JSON lines here; an unfinished file is continued.")] = None,
+    out: Path | None = several(None, "Write JSON lines here; an unfinished file is continued."),
     batch: int | None = several(None, "How many prompts to work on at a time (default: 16)."),
     logprobs: int | None = several(None, "Show each token's log-probability, and this many alternatives."),
     as_json: bool = several(False, "Print one line of JSON for each prompt.", "--json"),
-    draft: Annotated[
-        Path | None,
-        speed(
-            ...,
-            "Let this smaller run guess ahead; a seed then draws another, equally likely text.",
-            value="RUN",
-            autocompletion=options.complete_runs,
-        ),
-    ] = None,
+    draft: Path | None = speed(
+        None,
+        "Let this smaller run guess ahead; a seed then draws another, equally likely text.",
+        value="RUN",
+        autocompletion=options.complete_runs,
+    ),
     lookup: int | None = speed(None, "Guess ahead from earlier matches of up to this many tokens."),
     quantize: str | None = speed(None, "Use smaller weights: bf16, int8, int4 or auto.", value="BITS"),
     quantize_cache: str | None = speed(None, "Keep keys and values of many texts in fewer bits: int8.", value="BITS"),

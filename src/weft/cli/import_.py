@@ -1,7 +1,6 @@
 """`weft import`: another program's model as a run."""
 
 from pathlib import Path
-from typing import Annotated
 
 from weft.cli.console import options
 from weft.cli.console.options import argument, option
@@ -9,27 +8,19 @@ from weft.cli.console.terminal import echo, loading, print_json
 
 
 def import_(
-    source: Annotated[
-        str,
-        argument(
-            "SOURCE",
-            "A Hugging Face folder or hub name, a .gguf file, a CTranslate2 folder, an .argosmodel, "
-            "llama2.c's .bin, nanoGPT's .pt, or a PEFT folder with a LoRA adapter.",
-        ),
-    ],
-    run: Annotated[Path, argument("RUN", "The new run's folder.")],
-    tokenizer: Annotated[
-        Path | None, option(..., "The tokenizer's file, for a source that comes without one.", value="FILE")
-    ] = None,
-    base: Annotated[
-        Path | None,
-        option(
-            ...,
-            "For an adapter: the run of the model it was trained on.",
-            value="RUN",
-            autocompletion=options.complete_runs,
-        ),
-    ] = None,
+    source: str = argument(
+        "SOURCE",
+        "A Hugging Face folder or hub name, a .gguf file, a CTranslate2 folder, an .argosmodel, "
+        "llama2.c's .bin, nanoGPT's .pt, or a PEFT folder with a LoRA adapter.",
+    ),
+    run: Path = argument("RUN", "The new run's folder."),
+    tokenizer: Path | None = option(None, "The tokenizer's file, for a source that comes without one.", value="FILE"),
+    base: Path | None = option(
+        None,
+        "For an adapter: the run of the model it was trained on.",
+        value="RUN",
+        autocompletion=options.complete_runs,
+    ),
     as_json: options.AsJson = False,
 ) -> None:
     """Turn a model trained elsewhere into a run. Nothing in its files is executed.

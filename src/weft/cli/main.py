@@ -15,7 +15,7 @@ import typer
 
 from weft import __version__
 from weft.cli import config
-from weft.cli.console.help import Command, Group, extra_words, unknown_option
+from weft.cli.console.help import TABLE, Command, Group, extra_words, unknown_option
 from weft.cli.console.options import flag
 from weft.errors import WeftError, out_of_memory, suggestion
 
@@ -147,7 +147,7 @@ def _one_line(error: Exception, arguments: Sequence[str] = ()) -> str | None:
     elif isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     elif out_of_memory(error):
-        less = NEEDS_LESS.get(_command(arguments), "a smaller model, or fewer and shorter texts, need less")
+        less = TABLE["needs-less"].get(_command(arguments), "a smaller model, or fewer and shorter texts, need less")
         text = f"out of memory; {less}"
     else:
         return None
@@ -164,7 +164,7 @@ def _usage(error: Any) -> str:
     text: str = error.format_message()
     if not text:
         return ""
-    for said, better in WORDS.items():
+    for said, better in TABLE["parser"].items():
         text = re.sub(said, better, text)
     if choice := re.search(r"'([^']*)' is not one of (.*)", text):
         known = re.findall(r"'([^']*)'", choice[2])
@@ -173,24 +173,6 @@ def _usage(error: Any) -> str:
     return f"{text[0].lower()}{text[1:].rstrip('.')} (see {where} --help)"
 
 
-# what the command parser says, as a person would put it
-WORDS = {
-    r"Value error, ": "",
-    r"Input should be a valid integer.*": "expected a whole number",
-    r"Input should be a valid number.*": "expected a number",
-    r"Input should be ": "expected ",
-    r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)": r"unexpected argument: \1",
-    r" \(Possible options: (.*)\)": r"; did you mean \1?",
-    r"\. Did you mean": "; did you mean",
-}
-
-
 MAX_LINE_CHARACTERS = 4000  # of a message, into which a file may have put a name without end
 CONTINUED = ("prepare", "compare", "scale")
 GOES_ON = "; the same command continues"
-NEEDS_LESS = {
-    "train": "a smaller batch.micro, batch.length or model needs less",
-    "generate": "a smaller --max-tokens, --batch or --n, or --quantize int8, needs less",
-    "chat": "a smaller --max-tokens, or --quantize int8, needs less",
-    "translate": "a smaller --max-tokens or --beam needs less",
-}

@@ -2,7 +2,6 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 from weft.cli.console import options
 from weft.cli.console.options import argument, option
@@ -14,15 +13,13 @@ from weft.figures.tables import Table
 def neighbours(
     run: options.Run,
     word: str | None = argument("WORD", "The word whose neighbours are shown.", default=None),
-    text: Annotated[
-        list[str] | None,
-        option(..., "Take the word's vector in this sentence, not from the table; may be repeated.", "--text"),
-    ] = None,
+    text: list[str] | None = option(
+        None, "Take the word's vector in this sentence, not from the table; may be repeated.", "--text"
+    ),
     top: int | None = option(None, "How many neighbours to show (default: 10).", min=1),
-    pairs: Annotated[
-        Path | None,
-        option(..., "Instead of a word: a file of word pairs with human ratings, to correlate the vectors with."),
-    ] = None,
+    pairs: Path | None = option(
+        None, "Instead of a word: a file of word pairs with human ratings, to correlate the vectors with."
+    ),
     as_json: options.AsJson = False,
 ) -> None:
     """Show the words nearest to a word, by the model's embeddings or inside sentences, and measure word similarity.

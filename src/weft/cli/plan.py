@@ -1,7 +1,6 @@
 """`weft plan`: what a model and its training will cost, before anything runs."""
 
 from enum import StrEnum
-from typing import Annotated
 
 from weft.cli.console import options
 from weft.cli.console.options import flag, option, recipe_argument
@@ -39,13 +38,12 @@ def plan(
     mfu: float | None = option(None, "The share of the peak that training reaches (default: predicted for a step)."),
     batch: int | None = option(None, "Sequences per step (default: the recipe's, or 32 a GPU up to 4M tokens).", min=1),
     length: int | None = option(None, "Tokens per sequence (default: the recipe's, or the context).", min=1),
-    precision: Annotated[
-        Precision | None,
-        option(..., "Number format: bf16, tf32 or fp32 (default: the recipe's, or bf16).", value="TYPE"),
-    ] = None,
-    lecture: Annotated[
-        Lecture | None, option(..., "Show a table of the lectures, gpt3 or opt, beside weft's own count.", value="NAME")
-    ] = None,
+    precision: Precision | None = option(
+        None, "Number format: bf16, tf32 or fp32 (default: the recipe's, or bf16).", value="TYPE"
+    ),
+    lecture: Lecture | None = option(
+        None, "Show a table of the lectures, gpt3 or opt, beside weft's own count.", value="NAME"
+    ),
     published: bool = flag("--published", "Show published and measured steps beside the predictions."),
     as_json: options.AsJson = False,
 ) -> None:

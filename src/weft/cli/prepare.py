@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def prepare(
-    sources: Annotated[list[str], argument("SOURCE", "Files, folders, globs, '-', builtin:python or hub names.")],
-    out: Annotated[Path, option(..., "The folder to write; an unfinished one is continued.")],
+    sources: list[str] = argument("SOURCE", "Files, folders, globs, '-', builtin:python or hub names."),
+    out: Path = option(..., "The folder to write; an unfinished one is continued."),
     tokenizer: str | None = option(
         None, "A kind to train on this text (default: bpe), or a finished tokenizer.", value="KIND|RUN|PATH"
     ),

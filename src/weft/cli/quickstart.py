@@ -1,7 +1,6 @@
 """`weft quickstart`: the whole way once, on text that needs no download."""
 
 from pathlib import Path
-from typing import Annotated
 
 from weft.cli.console import options
 from weft.cli.console.options import option
@@ -13,9 +12,9 @@ RUN = Path("runs/quickstart")
 
 def quickstart(
     changes: options.Changes = None,
-    run: Annotated[
-        Path | None, option(..., f"The run's folder (default: {RUN}, or the next free {RUN}-2 …).", show_default=False)
-    ] = None,
+    run: Path | None = option(
+        None, f"The run's folder (default: {RUN}, or the next free {RUN}-2 …).", show_default=False
+    ),
     as_json: options.AsJson = False,
 ) -> None:
     """Train a small model on Python's own documentation, measure it and let it write: a few minutes on two cores.

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -21,14 +21,12 @@ if TYPE_CHECKING:
 
 
 def runs(
-    words: Annotated[
-        list[str] | None,
-        argument(
-            "DIR",
-            "A folder of runs (default: runs); or diff A B, to compare two runs, recipes or presets.",
-            autocompletion=options.complete_runs,
-        ),
-    ] = None,
+    words: list[str] | None = argument(
+        "DIR",
+        "A folder of runs (default: runs); or diff A B, to compare two runs, recipes or presets.",
+        None,
+        autocompletion=options.complete_runs,
+    ),
     as_json: options.AsJson = False,
 ) -> None:
     """List the runs in a folder: what each one learned, how far it got and how good it is. Or compare two recipes.

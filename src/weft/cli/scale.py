@@ -1,7 +1,6 @@
 """`weft scale`: a scaling law of one family of models on one text."""
 
 from pathlib import Path
-from typing import Annotated
 
 from weft.cli.console import options
 from weft.cli.console.live import show, workplace
@@ -11,9 +10,9 @@ from weft.errors import ConfigError
 
 
 def scale(
-    recipe: Annotated[
-        str, recipe_argument("PRESET|RECIPE", "The family: a preset or a recipe, whose width and depth are varied.")
-    ],
+    recipe: str = recipe_argument(
+        "PRESET|RECIPE", "The family: a preset or a recipe, whose width and depth are varied."
+    ),
     changes: options.Changes = None,
     data: options.Text = None,
     flops: float | None = option(None, "Operations of the ladder's largest run, such as 1e13.", "--budget", "--flops"),

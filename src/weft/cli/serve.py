@@ -4,7 +4,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from weft.cli.console import options
 from weft.cli.console.options import argument, flag, option
@@ -24,17 +24,13 @@ MIN_KEY = 8  # characters
 
 
 def serve(
-    places: Annotated[list[str], argument("RUN", "Runs, or folders of runs.", autocompletion=options.complete_runs)],
+    places: list[str] = argument("RUN", "Runs, or folders of runs.", autocompletion=options.complete_runs),
     host: str = option("127.0.0.1", "The address to listen at; the default is reached from this machine alone."),
     port: int = option(8000, "The port to listen at."),
-    api_key_file: Annotated[
-        Path | None, option(..., "Answer only who sends a key of this file, one a line.", value="FILE")
-    ] = None,
+    api_key_file: Path | None = option(None, "Answer only who sends a key of this file, one a line.", value="FILE"),
     without_key: bool = flag("--without-key", "Listen at an address that others reach, without a key."),
-    allow_host: Annotated[list[str] | None, option(..., "A name that this server has; may be repeated.")] = None,
-    allow_origin: Annotated[
-        list[str] | None, option(..., "Let pages of this site read the answers; may be repeated.")
-    ] = None,
+    allow_host: list[str] | None = option(None, "A name that this server has; may be repeated."),
+    allow_origin: list[str] | None = option(None, "Let pages of this site read the answers; may be repeated."),
     quantize: str | None = option(None, "Use smaller weights: bf16, int8, int4 or auto.", value="BITS"),
     quantize_cache: str | None = option(None, "Keep keys and values in fewer bits: int8.", value="BITS"),
     rows: int = option(64, "How many texts a model writes at a time."),
@@ -42,9 +38,9 @@ def serve(
     per_key: int | None = option(None, "How many texts of one key may wait or be written (default: as many as wait)."),
     timeout: float = option(600.0, "End a request after so many seconds."),
     max_tokens: int = option(65536, "How many tokens a text may have at most."),
-    ssl_certfile: Annotated[Path | None, option(..., "A certificate, for https.", value="FILE")] = None,
-    ssl_keyfile: Annotated[Path | None, option(..., "Its private key.", value="FILE")] = None,
-    uds: Annotated[Path | None, option(..., "Listen at this Unix socket instead.", value="PATH")] = None,
+    ssl_certfile: Path | None = option(None, "A certificate, for https.", value="FILE"),
+    ssl_keyfile: Path | None = option(None, "Its private key.", value="FILE"),
+    uds: Path | None = option(None, "Listen at this Unix socket instead.", value="PATH"),
     root_path: str = option("", "The path under which a proxy shows this server.", value="PATH"),
     log_prompts: bool = flag("--log-prompts", "Write prompts to the log, which otherwise has none of their words."),
 ) -> None:

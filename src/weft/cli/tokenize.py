@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import echo
@@ -22,16 +22,15 @@ FILE_NAME = re.compile(r"\S*\w\.[A-Za-z]\w{1,5}(\.\w{2,3})?|(~|\.{1,2})?/\S+")  
 
 
 def tokenize(
-    text: Annotated[str, argument("TEXT", "A text, a file that holds it, or - for stdin.")],
+    text: str = argument("TEXT", "A text, a file that holds it, or - for stdin."),
     tokenizer: str = option(
         "bpe",
         "word, char, byte, bpe, wordpiece or unigram, trained on --data; or a run, a tokenizer.json, "
         "a SentencePiece model, tiktoken's ranks or a vocab.txt.",
     ),
-    data: Annotated[
-        list[str] | None,
-        option(..., "Text to train the tokenizer on; built-in documentation if not given.", value="SOURCE"),
-    ] = None,
+    data: list[str] | None = option(
+        None, "Text to train the tokenizer on; built-in documentation if not given.", value="SOURCE"
+    ),
     vocab: int | None = option(None, "Vocabulary size of a tokenizer that is trained (8192 for subwords).", min=1),
     ids: bool = flag("--ids", "Show the ids too."),
     json: bool = flag("--json", "Print one JSON object."),

@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from weft.cli.console import options
 from weft.cli.console.help import recipe_key
@@ -24,24 +24,18 @@ def train(
         None,
     ),
     words: options.Changes = None,
-    data: Annotated[
-        list[str] | None,
-        option(..., "Text to learn from: files, folders, builtin:python.", "--data", "-d", value="SOURCE..."),
-    ] = None,
+    data: list[str] | None = option(
+        None, "Text to learn from: files, folders, builtin:python.", "--data", "-d", value="SOURCE..."
+    ),
     targets: options.Targets = None,
     on_error: str | None = option(None, "What to do with a row that can't be read (default: stop).", value="stop|skip"),
-    run: Annotated[
-        Path | None, option(..., "The run's folder (default: a free one in runs/).", show_default=False)
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        option(
-            ...,
-            "Continue an interrupted run; with steps=3000, train it for longer.",
-            value="RUN",
-            autocompletion=options.complete_runs,
-        ),
-    ] = None,
+    run: Path | None = option(None, "The run's folder (default: a free one in runs/).", show_default=False),
+    resume: Path | None = option(
+        None,
+        "Continue an interrupted run; with steps=3000, train it for longer.",
+        value="RUN",
+        autocompletion=options.complete_runs,
+    ),
     processes: int | None = option(
         None, "Train in so many processes at once, each with a GPU of its own (default: 1).", min=1
     ),

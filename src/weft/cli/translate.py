@@ -1,7 +1,6 @@
 """`weft translate`: a line from every line."""
 
 from pathlib import Path
-from typing import Annotated
 
 from weft.cli.console import options
 from weft.cli.console.options import argument, flag, option
@@ -33,7 +32,7 @@ def translate(
     reads: str | None = option(None, "The lines' language, for a multilingual model: en_XX.", "--from", value="CODE"),
     writes: str | None = option(None, "The language to write, for a multilingual model.", "--to", value="CODE"),
     special_tokens: options.SpecialTokens = False,
-    out: Annotated[Path | None, option(..., "The file to write to (default: standard output).")] = None,
+    out: Path | None = option(None, "The file to write to (default: standard output)."),
     as_json: bool = flag("--json", "Write lines of JSON, each with a text and its translation."),
 ) -> None:
     """Translate a file line by line, or whatever the run learned to write from a text. Blank lines stay blank.

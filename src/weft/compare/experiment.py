@@ -21,12 +21,14 @@ from weft.compare.runner import Machine, Runner, Watch, machine_for
 from weft.config import flat
 from weft.costs.units import duration
 from weft.errors import ConfigError, RunError, WeftError, counted
+from weft.figures.prose import prose
 from weft.files import locked, write_text
 from weft.machine import products
 from weft.progress import log_to_stderr
 from weft.training.precision import pick_device
 from weft.training.worker import device_name
 
+TEXTS = prose(__file__)
 LOCK = ".lock"
 MIN_TELLING_STEPS = 50  # in fewer hardly anything is learned
 HELD_OUT = {"cpu": 200_000, "cuda": 5_000_000}  # bytes of held-out text that every job is measured on
@@ -214,30 +216,18 @@ def _notes(experiment: Experiment, ready: Sequence[ReadyContender], measured: Se
     notes = []
     if experiment.rates > 1:
         first, second, third = map(share_text, SEARCH_SHARES)
-        notes.append(
-            f"Learning rates were searched with the first seed: {experiment.rates} around the recipe's own, each twice "
-            f"the one before it, with {first}; the best third of them with {second}; the best one, and half of it, "
-            f"with {third}. Where none was clearly better than the smallest, or the largest was the best, the search "
-            "went on there. Each point has the rate that was found with its own share of the "
-            "budget, and the whole budget that of a third."
-        )
+        notes.append(TEXTS["search"].format(rates=experiment.rates, first=first, second=second, third=third))
     if any(contender.counts for contender in ready):
         notes.append("The points of an n-gram model are parts of the text.")
     if any(contender.whole.batch.carry for contender in ready):
-        notes.append(
-            "Recurrent models read the text on and on, at several places side by side, and carry their states; all "
-            "others read the same windows in the same order where their batches are the same."
-        )
+        notes.append(TEXTS["carried"])
     for contender in (each for each in ready if not each.counts):
         epochs = contender.whole.steps * contender.tokens_per_step / max(1, len(contender.corpus.shards.train))
         least = contender.sweep(experiment).shares[0]
         fewest = round(contender.whole.steps * least)
         if fewest < MIN_TELLING_STEPS:
-            notes.append(
-                f"{contender.name} takes but {counted(fewest, 'step')} with {share_text(least)}, in "
-                "which it learns little more than how often tokens occur; a larger budget or a smaller batch.size tells"
-                " more."
-            )
+            steps, share = counted(fewest, "step"), share_text(least)
+            notes.append(TEXTS["few-steps"].format(name=contender.name, steps=steps, share=share))
         if epochs > 4:
             notes.append(f"{contender.name} reads the text {epochs:.0f} times with the whole budget.")
     for each in measured:

@@ -16,22 +16,19 @@ from weft.costs.units import plain, short
 from weft.figures.charts import Panels, PanelsPage
 from weft.figures.page import Section, html_table, html_tables, mounted, part
 from weft.figures.plot import LOOKS, Axis, Look, Plot, Point, Series, Whisker, multiple, scientific, signed, whiskers
+from weft.figures.prose import prose
 from weft.figures.shapes import html_plots, plot_data
 from weft.figures.tables import WIDTH, Table, text_table, wrapped
 
+TEXTS = prose(__file__)
 MAX_OPEN = 6  # small charts, or samples, that a page shows unasked
-TABLE = (
-    "The best is on top. Everything is that of one training run with the whole budget, and the mean over seeds where"
-    " they differ. The multiplier says how many times the FLOPs the baseline needs for the same loss: above 1× is"
-    " better than the baseline."
-)
 AMOUNTS: dict[str, tuple[str, Callable[[float], str]]] = {  # what it is called, and how a number of it is written
     "flops": ("FLOPs", scientific),
     "tokens": ("tokens", short),
     "steps": ("steps", short),
     "seconds": ("seconds", plain),
 }
-BITS = Axis("bits per byte", log=True, named=lambda tick: f"{tick:.4g}")
+BITS = Axis("bits per byte", log=True, named=lambda tick: f"{tick:.4g}", pad=0.08)
 BASELINE, FAINT = Look("ink", "o"), Look("soft", ".", width=0.9)
 SMALL = (320, 240)
 
@@ -41,10 +38,7 @@ class ComparisonPage(PanelsPage):
     """Everything that a comparison found. What is resampled is resampled once."""
 
     comparison: Comparison
-    about: str = (
-        "Trained on the same text at equal compute, and measured on the same held-out part of it. Bits per byte is"
-        " what a model needs to spell a byte of that text: lower is better."
-    )
+    about: str = TEXTS["comparison"]
 
     @property
     def title(self) -> str:  # type: ignore[override]
@@ -86,7 +80,7 @@ class ComparisonPage(PanelsPage):
         told = {"kind": "compare", "title": self.title, "about": self.about, "result": self.result}
         rows = [[each.name, *_cells(each).values()] for each in found]
         contenders = [{"name": each.name, "differs": each.differs, "sample": each.sample} for each in found]
-        tables = [Table(("contender", *COLUMNS), rows, "The contenders", [TABLE])]
+        tables = [Table(("contender", *COLUMNS), rows, "The contenders", [TEXTS["contenders"]])]
         tables += [effects_table(self.effects)] if self.effects else []
         return {
             **told,
@@ -99,7 +93,7 @@ class ComparisonPage(PanelsPage):
     def sections(self) -> list[Section]:
         found, comparison = self.ranking, self.comparison
         first = result_section(self.result, comparison.facts, comparison.command)
-        sections = [first, Section("The contenders", TABLE, html_ranking(found))]
+        sections = [first, Section("The contenders", TEXTS["contenders"], html_ranking(found))]
         titles = {
             "ranking": "Ranking",
             "multipliers": "Multipliers",
@@ -204,24 +198,20 @@ def looks(found: Sequence[Ranked]) -> dict[str, Look]:
 
 def loss_charts(found: Sequence[Ranked]) -> list[Panels]:
     """Bits per byte against FLOPs, tokens and seconds."""
-    about = (
-        "A mark is the mean of all seeds at one share of the budget, and the band around the line goes from the best"
-        " seed to the worst. Faint lines are evaluations during training, of the first seed. Lower is better; further"
-        " left is cheaper."
-    )
     done = [ranked for ranked in found if ranked.finished]
     chosen = looks(done)
-    others = sum(look is FAINT for look in chosen.values())
+    grey = [name for name, look in chosen.items() if look is FAINT]
+    others = grey if len(grey) < 2 else [f"{len(grey)} others"]
     charts = []
     for amount, (what, named) in AMOUNTS.items():
         if any(ranked.mean(amount) > 0 for ranked in done):
             series = [each for ranked in done for each in _loss_series(ranked, amount, chosen[ranked.name])]
             series = sorted(series, key=lambda each: bool(each.name))  # what has a name is drawn on top
-            series += [Series(f"{others} others", look=FAINT)] if others else []
+            series += [Series(name, look=FAINT) for name in others]
             height = 330 + 17 * sum(len(each.name) > 30 for each in series)  # a line each under the title
             axis = Axis(f"{what} in training", log=True, named=named, pad=0.06)
             plot = Plot(f"Bits per byte against {what}", series, axis, BITS, size=(480, height))
-            charts.append(Panels(f"loss-{amount}", about, [plot]))
+            charts.append(Panels(f"loss-{amount}", TEXTS["loss"], [plot]))
     return charts
 
 
@@ -257,12 +247,10 @@ def ranking_chart(found: Sequence[Ranked]) -> Panels | None:
         Whisker(f"{each.bits_text()}  {each.name}", each.bits, *each.bounds, chosen[each.name]._replace(width=0))
         for each in done
     ]
-    about = (
-        f"A dot is what a contender reached with the largest share of the budget that it finished, the mean over seeds;"
-        f" the whisker is the 95 % interval, and the line {base.name}. Left is better."
-    )
     axis = replace(BITS, label="← better · bits per byte", log=False)
-    return Panels("ranking", about, [whiskers("Bits per byte", rows, axis, base.bits)])
+    return Panels(
+        "ranking", TEXTS["ranking"].format(base=base.name), [whiskers("Bits per byte", rows, axis, base.bits)]
+    )
 
 
 def multiplier_chart(found: Sequence[Ranked]) -> Panels | None:
@@ -276,40 +264,31 @@ def multiplier_chart(found: Sequence[Ranked]) -> Panels | None:
     if not rows:
         return None
     base = next(ranked.name for ranked in found if ranked.baseline)
-    about = (
-        f"How many times a contender's FLOPs {base} needs for the same loss, the lowest that both reach. Right of 1× is"
-        " more efficient. The whisker is the 95 % interval; an arrow stands at the end of what was measured: the value"
-        " lies beyond."
-    )
     axis = Axis("times as many FLOPs for the baseline", log=True, named=multiple)
-    return Panels("multipliers", about, [whiskers(f"Compute multiplier against {base}", rows, axis, 1.0)])
+    return Panels(
+        "multipliers",
+        TEXTS["multipliers"].format(base=base),
+        [whiskers(f"Compute multiplier against {base}", rows, axis, 1.0)],
+    )
 
 
 def effects_chart(effects: Sequence[Effect]) -> Panels | None:
     """The main effect of every value of a setting against its base."""
     if not effects:
         return None
-    about = (
-        "How bits per byte change with one setting, on average over all others that were compared with both of its"
-        " values. Left of zero, a negative number, is better than the base. The whisker is the 95 % interval."
-    )
     rows = []
     for each in effects:  # better, worse, or neither as far as the interval tells
         unclear, change = each.low <= 0 <= each.high, each.difference
         look = Look("soft", "o") if unclear else LOOKS[0] if change < 0 else LOOKS[1]
         rows.append(Whisker(f"{change:+.3f}  {each.name}", change, each.low, each.high, look))
     axis = Axis("← better · change in bits per byte · worse →", named=signed)
-    return Panels("effects", about, [whiskers("Main effects", rows, axis, 0.0)])
+    return Panels("effects", TEXTS["effects"], [whiskers("Main effects", rows, axis, 0.0)])
 
 
 def sweep_charts(found: Sequence[Ranked]) -> Panels | None:
     """Loss against learning rate, a small chart for each contender that has a sweep; None where none has."""
-    about = (
-        "A line is a round of the sweep, at one share of the budget; a ring is the rate that was chosen for it, and a"
-        " cross at the top a run that failed."
-    )
     plots = [_sweep_plot(ranked) for ranked in found if any(each.nats and each.lr for each in ranked.result.sweep)]
-    return Panels("sweep", about, plots) if plots else None
+    return Panels("sweep", TEXTS["sweep"], plots) if plots else None
 
 
 def _sweep_plot(ranked: Ranked) -> Plot:

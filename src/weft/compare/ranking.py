@@ -17,7 +17,9 @@ from weft.compare.jobs import Comparison, Result, fraction
 from weft.compare.multiplier import Curve, Multiplier, bounds_text, factor_text, multiplier
 from weft.errors import counted
 from weft.evaluate.bootstrap import DRAWS, bands, ends, resample
+from weft.figures.prose import prose
 
+TEXTS = prose(__file__)
 NOTHING = "–"
 MIN_LUCKY = 4  # trained contenders from which on the best one is also the luckiest
 
@@ -249,24 +251,16 @@ def method(comparison: Comparison, found: Sequence[Ranked]) -> list[str]:
     notes = []
     if trained:
         first = max((ranked.result for ranked in trained), key=lambda result: len(result.shares))
+        seeds = counted(max(ranked.seeds for ranked in trained), "seed")
         notes += [
-            f"Each contender is trained at these shares of the budget: {', '.join(map(fraction, first.shares))}."
-            " Each is a training run of its own, whose schedule ends there, with"
-            f" {counted(max(ranked.seeds for ranked in trained), 'seed')}.",
-            "FLOPs are those of the model's matrix products in training, forward and backward, every query against all"
-            " keys; the search for a learning rate and evaluations are not in the table. Seconds are those of this"
-            " machine, and other jobs may have run beside.",
+            TEXTS["shares"].format(shares=", ".join(map(fraction, first.shares)), seeds=seeds),
+            TEXTS["flops"],
         ]
     notes += [
         "Bits per byte is the cost of the held-out text: the same bytes for every contender, whatever its tokenizer.",
-        "An interval holds 95 % of bootstrap draws. Sections of the held-out text are drawn with replacement, the same"
-        " for all contenders, since what is hard is hard for all; how far other seeds might be from those that were"
-        " trained is drawn from Student's t, for each contender by itself; with one seed it is left out.",
-        "So the bits per byte of two contenders can differ for certain though their intervals overlap; the interval of"
-        " the multiplier is that of their difference.",
-        "The multiplier is how many times a contender's FLOPs the baseline needs for the same loss. It is read at the"
-        " lowest loss that both reach; curves are interpolated between shares of the budget and never continued beyond"
-        " them.",
+        TEXTS["interval"],
+        TEXTS["difference"],
+        TEXTS["multiplier"],
     ]
     if any(ranked.counted for ranked in found):
         notes.append("An n-gram model is counted, and multiplies nothing: a level among FLOPs, without a multiplier.")

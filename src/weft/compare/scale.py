@@ -28,11 +28,13 @@ from weft.errors import ConfigError
 from weft.figures.charts import Panels, PanelsPage
 from weft.figures.page import Section, html_tables, part
 from weft.figures.plot import Axis, Look, Plot, Series, scientific
+from weft.figures.prose import prose
 from weft.figures.shapes import html_plots
 from weft.figures.tables import Table, text_tables, wrapped
 from weft.progress import log_to_stderr
 from weft.training.precision import pick_device
 
+TEXTS = prose(__file__)
 SPREAD = 2.0  # of one size of the ladder and the next
 TOKENS_PER_PARAMETER = 10  # of the largest run: the smaller sizes have more
 MAX_SIZES = 16  # of a ladder
@@ -52,10 +54,8 @@ CONSTANTS = {
     "beta": ("β", "how fast the loss falls with tokens"),
 }
 METHOD = (
-    "The constants minimise the Huber loss (δ = 0.001) between the logarithms of measured and predicted loss, from many"
-    " starting points (Hoffmann et al. 2022, §3.3).",
-    "An interval holds 95 % of bootstrap draws: the fit is repeated on training runs drawn with replacement, those of"
-    " one size and length together. The interval of a prediction has the scatter of the training runs besides.",
+    TEXTS["fitted"],
+    TEXTS["fit-interval"],
     "The optimal size minimises the fit for a budget of C = 6·N·D operations.",
     "Only the smaller rungs are fitted. The next rung is trained afterwards, to see whether the fit predicts it.",
 )
@@ -95,10 +95,7 @@ class ScalingPage(PanelsPage):
     facts: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     title: str = "Scaling law"
-    about: str = (
-        "L(N, D) = E + A/Nᵅ + B/Dᵝ: the loss of a model with N parameters after D tokens (Hoffmann et al. 2022), fitted"
-        " to small training runs in order to choose the size of a large one."
-    )
+    about: str = TEXTS["scaling"]
 
     @property
     def result(self) -> str:
@@ -180,11 +177,6 @@ class ScalingPage(PanelsPage):
         return [*losses, self._isoflops(), self._optima(), self._runs(), self._residuals()]
 
     def _losses(self, amount: str, axis: Axis) -> Panels:
-        about = (
-            "A mark is a training run, and a line is the fit at one size, from fewer tokens to more. The lowest line at"
-            " a budget is the size to train with it. The star is the next rung, which was not fitted, and the bar"
-            " beside it the interval that the fit predicted."
-        )
         series, sizes = list[Series](), self._by_size()
         for number, (size, runs) in enumerate(sizes.items()):
             colour = _shade(number / max(len(sizes) - 1, 1))
@@ -200,13 +192,9 @@ class ScalingPage(PanelsPage):
             series.append(Series(points=[(at, end) for end in self.check[2:]], look=Look("c1", "_")))
             series.append(Series(points=[(at, run.loss)], look=star, labels=[short(run.parameters)]))
         plot = Plot(f"Bits per byte against {axis.label.split(' ')[0]}, by parameters", series, axis, BITS, size=SIZE)
-        return Panels("scaling-loss" if amount == "flops" else f"scaling-loss-{amount}", about, [plot])
+        return Panels("scaling-loss" if amount == "flops" else f"scaling-loss-{amount}", TEXTS["scaling-loss"], [plot])
 
     def _isoflops(self) -> Panels:
-        about = (
-            "A line is one budget: a larger model reads fewer tokens for it. The diamond is the lowest loss that the"
-            " fit gives for the budget. Marks are training runs, in the shade of the budget that is nearest to theirs."
-        )
         points, series = self.fit.points, list[Series]()
         spent, sizes = ([getattr(point, amount) for point in points] for amount in ("flops", "parameters"))
         budgets, widths = _spread(spent, ISOFLOPS), _spread(sizes, LINE)
@@ -222,14 +210,9 @@ class ScalingPage(PanelsPage):
             if widths[0] <= best[0] <= widths[-1]:
                 series.append(Series(points=[(best[0], self.fit.predict(*best))], look=Look("c1", "D", width=0)))
         plot = Plot("Bits per byte against parameters, by FLOPs", series, PARAMETERS, BITS, size=SIZE)
-        return Panels("scaling-isoflops", about, [plot])
+        return Panels("scaling-isoflops", TEXTS["isoflops"], [plot])
 
     def _optima(self) -> Panels:
-        about = (
-            "The optimum is the size, with as many tokens as the budget then allows, that the fit gives the lowest"
-            " loss; the band is its 95 % interval. Right of the dashed vertical line nothing was trained: there the fit"
-            " is continued."
-        )
         spent = [point.flops for point in self.fit.points]
         budgets = _spread([min(spent), max(FURTHER * max(spent), 1.5 * self.budget)], LINE)
         best = [(flops, self.fit.optimal(flops)[0]) for flops in budgets]
@@ -240,13 +223,9 @@ class ScalingPage(PanelsPage):
         ]
         marks = [(max(spent), "the largest training run")]
         plot = Plot("Optimal size for a budget", series, FLOPS, PARAMETERS, marks, SIZE)
-        return Panels("scaling-optimum", about, [plot])
+        return Panels("scaling-optimum", TEXTS["optima"], [plot])
 
     def _runs(self) -> Panels:
-        about = (
-            "Each mark is a training run, with its loss: the stronger the shade, the lower. The dashed line joins the"
-            " optimal sizes."
-        )
         budgets = [point.flops for point in (*self.fit.points, *([self.check.measured] if self.check else []))]
         best = [self.fit.optimal(flops) for flops in _spread(budgets, LINE)]
         line = Series(points=[(tokens, size) for size, tokens in best], look=Look("soft", dash="6 3", width=1.2))
@@ -260,7 +239,9 @@ class ScalingPage(PanelsPage):
             run = self.check.measured
             series.append(Series(points=[(run.tokens, run.parameters)], look=Look("c1", "*", width=0)))
         tokens = Axis("tokens", log=True, named=short, pad=0.08)
-        return Panels("scaling-runs", about, [Plot("What was trained", series, tokens, PARAMETERS, size=SIZE)])
+        return Panels(
+            "scaling-runs", TEXTS["trained"], [Plot("What was trained", series, tokens, PARAMETERS, size=SIZE)]
+        )
 
     def _residuals(self) -> Panels:
         about = "A good fit leaves no pattern: as many marks above zero as below, at low losses and at high ones."

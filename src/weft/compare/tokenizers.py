@@ -25,12 +25,14 @@ from weft.errors import ConfigError, DataError, TokenizerError
 from weft.figures.charts import Charts
 from weft.figures.page import part
 from weft.figures.plot import Axis, Look, Plot, Series
+from weft.figures.prose import prose
 from weft.figures.tables import WIDTH, Table
 from weft.files import utf8_size
 from weft.progress import Log, bar, log_to_stderr
 from weft.text.config import Byte, TrainedConfig
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
+TEXTS = prose(__file__)
 LECTURE = "Henry is givin' a lectrue on transformers"  # the sentence under each tokenizer of lecture 3
 RARE = 10  # an entry that training has seen less often has hardly been learned
 SECTIONS_AT_ONCE = 256  # that are encoded
@@ -111,11 +113,8 @@ class TokenizerComparison(Charts):
 
     @property
     def about(self) -> str:  # type: ignore[override]
-        return (
-            f"Trained on {byte_size(self.training)} of {self.source}, measured on the "
-            f"{byte_size(self.measures[0].bytes)} held out. More bytes per token make shorter texts; a larger "
-            "vocabulary makes larger embeddings, and entries that are rare are hardly learned."
-        )
+        trained, held_out = byte_size(self.training), byte_size(self.measures[0].bytes)
+        return TEXTS["tokenizers"].format(trained=trained, source=self.source, held_out=held_out)
 
     def charts(self) -> Sequence[Plot]:
         looks = [Look(f"c{n % 4}", MARKERS[n % len(MARKERS)], width=0) for n in range(len(self.measures))]
@@ -137,20 +136,11 @@ class TokenizerComparison(Charts):
             training = "" if each.training_seconds is None else f"{each.training_seconds:.2f} s"
             rates = (each.encode_speed, each.encode_all_cores_speed, each.decode_speed)
             speeds.append((each.label, *shares, training, *(f"{rate:.2f}" for rate in rates)))
-        unknown = (
-            "unknown: the share of the words, between white space, that are unknown in whole or in part; their bytes "
-            "count, though no token spells them. exact: decoding gives the text back."
-        )
-        used = (
-            "used: the share of the vocabulary, without special tokens, that occurs in the held-out text; rare: fewer "
-            "than ten times in the training text. <unk>: the share of tokens. Encoding and decoding in MB of text a "
-            "second: one text after another, and many at once, on all cores."
-        )
         columns = ("tokenizer", "entries", "bytes/token", "tokens/byte", "tokens/word", "unknown", "exact")
         more = ("tokenizer", "used", "rare", "<unk>", "training", "encode", "at once", "decode")
         return [
-            Table(columns, lengths, f"Held-out text: {first.bytes:,} bytes, {first.words:,} words", [unknown]),
-            Table(more, speeds, "Vocabulary and speed", [used]),
+            Table(columns, lengths, f"Held-out text: {first.bytes:,} bytes, {first.words:,} words", [TEXTS["unknown"]]),
+            Table(more, speeds, "Vocabulary and speed", [TEXTS["used"]]),
         ]
 
     def text(self) -> str:

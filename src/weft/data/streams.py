@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 import tempfile
+import tomllib
 import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator
@@ -29,7 +30,6 @@ BLOCK = 1024 * 1024  # bytes read at once
 MAX_ROW_BYTES = 256 * 1024 * 1024  # of JSON or CSV: a row has to be in memory as a whole
 PACKED = (".gz", ".zst")
 SAMPLE = 8192  # bytes of a file that are looked at
-ICONV = {"mac_roman": "macintosh", "koi8_r": "koi8-r", "euc_jp": "euc-jp", "euc_kr": "euc-kr"}  # its own names
 ANNOUNCED_BYTES = 1 << 28  # unpacked, beyond which somebody who waits is told
 MAX_UNPACKED_BYTES = 1 << 30  # that any packed file may become
 MAX_UNPACKED_RATIO = 64  # times as many bytes as a larger one may; text becomes three to ten times as many
@@ -181,7 +181,7 @@ def _other_encoding(name: str, encoding: str) -> str:
     """How a file in another encoding is read, and the command that makes UTF-8 of it."""
     source = "FILE" if name == "-" else shlex.quote(name)
     setting = f"set data.encoding={encoding} for all files (weft prepare, evaluate: --encoding {encoding})"
-    command = f"iconv -f {ICONV.get(encoding, encoding)} -t utf-8 {source} > utf-8.txt"
+    command = f"iconv -f {_TABLE['iconv'].get(encoding, encoding)} -t utf-8 {source} > utf-8.txt"
     return f"{setting}, or save it as UTF-8: {command}"
 
 
@@ -218,35 +218,13 @@ def characters(name: str, encoding: str = "utf-8") -> Iterator[str]:
         offset += len(block)
 
 
-STARTS = {
-    b"%PDF-": "a PDF",
-    b"PK\x03\x04": "a zip archive, as .docx, .xlsx and .epub are",
-    b"\xd0\xcf\x11\xe0": "an old Office document",
-    b"\x89PNG": "a PNG image",
-    b"\xff\xd8\xff": "a JPEG image",
-    b"GIF87a": "a GIF image",
-    b"GIF89a": "a GIF image",
-    b"\x7fELF": "a program (ELF)",
-    b"SQLite format 3\0": "an SQLite database",
-    b"PAR1": "Parquet without its suffix .parquet",
-    b"\x1f\x8b": "gzip without its suffix .gz",
-    b"\x28\xb5\x2f\xfd": "zstd without its suffix .zst",
-    b"BZh91AY": "a bzip2 archive",
-    b"\xfd7zXZ": "an xz archive",
-    b"7z\xbc\xaf": "a 7z archive",
-}
+_TABLE = tomllib.loads(Path(__file__).with_name("streams.toml").read_text(encoding="utf-8"))
+STARTS: dict[bytes, str] = {start.encode("latin-1"): what for start, what in _TABLE["starts"].items()}
+SCRIPTS = {encoding: tuple(scripts.split()) for encoding, scripts in _TABLE["scripts"].items()}
+ICONV: dict[str, str] = _TABLE["iconv"]
 WIDE = dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32")
 WIDE |= dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16")  # last: UTF-32's mark begins as this does
 KANA = ("HIRAGANA", "KATAKANA")
-# an encoding → the script that text in it is written in; of two that fit equally well the first one is named
-SCRIPTS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("cp1252", "cp1250", "mac_roman"), ("LATIN",)),
-    **dict.fromkeys(("cp1251", "koi8_r"), ("CYRILLIC",)),
-    "cp1253": ("GREEK",),
-    **dict.fromkeys(("shift_jis", "euc_jp"), KANA),
-    "euc_kr": ("HANGUL",),
-    **dict.fromkeys(("gb18030", "big5"), ("CJK",)),
-}
 MARKS = "“”‘’„‚–—…«»·°§¿¡€£\N{NO-BREAK SPACE}、。，！？：；「」『』（）《》"  # found in text of any script
 PLAUSIBLE = 0.6  # of the characters beyond ASCII, at least
 

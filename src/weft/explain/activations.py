@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from weft.explain.texts import TEXTS
 from weft.figures.charts import Charts
 from weft.figures.plot import Axis, Plot, lines
 from weft.figures.tables import Table
@@ -23,10 +24,7 @@ class Activations(Charts):
     slopes: dict[str, NDArray[np.float64]]
 
     title = "Activation functions"
-    about = (
-        "What a feed-forward layer may put between its two matrices, and the derivative that the backward pass"
-        " multiplies by. Where the derivative is near 0, a unit learns nothing."
-    )
+    about = TEXTS["activations"]
     columns = 3
 
     def charts(self) -> list[Plot]:

@@ -14,6 +14,7 @@ from weft.costs.count import Component, Count, count
 from weft.costs.memory import Memory, Workload, cache_bytes, kept_bytes, narrow, training_memory
 from weft.costs.units import byte_size, reach, short
 from weft.errors import ModelError, counted
+from weft.explain.texts import TEXTS
 from weft.figures.page import html_tables, mounted
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.figures.tables import Table, text_tables
@@ -49,11 +50,7 @@ class Costs(Picture):
 
     scripts = ("costs.js",)
     title = "What it costs"
-    about = (
-        "Parameters, floating-point operations a token and bytes, counted from the settings by the rules of Chowdhery"
-        " et al. 2022, appendix B. Nothing was run or measured; small products such as norms are left out of the"
-        " operations. Each layer is listed once, with how many there are of it."
-    )
+    about = TEXTS["costs"]
 
     def tables(self) -> list[Table]:
         return [self._by_component(), self._by_layer(), self._bytes()]
@@ -121,12 +118,8 @@ class Costs(Picture):
     def _by_component(self) -> Table:
         cost = self.cost
         rows = [_row(part.name, Count((part,), cost.length), cost) for part in cost.components]
-        remark = (
-            "A product of m × k and k × n is 2mkn operations; training is three forward passes; attention counts every"
-            " key of the sequence, also under a causal mask."
-        )
         title = f"By component; FLOPs a token, at {cost.length:,} tokens a sequence"
-        remarks = [cost.note, remark] if cost.note else [remark]
+        remarks = [*([cost.note] if cost.note else []), TEXTS["components"]]
         return Table(HEADER, [*rows, _row("all", cost, cost)], title, remarks)
 
     def _by_layer(self) -> Table:

@@ -25,6 +25,7 @@ from weft.errors import ConfigError, DataError, ModelError, counted
 from weft.explain.capture import capture, taps
 from weft.explain.groups import Group, grouped
 from weft.explain.reading import Reading, predicts_words
+from weft.explain.texts import TEXTS
 from weft.figures.charts import Charts
 from weft.figures.plot import Axis, Plot, lines, plain, scientific, whole_numbers
 from weft.figures.tables import Table
@@ -89,10 +90,7 @@ class GradientFlows(Charts):
     flows: tuple[GradientFlow, ...]
 
     title = "What skips and norms do to the gradient"
-    about = (
-        "The norm of the gradient at the input of every layer of an untrained stack, relative to that at the top, on a"
-        " logarithmic axis. Without skip connections its token-specific part vanishes on the way down."
-    )
+    about = TEXTS["gradient-flows"]
 
     def charts(self) -> list[Plot]:
         return [
@@ -108,15 +106,9 @@ class GradientFlows(Charts):
         for found in self.flows:
             norms = map(plain, (found.full[0], *(found.token_specific[depth] for depth in depths)))
             rows.append((NAMES[found.placement], "yes" if found.residual else "no", *norms))
-        remark = (
-            "'full' is the norm of the full gradient at layer 0; the columns after it are its token-specific part,"
-            " which distinguishes one token from another, at the input of some layers and at the output of the last."
-            " Each is divided by its norm at the top. Without skips the tokens become alike, and the token-specific"
-            " part vanishes; without norms as well, everything does."
-        )
         header = ("norm", "skips", "full", *(f"layer {depth}" if depth < layers else "top" for depth in depths))
         title = f"Gradient relative to the top's, {counted(layers, 'layer')} of width {self.d_model} at initialisation"
-        return [Table(header, rows, title, [remark], text=(0, 1))]
+        return [Table(header, rows, title, [TEXTS["gradient-flows-table"]], text=(0, 1))]
 
     def _chart(self, title: str, part: str, residual: bool) -> Plot:
         norms = {NAMES[flow.placement]: getattr(flow, part) for flow in self.flows if flow.residual == residual}
@@ -150,11 +142,7 @@ class GradientNorms(Charts):
     parameters: dict[Group, tuple[float, float]]
 
     title = "Gradient norms"
-    about = (
-        "How large the gradient of the loss is on its way down: at the residual stream after every layer, and for the"
-        " parameters of every layer, on a logarithmic axis. It should arrive at the bottom neither a thousand times"
-        " larger nor smaller than at the top."
-    )
+    about = TEXTS["gradient-norms"]
 
     def charts(self) -> list[Plot]:
         stacks: dict[str, list[float]] = {}

@@ -14,6 +14,7 @@ from weft.costs.count import count
 from weft.costs.memory import cache_bytes
 from weft.costs.units import short
 from weft.errors import ModelError
+from weft.explain.texts import TEXTS
 from weft.figures import plot
 from weft.figures.charts import Charts
 from weft.figures.plot import Plot, lines
@@ -66,11 +67,7 @@ class Growth(Charts):
     axes: tuple[Axis, ...]
 
     title = "How the cost grows"
-    about = (
-        "Each chart changes one size of this model, all else as it is; both axes are logarithmic, so a straight line is"
-        " a power law and its steepness is the power. The thin vertical line is the model as it stands. In the width,"
-        " the size of heads stays and their number grows."
-    )
+    about = TEXTS["growth"]
 
     def charts(self) -> list[Plot]:
         return [_chart(axis) for axis in self.axes]

@@ -23,6 +23,7 @@ from weft.explain.ablation import ABLATED_TOKENS, ablation_costs
 from weft.explain.attention.maps import NAMES, AttentionMaps, Head, Kind, KindMaps, attention_maps
 from weft.explain.capture import capture
 from weft.explain.reading import Reading, lacks
+from weft.explain.texts import TEXTS
 from weft.figures.heatmap import SmallMap, small_maps
 from weft.figures.page import template
 from weft.figures.picture import Picture
@@ -175,10 +176,7 @@ def head_statistics(reading: Reading, ablate: bool = True, maps: AttentionMaps |
         if part.kind in costs:
             of["cost"] = costs[part.kind]
         names[part.kind] = _names(part, of)
-    about = (
-        "Entropy in nats and distance in tokens are means over the tokens that attend; the shares to the first token, "
-        "the previous one and itself are mean weights."
-    )
+    about = TEXTS["heads"]
     if induction is not None:
         copies = "the weight on the token after an earlier copy, on random tokens given twice"
         about += f" Induction is {copies} (Olsson et al. 2022)."

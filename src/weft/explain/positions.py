@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.errors import ConfigError, ModelError
+from weft.explain.texts import TEXTS
 from weft.figures.charts import Chart, Charts
 from weft.figures.picture import SHADES
 from weft.figures.plot import Axis, Plot, lines
@@ -53,11 +54,7 @@ class Positions(Charts):
     encodings: tuple[Encoding, ...]
 
     title = "Positions"
-    about = (
-        "Stripes: what is added to the token at each position, a column a coordinate. Curves: what the distance between"
-        " two tokens does to their product or score, everything else equal. Learned tables of a model that is not"
-        " trained yet are random."
-    )
+    about = TEXTS["positions"]
 
     def charts(self) -> list[Chart | Plot]:
         found: list[Chart | Plot] = []
@@ -74,10 +71,7 @@ class Positions(Charts):
         shifts = [(each.name, *pair) for each in self.encodings for pair in (each.exact or {}).items()]
         if shifts:
             exact = [(name, layout, f"{error:.1e}") for name, layout, error in shifts]
-            remark = (
-                "The largest difference between q·k at positions m, n and at m + s, n + s, in float64, over all"
-                f" distances and shifts s = {', '.join(map(str, SHIFTS[1:]))}: the product depends on m − n only."
-            )
+            remark = TEXTS["rotated-products"].format(shifts=", ".join(map(str, SHIFTS[1:])))
             tables.append(Table(("positions", "pairs", "differs by"), exact, "Rotated products", [remark], text=(0, 1)))
         distances = [distance for distance in (0, 1, 2, 4, 8, 16, 64) if distance < self.length]
         rows = [

@@ -13,6 +13,7 @@ from matplotlib.path import Path
 
 from weft.decode.tree import Tree
 from weft.explain.reading import WHITE
+from weft.explain.texts import TEXTS
 from weft.figures.heatmap import shortened
 from weft.figures.page import as_json
 from weft.figures.picture import SHADES, Picture, new_figure
@@ -69,12 +70,7 @@ class SearchTrees(Picture):
     @property
     def about(self) -> str:  # type: ignore[override]
         """How to read it, and what greedy search missed here."""
-        told = (
-            f"How {'a translation could begin' if self.translates else 'the text could go on'}: nodes are tokens, "
-            "edges their probabilities. Bold leads to what was written; dashed edges were looked at and dropped. "
-            "Greedy search takes the likeliest edge at each node, beam search follows several beginnings, sampling "
-            "draws edges by their probability."
-        )
+        told = TEXTS["search"].format(what="a translation could begin" if self.translates else "the text could go on")
         found = {tree.name: tree.written[0].logprob for tree in self.trees if tree.written}
         if "greedy" in found and found.get("beam", -1e9) > found["greedy"] + 1e-6:
             both = f"log p {_number(found['greedy'])}, the beam's {_number(found['beam'])}"

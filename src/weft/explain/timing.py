@@ -22,6 +22,7 @@ from weft.costs.devices import device_called
 from weft.costs.units import byte_size, short
 from weft.errors import ModelError, counted
 from weft.explain.reading import SourceTokens
+from weft.explain.texts import TEXTS
 from weft.figures.charts import Charts
 from weft.figures.plot import Axis, Plot, Series
 from weft.figures.tables import Table
@@ -48,13 +49,7 @@ class StepTime(Charts):
     peak: float | None  # operations a second on the device's data sheet, where it is known
 
     title = "A training step: predicted and measured"
-    about = (
-        "The forward and backward pass, timed here and now. Predicted is the least that it can take: its counted"
-        " operations at the speed of plain matrix products, or moving all weights twice and their gradients once at the"
-        " speed of a plain copy, both measured in the same run. Norms, softmax, activations, the optimizer and the"
-        " overhead of Python are not in it, so a ratio above 1 is what they cost. Under a causal mask half of the"
-        " attention that is counted need not be computed."
-    )
+    about = TEXTS["timing"]
 
     @property
     def seconds(self) -> float:

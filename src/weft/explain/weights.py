@@ -17,6 +17,7 @@ from weft.errors import ModelError
 from weft.explain.capture import capture, taps
 from weft.explain.groups import grouped
 from weft.explain.reading import Reading
+from weft.explain.texts import TEXTS
 from weft.figures.charts import Charts
 from weft.figures.plot import Axis, Look, Plot, Series, lines, plain, whole_numbers
 from weft.figures.tables import Table
@@ -30,10 +31,6 @@ STEPPED = ("recurrence", "encoder", "decoder")  # of recurrent models
 WATCHED = (".residual", ".feedforward.hidden", "attention.probabilities", "cross.probabilities")
 SATURATED = 0.99  # of what a sigmoid or tanh can reach
 SHARES = ("zeros", "small", "saturated", "dead")
-MEANING = (
-    "zeros: exactly 0; small: below a hundredth of the deviation; saturated: beyond ±0.99, where sigmoid and tanh have"
-    " hardly any slope left; dead: units that are 0 on the whole text.",
-)
 
 
 @dataclass(frozen=True)
@@ -68,11 +65,7 @@ class Histograms(Charts):
     entropy: dict[str, dict[str, float]]
 
     title = "Weights and activations"
-    about = (
-        "How the numbers of every group are distributed, a line a layer, from the first, the faintest, to the last,"
-        " each scaled to its own peak; the outermost are not drawn. With a text also what passes through the layers,"
-        " how many hidden units are 0 or saturated, and how spread out attention is."
-    )
+    about = TEXTS["weights"]
 
     def charts(self) -> list[Plot]:
         drawn = [_chart(f"weights: {part}", found) for part, found in self.weights.items()]
@@ -102,7 +95,9 @@ class Histograms(Charts):
                 for layer, found in layers.items()
             ]  # fmt: skip
             columns = ("layer", "mean", "deviation", "largest", *shares)
-            tables.append(Table(columns, lines, f"Activations: {place}", MEANING if len(tables) == 1 else ()))
+            tables.append(
+                Table(columns, lines, f"Activations: {place}", [TEXTS["histograms"]] if len(tables) == 1 else ())
+            )
         if self.entropy:
             numbers = dict.fromkeys(layer for found in self.entropy.values() for layer in found)
             entropies = [[found.get(layer, math.nan) for layer in numbers] for found in self.entropy.values()]

@@ -10,9 +10,9 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from weft.figures.page import html_charts, mounted
+from weft.figures.page import html_charts, mounted, template
 from weft.figures.plot import Axis, Look, Plot, Point, Series, thinned
 
 MAX_POINTS = 500  # of a line; more are thinned
@@ -22,19 +22,6 @@ LETTER, BOLD = 7.0, 9.2  # width of one, about; in a title
 ARROW = 44.0  # width of one with the number beside it
 BARE = Look("", width=1.0)  # of what is no part of a series
 AREAS, TEXTS = ("band", "bar"), ("title", "name", "tick")  # kinds of shapes
-CIRCLES = {"o": 2.6, ".": 1.8, "ring": 5.5}  # radii
-MARKERS = {  # from the middle
-    "s": "m-3-3h6v6h-6z",
-    "^": "m0-4 4 7h-8z",
-    "D": "m0-4 4 4-4 4-4-4z",
-    "v": "m0 4 4-7h-8z",
-    ">": "m4 0-7 4v-8z",
-    "<": "m-4 0 7 4v-8z",
-    "*": "m0-6 1.4 4.2h4.4l-3.6 2.6 1.4 4.2-3.6-2.6-3.6 2.6 1.4-4.2-3.6-2.6h4.4z",
-    "x": "m-3-3 6 6m0-6-6 6",
-    "|": "m0-5v10",
-    "_": "m-5 0h10",
-}
 
 
 class Shape(NamedTuple):
@@ -218,14 +205,13 @@ def plot_svg(plot: Plot) -> Markup:
     layout = laid_out(plot)
     if layout is None:
         return Markup("")
-    lines = []
-    for cut, some in groupby(layout.shapes, key=lambda shape: shape.cut):
-        drawn = "\n".join(map(_element, some))
-        x, y, width, height = layout.box
-        box = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" viewBox="{x:g} {y:g} {width:g} {height:g}"'
-        lines.append(f"<svg {box}>{drawn}</svg>" if cut else drawn)
-    head = '<svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="chart">\n'
-    return Markup(head).format(*plot.size, plot.title) + Markup("\n".join([*lines, "</svg>"]))
+    groups = [(cut, list(some)) for cut, some in groupby(layout.shapes, key=lambda shape: shape.cut)]
+    known = {"areas": AREAS, "texts": TEXTS, "g": "{:g}".format, "points": _points}
+    return Markup(template("chart_svg.html").render(plot=plot, box=layout.box, groups=groups, **known))
+
+
+def _points(places: Sequence[Point]) -> str:
+    return " ".join(f"{x:g},{y:g}" for x, y in places)
 
 
 def html_plot(plot: Plot) -> Markup:
@@ -272,26 +258,3 @@ def _series_data(series: Series) -> dict[str, Any]:
 def _rounded(value: float) -> float | None:
     """As many digits as can be told apart; JSON has no NaN."""
     return value if isinstance(value, int) else float(f"{value:.8g}") if math.isfinite(value) else None
-
-
-def _element(shape: Shape) -> str:
-    (x, y), look = shape.places[0], shape.look
-    shaded = look.colour.endswith("%")
-    kinds = (shape.kind, shape.anchor, "ring" if look.marker == "ring" else "", "" if shaded else look.colour)
-    end = f'class="{" ".join(kind for kind in kinds if kind not in ("", "start"))}"'
-    end += f' style="color:color-mix(in srgb,var(--deep) {look.colour},var(--card))"' if shaded else ""
-    if shape.kind in TEXTS:
-        turned = f' transform="rotate({shape.angle:g} {x:g} {y:g})"' if shape.angle else ""
-        return f'<text x="{x:g}" y="{y:g}"{turned} {end}>{escape(shape.text)}</text>'
-    points = " ".join(f"{x:g},{y:g}" for x, y in shape.places)
-    if shape.kind == "dot" and look.marker in CIRCLES:
-        tag, begin = "circle", f'cx="{x:g}" cy="{y:g}" r="{CIRCLES[look.marker]}"'
-    elif shape.kind == "dot":
-        tag, begin = "path", f'd="M{x:g} {y:g}{MARKERS[look.marker]}"'
-    elif shape.kind in AREAS:
-        tag, begin = "polygon", f'points="{points}"'
-    else:
-        drawn = {"stroke-width": look.width if look.width != 1 else "", "stroke-dasharray": look.dash}
-        pen = "".join(f' {key}="{value}"' for key, value in drawn.items() if value)
-        tag, begin = "polyline", f'points="{points}"{pen}'
-    return f"<{tag} {begin} {end}" + (f"><title>{escape(shape.text)}</title></{tag}>" if shape.text else "/>")

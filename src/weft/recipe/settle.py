@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.config import Tree, merge, nested, validate
 from weft.costs.count import writing_weights
-from weft.models.config import Decoder, NGram, TransformerConfig
+from weft.models.config import NGram, TransformerConfig
 from weft.recipe.config import Precision, Recipe, SettledRecipe
 from weft.recipe.objective import LabelObjective
 from weft.recipe.optimizer import Muon, Noam
@@ -28,10 +28,12 @@ MIN_EVALUATION_TOKENS, MAX_EVALUATION_TOKENS = 1024, 32768  # below, the curve i
 
 CARRIED_LENGTH = 64  # of a row that is continued: about what Zaremba et al. 2014 and Merity et al. 2018 have
 
-# Muon on a processor: the widest layers for which its rounds cost less than they gain, how much higher its rate is than
-# AdamW's, and what differs from its defaults, which are for long runs of large batches
-MAX_MUON_WIDTH, MUON_RATE = 256, 2.5
-MUON = {"kind": "muon", "momentum": 0.9, "rounds": 3, "betas": [0.9, 0.99]}
+# Muon: the objectives and the widest layers for which it was measured to gain more than its rounds cost (on a GPU also
+# by Jordan et al. 2024), how much higher its rate is than AdamW's, and what differs on a processor from its defaults
+MUON_OBJECTIVES = {"cpu": ("next-token",), "cuda": ("next-token", "masked", "pairs")}
+MAX_MUON_WIDTH = {"cpu": 256, "cuda": 1024}
+MUON_RATE = 2.5
+MUON = {"cpu": {"kind": "muon", "momentum": 0.9, "rounds": 3, "betas": [0.9, 0.99]}, "cuda": {"kind": "muon"}}
 
 MIN_SPEEDUP = 1.5  # of bf16's products over fp32's: a step has more than these, and casts besides
 MIN_PRODUCT_FLOPS = 2e8  # of a feed-forward product: below, a format changes little
@@ -189,14 +191,19 @@ class _Choices:
 
 
 def _optimizer(chosen: _Choices, scale: _Scale) -> None:
-    """Muon for small decoders that start from nothing on a processor, where it was measured; AdamW elsewhere."""
-    recipe, model = chosen.recipe, chosen.recipe.model
+    """Muon for Transformers that norm first and start from nothing, where it was measured; AdamW elsewhere."""
+    recipe, model, device = chosen.recipe, chosen.recipe.model, "cuda" if scale.gpu else "cpu"
     if recipe.optimizer is not None:
         return
     fresh = recipe.init is None and not recipe.parallel.splits and not isinstance(recipe.schedule, Noam)
-    small = isinstance(model, Decoder) and model.placement == "pre" and model.d_model <= MAX_MUON_WIDTH
-    if fresh and small and not scale.gpu and recipe.objective.kind == "next-token":
-        chosen.set("optimizer", MUON, "in a short run of a small model it learns more in the same time than adamw")
+    known = (
+        isinstance(model, TransformerConfig)
+        and model.placement == "pre"
+        and model.d_model <= MAX_MUON_WIDTH[device]
+        and recipe.objective.kind in MUON_OBJECTIVES[device]
+    )
+    if fresh and known:
+        chosen.set("optimizer", MUON[device], "from fresh weights it learns more in the same time than adamw")
     else:
         chosen.set("optimizer", {"kind": "adamw"}, "what most models are trained with")
 

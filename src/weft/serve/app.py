@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from weft import __version__
 from weft.errors import WeftError
-from weft.serve import anthropic, architecture, attention, compare, explorer, openai, own, responses, runs, tokens
+from weft.serve import anthropic, explorer, openai, own, responses, runs, tokens
 from weft.serve.config import Serving
 from weft.serve.errors import RefusedError, on_http, on_invalid, on_refused
 from weft.serve.gate import App, Gate, Message, Receive, Scope, Send
@@ -48,7 +48,7 @@ def make_routes(library: Library, serving: Serving, metrics: Metrics) -> FastAPI
 
     app = FastAPI(title="weft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = Server(library, metrics, serving)
-    for routes in (openai, responses, anthropic, attention, own, tokens, runs, architecture, compare, explorer):
+    for routes in (openai, responses, anthropic, own, tokens, runs, explorer):
         app.include_router(routes.router)
 
     @app.get("/health")

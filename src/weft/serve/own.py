@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from weft.api.run import Run
 from weft.api.settings import translation_beam
+from weft.explain import views
 from weft.figures.page import as_json
 from weft.objectives.frame import Asked
 from weft.serve.errors import RefusedError
@@ -24,6 +25,7 @@ from weft.serve.schema import (
     StepBody,
     TokenizeBody,
     TranslateBody,
+    WithoutHeadsBody,
 )
 from weft.serve.writing import cuts
 
@@ -121,7 +123,7 @@ async def text(request: Request, body: Body) -> Response:
 @router.post("/v1/explain/step")
 async def step(request: Request, body: StepBody) -> Response:
     """One token's way through a model, with the numbers of every stage."""
-    check_length(body)
+    _check_length(body)
 
     def function(run: Run) -> dict[str, Any]:
         given = {"place": body.place, "layer": body.layer, **cuts(body)}
@@ -132,7 +134,30 @@ async def step(request: Request, body: StepBody) -> Response:
     return await ask(request, body, function)
 
 
-def check_length(body: ReadingBody | StepBody) -> None:
+@router.post("/v1/explain/maps")
+async def maps(request: Request, body: ReadingBody) -> Response:
+    """The attention of all heads, packed as a page needs it, and those that do one thing, by name."""
+    return await _of_reading(request, body, lambda reading: {"maps": views.heads.named_maps(reading).packed()})
+
+
+@router.post("/v1/explain/without_heads")
+async def without_heads(request: Request, body: WithoutHeadsBody) -> Response:
+    """The surprise of each token of a text while some heads give zeros, and what the model writes then."""
+
+    def function(reading: "views.reading.Reading") -> dict[str, Any]:
+        return {"without_heads": views.ablation.without_heads(reading, body.heads)}
+
+    return await _of_reading(request, body, function)
+
+
+async def _of_reading(
+    request: Request, body: ReadingBody, function: "Callable[[views.reading.Reading], dict[str, Any]]"
+) -> Response:
+    _check_length(body)
+    return await ask(request, body, lambda run: as_json(function(run.explain.reading(body.input, body.target))))
+
+
+def _check_length(body: ReadingBody) -> None:
     for name in ("input", "target"):
         if len(getattr(body, name) or "") > MAX_EXPLAINED:
             raise RefusedError(400, f"{name}: at most {MAX_EXPLAINED} characters can be looked at", param=name)
@@ -141,7 +166,7 @@ def check_length(body: ReadingBody | StepBody) -> None:
 @router.post("/v1/explain/{view}")
 async def explain(request: Request, view: View, body: ExplainBody) -> Response:
     """What `weft explain` shows of a model and a text, as numbers."""
-    check_length(body)
+    _check_length(body)
 
     options = {"target": body.target, "place": body.place, "settings": body.settings}
     given = {name: value for name, value in options.items() if value is not None}

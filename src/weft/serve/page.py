@@ -2,33 +2,15 @@
 
 from typing import Any
 
-from jinja2 import Environment
+from weft.figures.page import template
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-PAGE = Environment(autoescape=True).from_string("""<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>weft</title>
-<style>
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem }
-:root { color-scheme: light dark }
-code { font: 14px/1.4 ui-monospace, monospace } summary { cursor: pointer } details { margin: .3rem 0 }
-dl { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr; gap: .2rem 1rem; margin: .5rem 0 1rem 1rem }
-dt, dd { margin: 0; overflow-wrap: anywhere }
-.method { display: inline-block; min-width: 3.5rem; opacity: .7 }
-</style>
-<h1>weft {{ version }}</h1>
-<p>The routes of this server; <a href="openapi.json">openapi.json</a> describes them for programs.</p>
-{% for route in routes %}<details><summary><code><span class="method">{{ route.method }}</span>{{ route.path }}</code>
-{{ route.about }}</summary>{% if route.fields %}<dl>{% for name, words in route.fields %}
-<dt><code>{{ name }}</code></dt><dd>{{ words }}</dd>{% endfor %}</dl>{% endif %}</details>
-{% endfor %}</html>
-""")
 
 
 def routes_page(document: dict[str, Any]) -> str:
     """Each route with what its request may hold."""
-    return PAGE.render(version=document["info"]["version"], routes=routes(document))
+    return template("routes.html").render(version=document["info"]["version"], routes=routes(document))
 
 
 def routes(document: dict[str, Any]) -> list[dict[str, Any]]:

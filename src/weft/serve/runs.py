@@ -1,7 +1,8 @@
-"""The runs of the folders that a server was given: what each one is, its curves as they grow, what happened in it.
+"""What the folders hold that a server was given: runs, their curves as they grow and what happened in them; and
+comparisons and scaling laws.
 
-A run is asked for by its name, which is one of those found there: no path comes from a request. What is damaged is
-left out and told, and a run that has gone is not found.
+One is asked for by its name, which is one of those found there: no path comes from a request. What is damaged is left
+out and told, and a run that has gone is not found.
 """
 
 import asyncio
@@ -10,11 +11,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from weft.compare.studies import read_study, studies
 from weft.config import flat
 from weft.costs.count import count
 from weft.errors import WeftError
@@ -32,9 +35,10 @@ MAX_POINTS = 2000  # of a series in one answer
 MAX_EVENTS = 2000  # the last ones
 MAX_SAMPLES = 500  # steps
 MAX_TEXT = 4000  # characters
-MAX_WORDS = 400  # characters of what an event says
+MAX_WORDS = 400  # characters of a text in an event
 OWN = ("step", "steps")  # of a line, what is no series
 PRIVATE = ("command", "corpus", "check")  # of an event: where things lie on this machine
+STUDY = ("name", "kind", "title", "result", "finished", "problem")  # of a comparison, at a glance
 
 router = APIRouter()
 
@@ -129,9 +133,8 @@ def _events(run: RunFolder) -> dict[str, Any]:
 def _short(line: Mapping[str, Any], run: RunFolder) -> dict[str, Any]:
     """An event's numbers and words, and none of its tables; a run's place on this machine is nobody's business."""
     some = {key: value for key, value in line.items() if key not in PRIVATE}
-    words = {
-        key: each.replace(str(run.path), run.path.name)[:400] for key, each in some.items() if isinstance(each, str)
-    }
+    texts = {key: each for key, each in some.items() if isinstance(each, str)}
+    words = {key: text.replace(str(run.path), run.path.name)[:MAX_WORDS] for key, text in texts.items()}
     numbers = {key: each for key, each in some.items() if isinstance(each, int | float)}
     steps = {"steps": line["steps"][:MAX_SAMPLES]} if isinstance(line.get("steps"), list) else {}
     return {**words, **numbers, **steps}
@@ -177,7 +180,47 @@ async def _about(request: Request, name: str, function: Callable[[RunFolder], di
         try:
             return {"name": name, **function(run)}
         except (WeftError, OSError) as error:
-            reason = getattr(error, "strerror", None) or str(error).replace(str(run.path), name)
-            raise RefusedError(409, f"run '{name[:60]}': {reason}") from None
+            raise RefusedError(409, f"run '{name[:60]}': {_reason(error, run.path, name)}") from None
 
     return await answered(request, asyncio.to_thread(work))
+
+
+def _reason(error: Exception, place: Path, name: str) -> str:
+    """What is wrong, without the place on this machine."""
+    return getattr(error, "strerror", None) or str(error).replace(str(place), name)
+
+
+@router.get("/v1/comparisons")
+async def comparisons(request: Request) -> Response:
+    """All comparisons and scaling laws, with what came out; damaged ones with why."""
+    places = server_of(request).library.places
+
+    def work() -> dict[str, Any]:
+        each = [_study(name, folder) for name, folder in studies(places).items()]
+        return {"data": [{key: one[key] for key in STUDY if key in one} for one in each]}
+
+    return await answered(request, asyncio.to_thread(work))
+
+
+@router.get("/v1/comparisons/{name}")
+async def comparison(request: Request, name: str) -> Response:
+    """What `weft compare` or `weft scale` found: texts, tables, and charts as numbers."""
+    places = server_of(request).library.places
+
+    def work() -> dict[str, Any]:
+        folder = studies(places).get(name)
+        if folder is None:
+            raise RefusedError(404, f"comparison '{name[:60]}': there is no such comparison here", param="name")
+        found = _study(name, folder)
+        if "problem" in found:
+            raise RefusedError(409, found["problem"])
+        return found
+
+    return await answered(request, asyncio.to_thread(work))
+
+
+def _study(name: str, folder: Path) -> dict[str, Any]:
+    try:
+        return {"name": name, **read_study(folder)}
+    except (WeftError, OSError) as error:
+        return {"name": name, "problem": _reason(error, folder, f"comparison '{name}'")}

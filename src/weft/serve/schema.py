@@ -17,9 +17,13 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[TokenId], Field(min_length=1)]
 
 
-class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+class Strict(BaseModel):
+    """What has no other fields than those it names."""
 
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class Body(Strict):
     model: Name
 
 
@@ -57,10 +61,8 @@ class NoTools(BaseModel):
     parallel_tool_calls: Ignored = None
 
 
-class Turn(BaseModel):
+class Turn(Strict):
     """One message of a conversation."""
-
-    model_config = ConfigDict(extra="forbid")
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
@@ -79,19 +81,15 @@ class Drawing(Body):
     stream: bool | None = None
 
 
-class Schema(BaseModel):
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
-
+class Schema(Strict):
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class Format(BaseModel):
+class Format(Strict):
     """What a text has to be: JSON, JSON of a schema, a match of a regular expression, a text of a Lark grammar."""
-
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
     json_schema: Schema | None = None
@@ -104,9 +102,7 @@ class Format(BaseModel):
     grammar: str | None = Field(default=None, max_length=100_000)
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class StreamOptions(Strict):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
@@ -152,9 +148,7 @@ class ChatBody(OpenAI, NoTools):
     reasoning_effort: Unsupported = None
 
 
-class TextSettings(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class TextSettings(Strict):
     format: Format | None = None
     verbosity: Unsupported = None
 
@@ -172,9 +166,7 @@ class ResponsesBody(Drawing, NoTools):
     truncation: Literal["auto", "disabled"] | None = None
 
 
-class MessagesTurn(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class MessagesTurn(Strict):
     role: Literal["user", "assistant"]
     content: Content
 
@@ -226,10 +218,8 @@ class DetokenizeBody(Body):
     tokens: list[TokenId]
 
 
-class CutBody(BaseModel):
+class CutBody(Strict):
     """A text that all tokenizers cut, so no model is named."""
-
-    model_config = ConfigDict(extra="forbid")
 
     input: str = Field(max_length=MAX_CUT)
 
@@ -277,11 +267,9 @@ class ExplainBody(ReadingBody):
     settings: Branching | None = None
 
 
-class StepBody(Body):
+class StepBody(ReadingBody):
     """Which token of the text is followed, which layer is opened, and how the next token is chosen."""
 
-    input: str | None = None
-    target: str | None = None
     place: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     layer: int | None = Field(default=None, ge=0, lt=2**31)
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)

@@ -2,9 +2,11 @@
 
 On a GPU the passes of a step are also captured as CUDA graphs, forward and backward, and replayed: a small model's step
 is hundreds of kernels that the GPU finishes faster than the host can launch them. That needs steps of one shape, each
-of one forward and one backward pass; all others, and evaluations, are compiled only.
+of one forward and one backward pass; all others are compiled only. Evaluations are compiled where there is much to
+read: theirs is a graph of its own, and compiling it takes half a minute.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,18 +21,24 @@ from weft.recipe.config import SettledRecipe
 from weft.training.loader import Loader
 from weft.training.worker import Worker
 
+# of all evaluations of a run, on a processor and on a GPU: about a minute, of which compiling saves more than it takes
+MIN_EVALUATION_FLOPS = (5e12, 5e15)
+
 
 class Compiled:
     """A pass over whole sequences, compiled."""
 
-    def __init__(self, features: Pass, capture: bool):
+    def __init__(self, features: Pass, capture: bool, evaluations: bool = True):
         self.plain = torch.compile(features)
+        self.evaluating = self.plain if evaluations else features
         self.captured = torch.compile(features, mode="reduce-overhead") if capture else None
         self.whole = True  # whether the coming step is one forward and one backward pass
 
     def __call__(self, *args: Any, **given: Any) -> Tensor:
         """As the pass. What a replayed one returns is overwritten by the next one."""
-        if self.captured is None or not self.whole or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            return self.evaluating(*args, **given)
+        if self.captured is None or not self.whole:
             return self.plain(*args, **given)
         torch.compiler.cudagraph_mark_step_begin()
         return self.captured(*args, **given)
@@ -43,13 +51,20 @@ def can_be_captured(recipe: SettledRecipe, model: LanguageModel, loader: Loader,
     return one_gpu and loader.even and plain and isinstance(model, Transformer)
 
 
+def evaluations_pay(recipe: SettledRecipe, flops_per_token: float, device: torch.device) -> bool:
+    """Whether a run's evaluations are so long that compiling them saves more than it takes."""
+    times = -(-recipe.steps // recipe.evaluate.every)
+    forward = flops_per_token / 3 * times * (recipe.evaluate.tokens or math.inf)
+    return forward >= MIN_EVALUATION_FLOPS[device.type == "cuda"]
+
+
 @contextmanager
-def compiled(model: LanguageModel, wanted: bool, capture: bool) -> Iterator[Compiled | None]:
-    """Inside, the model's passes are compiled, if that is wanted."""
+def compiled(model: LanguageModel, wanted: bool, capture: bool, evaluations: bool = True) -> Iterator[Compiled | None]:
+    """Inside, the model's passes are compiled, if that is wanted; those of evaluations if that pays."""
     if not wanted:
         yield None
         return
-    passes = Compiled(without_maps(model), capture)
+    passes = Compiled(without_maps(model), capture, evaluations)
     with model.wrapped(lambda features: passes):
         yield passes
 

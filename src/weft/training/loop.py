@@ -19,7 +19,7 @@ from weft.recipe.config import SettledRecipe
 from weft.runs.folder import RunFolder
 from weft.runs.journal import FollowerJournal, Journal
 from weft.training import learner, schedule
-from weft.training.compiled import Compiled, can_be_captured, compiled
+from weft.training.compiled import Compiled, can_be_captured, compiled, evaluations_pay
 from weft.training.display import Clock, Display, display, expectations
 from weft.training.evaluation import Evaluation
 from weft.training.guard import Guard
@@ -61,9 +61,10 @@ class Loop:
         """From `state` to the last step; `begin` is called once the pre-flight has passed."""
         recipe, ranks, started = self.recipe, self.worker.ranks, time.perf_counter()
         capture = can_be_captured(recipe, self.model, self.loader, self.worker)
+        pays = evaluations_pay(recipe, self.flops_per_token, self.worker.device)
         with (
             arithmetic(recipe.precision, recipe.deterministic),
-            compiled(self.model, recipe.compile and not self.mesh.splits, capture) as self.compiled,
+            compiled(self.model, recipe.compile and not self.mesh.splits, capture, pays) as self.compiled,
             interruptions(self.worker.log, ranks) as interrupted,
             display(recipe.steps, state.step, self.worker.log, self.worker.quiet) as shown,
         ):

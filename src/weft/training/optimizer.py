@@ -1,6 +1,6 @@
 """Optimizers built from their settings. Tensors of two or more dimensions decay; gains and biases do not."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, assert_never
 
 import torch
@@ -122,35 +122,44 @@ class Muon(optim.Optimizer):
         lr: float | Tensor = group["lr"]  # 0 for a step that is held back; the device is not asked which it is
         if self.found_inf is not None:
             lr = lr * (1.0 - self.found_inf)
+        held = [
+            (parameter, of)
+            for parameter, of in zip(group["params"], self.heights, strict=True)
+            if parameter.grad is not None
+        ]
+        if not held:
+            return
+        weights, heights = zip(*held, strict=True)
+        directions = self._directions(weights, group["momentum"])
+        torch._foreach_mul_(weights, 1.0 - lr * group["weight_decay"])
         alike: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}  # (weights, direction) by shape
-        for parameter, heights in zip(group["params"], self.heights, strict=True):
-            if parameter.grad is not None:
-                direction = self._direction(parameter, parameter.grad, group["momentum"])
-                parameter.mul_(1.0 - lr * group["weight_decay"])
-                for weights, way in zip(parameter.split(heights), direction.split(heights), strict=True):
-                    alike.setdefault(tuple(way.shape), []).append((weights, way))
+        for parameter, direction, of in zip(weights, directions, heights, strict=True):
+            for part, way in zip(parameter.split(of), direction.split(of), strict=True):
+                alike.setdefault(tuple(way.shape), []).append((part, way))
         for shape, pairs in alike.items():
             # root mean square 0.2, what AdamW's steps have (Liu et al. 2025, §2.2)
             pace = lr * 0.2 * max(shape) ** 0.5
             count = max(1, AT_ONCE // (shape[0] * shape[1]))
             for begin in range(0, len(pairs), count):
-                some = pairs[begin : begin + count]
-                updates = orthogonalise(torch.stack([way for _, way in some]), self.rounds).float() * pace
-                for (weights, _), update in zip(some, updates, strict=True):
-                    weights.sub_(update)
+                parts, ways = zip(*pairs[begin : begin + count], strict=True)
+                updates = orthogonalise(torch.stack(ways), self.rounds).float() * pace
+                torch._foreach_sub_(parts, updates.unbind())
 
-    def _direction(self, parameter: Tensor, gradient: Tensor, momentum: float) -> Tensor:
-        """The momentum with Nesterov's look ahead, in the place of the gradient."""
-        state = self.state[parameter]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-        memory = state["momentum_buffer"]
+    def _directions(self, matrices: Sequence[Tensor], momentum: float) -> list[Tensor]:
+        """The momentum of each with Nesterov's look ahead, in the place of its gradient."""
+        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
+        for matrix in matrices:
+            if not self.state[matrix]:
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+        memories = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
         if self.grad_scale is not None:
-            gradient.div_(self.grad_scale)
-        if self.found_inf is not None:  # then the gradient, be it what it may, leaves the momentum as it is
-            gradient.copy_(torch.where(self.found_inf > 0, memory, gradient))
-        memory.lerp_(gradient, 1.0 - momentum)
-        return gradient.lerp_(memory, momentum)
+            torch._foreach_div_(gradients, self.grad_scale)
+        if self.found_inf is not None:  # then the gradients, be they what they may, leave the momentum as it is
+            for memory, gradient in zip(memories, gradients, strict=True):
+                torch.where(self.found_inf > 0, memory, gradient, out=gradient)
+        torch._foreach_lerp_(memories, gradients, 1.0 - momentum)
+        torch._foreach_lerp_(gradients, memories, momentum)
+        return gradients
 
 
 AT_ONCE = 1 << 26  # numbers in a batch of matrices

@@ -3,7 +3,9 @@
 import inspect
 import re
 import shlex
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -11,41 +13,10 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from weft.errors import ConfigError
 from weft.recipe.synonyms import SYNONYMS
 
-# what to write here, {} standing for the words that follow → what people type who know other programs
-NAMES_ELSEWHERE = {
-    "explain transformer --only gradients": "gradients",
-    "train --resume {}": "resume continue",
-    "train {}": "fit pretrain",
-    "train RUN --data FILE": "finetune fine-tune",
-    "generate {}": "sample complete infer inference write",
-    "evaluate {}": "eval test perplexity",
-    "classify {}": "predict",
-    "embed {}": "embeddings",
-    "tokenize {}": "encode",
-    "export {}": "convert",
-    "import {}": "download",
-    "runs": "list ls",
-    "runs diff {}": "diff",
-    "presets": "models recipes",
-    "plan {}": "info count",
-    "quickstart": "demo start",
-    "--help": "help",
-    "--version": "version",
-}
-OPTIONS_ELSEWHERE = {
-    "--out": "--output",
-    "--run": "--output-dir --out-dir",
-    "--data": "--dataset",
-    "--max-tokens": "--max-new-tokens --max-length --tokens",
-    "--temperature": "--temp",
-    "--n": "--num-samples --num-return-sequences",
-    "--beam": "--num-beams --beams",
-    "--file": "--input",
-    "--prompt": "--start",
-    "--to": "--format",
-}
-COMMANDS = {name: ours for ours, names in NAMES_ELSEWHERE.items() for name in names.split()}
-OPTIONS = {name: ours for ours, names in OPTIONS_ELSEWHERE.items() for name in names.split()}
+TABLE: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+# what people type who know other programs, and what it is called here, {} standing for the words that follow
+COMMANDS = {name: ours for ours, names in TABLE["commands"].items() for name in names.split()}
+OPTIONS = {name: ours for ours, names in TABLE["options"].items() for name in names.split()}
 VALUES = {"int": "N", "float": "X", "str": "TEXT", "list[str]": "TEXT", "Path": "PATH", "path": "PATH"}
 
 

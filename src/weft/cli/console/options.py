@@ -13,7 +13,7 @@ def argument(name: str, help: str, default: Any = ..., **more: Any) -> Any:
 
 
 def option(default: Any, help: str, *names: str, value: str | None = None, **more: Any) -> Any:
-    """An option: its default (... inside Annotated), what the help says of it, and what stands there for its value."""
+    """An option: its default (... where it has none), what the help says of it, and what stands there for its value."""
     return typer.Option(default, *names, metavar=value, help=help, **more)
 
 

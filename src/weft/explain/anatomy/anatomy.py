@@ -11,6 +11,7 @@ from weft.explain.anatomy.diagram import diagram, figure
 from weft.explain.anatomy.parts import Part
 from weft.explain.anatomy.recurrent import bahdanau_columns, ngram_columns, recurrent_columns
 from weft.explain.anatomy.transformer import transformer_columns
+from weft.explain.texts import TEXTS
 from weft.figures.page import mounted, part
 from weft.figures.picture import Picture
 from weft.figures.tables import WIDTH
@@ -34,10 +35,7 @@ class Anatomy(Picture):
 
     scripts = ("anatomy.js",)
     title = "The model on one page"
-    about = (
-        "Every part in the order of computation: its formula, the shapes of what goes in and comes out, its parameters,"
-        " the settings that chose it, and the source lines that compute it. Layers that are alike are shown once."
-    )
+    about = TEXTS["anatomy"]
 
     @property
     def parameters(self) -> int:

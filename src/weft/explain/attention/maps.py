@@ -22,6 +22,7 @@ from weft.explain.attention.lines import MIN_DRAWN, LineView, Probabilities, str
 from weft.explain.attention.page import packed
 from weft.explain.capture import capture
 from weft.explain.reading import WHITE, Reading, lacks
+from weft.explain.texts import TEXTS
 from weft.figures.heatmap import MAX_LABELS, label_axis, label_inches, pooled, shade_cells, shortened, write_cells
 from weft.figures.page import Section, mounted
 from weft.figures.picture import SHADES, Picture, new_figure
@@ -41,7 +42,6 @@ MAX_WRITTEN = 10  # tokens whose probabilities are still written into the cells
 MAX_TEXT_ROWS = 40
 WRITES = "…"  # what the last row of attention to a source would write
 # Attention spreads over all orders of size. The square root keeps 0.01 in sight beside 1.
-SHADE = "the stronger the shade, the larger the probability, whose square root it follows"
 _SIGNS = {shown: sign for sign, shown in WHITE.items()}
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
@@ -181,13 +181,8 @@ class AttentionMaps(Picture):
         total = steps[0]
         for step in steps[1:]:
             total = step @ total
-        about = (
-            "How much of each token (column) reaches each place of the last layer (row), if attention alone carried "
-            "it: the mean over the heads, half of it with half of the identity for the residual stream, multiplied "
-            f"from layer to layer (Abnar and Zuidema 2020); {SHADE}."
-        )
         title = f"Attention rollout: {NAMES[part.kind]}, {counted(len(steps), 'layer')}"
-        return HeadMap(title, about, total.astype(np.float32), part.queries, part.keys)
+        return HeadMap(title, TEXTS["rollout"], total.astype(np.float32), part.queries, part.keys)
 
     def figure(self) -> Figure:
         """All heads as small maps: layers in rows, heads in columns, one part below the other for each kind."""
@@ -277,10 +272,7 @@ def attention_maps(reading: Reading) -> AttentionMaps:
         # (layers, heads, time, source time) of what each layer gave, (1, [heads,] time, source time)
         stacked = np.stack([(each[0] if each.dim() == 4 else each).float().cpu().numpy() for each in layers])
         parts.append(KindMaps(kind, stacked, *labels[kind]))
-    about = (
-        "Each small map is one head: a row is a token that attends, a column one that is attended to, and the "
-        f"probabilities of a row sum to 1; {SHADE}."
-    )
+    about = TEXTS["attention"]
     if max(max(part.probabilities.shape[2:]) for part in parts) > 64:
         about += " In the small maps each cell is the largest of a block of tokens, so that thin lines survive."
     return AttentionMaps(f"Attention over {counted(len(reading.ids), 'token')}", about, tuple(parts))
@@ -323,10 +315,7 @@ def _checked(part: KindMaps, name: str, number: int) -> int:
 
 
 def _map(title: str, part: KindMaps, shown: Probabilities, zoom: tuple[int, int] | None) -> HeadMap:
-    about = (
-        "A row is a token that attends (the query), a column one that is attended to (the key); the probabilities of "
-        f"a row sum to 1; {SHADE}."
-    )
+    about = TEXTS["head"]
     if part.kind == "cross":
         about += " A row is named by the token that is written there."
     queries, keys, start = part.queries, part.keys, (0, 0)

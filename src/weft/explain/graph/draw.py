@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, PathPatch, Polygon
@@ -14,6 +13,7 @@ from weft.explain.graph.fold import Group
 from weft.explain.graph.labels import Labels, Written, function, shape
 from weft.explain.graph.layout import HEAD, Box, Inside, Line, arrange, insides
 from weft.explain.graph.level import Size
+from weft.figures.page import template
 from weft.figures.shaded import width_of
 
 # fill, border, width of the border, dashes; told apart by what is written in them as well
@@ -156,28 +156,9 @@ def figure(drawing: Drawing) -> Figure:
 
 def svg(drawing: Drawing, label: str) -> str:
     """Plain SVG: rectangles, paths and text, with no style sheet, script or marker."""
-    out = [
-        Markup(
-            '<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1}" viewBox="{2} {2} {0} {1}" role="img" '
-            'aria-label="{3}" font-family="DejaVu Sans, Verdana, sans-serif">'
-        ).format(_n(drawing.width), _n(drawing.height), _n(-MARGIN), label),
-        Markup("<title>{}</title>").format(label),
-    ]
-    frames, boxes = ([mark for mark in drawing.marks if mark.frame is framed] for framed in (True, False))
-    for mark in frames:
-        out += _svg_mark(mark)
-    for line in drawing.lines:
-        dash = Markup(' stroke-dasharray="1 3"') if drawing.faint(line) else ""
-        start, mid, end = _n(line.x), _n((line.bend + line.straight) / 2), _n(line.to_x)
-        curve = f"V{_n(line.bend)}C{start} {mid} {end} {mid} {end} {_n(line.straight)}V{_n(line.to_y)}"
-        path = Markup('<path d="M{} {}{}" fill="none" stroke="{}" stroke-width="0.9"{}/>')
-        out.append(path.format(start, _n(line.y), curve, SOFT, dash))
-    for x, y, down in drawing.arrows():
-        tip = " ".join(f"{_n(a)},{_n(b)}" for a, b in _arrow(x, y, down))
-        out.append(Markup('<polygon points="{}" fill="{}"/>').format(tip, INK))
-    for mark in boxes:
-        out += _svg_mark(mark)
-    return "\n".join([*map(str, out), "</svg>", ""])
+    looks = {"styles": STYLES, "ink": INK, "soft": SOFT, "margin": MARGIN}
+    shapes = {"rectangle": _rectangle, "texts": _texts, "arrow": _arrow, "n": _n}
+    return template("graph_svg.html").render(drawing=drawing, label=label, **looks, **shapes) + "\n"
 
 
 class _Text(NamedTuple):
@@ -205,19 +186,6 @@ def _texts(mark: Mark) -> Iterator[_Text]:
     yield _Text(x, y, labels.name, TEXT)
     for n, line in enumerate(labels.lines, 1):
         yield _Text(x, y + SMALL_ROW * n, line, SMALL, soft=True)
-
-
-def _svg_mark(mark: Mark) -> list[Markup]:
-    fill, edge, width, dashed = STYLES[mark.labels.style]
-    x, y, w, h = map(_n, _rectangle(mark))
-    dash = Markup(' stroke-dasharray="4 2"') if dashed else ""
-    rect = Markup('<rect x="{}" y="{}" width="{}" height="{}" rx="{}" fill="{}" stroke="{}" stroke-width="{}"{}/>')
-    out = [rect.format(x, y, w, h, 5 if mark.frame else 3, fill, edge, width, dash)]
-    for text in _texts(mark):
-        anchor = Markup(' text-anchor="middle"') if text.middle else ""
-        written = Markup('<text x="{}" y="{}" font-size="{}" fill="{}"{}>{}</text>')
-        out.append(written.format(_n(text.x), _n(text.y), text.size, SOFT if text.soft else INK, anchor, text.text))
-    return out
 
 
 def _arrow(x: float, y: float, down: float) -> list[tuple[float, float]]:

@@ -15,20 +15,11 @@ from weft.explain.graph.formulas import LECTURE, MODULES
 from weft.explain.graph.graph import Call, Graph, Node, graph
 from weft.explain.graph.labels import Written, function, names, shape
 from weft.explain.graph.level import Level
+from weft.explain.texts import TEXTS
 from weft.figures.page import mounted
 from weft.figures.picture import FIGURES, PAGE, Picture, check_picture
 from weft.files import write_text
 from weft.models.base import evaluating
-
-ABOUT = (
-    "One box per variable: inside it the function that computes it, beside it the variable's name and its number in "
-    "the order of computation. Parameters, inputs and constants are boxes too."
-)
-FOLDED = " A box with a thick border is a module that is folded: opened, it shows what is inside."
-BACKWARD = (
-    " In the backward pass gradients go against the edges, in the reverse order; what arrives along several edges is "
-    "added. g_x is the gradient of the loss by x{}."
-)
 
 INPUTS, HIDDEN, OUTPUTS = 3, 4, 2  # sizes of the lecture's network
 
@@ -50,7 +41,8 @@ class GraphPicture(Picture):
     @property
     def about(self) -> str:  # type: ignore[override]
         result = "" if self.written.substitute else ", and y the result of the box"
-        return ABOUT + FOLDED * self._folds + BACKWARD.format(result)
+        told = [TEXTS["graph"], *[TEXTS["folded"]] * self._folds, TEXTS["backward"].format(result=result)]
+        return " ".join(told)
 
     @property
     def _folds(self) -> bool:

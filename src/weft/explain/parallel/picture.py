@@ -13,16 +13,11 @@ from torch.distributed.tensor import Partial, Placement
 from weft.costs.units import byte_size, short
 from weft.explain.parallel.parallel import FEATURES, TOKENS, Cut, Sizes, Split, Splits, Way, measure
 from weft.explain.parallel.ranks import Collective
+from weft.explain.texts import TEXTS
 from weft.figures.page import Section, html_tables
 from weft.figures.picture import COLOURS, Picture, new_figure, svg
 from weft.figures.tables import WIDTH, Table, text_tables
 
-RING = (
-    "Sent by each of n processes around a ring: 2(n − 1)/n · b bytes for an all-reduce of b; (n − 1)/n · b for a "
-    "reduce-scatter of b, for an all-gather to b, and for an all-to-all of b in each process. Bytes are those of "
-    "bf16. Compute: operations of matrix products, forward and backward. Activations: what the norm, the two matrices "
-    "and the function between them read, and the backward pass reads again."
-)
 INK, SOFT, GREY = "#000000", "#808080", "#bdbdbd"  # black is the page's own ink
 FORWARD, BACKWARD = ("#333333", "#fefefe"), ("#f4f0e6", "#111111")  # a collective's bar, and the word in it
 SHORT, LONG, THIN = 0.62, 0.98, 0.5  # d_model and d_ff, and tokens, as lengths
@@ -62,32 +57,15 @@ class ParallelSplits(Picture):
 def parallel_splits(sizes: Sizes | None = None, ranks: int = 2) -> ParallelSplits:
     """An MLP and an attention block split over so many processes in every way, measured and compared with the whole."""
     blocks = measure(sizes or Sizes(), ranks)
-    return ParallelSplits(
-        title="Splitting a layer over processes",
-        about=(
-            "Matrices are cut by columns or by rows, in the colours of the processes that have the pieces. Every way "
-            "was run in float64 on DTensors, its collectives counted by torch's CommDebugMode, and its result and "
-            "gradients compared with those of the unsplit block. The best way stands first: the least compute for "
-            "each process, then the fewest bytes sent, then the fewest collectives."
-        ),
-        blocks=tuple(blocks),
-    )
+    return ParallelSplits("Splitting a layer over processes", TEXTS["splits"], tuple(blocks))
 
 
 def _about(splits: Splits) -> str:
     sizes, (first, function, second) = splits.sizes, splits.block.names
     wide = (sizes.d_ff, sizes.d_ff) if splits.block.name == "MLP" else (3 * sizes.d_model, sizes.d_model)
     columns = "whole heads" if splits.block.name == "Attention" else "some of the columns"
-    return (
-        f"Y = {function}(X{first}) and Z = Y{second}, with {first} {sizes.d_model} × {wide[0]:,}, {second} "
-        f"{wide[1]:,} × {sizes.d_model}, and {sizes.tokens} tokens. {first} by rows gives each process a part of a "
-        f"sum, and {function} needs the sum: applied to each part by itself, it would be off by up to "
-        f"{splits.wrong:.0%} of the largest value. So a collective stands before it. {first} by columns gives each "
-        f"process {columns}, which is all that {function} needs, and {second} by rows reads them where they are: one "
-        "all-reduce at the end, and one in the backward pass. With sequence parallelism each process has a slice of "
-        "the tokens outside of the two matrices; an all-reduce becomes a reduce-scatter and an all-gather, which send "
-        "as many bytes together."
-    )
+    words = {"first": first, "function": function, "second": second, "columns": columns}
+    return TEXTS["splits-of"].format(**words, sizes=sizes, wide=wide, wrong=splits.wrong)
 
 
 def _tables(splits: Splits) -> list[Table]:
@@ -103,17 +81,13 @@ def _tables(splits: Splits) -> list[Table]:
         costs.append((way, *sent, short(split.flops), *held))
         differences.append((way, *(f"{each:.1e}" if each else "0" for each in split.differences)))
     late = next(split.late for split in splits.splits if split.late)
-    remark = (
-        "With sequence parallelism the gradients of the norm and of the last bias are sums over all processes: "
-        f"{len(late)} all-reduces of {late[0].numbers} numbers, which can wait for the end of a step. They aren't "
-        "counted here."
-    )
+    remark = TEXTS["late-sums"].format(count=len(late), numbers=late[0].numbers)
     title = f"{name} on {ranks} processes"
     costs_of = (corner, "sent forward", "backward", "compute", "weights", "activations")
     off = (corner, "result", "gradient of X", "of the weights")
     return [
         Table((corner, "forward", "backward"), collectives, f"{title}: collectives", [remark], (0, 1, 2)),
-        Table(costs_of, costs, f"{title}: what each process sends, computes and holds", [RING]),
+        Table(costs_of, costs, f"{title}: what each process sends, computes and holds", [TEXTS["ring"]]),
         Table(off, differences, f"{title}: largest difference from the unsplit block, in float64"),
     ]
 

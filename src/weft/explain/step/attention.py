@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import counted
+from weft.explain.anatomy.parts import with_bias
 from weft.explain.step.passing import Compared, Followed
 from weft.explain.step.stage import Way, cost, products, shown
 from weft.nn.attention import CrossAttention, Heads, SelfAttention
@@ -44,19 +45,14 @@ def attention_stages(way: Way, followed: Followed, part: str, read: str, source:
     probabilities = followed.seen[f"{id}.probabilities"][0, :, place]
     way.add(
         f"{id}.softmax",
-        "Softmax",
-        "Scores become probabilities: each head divides its attention among the keys that it sees.",
-        "A = softmax(S)",
+        "softmax",
         shown("probabilities", probabilities, "head", ("key", compared.keys), scale="probability"),
         by=masked_softmax,
     )
     H, d_head, relative = module.heads, module.d_head, isinstance(module, RelativeAttention)
     way.add(
         f"{id}.mix",
-        "Mix of values",
-        "Each head adds up the values, each as much as it is attended to"
-        + (", and with them vectors of their distances." if relative else "."),
-        "o = Σ A (v + distance)" if relative else "o = Σ A v",
+        "relative-mix" if relative else "mix",
         shown("heads", followed.at(f"{id}.heads").view(H, d_head), "head", "coordinate"),
         numbers={"heads": H, "d_head": d_head},
         inputs=(way.last, values),
@@ -65,10 +61,9 @@ def attention_stages(way: Way, followed: Followed, part: str, read: str, source:
     )
     return way.add(
         f"{id}.out",
-        "Output projection",
-        "The heads side by side, times W_O: what attention adds to the token.",
-        f"y = W_O [o₁ … o_{H}]" + ("" if module.out.bias is None else " + b"),
+        "heads-mixed",
         shown("attention", followed.at(id), "coordinate"),
+        words={"heads": H, "bias": with_bias(module.out)},
         by=Heads.attend,
         cost=cost(products(module.out), module.out),
     )
@@ -82,30 +77,25 @@ def _projected(opened: _Opened, read: str, source: str) -> tuple[str, str, str]:
     linear = module.q if cross else module.qkv
     bound = "" if module.clip is None else f", cut off at ±{module.clip:g}"
     normed = "" if module.q_norm is None else ", normed"
-    width, bias = linear.in_features, "" if linear.bias is None else " + b"
+    width, bias = linear.in_features, with_bias(linear)
     queries = way.add(
         f"{id}.queries",
-        "Queries",
-        f"The token's vector times W_Q, in {H} heads{bound}{normed}: what each head looks for.",
-        f"q = W_Q x{bias}",
+        "queries",
         shown("queries", q[0, :, opened.place], "head", "coordinate"),
         numbers={"heads": H, "d_head": d_head},
+        words={"made": bound + normed, "bias": bias},
         inputs=(read,),
         by=CrossAttention.forward if cross else SelfAttention.project,
         cost=_part_cost(linear, width * H * d_head),
     )
     made, shared = [queries], "" if H == G else f", each shared by {H // G} heads of queries"
-    does = {"keys": "what each token can be found by", "values": "what each token gives where it is attended to"}
-    for what, x in (("keys", k), ("values", v)):
-        after = bound + (normed if what == "keys" else "")
+    for what, x, after in (("keys", k, bound + normed), ("values", v, bound)):
         stage = way.add(
             f"{id}.{what}",
-            what.capitalize(),
-            f"{'The source' if cross else 'Every token'} times W_{what[0].upper()}, in {G} heads{shared}{after}: "
-            f"{does[what]}.",
-            f"{what[0]} = W_{what[0].upper()} x{bias}",
+            what,
             shown(what, x[0], "head", ("key", compared.keys), "coordinate"),
             numbers={"kv_heads": G, "d_head": d_head, "keys": len(compared.keys)},
+            words={"read": "The source" if cross else "Every token", "made": shared + after, "bias": bias},
             inputs=(source if cross else read,),
             by=CrossAttention.keys_values if cross else SelfAttention.project,
             cost=_part_cost(module.kv if cross else linear, width * G * d_head),
@@ -126,9 +116,7 @@ def _rotary(opened: _Opened, inputs: Sequence[str]) -> str:
     cos, sin = (each[0, 0, place] for each in compared.mask.angles)
     return opened.way.add(
         f"{opened.id}.rotary",
-        "Rotary positions",
-        "Pairs of coordinates of queries and keys are rotated, by angles that grow with the position.",
-        "(a, b) → (a cos θ − b sin θ, b cos θ + a sin θ)",
+        "rotary",
         shown("queries, rotated", compared.rotated.q[0, :, place], "head", "coordinate"),
         shown("keys, rotated", compared.rotated.k[0], "head", ("key", compared.keys), "coordinate"),
         shown("cos θ", cos, "pair"),
@@ -144,18 +132,17 @@ def _scores(opened: _Opened, scores: Tensor, inputs: Sequence[str]) -> None:
     H, d_head, scored = module.heads, module.d_head, isinstance(module, ScoredAttention)
     root = math.isclose(module.scale, d_head**-0.5)
     formula = ("(Q Kᵀ + distances)" if scored else "Q Kᵀ") + (" / √d_head" if root else " · scale")
-    about = "Each head compares the token's query with every key" + (", and with their distances" if scored else "")
+    more = ", and with their distances" * scored
     numbers: dict[str, float] = {"d_head": d_head, **({"√d_head": d_head**0.5} if root else {"scale": module.scale})}
     if module.softcap is not None:
-        formula, about = f"c · tanh({formula} / c)", f"{about}; no score passes the cap c"
+        formula, more = f"c · tanh({formula} / c)", f"{more}; no score passes the cap c"
         numbers["c"] = module.softcap
     opened.way.add(
         f"{opened.id}.scores",
-        "Scores",
-        f"{about}.",
-        f"S = {formula}",
+        "scores",
         shown("scores", scores, "head", ("key", keys)),
         numbers=numbers,
+        words={"formula": formula, "more": more},
         inputs=inputs,
         by=type(module).scores if scored else Scoring.scores,
         cost=cost(2 * H * d_head * len(keys), getattr(module, "relative_keys", None)),
@@ -171,9 +158,7 @@ def _mask(opened: _Opened, scores: Tensor) -> None:
         scores = scores + bias[0, :, 0]
         way.add(
             f"{id}.bias",
-            "Position bias",
-            "A number for the distance between the token and each key is added to the scores, another in each head.",
-            "S + bias(distance)",
+            "bias",
             shown("scores with bias", scores, *axes),
             shown("bias", bias[0, :, 0], *axes),
             by=type(mask.position).bias,
@@ -189,12 +174,11 @@ def _mask(opened: _Opened, scores: Tensor) -> None:
     ]
     way.add(
         f"{id}.mask",
-        "Mask",
-        f"{'; '.join(told) if told else 'No key is hidden from this token'}.",
-        "S where a key is seen, −∞ where it is hidden",
+        "mask",
         shown("scores, masked", scores.masked_fill(~seen, -torch.inf), *axes),
         shown("seen", seen, ("key", compared.keys), scale="positive"),
         numbers={"keys": len(seen), "seen": int(seen.sum()), **{why: n for why, n in hidden.items() if n}},
+        words={"hidden": "; ".join(told) or "No key is hidden from this token"},
         by=Mask.mask_mod,
     )
 

@@ -10,26 +10,12 @@ from torch import Tensor
 from weft.decode.config import Sampling
 from weft.decode.prompt import choices
 from weft.explain.reading import Reading, pieces
-from weft.explain.step.choice import Choice, choice_stages, choose
+from weft.explain.step.head import Choice, choice_stages, choose
 from weft.explain.step.stage import Way, shown, token_stage
 from weft.models.ngram import NGram
 from weft.models.ngram_smoothing import discounts, smooth
-from weft.models.smoothing import AddK, KneserNey, MaximumLikelihood, ModifiedKneserNey, StupidBackoff
+from weft.models.smoothing import AddK, KneserNey, ModifiedKneserNey, StupidBackoff
 
-FORMULAS: dict[type, str] = {
-    MaximumLikelihood: "p(w | c) = count(c, w) / count(c)",
-    AddK: "p(w | c) = (count(c, w) + k) / (count(c) + k V)",
-    StupidBackoff: "p(w | c) = count(c, w) / count(c) / Z(c) where it was seen, else γ(c) p(w | c′)",
-    KneserNey: "p(w | c) = max(a(c, w) − D, 0) / a(c) + γ(c) p(w | c′)",
-    ModifiedKneserNey: "p(w | c) = max(a(c, w) − D, 0) / a(c) + γ(c) p(w | c′)",
-}
-ALONE: dict[type, str] = {  # the same of the empty context
-    MaximumLikelihood: "p(w) = count(w) / N",
-    AddK: "p(w) = (count(w) + k) / (N + k V)",
-    StupidBackoff: "p(w) = count(w) / N / Z, or alpha / V / Z where it was never seen",
-    KneserNey: "p(w) = max(a(w) − D, 0) / Σ a + γ / V",
-    ModifiedKneserNey: "p(w) = max(a(w) − D, 0) / Σ a + γ / V",
-}
 Interpolated = KneserNey | ModifiedKneserNey
 
 
@@ -77,11 +63,10 @@ def ngram_stages(way: Way, reading: Reading, place: int, settings: Sampling) -> 
     own = [id for id in context.tolist() if id < V]
     way.add(
         "embedding.context",
-        "Context",
-        f"The model looks at the last {len(own)} tokens and at nothing before them.",
-        f"c = the last {width} tokens",
+        "last-tokens",
         shown("context", torch.tensor(own), ("token", pieces(tokenizer, own)), scale="positive"),
         numbers={"order": width + 1},
+        words={"width": width, "own": len(own)},
         by=NGram.forward_features,
     )
     shorter = None
@@ -91,9 +76,7 @@ def ngram_stages(way: Way, reading: Reading, place: int, settings: Sampling) -> 
     answered = torch.stack([torch.where(each.counts > 0, each.n, 0) for each in found]).amax(0)
     way.add(
         "output.logits",
-        "Log-probabilities",
-        "What the longest context says is what the model says. The order is that of the longest n-gram that was seen.",
-        "z = log p(w | c)",
+        "log-probabilities",
         choice.vector("log p", choice.logits, "signed"),
         choice.vector("order", answered, "positive"),
         numbers={"vocab_size": len(choice.logits)},
@@ -137,6 +120,5 @@ def _order(way: Way, model: NGram, order: Order, shorter: Order | None, told: tu
         about += ": the shorter context answers."
     elif interpolated and order.n < model.config.order:
         about += " Here a is the number of different tokens before each, not how often it was seen."
-    way.add(
-        f"order.{order.n}", f"Order {order.n}", about, FORMULAS[type(smoothing)], *tensors, numbers=numbers, by=smooth
-    )
+    name, words = f"order-{'1-' if order.n == 1 else ''}{smoothing.kind}", {"n": order.n, "about": about}
+    way.add(f"order.{order.n}", name, *tensors, numbers=numbers, words=words, by=smooth)

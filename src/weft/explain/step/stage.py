@@ -3,6 +3,7 @@
 import inspect
 import math
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,6 +20,8 @@ MAX_ENTRIES = 64  # of a vector that are sent
 MAX_NUMBERS = 12_288  # of a tensor that are sent: of many vectors fewer entries each
 MAX_LINES = 40  # of a stage's source that are sent
 DIGITS = 6  # significant ones, of every number
+# by name: what a stage is called, its formula, and what it does
+TEXTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("stages.toml").read_text(encoding="utf-8"))
 
 Axis = tuple[str, Sequence[str] | None]  # its name, and what its places are called where these have names
 
@@ -45,10 +48,11 @@ class Stage:
 
 
 class Told(TypedDict, total=False):
-    """What else is told of a stage: this model's sizes; the ids of the stages whose results it reads, if not the one
-    before it; the function or class that computes it; what it costs."""
+    """What else is told of a stage: this model's sizes; other words that its texts need; the ids of the stages whose
+    results it reads, if not the one before it; the function or class that computes it; what it costs."""
 
     numbers: Mapping[str, float | int | str]
+    words: Mapping[str, object]
     inputs: Iterable[str]
     by: Callable[..., Any]
     cost: dict[str, int]
@@ -64,26 +68,15 @@ class Way:
     def last(self) -> str:
         return self.stages[-1].id
 
-    def add(self, id: str, title: str, about: str, formula: str, *tensors: dict[str, Any], **told: Unpack[Told]) -> str:
-        """A further stage, whose id begins with its group's name. Returns the id."""
+    def add(self, id: str, name: str, *tensors: dict[str, Any], **told: Unpack[Told]) -> str:
+        """A further stage, by its `name` in stages.toml; its id begins with its group's name. Returns the id."""
         numbers = {name: rounded(n) if isinstance(n, float) else n for name, n in told.get("numbers", {}).items()}
         inputs = tuple(told["inputs"]) if "inputs" in told else (self.last,)
         source = source_of(told["by"]) if "by" in told else None
-        group = re.match(r"\w+\.\d+|step \d+", id)
-        self.stages.append(
-            Stage(
-                id=id,
-                group=group[0] if group else id.rpartition(".")[0],
-                title=title,
-                about=about,
-                formula=formula,
-                numbers=numbers,
-                inputs=inputs,
-                tensors=tensors,
-                source=source,
-                cost=told.get("cost"),
-            )
-        )
+        found = re.match(r"\w+\.\d+|step \d+", id)
+        group = found[0] if found else id.rpartition(".")[0]
+        title, formula, about = (text.format(**numbers, **told.get("words", {})) for text in TEXTS[name])
+        self.stages.append(Stage(id, group, title, about, formula, numbers, inputs, tensors, source, told.get("cost")))
         return id
 
 
@@ -157,9 +150,7 @@ def token_stage(way: Way, group: str, ids: Sequence[int], pieces: Sequence[str],
     """What is read, as ids, and the place of the one that is followed."""
     way.add(
         f"{group}.tokens",
-        "Tokens",
-        f"The text as {len(ids)} ids." + ("" if place is None else f" The token that is followed is at place {place}."),
-        "text → ids",
+        "tokens" if place is None else "tokens-followed",
         shown("ids", torch.tensor(ids), ("token", pieces), scale="positive"),
         numbers={"tokens": len(ids)} | ({} if place is None else {"place": place, "id": ids[place]}),
         inputs=(),

@@ -9,14 +9,13 @@ import torch
 from weft.decode.config import Sampling
 from weft.errors import ConfigError, DataError
 from weft.explain.reading import Reading
-from weft.explain.step.bahdanau import bahdanau_stages
-from weft.explain.step.choice import Choice
-from weft.explain.step.head import head_stages
+from weft.explain.step.head import Choice, head_stages
 from weft.explain.step.ngram import ngram_stages
 from weft.explain.step.passing import Followed, watched
-from weft.explain.step.recurrent import recurrent_stages
+from weft.explain.step.recurrent import bahdanau_stages, recurrent_stages
 from weft.explain.step.stage import Stage, Way
 from weft.explain.step.transformer import stack_stages
+from weft.explain.texts import TEXTS
 from weft.figures.charts import Chart, Charts
 from weft.figures.picture import COLOURS
 from weft.figures.shaded import drawable, percent
@@ -55,10 +54,7 @@ class Step(Charts):
     source_place: int | None = None
 
     title = "Inside a step"
-    about = (
-        "One token's way through the model, stage by stage: the shape of what each computes, and its norm. The last "
-        "stages choose the next token."
-    )
+    about = TEXTS["step"]
 
     def answer(self) -> dict[str, Any]:
         """As plain lists and numbers."""

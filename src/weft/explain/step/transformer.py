@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from weft.explain.anatomy.parts import with_bias
 from weft.explain.step.attention import attention_stages
 from weft.explain.step.passing import NAMES, Followed
 from weft.explain.step.stage import Way, cost, products, shown, token_stage
@@ -37,13 +38,9 @@ def stack_stages(way: Way, followed: Followed, source: str | None = None) -> str
 
 def norm_stage(way: Way, id: str, module: Norm, x: Tensor, read: str | None = None) -> str:
     """A norm that gave x (width,) of what the stage `read` gave, by default the last one."""
-    layer = isinstance(module, norm.LayerNorm)
-    becomes = "mean becomes 0 and its deviation 1" if layer else "root mean square becomes 1"
     return way.add(
         id,
-        "LayerNorm" if layer else "RMSNorm",
-        f"The vector is normed: its {becomes}, then each coordinate has a gain of its own.",
-        "gain · (x − μ) / σ + bias" if layer else "gain · x / RMS(x)",
+        "layer-norm" if isinstance(module, norm.LayerNorm) else "rms-norm",
         shown("normed", x, "coordinate"),
         numbers={"eps": module.eps or 0.0, "width": len(x)},
         inputs=(read or way.last,),
@@ -60,15 +57,14 @@ def _embed(way: Way, followed: Followed) -> None:
     ids = torch.tensor([followed.ids], device=table.weight.device)
     token_stage(way, group, followed.ids, followed.pieces, place)
     x, factor = model.embed(ids, table)[0, place], model.config.embedding_factor
-    segment = "" if model.segments is None else " + S[0]"
+    scaled, segments = factor is not None, model.segments is not None
+    more = ", times a constant factor" * scaled + ", plus the vector of the first segment" * segments
     way.add(
         f"{group}.row",
-        "Embedding",
-        f"The id's row of the table of embeddings{'' if factor is None else ', times a constant factor'}"
-        f"{', plus the vector of the first segment' if segment else ''}.",
-        f"x = E[{followed.ids[place]}]{'' if factor is None else ' · factor'}{segment}",
+        "embedding",
         shown("embedding", x, "coordinate"),
         numbers={"vocab_size": len(table.weight), "width": len(x)} | ({} if factor is None else {"factor": factor}),
+        words={"id": followed.ids[place], "factors": " · factor" * scaled + " + S[0]" * segments, "more": more},
         by=Transformer.embed,
         cost=cost(0, table, model.segments),
     )
@@ -82,9 +78,7 @@ def _embed(way: Way, followed: Followed) -> None:
         x = x + added
         way.add(
             f"{group}.position",
-            "Position",
-            "A vector that stands for the token's position is added to its embedding.",
-            f"x + P[{place}]",
+            "position",
             shown("sum", x, "coordinate"),
             shown("position", added, "coordinate"),
             numbers={"position": place},
@@ -101,15 +95,14 @@ def _embed(way: Way, followed: Followed) -> None:
 def _ngrams(way: Way, followed: Followed, tables: NGramEmbedding, x: Tensor) -> Tensor:
     ids, place = torch.tensor([followed.ids], device=x.device), followed.place
     added, rows = tables(ids)[0, place], tables.indices(ids)[0, place] % tables.rows
-    found = {f"row of the last {order}": row for order, row in zip(tables.orders, rows.tolist(), strict=True)}
+    found = dict(zip(tables.orders, rows.tolist(), strict=True))
     way.add(
         f"{followed.embedding}.ngrams",
-        "N-grams",
-        "The last tokens, a few of them at a time, have rows of their own, which a hash finds. Their sum is added.",
-        "x + " + " + ".join(f"N{order}[{row}]" for order, row in zip(tables.orders, rows.tolist(), strict=True)),
+        "n-grams",
         shown("sum", x + added, "coordinate"),
         shown("n-grams", added, "coordinate"),
-        numbers={"rows": tables.rows, **found},
+        numbers={"rows": tables.rows, **{f"row of the last {order}": row for order, row in found.items()}},
+        words={"sum": " + ".join(f"N{order}[{row}]" for order, row in found.items())},
         by=NGramEmbedding.forward,
         cost=cost(0 if tables.projection is None else products(tables.projection), tables),
     )
@@ -117,9 +110,9 @@ def _ngrams(way: Way, followed: Followed, tables: NGramEmbedding, x: Tensor) -> 
 
 
 def _project(way: Way, followed: Followed, linear: Linear) -> Tensor:
-    x, about = followed.at(f"{followed.name}.projection"), "A matrix makes the vector as wide as the blocks are."
-    tensor, counted = shown("projected", x, "coordinate"), cost(products(linear), linear)
-    way.add(f"{followed.embedding}.projection", "Projection", about, "W x", tensor, by=Stack.begin, cost=counted)
+    x, counted = followed.at(f"{followed.name}.projection"), cost(products(linear), linear)
+    projected = shown("projected", x, "coordinate")
+    way.add(f"{followed.embedding}.projection", "projection", projected, by=Stack.begin, cost=counted)
     return x
 
 
@@ -147,9 +140,7 @@ def _block(way: Way, followed: Followed, source: str | None) -> None:
     if block.parallel:
         way.add(
             f"{name}.residual",
-            "Residual",
-            "Attention and feed-forward have read the same token; what both give is added to it at once.",
-            "x + attention + feed-forward",
+            "parallel-residual",
             shown("residual", followed.layer("residual"), "coordinate"),
             inputs=(before, *ends),
             by=Block.forward,
@@ -166,15 +157,11 @@ def _residual(way: Way, followed: Followed, part: str, start: str) -> None:
     post = skip.norm is not None and not skip.pre
     added = followed.added(part)
     total = end if not post else followed.before(part) + added if skip.residual else added
-    scaled = "y" if skip.scale == 1.0 else f"{skip.scale:g} · y"
     way.add(
         f"{id}.residual",
-        "Residual",
-        f"What {NAMES[part]} gives is added to what came in."
-        if skip.residual
-        else "This model has no skip connections: what came in is left behind.",
-        f"x + {scaled}" if skip.residual else scaled,
+        "residual" if skip.residual else "no-residual",
         shown("residual", total, "coordinate"),
+        words={"scaled": "y" if skip.scale == 1.0 else f"{skip.scale:g} · y", "part": NAMES[part]},
         inputs=(start, way.last) if skip.residual else (way.last,),
         by=Sublayer.write,
     )
@@ -186,20 +173,16 @@ def _feedforward(way: Way, followed: Followed, read: str) -> None:
     id, module = f"{followed.name}.{followed.opened}.feedforward", followed.block(followed.opened).feedforward
     gated = isinstance(module, feedforward.Gated)
     up = module.gate_up if gated else module.up
-    f, bias = followed.model.config.feedforward.activation, "" if up.bias is None else " + b"
     before = followed.at(f"{id}.{'gate_up' if gated else 'up'}")
     gate, *more = before.chunk(2) if gated else (before,)
     hidden = followed.at(f"{id}.hidden")
     way.add(
         f"{id}.up",
-        "Gate and up" if gated else "Up",
-        f"Two matrices make {len(hidden)} numbers each of the token's vector: gates, and what they let through."
-        if gated
-        else f"A matrix makes {len(hidden)} numbers of the token's vector, one a hidden unit.",
-        f"g = W_g x{bias}, u = W_u x{bias}" if gated else f"u = W₁ x{bias}",
+        "gate-up" if gated else "up",
         shown("gate" if gated else "before activation", gate, "unit"),
         *(shown("up", each, "unit") for each in more),
         numbers={"d_ff": len(hidden)},
+        words={"bias": with_bias(up)},
         inputs=(read,),
         by=type(module).forward,
         cost=cost(products(up), up),
@@ -208,21 +191,19 @@ def _feedforward(way: Way, followed: Followed, read: str) -> None:
     names = [str(unit) for unit in largest.tolist()]
     way.add(
         f"{id}.hidden",
-        "Activation",
-        f"Each unit passes through {f}" + (", and multiplies what its gate lets through." if gated else "."),
-        f"h = {f}(g) ⊙ u" if gated else f"h = {f}(u)",
+        "gated-hidden" if gated else "hidden",
         shown("hidden", hidden, "unit"),
         shown("largest units", hidden[largest], ("unit", names)),
         shown("largest units, before", gate[largest], ("unit", names)),
         numbers={"d_ff": len(hidden), "above 0": int((hidden > 0).sum())},
+        words={"f": followed.model.config.feedforward.activation},
         by=type(module).forward,
     )
     way.add(
         f"{id}.down",
-        "Down",
-        "A matrix brings the hidden units back to the model's width: what the layer adds to the token.",
-        f"y = {'W_d' if gated else 'W₂'} h" + ("" if module.down.bias is None else " + b"),
+        "down",
         shown("feed-forward", followed.at(id), "coordinate"),
+        words={"W": "W_d" if gated else "W₂", "bias": with_bias(module.down)},
         by=type(module).forward,
         cost=cost(products(module.down), module.down),
     )
@@ -240,24 +221,20 @@ def _summary(way: Way, followed: Followed, layer: int, before: str) -> None:
             tensors.append(shown(f"{label}, mean of heads", probabilities.mean(0), keys, scale="probability"))
         else:
             tensors.append(shown(label, probabilities, "head", keys, scale="probability"))
-    axis = ("part", [{"attention": "attention", "cross": "cross", "feedforward": "feed-forward"}[p] for p in parts])
+    labels, sharing = ["feed-forward" if part == "feedforward" else part for part in parts], followed.stack.sharing
+    axis, shared = ("part", labels), f" Its weights are those of {sharing} layers." if sharing > 1 else ""
     added, stream = [followed.added(part, layer) for part in parts], [followed.before(part, layer) for part in parts]
     way.add(
         name,
-        f"Block {layer}",
-        f"Block {layer} of {len(layers)}: what each of its heads looks at, and what it adds to the token's vector."
-        + (f" Its weights are those of {followed.stack.sharing} layers." if followed.stack.sharing > 1 else ""),
-        "x + attention + feed-forward" if len(parts) == 2 else "x + attention + cross + feed-forward",
+        "block",
         *tensors,
         shown("norm added", torch.stack(added).norm(dim=1), axis, scale="positive"),
         shown(
             "cosine", torch.stack([cosine_similarity(*pair, dim=0) for pair in zip(added, stream, strict=True)]), axis
         ),
         shown("residual", followed.at(f"{name}.residual"), "coordinate"),
-        numbers={
-            "norm before": float(stream[0].norm()),
-            "norm after": float(followed.at(f"{name}.residual").norm()),
-        },
+        numbers={"norm before": float(stream[0].norm()), "norm after": float(followed.at(f"{name}.residual").norm())},
+        words={"layer": layer, "layers": len(layers), "sum": " + ".join(["x", *labels]), "shared": shared},
         inputs=(before,),
         by=Block.forward,
         cost=cost(sum(products(part) for part in block.modules() if isinstance(part, Linear)), block),

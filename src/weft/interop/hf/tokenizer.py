@@ -8,6 +8,7 @@ masks among them. Those that they list are in the folder's files; what is not th
 
 import json
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,38 +39,13 @@ LANGUAGE = re.compile(r">>[^<>]+<<$")  # a token that says which language to wri
 FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
 LISTED = ("additional_special_tokens", "extra_special_tokens")
 
-Frame = tuple[tuple[Role, ...], tuple[Role, ...]]  # the roles of the tokens before and after a text
-ENDED: Frame = ((), ("eos",))
-ENCLOSED: Frame = (("bos",), ("eos",))
-BEGUN: Frame = (("bos",), ())
-# by transformers' class, without what all their names end with; those of language models are asked for `add_bos_token`
-CLASSES: Mapping[str, Frame] = {
-    **dict.fromkeys(("Marian", "T5", "Pegasus"), ENDED),
-    **dict.fromkeys(("Bart", "Roberta", "XLMRoberta", "Camembert"), ENCLOSED),
-    "Albert": (("cls",), ("sep",)),
-    **dict.fromkeys(("Llama", "Gemma"), BEGUN),
-    "GPT2": ((), ()),
-}
-SWITCHED = ("Llama", "Gemma", "GPT2")
-BY_MODEL = {
-    "marian": "Marian", "t5": "T5", "mt5": "T5", "pegasus": "Pegasus", "bart": "Bart", "mbart": "MBart",
-    "m2m_100": "M2M100", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert",
-    "albert": "Albert", "llama": "Llama", "mistral": "Llama", "gemma": "Gemma",
-}  # fmt: skip
-# how models of several languages are told which (`recipe.objective.Languages`), and what they read if nobody says
-LANGUAGES: Mapping[str, Tree] = {
-    "MBart": {"token": "{}", "source": "after", "target": "start", "reads": "en_XX"},
-    "MBart50": {"token": "{}", "source": "before", "target": "first", "reads": "en_XX"},
-    "Nllb": {"token": "{}", "source": "before", "target": "first", "reads": "eng_Latn"},
-    "M2M100": {"token": "__{}__", "source": "before", "target": "first", "reads": "en"},
-    "Marian": {"token": ">>{}<<", "source": "none", "target": "source"},
-}
-# those of M2M-100 (Fan et al. 2021), whose ids follow the vocabulary's in this order
-M2M100 = (
-    "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy "
-    "id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru "
-    "sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
-)
+Frame = tuple[Sequence[Role], Sequence[Role]]  # the roles of the tokens before and after a text
+_TABLE = tomllib.loads(Path(__file__).with_name("tokenizers.toml").read_text(encoding="utf-8"))
+CLASSES: Mapping[str, Frame] = _TABLE["frames"]
+BY_MODEL: Mapping[str, str] = _TABLE["models"]
+LANGUAGES: Mapping[str, Tree] = _TABLE["languages"]
+M2M100: list[str] = _TABLE["m2m100"].split()
+SWITCHED = ("Llama", "Gemma", "GPT2")  # classes that are asked for `add_bos_token`
 
 
 def read_tokenizer(folder: Path, config: Tree, model: Model) -> tuple[Tokenizer | None, Tokenizer | None]:
@@ -139,7 +115,7 @@ def _numbered(folder: Path, family: str) -> Tokenizer | None:
     pieces = folder / PIECES
     match family:
         case "m2m_100" if pieces.is_file() and (folder / "vocab.json").is_file():
-            languages = _listed(folder) or [f"__{code}__" for code in M2M100.split()]  # their ids follow
+            languages = _listed(folder) or [f"__{code}__" for code in M2M100]  # their ids follow
             return _read_pieces(pieces, [*_tokens_by_id(folder / "vocab.json"), *languages], ("<pad>", *languages))
         case "m2m_100" | "mbart" | "xlm-roberta" if pieces.is_file():
             texts = _texts(pieces)

@@ -1,45 +1,19 @@
 """Texts to be written in another way: letters again or from the end, numbers and days in words and in digits."""
 
 import datetime
+import tomllib
+from pathlib import Path
 
 from weft.text.grammars.rng import Mine, Rng, Row
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MIN_LETTERS, MAX_LETTERS = 3, 12
 
-_words = str.split
-SMALL = _words(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-    " eighteen nineteen"
-)
-TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-
 FIRST_DAY = datetime.date(1900, 1, 1)
 DAYS = (datetime.date(2100, 1, 1) - FIRST_DAY).days
-MONTHS = _words("January February March April May June July August September October November December")
-WEEKDAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-FEASTS = {(1, 1): "New Year's Day", (2, 14): "Valentine's Day", (5, 1): "May Day", (10, 31): "Halloween"}
-FEASTS |= {(12, 24): "Christmas Eve", (12, 25): "Christmas Day", (12, 31): "New Year's Eve"}
-ORDINALS = _words(
-    "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth"
-    " sixteenth seventeenth eighteenth nineteenth"
-)
-SPOKEN = "the {ordinal} of {month}, {spoken}"
-WAYS = (
-    SPOKEN,
-    "{d} {month} {y}",
-    "{month} {d}, {y}",
-    "{d} {short} {y}",
-    "{abbreviated} {d}, {y}",
-    "{nth} {month} {y}",
-    "the {nth} of {month} {y}",
-    "{month} the {nth}, {y}",
-    "{month} the {ordinal}, {spoken}",
-    "the {ordinal} day of {month} {y}",
-    "{y}, {month} {d}",
-    "{d}-{short}-{y}",
-    "{ordinal} of {month} in the year {y}",
-)
+_WORDS = tomllib.loads(Path(__file__).with_name("rewriting.toml").read_text(encoding="utf-8"))
+SMALL, ORDINALS, MONTHS, WEEKDAYS = (_WORDS[name].split() for name in ("small", "ordinals", "months", "weekdays"))
+TENS, WAYS, FEASTS = _WORDS["tens"], _WORDS["ways"], _WORDS["feasts"]
 
 
 def copy(rng: Rng, mine: Mine) -> Row | None:
@@ -94,7 +68,7 @@ def words_to_date(rng: Rng, mine: Mine) -> Row | None:
     day = _day(rng)
     if not mine(day.isoformat()):
         return None
-    feast, last = (day.month, day.day) in FEASTS, (day + datetime.timedelta(days=1)).day == 1
+    feast, last = f"{day.month}-{day.day}" in FEASTS, (day + datetime.timedelta(days=1)).day == 1
     ways = [*WAYS, *["{feast} {y}"] * 3 * feast, *["the last day of {month} {y}"] * 3 * last]
     text = _said(rng.pick(ways), day)
     if rng.chance(15):
@@ -105,7 +79,7 @@ def words_to_date(rng: Rng, mine: Mine) -> Row | None:
 def date_to_words(rng: Rng, mine: Mine) -> Row | None:
     """1999-05-03 → the third of May, nineteen ninety-nine."""
     day = _day(rng)
-    return {"source": day.isoformat(), "target": _said(SPOKEN, day)} if mine(day.isoformat()) else None
+    return {"source": day.isoformat(), "target": _said(WAYS[0], day)} if mine(day.isoformat()) else None
 
 
 def ordinal(number: int) -> str:
@@ -140,5 +114,5 @@ def _said(way: str, day: datetime.date) -> str:
         nth=f"{d}{'th' if 10 <= d <= 20 else {1: 'st', 2: 'nd', 3: 'rd'}.get(d % 10, 'th')}",
         ordinal=ordinal(d),
         spoken=spoken_year(day.year),
-        feast=FEASTS.get((day.month, d)),
+        feast=FEASTS.get(f"{day.month}-{d}"),
     )
