@@ -22,6 +22,16 @@ from weft.nn.scaled_dot_product import QKV, reference_attention
 
 compiled = pytest.mark.skipif(native.library() is None, reason="no C compiler")
 
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Few heads leave some threads of a large machine without any, and are PyTorch's then."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 SIZES = [(64, 64), (65, 65), (127, 127), (300, 300), (130, 203), (203, 130)]  # queries and keys
 
 
@@ -66,16 +76,12 @@ def test_attention_is_the_formulas(sizes: tuple[int, int], d_head: int, shared: 
 @compiled
 def test_the_number_of_threads_changes_no_bit() -> None:
     qkv, x = heads(100, 100, 32, 2), torch.randn(50, 300, requires_grad=True)
-    upstream, before = torch.randn(2, 4, 100, 32), torch.get_num_threads()
-    found = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            assert native.attention_fits(*qkv) and native.gelu_fits(x)
-            found.append(gradients(lambda qkv: native.FusedAttention.apply(0.2, True, *qkv), qkv, upstream))
-            found[-1] += torch.autograd.grad(gelu(x).square().sum(), x)
-    finally:
-        torch.set_num_threads(before)
+    upstream, found = torch.randn(2, 4, 100, 32), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        assert native.attention_fits(*qkv) and native.gelu_fits(x)
+        found.append(gradients(lambda qkv: native.FusedAttention.apply(0.2, True, *qkv), qkv, upstream))
+        found[-1] += torch.autograd.grad(gelu(x).square().sum(), x)
     for other in found[1:]:
         assert all(torch.equal(one, again) for one, again in zip(found[0], other, strict=True))
 
@@ -137,6 +143,8 @@ def test_all_else_goes_its_way() -> None:
         assert not native.attention_fits(*qkv)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not native.attention_fits(*qkv) and not native.gelu_fits(torch.ones(300, requires_grad=True))
+    torch.set_num_threads(9)
+    assert not native.attention_fits(*qkv)
     assert not native.gelu_fits(torch.ones(255, requires_grad=True)) and not native.gelu_fits(torch.ones(300))
 
 
