@@ -5,7 +5,7 @@
 
 A step is forward, backward, clipping to norm 1 and AdamW, eager. weft's is the step of its trainer; transformers' runs
 under torch's autocast in bf16. All models run in the same process, turn by turn, so that whatever else the machine does
-falls on all of them; ratios are those of the medians.
+falls on all of them; ratios are those of the medians. With one thread its processor time is measured, else the clock.
 
 --loss trains the recipe's GPT on the built-in Python text in fp32 and in bf16, with the same seeds, and prints the
 validation losses, whose differences between formats stand beside those between seeds.
@@ -110,13 +110,14 @@ def compare(shape: tuple[int, ...], precisions: list[Precision], rounds: int, st
         runs["weft", precision] = ours(shape, precision)
         runs["transformers", precision] = theirs(shape, precision)
     times: dict[tuple[str, Precision], list[float]] = {name: [] for name in runs}
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     for turn in range(rounds + 1):
         for name, step in runs.items():
-            start = time.perf_counter()
+            start = clock()
             for _ in range(steps):
                 step(batch)
             if turn:  # the first turn warms up
-                times[name].append((time.perf_counter() - start) / steps)
+                times[name].append((clock() - start) / steps)
     median = {name: statistics.median(taken) for name, taken in times.items()}
     print(f"{layers} layers, d {d_model}, T {length}, B {rows}, V {vocab_size}", flush=True)
     for precision in precisions:

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parent.parent / "src" / "weft"
 MODULES = sorted(ROOT.rglob("*.py"))
 
 FLOORS = {
-    "config": 0, "errors": 0, "files": 0, "layout": 0, "machine": 0, "progress": 0, "safetensors_header": 0,
-    "tensors": 0, "untrusted": 0, "workers": 0,
+    "compiler": 0, "config": 0, "errors": 0, "files": 0, "layout": 0, "machine": 0, "progress": 0,
+    "safetensors_header": 0, "tensors": 0, "untrusted": 0, "workers": 0,
     "nn": 1, "text": 1, "data": 1, "figures": 1,
     "models": 2,
     "costs": 2.5,
@@ -32,6 +32,7 @@ ALLOWED = {("data", "text"), ("compare", "api")}
 ALLOWED |= {(room, "errors") for room in ("config", "files", "layout", "untrusted")} | {
     ("progress", "untrusted"),
     ("layout", "config"),
+    *(("compiler", below) for below in ("files", "machine", "progress")),
     *((room, "files") for room in ("config", "safetensors_header", "untrusted")),
     *(("tensors", below) for below in ("errors", "files", "safetensors_header", "untrusted")),
 }

@@ -267,3 +267,10 @@ def checksums(path: Path) -> list[str]:
         return [one(0)]
     with ThreadPoolExecutor(THREADS, "hash") as pool:
         return list(pool.map(one, starts))
+
+
+def cache_folder() -> Path:
+    """WEFT_CACHE, or weft's folder in the user's cache."""
+    if chosen := os.environ.get("WEFT_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "weft"

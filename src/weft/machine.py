@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
+ON_ARM = platform.machine().lower() in ("aarch64", "arm64")
 # instructions that matter for products, by Linux's names of them; the more a processor gains by one, the earlier
 FEATURES = {"amx_bf16": "AMX bf16", "amx_int8": "AMX int8", "avx512_bf16": "AVX-512 BF16"}
 FEATURES |= {"avx512_vnni": "AVX-512 VNNI", "avx512f": "AVX-512", "avx_vnni": "AVX VNNI", "avx2": "AVX2"}

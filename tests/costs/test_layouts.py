@@ -115,7 +115,7 @@ def test_logits_come_in_two_chunks_where_there_are_several() -> None:
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize("make", [gpt, lambda *sizes: llama(*sizes[:3], 240, 64, vocab_size=97)])
 def test_a_compiled_layer_keeps_what_is_counted(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.nn.activations.ARM", False)
+    monkeypatch.setattr("weft.nn.activations.ON_ARM", False)
 
     def saved(layers: int) -> int:
         torch._dynamo.reset()

@@ -210,7 +210,7 @@ def saved_bytes(model: Any, time: int) -> int:
     "config", [llama(8, 64, 4, 96, 32, vocab_size=16), gpt(8, 64, 4, 32, 16)], ids=["llama", "gpt"]
 )
 def test_activations_are_what_autograd_keeps(config: Config, adapter: LoRA, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.nn.activations.ARM", False)  # those for ARM keep what a product keeps anyway
+    monkeypatch.setattr("weft.nn.activations.ON_ARM", False)  # those for ARM keep what a product keeps anyway
     model = build(config)
     add_adapters(model, adapter)
     predicted = training_memory(config, Workload(4, 32, "fp32"), adapter).activations

@@ -5,6 +5,7 @@ from pathlib import Path
 from weft.cli.console import options
 from weft.cli.console.options import option
 from weft.cli.console.terminal import loading, print_json, shown
+from weft.cli.train import keep_freed_memory, summarise
 
 RUN = Path("runs/quickstart")
 
@@ -23,9 +24,9 @@ def quickstart(
     from rich.console import Console
     from rich.text import Text
 
+    keep_freed_memory()
     with loading():
         from weft.api import train as api
-    from weft.cli.train import summarise
 
     folder = run or api.free_folder(RUN)
     done = api.train("quickstart", run=folder, changes=changes or [])

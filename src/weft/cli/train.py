@@ -1,6 +1,7 @@
 """`weft train`: from a text to a trained model."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,7 @@ def train(
 
     $ weft train gpt-tiny --data book.txt steps=500
     """
+    keep_freed_memory()
     with loading():
         from weft.api import train as api
     from weft.parallel.ranks import join
@@ -83,6 +85,12 @@ def train(
         print_json({"run": str(done.path), **done.results()})
     elif join().leads:
         summarise(done)
+
+
+def keep_freed_memory() -> None:
+    """Have mimalloc, torch's allocator on ARM, keep what a step frees for the next one: to give memory back and to get
+    it again, cleared, takes a twentieth of a step on a processor. It is told before torch is loaded."""
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
 
 
 def summarise(run: "Run") -> None:

@@ -17,9 +17,9 @@ from weft.decode.prompt import Prompt
 from weft.models.base import LanguageModel, device_of
 from weft.text.tokenizer import Tokenizer
 
-# What is answered together: tokens of sources, padding counted, in every beam, and beams of all sources. Memory for keys
-# and values grows with the former, for logits with the latter; more than these make products little faster, and with a
-# translation model of usual size need more than 1 GB. Unpacked weights leave room for more.
+# What is answered together: tokens of sources, padding counted, in every beam, and beams of all sources. Memory for
+# keys and values grows with the former, for logits with the latter; more than these make products little faster, and
+# with a translation model of usual size need more than 1 GB. Unpacked weights leave room for more.
 TOGETHER, TOGETHER_UNPACKED, TOGETHER_ON_CUDA = (1200, 30), (3600, 90), (32768, 1024)
 # Tokens that an answer has at most for each token of its source, and for any source: a model that fails to end its text
 # repeats itself, and all beams go on to the limit.

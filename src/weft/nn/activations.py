@@ -7,7 +7,6 @@ x itself is their quotient. So no more is kept than for PyTorch's.
 """
 
 import math
-import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -15,15 +14,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from weft.machine import ON_ARM
+from weft.nn import native
 from weft.nn.config import Activation
 
-ARM = platform.machine().lower() in ("aarch64", "arm64")
 SLOPE = 2.0 * math.sqrt(2.0 / math.pi)  # x · σ(SLOPE · (x + CUBE x³)) is the approximation
 CUBE = 0.044715
 
 
 def gelu(x: Tensor) -> Tensor:
     """x · Φ(x)."""
+    if native.gelu_fits(x):
+        return native.FusedGELU.apply(x, True)
     return _Exact.apply(x) if _by_hand(x) else F.gelu(x)
 
 
@@ -31,6 +33,8 @@ def gelu_tanh(x: Tensor) -> Tensor:
     """x/2 · (1 + tanh(√(2/π)(x + 0.044715 x³))), which is x · σ of twice the tanh's argument."""
     if x.is_cuda and torch.compiler.is_compiling():
         return by_sigmoid(x)
+    if native.gelu_fits(x):
+        return native.FusedGELU.apply(x, False)
     return _Tanh.apply(x) if _by_hand(x) else F.gelu(x, approximate="tanh")
 
 
@@ -42,7 +46,7 @@ def by_sigmoid(x: Tensor) -> Tensor:
 
 def _by_hand(x: Tensor) -> bool:
     """Whether there will be a backward pass, eager and on ARM."""
-    return ARM and x.requires_grad and x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return ON_ARM and x.requires_grad and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _before(out: Tensor, share: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from weft.machine import has_triton
+from weft.nn import native
 from weft.nn.activations import capped
 from weft.nn.dropout import RowRng, dropped, place_keys
 from weft.nn.mask import MAX_DENSE_ENTRIES, AttentionMask, Ranges, spans
@@ -89,6 +90,8 @@ def fast_attention(qkv: QKV, scale: float, mask: AttentionMask) -> Tensor:
     """Without dropout, shape by shape, through the kernels that fit the mask."""
     seen, biased = mask.mask, mask.position.biases
     if not biased and (seen.triangular or seen.full):
+        if native.attention_fits(*qkv):
+            return native.FusedAttention.apply(scale, seen.triangular, *qkv)
         return _fused(qkv, scale, None, seen.triangular)
     if seen.continued and not biased and _flashes(qkv.q):
         return _continued(qkv, scale, seen.ranges)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from weft.nn import native
 from weft.nn.config import LoRA
 from weft.nn.dropout import Dropout, RowRng
 from weft.nn.init import Initialiser
@@ -38,6 +39,9 @@ class Linear(nn.Linear):
             self.bias.zero_()
 
     def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
+        learns = self.bias is not None and self.bias.requires_grad and type(self.bias) is nn.Parameter
+        if learns and native.learns(x):
+            return native.Biased.apply(x, self.weight, self.bias)
         return super().forward(x)
 
 

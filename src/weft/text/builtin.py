@@ -17,7 +17,6 @@ import contextlib
 import hashlib
 import inspect
 import json
-import os
 import platform
 import sysconfig
 import warnings
@@ -27,7 +26,7 @@ from typing import Literal, NamedTuple
 
 from weft import files
 from weft.errors import DataError, suggestion
-from weft.files import write_text
+from weft.files import cache_folder, write_text
 from weft.progress import bar
 from weft.text.grammars import rewriting, sentences
 from weft.text.grammars.rng import Mine, Rng, Row
@@ -69,13 +68,6 @@ def corpus(name: str) -> Corpus:
         with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
             write_text(cache, json.dumps(found, ensure_ascii=False))
     return Corpus(found, hashlib.sha256("\0".join(found).encode()).hexdigest())
-
-
-def cache_folder() -> Path:
-    """WEFT_CACHE, or weft's folder in the user's cache."""
-    if chosen := os.environ.get("WEFT_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "weft"
 
 
 def _module_docstrings(sources: Path) -> list[str]:

@@ -12,6 +12,7 @@ from tests.pairwise import each_once
 from torch import Tensor
 from torch.nn import functional as F
 
+from weft import compiler
 from weft.decode.config import Sampling
 from weft.decode.engine.paging import BlockStore
 from weft.decode.fast import native, native_step, products, rounding, stepper
@@ -267,7 +268,7 @@ def test_what_it_is_not_written_for() -> None:
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def forget() -> None:
-        for known in (native.library, products.works, products.seconds):
+        for known in (compiler.load, native.library, products.works, products.seconds):
             known.cache_clear()
 
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
@@ -283,14 +284,14 @@ def quickly(*flags: str) -> tuple[str, ...]:
 
 
 def test_what_others_may_write_to_is_compiled_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "FLAGS", quickly(*native.FLAGS))
-    path = native._compiled()
+    monkeypatch.setattr(compiler, "FLAGS", quickly(*compiler.FLAGS))
+    path = compiler.compiled(native.SOURCE, "a step")
     assert path.parent == fresh / "compiled" and [each.name for each in path.parent.iterdir()] == [path.name]
     first = path.stat()
-    assert native._compiled().stat().st_mtime_ns == first.st_mtime_ns
+    assert compiler.compiled(native.SOURCE, "a step").stat().st_mtime_ns == first.st_mtime_ns
     path.write_bytes(b"somebody else's")
     path.chmod(0o777)
-    assert native._compiled().stat().st_size == first.st_size
+    assert compiler.compiled(native.SOURCE, "a step").stat().st_size == first.st_size
     assert not path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
@@ -318,11 +319,11 @@ def damaged(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["cut", "empty", "another program", "a link", "a pipe", "no end"])
 def test_what_is_damaged_is_compiled_again(how: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_compile", lambda compiler, made: b"a library" * 500)
-    path = native._compiled()
+    monkeypatch.setattr(compiler, "_compile", lambda *given: b"a library" * 500)
+    path = compiler.compiled(native.SOURCE, "a step")
     content = path.read_bytes()
     damaged(path, how)
-    assert native._compiled() == path
+    assert compiler.compiled(native.SOURCE, "a step") == path
     assert path.read_bytes() == content and not path.is_symlink()
 
 
@@ -347,8 +348,8 @@ def older() -> tuple[str, ...]:
 @pytest.mark.parametrize("flag", older())
 def test_processors_that_know_less(flag: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     native_flags = () if flag.startswith("-march") else ("-march=native",)
-    monkeypatch.setattr(native, "TUNING", ((*native_flags, flag),))
-    monkeypatch.setattr(native, "FLAGS", quickly(*native.FLAGS))
+    monkeypatch.setattr(compiler, "TUNING", ((*native_flags, flag),))
+    monkeypatch.setattr(compiler, "FLAGS", quickly(*compiler.FLAGS))
     if native.library() is None:
         pytest.skip("a compiler without this flag")
     check_products_of_whole_numbers()
@@ -360,7 +361,7 @@ def test_without_it_everything_goes_on(obstacle: str, fresh: Path, monkeypatch: 
         monkeypatch.setenv("PATH", "")
         monkeypatch.delenv("CC", raising=False)
     elif obstacle == "one that fails":
-        monkeypatch.setattr(native.shutil, "which", lambda name: "/bin/false")
+        monkeypatch.setattr(compiler.shutil, "which", lambda name: "/bin/false")
     else:
         monkeypatch.setenv("WEFT_NATIVE", "0")
     assert native.library() is None and not list(fresh.rglob("*.so"))

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from weft.decode.fast import native
 from weft.decode.fast.products import KleidiAI4
 from weft.decode.fast.quantize import QuantizedLinear
-from weft.machine import best_of
+from weft.machine import ON_ARM, best_of
 from weft.models import heads
 from weft.models.transformer import SourceCache, Transformer, TransformerState
 from weft.nn.feedforward import Gated
@@ -303,7 +303,7 @@ def packed_product(part: nn.Module, weight: Tensor, bias: Tensor | None) -> Prod
 
 def unpacked_pays() -> bool:
     """Whether weft's own products with many rows are faster than packed ones, which need a copy: on ARM they are."""
-    return native.ON_ARM and native.library() is not None
+    return ON_ARM and native.library() is not None
 
 
 @cache

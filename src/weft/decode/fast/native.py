@@ -1,21 +1,6 @@
-"""The step and its products in C (`c/step.c`), compiled for this machine's processor when they are first wanted.
-
-Without a compiler everything goes as it does without this file, by torch's operations. What was compiled is kept in
-weft's cache folder, by the text of the sources, the compiler and the processor, with its hash behind it.
-`WEFT_NATIVE=0` does without it.
-"""
+"""The step and its products in C (`c/step.c`); without a compiler everything goes by torch's operations."""
 
 import ctypes
-import hashlib
-import os
-import platform
-import re
-import shutil
-import stat
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
@@ -26,24 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from weft.files import write_bytes
-from weft.machine import fingerprint
-from weft.progress import log_to_stderr
-from weft.text.builtin import cache_folder
+from weft import compiler
 
-SOURCES = Path(__file__).parent / "c"
-FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread")
-ON_ARM = platform.machine() == "aarch64"  # where -march leaves out how long instructions take; on x86 -mcpu does less
-TUNING = (*(("-mcpu=native",), ("-march=native",))[:: 1 if ON_ARM else -1], ())  # the first that the compiler knows
+SOURCE = Path(__file__).parent / "c" / "step.c"
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # of numbers: c/products.h's
 ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu-tanh": 3}
-OPENMP = re.compile(r"/lib(gomp|omp|iomp5)[^/]*\.so[^/]*$")
 BLOCK = 32  # numbers with one scale, as c/bands.h has it
 BAND = 16  # rows that lie interleaved there
 MANY_ROWS, MANY_COLUMNS = 8, 16  # that c/tiles.h wants a matrix to have at least, and in multiples
 MAX_D_HEAD = 512  # that c/step.c has memory for
-MAX_LIBRARY_BYTES = 1 << 24
-MAX_SECONDS = 30  # that compiling may take; two are usual
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -85,95 +61,15 @@ class Texts(Structure):
 @cache
 def library() -> ctypes.CDLL | None:
     """What was compiled, or None where that is not possible or not wanted."""
-    if os.environ.get("WEFT_NATIVE") == "0" or os.name != "posix":
+    found = compiler.load(SOURCE, "weft's decoding step")
+    if found is None:
         return None
-    try:
-        found = ctypes.CDLL(str(_compiled()))
-    except (OSError, subprocess.SubprocessError):
-        return None  # no compiler, or nowhere to keep its result safely: torch's operations do the same
     found.weft_product.argtypes = [POINTER(Matrix), c_void_p, c_void_p, c_int, c_int]
     found.weft_many.argtypes = found.weft_product.argtypes
     found.weft_step.argtypes = [POINTER(Model), c_void_p, POINTER(Texts), c_void_p, c_int]
     found.weft_log_totals.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int]
     found.weft_log_totals.restype = None
-    found.weft_share.argtypes = [c_void_p, c_void_p, c_void_p]
-    found.weft_share.restype = None
-    if (threads := _openmp()) is not None:
-        functions = (threads.GOMP_parallel, threads.omp_get_thread_num, threads.omp_get_num_threads)
-        found.weft_share(*(ctypes.cast(function, c_void_p) for function in functions))
     return found
-
-
-def _openmp() -> ctypes.CDLL | None:
-    """The OpenMP library whose threads torch uses, where it can be found and has what compilers call."""
-    folder = os.path.dirname(torch.__file__)
-    try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # not Linux
-        return None
-    paths = {line.split(maxsplit=5)[-1] for line in lines if OPENMP.search(line)}
-    for path in sorted(paths, key=lambda path: not path.startswith(os.path.dirname(folder))):
-        try:
-            found = ctypes.CDLL(path)
-            found.GOMP_parallel, found.omp_get_thread_num, found.omp_get_num_threads  # noqa: B018 — are they there?
-        except (OSError, AttributeError):
-            continue
-        return found
-    return None
-
-
-def _compiled() -> Path:
-    """The library's place; what is damaged there, or others could have put there, is compiled again."""
-    names = (os.environ.get("CC") or "cc", "cc", "gcc", "clang")
-    compiler = next((found for name in names if (found := shutil.which(name))), None)
-    if compiler is None:
-        raise OSError("no C compiler")
-    sources = [path.read_bytes() for path in sorted(SOURCES.iterdir())]
-    compiler_itself = os.stat(compiler)
-    known = f"{compiler} {compiler_itself.st_size} {compiler_itself.st_mtime} {FLAGS} {fingerprint()}".encode()
-    name = f"step-{hashlib.sha256(b'%'.join([known, *sources])).hexdigest()[:16]}.so"
-    path = (folder := cache_folder() / "compiled") / name
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not _only_ours(os.lstat(folder)):
-        raise OSError(f"{folder} is a link, or others can write to it")
-    if not _is_whole(path):
-        if sys.stderr.isatty():
-            log_to_stderr("compiling weft's decoding step for this processor, once …")
-        with tempfile.TemporaryDirectory() as scratch:
-            content = _compile(compiler, Path(scratch) / name)
-        if path.is_dir() and not path.is_symlink():
-            raise OSError(f"{path} is a folder")
-        write_bytes(path, content + hashlib.sha256(content).digest())  # what follows a library's end is not loaded
-        path.chmod(0o700)
-    return path
-
-
-def _only_ours(place: os.stat_result) -> bool:
-    mine = place.st_uid == os.getuid() and not place.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return mine and (stat.S_ISREG(place.st_mode) or stat.S_ISDIR(place.st_mode))
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether a file is as this process's user wrote it: a library that was cut short would end the process."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            place = os.fstat(file.fileno())
-            if not stat.S_ISREG(place.st_mode) or not _only_ours(place) or place.st_size > MAX_LIBRARY_BYTES:
-                return False
-            content = file.read()
-    except OSError:
-        return False
-    return hashlib.sha256(content[:-32]).digest() == content[-32:]
-
-
-def _compile(compiler: str, made: Path) -> bytes:
-    end = time.monotonic() + MAX_SECONDS
-    for tuning in TUNING:
-        command = [compiler, *FLAGS, *tuning, str(SOURCES / "step.c"), "-o", str(made), "-lm"]
-        left = max(0.1, end - time.monotonic())
-        if subprocess.run(command, capture_output=True, timeout=left, check=False).returncode == 0:
-            return made.read_bytes()
-    raise OSError(f"{compiler} can't compile {SOURCES}")
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -150,20 +150,6 @@ typedef struct {
     int64_t rows, columns, apart;
 } Totals;
 
-/* e^x for x of at most 0, as `exponential` has it: a number with no room for fractions rounds by being added. */
-static inline Vector falling(Vector x) {
-    const Vector low = (Vector){0} - 87.0f;
-    const float round = 12582912.0f;
-    Integers small = x < low;
-    x = (Vector)((small & (Integers)low) | (~small & (Integers)x));
-    Vector shifted = x * 1.44269504088896341f + round, whole = shifted - round;
-    Vector r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-    Vector p = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r +
-                1.6666665459e-1f) * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    return p * (Vector)(((Integers)shifted << 23) + (127 << 23));
-}
-
 static float log_total(const float *x, int64_t n) {
     Vector most = (Vector){0} - INFINITY;
     float largest = -INFINITY;

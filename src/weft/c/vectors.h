@@ -217,3 +217,17 @@ static inline Vector exponential(Vector x) {
     Vector power = (Vector)((n + 127) << 23);
     return p * power;
 }
+
+/* e^x for x of at most 0, as `exponential` has it: a number with no room for fractions rounds by being added. */
+static inline Vector falling(Vector x) {
+    const Vector low = (Vector){0} - 87.0f;
+    const float round = 12582912.0f;
+    Integers small = x < low;
+    x = (Vector)((small & (Integers)low) | (~small & (Integers)x));
+    Vector shifted = x * 1.44269504088896341f + round, whole = shifted - round;
+    Vector r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    Vector square = r * r, first = 1.0f + r, second = 5.0000001201e-1f + 1.6666665459e-1f * r;
+    Vector third = 4.1665795894e-2f + 8.3334519073e-3f * r, fourth = 1.3981999507e-3f + 1.9875691500e-4f * r;
+    Vector p = first + square * (second + square * (third + square * fourth));
+    return p * (Vector)(((Integers)shifted << 23) + (127 << 23));
+}
