@@ -27,17 +27,17 @@ def run() -> weft.Run:
     return weft.load(OLD / "gpt")
 
 
-def public(of: object) -> list[tuple[str, Callable[..., Any]]]:
-    found = ((name, inspect.getattr_static(of, name)) for name in dir(of) if not name.startswith("_"))
-    return [(name, each) for name, each in found if inspect.isfunction(each)]
+def public(of: object) -> list[Callable[..., Any]]:
+    found = (inspect.getattr_static(of, name) for name in dir(of) if not name.startswith("_"))
+    return [each for each in found if inspect.isfunction(each)]
 
 
-FUNCTIONS = [(name, getattr(weft, name)) for name in weft.__all__ if inspect.isfunction(getattr(weft, name))]
+FUNCTIONS = [each for name in weft.__all__ if inspect.isfunction(each := getattr(weft, name))]
 METHODS = [each for owner in (weft.Run, Explain, Evaluation) for each in public(owner)]
 
 
-@pytest.mark.parametrize(("name", "function"), [*FUNCTIONS, *METHODS], ids=lambda each: str(each)[:24])
-def test_every_argument_of_every_public_function(name: str, function: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("function", [*FUNCTIONS, *METHODS], ids=lambda each: each.__qualname__)
+def test_every_argument_of_every_public_function(function: Callable[..., Any]) -> None:
     for argument, parameter in inspect.signature(function).parameters.items():
         if argument == "self" or parameter.annotation is Any or parameter.kind is parameter.VAR_KEYWORD:
             continue
