@@ -211,15 +211,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
             logits = F.linear(features[part], table, offset)
             slope = None
             if (cap := chunks.softcap) is not None:
-                bent = torch.tanh(logits / cap)
-                logits, slope = cap * bent, 1 - bent.square()
+                bent = logits.div_(cap).tanh_()
+                slope = bent.square().neg_().add_(1.0)
+                logits = bent.mul_(cap)
             given = chunks.targets[part], chunks.weights[part]
             if across is None:
                 loss, nll, gradient = chunk(logits, *given, vocab_size, chunks.terms)
             else:
                 loss, nll, gradient = divided_chunk_loss(logits, *given, across, chunks.terms)
             if slope is not None:
-                gradient = gradient * slope
+                gradient = gradient.mul_(slope)
             total += loss
             plain += nll
             if d_bias is not None:
