@@ -321,6 +321,7 @@ def test_output_that_nobody_reads_to_its_end() -> None:
 def test_a_signal_lets_a_command_clear_away_what_it_was_building(name: str) -> None:
     code = f"""if True:
         import os, signal
+        signal.signal(signal.{name}, signal.SIG_DFL)  # under nohup it would be ignored, and stay so
         from weft.cli import main
         def work(words):
             try:
