@@ -40,7 +40,9 @@ def test_all_combinations_or_one_change_at_a_time() -> None:
     assert full.contenders["pre,4"].levels == {"placement": "pre", "layers": "4"}
     assert full.varied == {"placement": ("post", "pre"), "layers": ("2", "4", "6")}
     single = experiment({**ONE, "vary": vary, "grid": "one"})
-    assert list(single.contenders) == ["post,2", "pre,2", "post,4", "post,6"]
+    assert list(single.contenders) == ["transformer", "placement=pre", "layers=4", "layers=6"]
+    moments = {"optimizer.betas": [[0.9, 0.99], [0.9, 0.95]]}
+    assert list(experiment({**ONE, "vary": moments}).contenders) == ["0.9,0.99", "0.9,0.95"]
 
 
 def test_the_four_switches_lead_from_one_preset_to_the_other() -> None:
@@ -70,14 +72,28 @@ def test_the_minutes_lead_from_adamw_to_the_quickstart() -> None:
     assert kinds == ["adamw", *["muon"] * 5]
     assert first.model == muon.model
     assert untied.model == muon.model.replace(head={"kind": "lm", "tied": False})
-    assert untied.model == words.model
-    assert untied.tokenizer != words.tokenizer
+    assert (untied.model.vocab_size, words.model.vocab_size) == (2048, 4096)
+    assert untied.model.replace(vocab_size=4096) == words.model
     d_ff = {**words.model.feedforward.model_dump(), "d_ff": 192}  # type: ignore[union-attr]
     assert words.model.replace(feedforward=d_ff) == last.model
     assert last.model.replace(ngrams={"rows": 16_384}) == pairs.model
     for other in (muon, untied, words, pairs):
         assert (other.optimizer, other.schedule, other.batch) == (last.optimizer, last.schedule, last.batch)
     assert (words.tokenizer, resolve("quickstart")) == (last.tokenizer, last.replace(name="quickstart"))
+
+
+def test_each_trick_is_one_change_to_the_quickstart() -> None:
+    from weft.recipe.resolve import resolve
+
+    tree = tables_of("tricks")
+    assert tree is not None
+    found = experiment({**tree, **BASE})
+    first, *others = found.contenders.values()
+    assert resolve(first.recipe, first.changes) == resolve("quickstart")
+    for other in others:
+        assert len([key for key, level in other.levels.items() if level != first.levels[key]]) == 1
+        assert resolve(other.recipe, other.changes) != resolve("quickstart")
+    assert {"quickstart", "rounds=2", "betas=0.9,0.95", "attention=qk_norm.kind=rms"} <= found.contenders.keys()
 
 
 def test_a_file(tmp_path: Path) -> None:

@@ -132,6 +132,17 @@ def test_a_vocabulary_size_alone_leaves_a_models_own_kind_of_tokenizer() -> None
         assert tokenizer is not None and (tokenizer.kind, tokenizer.vocab_size) == (kind, 300)  # type: ignore[union-attr]
 
 
+def test_a_model_has_as_many_words_as_its_tokenizer_is_asked_for() -> None:
+    assert resolve("quickstart").model.vocab_size == 4096  # its preset has 8,192
+    assert resolve("gpt-tiny", ["tokenizer=bpe:1000"]).model.vocab_size == 1000
+    rounded = resolve("gpt-tiny", ["tokenizer=bpe:1000", "model.vocab_size=1024"])
+    assert rounded.model.vocab_size == 1024
+    pair = resolve("vaswani-tiny", ["tokenizer=bpe:1000", "source_tokenizer=bpe:700"])
+    assert pair.model.model_dump(include={"vocab_size", "source_vocab_size"}) == {
+        "vocab_size": 1000, "source_vocab_size": 700
+    }  # fmt: skip
+
+
 def test_a_tokenizers_kind_and_size_in_one_word() -> None:
     assert resolve("gpt-tiny", ["tokenizer=bpe:8000"]).tokenizer == BPE(vocab_size=8000)
     assert resolve("gpt-tiny", {"tokenizer": "char:50"}).tokenizer == Char(vocab_size=50)

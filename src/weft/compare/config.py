@@ -115,7 +115,7 @@ class Experiment(Config):
     @property
     def varied(self) -> dict[str, tuple[str, ...]]:
         """The names of what is varied, and of the values."""
-        return {name: tuple(map(_label, self.vary[key])) for key, name in self._short_keys.items()}
+        return {name: _labels(self.vary[key]) for key, name in self._short_keys.items()}
 
     @property
     def _short_keys(self) -> dict[str, str]:
@@ -129,19 +129,24 @@ class Experiment(Config):
             return self
         if len(self.contenders) != 1:
             raise ConfigError(f"vary: it changes one contender, but there are {len(self.contenders)}")
-        (base,) = self.contenders.values()
+        ((name, base),) = self.contenders.items()
+        short, labels = self._short_keys, {key: _labels(values) for key, values in self.vary.items()}
+        first = dict.fromkeys(self.vary, 0)
         if self.grid == "full":
-            combinations = [dict(zip(self.vary, values, strict=True)) for values in product(*self.vary.values())]
+            counts = (range(len(values)) for values in self.vary.values())
+            combinations = [dict(zip(self.vary, places, strict=True)) for places in product(*counts)]
         else:
-            first = {key: values[0] for key, values in self.vary.items()}
-            combinations = [first, *({**first, key: value} for key in self.vary for value in self.vary[key][1:])]
+            single = ({**first, key: place} for key, values in self.vary.items() for place in range(1, len(values)))
+            combinations = [first, *single]
         contenders = {}
-        for levels in combinations:
+        for places in combinations:
             changes = base.changes
-            for key, value in levels.items():
-                changes = merge(changes, nested(key, value))
-            labels = {self._short_keys[key]: _label(value) for key, value in levels.items()}
-            contenders[",".join(labels.values())] = {"recipe": base.recipe, "changes": changes, "levels": labels}
+            for key, place in places.items():
+                changes = merge(changes, nested(key, self.vary[key][place]))
+            levels = {short[key]: labels[key][place] for key, place in places.items()}
+            different = [f"{short[key]}={labels[key][place]}" for key, place in places.items() if place]
+            called = ",".join(levels.values() if self.grid == "full" else different or [name])
+            contenders[called] = {"recipe": base.recipe, "changes": changes, "levels": levels}
         if len(contenders) < len(combinations):
             raise ConfigError("vary: two values of one setting are the same")
         return validate(Experiment, {**self.model_dump(exclude_none=True), "contenders": contenders})
@@ -152,11 +157,19 @@ def experiment(tree: Mapping[str, Any], source: str = "") -> Experiment:
     return validate(Experiment, tree, source).expanded()
 
 
+def _labels(values: Sequence[Any]) -> tuple[str, ...]:
+    """Values of one setting in a word each: of a table its kind, or else what the first doesn't have so."""
+    first = flat(values[0]) if isinstance(values[0], Mapping) else {}
+    tables = [flat(value) if isinstance(value, Mapping) and "kind" not in value else None for value in values]
+    different = [table and {key: table[key] for key in table if first.get(key) != table[key]} for table in tables]
+    return tuple(_label(other or value) for other, value in zip(different, values, strict=True))
+
+
 def _label(value: Any) -> str:
-    """A value in a word: a table's kind and, if that is all there is to tell, nothing else."""
     if isinstance(value, Mapping):
-        rest = [f"{key}={_label(each)}" for key, each in flat(value).items() if key != "kind"]
-        return str(value.get("kind", "")) or "+".join(rest)
+        return str(value.get("kind", "")) or "+".join(f"{key}={_label(each)}" for key, each in flat(value).items())
+    if isinstance(value, list | tuple):
+        return ",".join(map(_label, value))
     return str(value).lower() if isinstance(value, bool) else _name_signs(str(value))
 
 

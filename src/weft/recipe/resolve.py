@@ -51,7 +51,7 @@ def resolve(
         log(note)
     blamed = "" if above else where
     _check_tables(tree, blamed)
-    tree = _with_warmup(_with_head(_with_objective(_with_init(tree))), above, log)
+    tree = _with_warmup(_with_head(_with_objective(_with_vocabulary(_with_init(tree)))), above, log)
     if data:
         tree["data"] = {**tree.get("data", {}), "sources": list(data)}
     return validate(Recipe, merge(_kinds(tree), tree), blamed)
@@ -214,6 +214,21 @@ def _with_init(tree: Tree) -> Tree:
     if "source_tokenizer" in earlier:
         taken["source_tokenizer"] = {"kind": "pretrained", "path": str(Path(init) / SOURCE_TOKENIZER)}
     return {**taken, **tree, "model": merge(earlier["model"], tree.get("model", {}))}
+
+
+def _with_vocabulary(tree: Tree) -> Tree:
+    """A model of as many words as its tokenizer is asked to find, whatever its preset has."""
+    for tokenizer, key in (("tokenizer", "vocab_size"), ("source_tokenizer", "source_vocab_size")):
+        size = tree[tokenizer].get("vocab_size") if isinstance(tree.get(tokenizer), Mapping) else None
+        if isinstance(size, int) and not rounded_up(tree.get("model", {}).get(key), size):
+            tree = merge(tree, {"model": {key: size}})
+    return tree
+
+
+def rounded_up(table: Any, size: int) -> bool:
+    """Whether a table of so many rows has one for each of `size` words, and at most a few more: some kernels like
+    multiples of 64 or 128, and the extra rows are never a target."""
+    return table in (size, -(-size // 64) * 64, -(-size // 128) * 128)
 
 
 def _with_objective(tree: Tree) -> Tree:

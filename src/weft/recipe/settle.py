@@ -17,6 +17,7 @@ from weft.models.config import NGram, TransformerConfig
 from weft.recipe.config import Precision, Recipe, SettledRecipe
 from weft.recipe.objective import LabelObjective
 from weft.recipe.optimizer import Muon, Noam
+from weft.recipe.resolve import rounded_up
 from weft.text.config import BPE, TokenizerConfig, Unigram, WordPiece
 
 # The operations of a run where the recipe doesn't say how long it is, and the time that they take.
@@ -366,16 +367,12 @@ def _labels(chosen: _Choices, facts: Facts) -> None:
 
 
 def _vocabulary(chosen: _Choices, facts: Facts) -> None:
-    """A model as large as the trained tokenizer's vocabulary, and the source's where that has its own.
-
-    A model's table may be longer than the vocabulary if it only rounds it up to a multiple of 64 or 128, which some
-    kernels like; the extra rows are never a target.
-    """
+    """A model as large as the trained tokenizer's vocabulary, and the source's where that has its own."""
     sizes = {"vocab_size": (facts.vocab_size, "the tokenizer")}
     if facts.source_vocab_size is not None:
         sizes["source_vocab_size"] = (facts.source_vocab_size, "the source's tokenizer")
     for key, (size, tokenizer) in sizes.items():
         given = getattr(chosen.recipe.model, key, None)
-        if given not in (size, -(-size // 64) * 64, -(-size // 128) * 128):
+        if not rounded_up(given, size):
             instead = "" if given is None else f", instead of the {given:,} in the recipe"
             chosen.set(f"model.{key}", size, f"as many as {tokenizer} has{instead}")
