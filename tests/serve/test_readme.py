@@ -44,6 +44,6 @@ def test_python(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
 def test_javascript(server: Served) -> None:
     if shutil.which("node") is None:
         pytest.skip("no node")
-    command = ["node", "--input-type=module", "--eval", block("js", "const answer", server)]
+    command = ["node", "--input-type=module", "--eval", block("js", "const headers", server)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert said.stdout.strip()
