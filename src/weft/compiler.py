@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from ctypes import c_void_p
 from functools import cache
 from pathlib import Path
@@ -53,13 +54,12 @@ def load(source: Path, purpose: str) -> ctypes.CDLL | None:
 
 def _openmp() -> ctypes.CDLL | None:
     """The OpenMP library whose threads torch uses, where it can be found and has what compilers call."""
-    folder = os.path.dirname(torch.__file__)
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # not Linux
         return None
     paths = {line.split(maxsplit=5)[-1] for line in lines if OPENMP.search(line)}
-    for path in sorted(paths, key=lambda path: not path.startswith(os.path.dirname(folder))):
+    for path in _torch_first(paths, os.path.dirname(torch.__file__)):
         try:
             found = ctypes.CDLL(path)
             found.GOMP_parallel, found.omp_get_thread_num, found.omp_get_num_threads  # noqa: B018 — are they there?
@@ -67,6 +67,11 @@ def _openmp() -> ctypes.CDLL | None:
             continue
         return found
     return None
+
+
+def _torch_first(paths: Collection[str], folder: str) -> list[str]:
+    """Torch's own libraries before those of other packages, whose threads would be a second pool."""
+    return sorted(paths, key=lambda path: (not path.startswith((f"{folder}/", f"{folder}.libs/")), path))
 
 
 def compiled(source: Path, purpose: str) -> Path:

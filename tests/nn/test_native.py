@@ -170,6 +170,12 @@ def test_small_models_compile_nothing(fresh: Path) -> None:
     assert not list(fresh.rglob("*"))
 
 
+def test_threads_are_those_of_torch_and_not_of_a_package_beside_it() -> None:
+    others = ["/site/ctranslate2.libs/libgomp-1.so.1.0.0", "/site/torchvision.libs/libgomp-2.so", "/usr/lib/libomp.so"]
+    for ours in ("/site/torch/lib/libgomp.so.1", "/site/torch.libs/libgomp-3.so.1"):
+        assert compiler._torch_first({*others, ours}, "/site/torch") == [ours, *others]
+
+
 @pytest.mark.parametrize("obstacle", ["no compiler", "not wanted"])
 def test_without_a_compiler_torch_computes_it(obstacle: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if obstacle == "no compiler":

@@ -11,7 +11,6 @@ from torch import Tensor
 from weft.data.batch import Frame, Source, framed
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
-from weft.decode.fast.cpu import unpacked_pays
 from weft.decode.generate import complete
 from weft.decode.prompt import Prompt
 from weft.models.base import LanguageModel, device_of
@@ -19,8 +18,8 @@ from weft.text.tokenizer import Tokenizer
 
 # What is answered together: tokens of sources, padding counted, in every beam, and beams of all sources. Memory for
 # keys and values grows with the former, for logits with the latter; more than these make products little faster, and
-# with a translation model of usual size need more than 1 GB. Unpacked weights leave room for more.
-TOGETHER, TOGETHER_UNPACKED, TOGETHER_ON_CUDA = (1200, 30), (3600, 90), (32768, 1024)
+# with a translation model of usual size need about 1 GB.
+TOGETHER, TOGETHER_ON_CUDA = (3600, 90), (32768, 1024)
 # Tokens that an answer has at most for each token of its source, and for any source: a model that fails to end its text
 # repeats itself, and all beams go on to the limit.
 RATIO, ANYWAY = 2.0, 50
@@ -63,8 +62,7 @@ class Translator:
         waiting.sort(key=lambda number: len(ids[number]))
         progress(len(texts) - len(waiting))
         beams = settings.beams if isinstance(settings, Beam) else 1
-        on_cpu = TOGETHER_UNPACKED if unpacked_pays() else TOGETHER
-        most, rows = TOGETHER_ON_CUDA if device.type == "cuda" else on_cpu
+        most, rows = TOGETHER_ON_CUDA if device.type == "cuda" else TOGETHER
         while waiting:
             longest = min(self.length, len(ids[waiting[-1]]) + specials)
             together = max(1, min(most // longest, rows) // beams)

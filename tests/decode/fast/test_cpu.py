@@ -118,9 +118,9 @@ def test_generate_takes_it_and_writes_the_same(monkeypatch: pytest.MonkeyPatch) 
     taken: list[int] = []
 
     class Counted(CPUFastPath):
-        def __init__(self, model: Transformer, state: TransformerState, pack: bool = False):
+        def __init__(self, model: Transformer, state: TransformerState):
             taken.append(1)
-            super().__init__(model, state, pack)
+            super().__init__(model, state)
 
     monkeypatch.setattr(stepper, "CPUFastPath", Counted)
 
@@ -138,11 +138,11 @@ def test_generate_takes_it_and_writes_the_same(monkeypatch: pytest.MonkeyPatch) 
     assert len(taken) == 1
 
 
-@pytest.mark.parametrize(("name", "bits"), each_once(FAMILIES, [None, "int8", "packed"]))
+@pytest.mark.parametrize(("name", "bits"), each_once(FAMILIES, [None, "int8", "many"]))
 def test_every_family_steps_as_whole_texts_are_read_while_rows_move(
     name: str, bits: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "MIN_PACKED_WEIGHTS", 1)
+    monkeypatch.setattr(cpu, "MIN_WEIGHTS", 1 if bits == "many" else 1 << 30)
     model = built(FAMILIES[name])
     if bits == "int8":
         quantize(model, bits)
@@ -155,7 +155,7 @@ def test_every_family_steps_as_whole_texts_are_read_while_rows_move(
         ours = model.start(2, 16, source)
         model.advance(prompt, ours)
         assert fits(model, ours)
-        step = CPUFastPath(model, ours, pack=bits == "packed")
+        step = CPUFastPath(model, ours)
         ours.reorder(torch.tensor(rows))
         read = [prompt[row].tolist() for row in rows]
         tolerance = 0.05 if bits == "int8" else 1e-4

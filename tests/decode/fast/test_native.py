@@ -136,13 +136,13 @@ def test_products_of_whole_numbers_of_any_shape() -> None:
     check_products_of_whole_numbers()
 
 
-@pytest.mark.parametrize(("N", "K"), [(8, 16), (9, 48), (37, 512), (23, 1040)])
+@pytest.mark.parametrize(("N", "K"), [(8, 16), (9, 48), (37, 512), (23, 1040), (150, 528)])
 def test_many_rows_at_once_are_the_plain_product(N: int, K: int, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(N)
-    weight, bias, x = (torch.randn(shape, generator=generator) for shape in ((N, K), (N,), (41, K)))
+    weight, bias, x = (torch.randn(shape, generator=generator) for shape in ((N, K), (N,), (100, K)))
     for threads in (1, 2):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        for rows in (*range(1, 18), 41):
+        for rows in (*range(1, 18), 25, 41, 100):
             for added in (bias, None):
                 found = native.matrix(weight, weight.shape, bias=added)
                 y = native.multiply_many(found, x[:rows], torch.full((rows, N), torch.nan))

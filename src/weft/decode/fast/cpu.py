@@ -4,15 +4,12 @@ It reads a Transformer's own weights, quantized ones too, and gives the logits t
 rounding. What is the same in every step (transposed weights, tables of positions, views of the cache) is made once, and
 again when the state's memory has moved.
 
-For a few rows at a time, as beams are, products with weights that oneDNN has packed are up to twice as fast. A packed
-matrix is a copy, and for a single row the plain one is faster: so packing is for many rows over many steps. On ARM the
-kernel of `c/tiles.h` is as fast without a copy.
+For several rows at a time, as beams are, products are those of `c/tiles.h`: up to three times as fast as torch's, whose
+fast ones want another copy of the weights.
 """
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +18,6 @@ from torch.nn import functional as F
 from weft.decode.fast import native
 from weft.decode.fast.products import KleidiAI4
 from weft.decode.fast.quantize import QuantizedLinear
-from weft.machine import ON_ARM, best_of
 from weft.models import heads
 from weft.models.transformer import SourceCache, Transformer, TransformerState
 from weft.nn.feedforward import Gated
@@ -34,26 +30,21 @@ Sum = Callable[[Tensor, Tensor], Tensor]  # residual (batch, N), x (batch, K) �
 
 ADDED: tuple[type[PositionConfig], ...] = (Sinusoidal, Learned)  # to the embeddings
 BIASED: tuple[type[PositionConfig], ...] = (T5Bias, ALiBi)  # the scores, by the distance alone
-MIN_PACKED_WEIGHTS = 1 << 17  # numbers of a matrix that is worth a copy
-PACKED_ROWS = 25  # about as many as are multiplied at a time
-MIN_PACKING_GAIN = 1.25  # packed products are used where they are so much faster that every measurement shows it
+MIN_WEIGHTS = 1 << 17  # numbers of a matrix that is worth a call of ours
 
 
 class CPUFastPath:
-    """One more token in every row of a state, over and over. The rows are of equal length, and may be reordered.
+    """One more token in every row of a state, over and over. The rows are of equal length, and may be reordered."""
 
-    With `pack` large weights are copied, once there are several rows, as products with several are fastest.
-    """
-
-    def __init__(self, model: Transformer, state: TransformerState, pack: bool = False):
+    def __init__(self, model: Transformer, state: TransformerState):
         assert model.decoder is not None
         config, self.model, self.state = model.config, model, state
         self.heads, self.kv_heads, self.d_head = config.attention.heads, config.attention.groups, config.d_head
         self.window, self.scale = config.attention.window, config.embedding_factor
         self.embedding_norm, self.norm = _norm(model.decoder.embedding_norm), _norm(model.decoder.norm)
-        self.pack = pack  # until that is done
         self.layers = [_Layer(block, False) for block in model.decoder.blocks]
         self.words: Product | None = None
+        self.many = False  # whether products are those for several rows
         self.added: Tensor | None = None  # (max_len, d_model)
         self.bias: Tensor | None = None  # (1, heads, 1, max_len), of keys before the last place
         self.angles: tuple[Tensor, Tensor] | None = None  # (max_len, d_head) each
@@ -98,8 +89,8 @@ class CPUFastPath:
         state, decoder = self.state, self.model.decoder
         assert decoder is not None
         self.store, self.source = state.cache.store, state.source_cache
-        if self.pack and len(state.lengths) > 1:
-            self._pack()
+        if not self.many and len(state.lengths) > 1 and native.library() is not None:
+            self._take_many()
         mask = None  # what is added to the scores of a source's keys, (rows, 1, 1, source time), where there is padding
         if state.source_mask is not None and not bool(state.source_mask.all()):
             mask = torch.zeros(state.source_mask.shape).masked_fill_(~state.source_mask, -torch.inf)[:, None, None]
@@ -121,13 +112,13 @@ class CPUFastPath:
             cos, sin = angles[0][0, 0], angles[1][0, 0]
             self.angles = torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)
 
-    def _pack(self) -> None:
-        model, self.pack = self.model, False
+    def _take_many(self) -> None:
+        model, self.many = self.model, True
         assert model.decoder is not None
         self.layers = [_Layer(block, True) for block in model.decoder.blocks]
         if type(model.output) is heads.LMHead and model.output.softcap is None:
             table = model.embedding.weight if model.output.weight is None else model.output.weight
-            self.words = packed_product(model.output, table, model.output.bias)
+            self.words = _many(table, model.output.bias)
 
     def _attend(self, layer: "_Layer", qkv: Tensor, place: int) -> Tensor:
         """qkv (batch, width) of the token at `place` → (batch, heads · d_head)."""
@@ -172,18 +163,18 @@ class _Layer:
     source: tuple[Tensor, Tensor]  # (rows, kv_heads, source time, d_head)
     mask: Tensor | None
 
-    def __init__(self, block: Any, pack: bool):
+    def __init__(self, block: Any, many: bool):
         attention, feedforward = block.attention, block.feedforward
         self.scale: float = attention.scale
         self.q_norm, self.k_norm = attention.q_norm, attention.k_norm
-        self.attention = _sublayer(block.attention_skip, attention.qkv, attention.out, pack)
+        self.attention = _sublayer(block.attention_skip, attention.qkv, attention.out, many)
         self.cross = None
         if block.cross is not None:
             self.cross_norm = block.cross.q_norm
-            self.cross = _sublayer(block.cross_skip, block.cross.q, block.cross.out, pack)
+            self.cross = _sublayer(block.cross_skip, block.cross.q, block.cross.out, many)
         gated = isinstance(feedforward, Gated)
         first = feedforward.gate_up if gated else feedforward.up
-        self.feedforward = _sublayer(block.feedforward_skip, first, feedforward.down, pack)
+        self.feedforward = _sublayer(block.feedforward_skip, first, feedforward.down, many)
         activation: Product = feedforward.activation
 
         def gate(both: Tensor) -> Tensor:
@@ -193,9 +184,9 @@ class _Layer:
         self.activate = gate if gated else activation
 
 
-def _sublayer(skip: Any, into: nn.Module, out: nn.Module, pack: bool) -> Callable[[Tensor, Product], Tensor]:
+def _sublayer(skip: Any, into: nn.Module, out: nn.Module, many: bool) -> Callable[[Tensor, Product], Tensor]:
     """x + f(x), where f is a product, what is given, and another product; with the norm before or after it."""
-    first, last = _product(into, pack), _sum(out, pack)
+    first, last = _product(into, many), _sum(out, many)
     norm = _norm(skip.norm)
     if norm is None:
         return lambda x, between: last(x, between(first(x)))
@@ -204,13 +195,9 @@ def _sublayer(skip: Any, into: nn.Module, out: nn.Module, pack: bool) -> Callabl
     return lambda x, between: norm(last(x, between(first(x))))
 
 
-def _is_packed(part: Linear, pack: bool) -> bool:
-    return pack and part.weight.numel() >= MIN_PACKED_WEIGHTS
-
-
-def _product(part: nn.Module, pack: bool) -> Product:
-    if type(part) is Linear and _is_packed(part, pack):
-        return packed_product(part, part.weight, part.bias)
+def _product(part: nn.Module, many: bool) -> Product:
+    if many and type(part) is Linear and (found := _many(part.weight, part.bias)) is not None:
+        return found
     if type(part) is Linear:
         weight, bias = part.weight.t(), part.bias
         return (lambda x: torch.mm(x, weight)) if bias is None else (lambda x: torch.addmm(bias, x, weight))
@@ -221,15 +208,15 @@ def _product(part: nn.Module, pack: bool) -> Product:
     return lambda x: times(x).addmm_(x.view(len(x), groups, -1).sum(-1), centres)
 
 
-def _sum(part: nn.Module, pack: bool) -> Sum:
-    if type(part) is Linear and part.bias is None and not _is_packed(part, pack):
-        weight = part.weight.t()
-        return lambda residual, x: torch.addmm(residual, x, weight)
+def _sum(part: nn.Module, many: bool) -> Sum:
     times, centres = _direct(part)
     if centres is not None:
         groups = len(centres)
         return lambda residual, x: times(x).add_(torch.addmm(residual, x.view(len(x), groups, -1).sum(-1), centres))
-    product = _product(part, pack)
+    product = _product(part, many)
+    if type(part) is Linear and part.bias is None and not isinstance(product, _Many):
+        weight = part.weight.t()
+        return lambda residual, x: torch.addmm(residual, x, weight)
     return lambda residual, x: product(x).add_(residual)
 
 
@@ -262,15 +249,7 @@ def _norm(norm: Any) -> Product | None:
     return normed
 
 
-class _Packed(NamedTuple):
-    """A weight as oneDNN wants it, and what it was made of."""
-
-    numbers: Tensor
-    weight: "ReferenceType[Tensor]"
-    version: tuple[int, int]
-
-
-class _Unpacked:
+class _Many:
     """A product with many rows, by weft's own kernel. Its result is good until the next one of as many rows: new memory
     would have to be cleared first."""
 
@@ -284,41 +263,9 @@ class _Unpacked:
         return native.multiply_many(self.found, x, self.memory[: len(x)])
 
 
-_held: WeakKeyDictionary[nn.Module, _Packed] = WeakKeyDictionary()  # a model answers many batches of lines
-
-
-def packed_product(part: nn.Module, weight: Tensor, bias: Tensor | None) -> Product:
-    """x (batch, K) → x Wᵀ + b (batch, N) for a weight (N, K) in float32 on a CPU, which `part` multiplies by. The
-    packed weight is kept with `part`, until the weight is another or has been changed."""
-    if unpacked_pays() and len(weight) >= native.MANY_ROWS and weight.shape[1] % native.MANY_COLUMNS == 0:
-        return _Unpacked(weight.detach(), None if bias is None else bias.detach())
-    version = weight.data_ptr(), 0 if weight.is_inference() else weight._version
-    held = _held.get(part)
-    if held is None or held.weight() is not weight or held.version != version:
-        held = _Packed(torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKED_ROWS), ref(weight), version)
-        _held[part] = held
-    times, numbers = torch.ops.mkldnn._linear_pointwise.default, held.numbers
-    return lambda x: times(x, numbers, bias, "none", [], "")
-
-
-def unpacked_pays() -> bool:
-    """Whether weft's own products with many rows are faster than packed ones, which need a copy: on ARM they are."""
-    return ON_ARM and native.library() is not None
-
-
-@cache
-@torch.inference_mode()
-def packing_pays() -> bool:
-    """Whether packed products are faster on this machine, as measured in some milliseconds, and give the same."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    rng = torch.Generator().manual_seed(0)
-    weight, x = torch.randn(1024, 512, generator=rng), torch.randn(PACKED_ROWS, 512, generator=rng)
-    try:
-        ours = packed_product(nn.Module(), weight, None)
-        if not torch.allclose(ours(x), F.linear(x, weight), atol=1e-3):
-            return False
-    except (RuntimeError, AttributeError):  # no such operation here
-        return False
-    taken = best_of({"plain": lambda: F.linear(x, weight), "packed": lambda: ours(x)}, 0.01)
-    return taken["plain"] > MIN_PACKING_GAIN * taken["packed"]
+def _many(weight: Tensor, bias: Tensor | None) -> Product | None:
+    """x (batch, K) → x Wᵀ + b (batch, N) for a weight (N, K) in float32, where weft's kernel fits and pays."""
+    rows, columns = weight.shape
+    if rows < native.MANY_ROWS or columns % native.MANY_COLUMNS or weight.numel() < MIN_WEIGHTS:
+        return None
+    return _Many(weight.detach(), None if bias is None else bias.detach())

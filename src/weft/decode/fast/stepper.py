@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from weft.config import Config
 from weft.decode.engine.paging import BlockStore
 from weft.decode.fast import native
-from weft.decode.fast.cpu import ADDED, BIASED, CPUFastPath, packing_pays, unpacked_pays
+from weft.decode.fast.cpu import ADDED, BIASED, CPUFastPath
 from weft.decode.fast.cuda import CUDAFastPath
 from weft.decode.fast.cuda_graphs import DeviceSampler, GraphStep, PagedGraphs
 from weft.decode.fast.native_step import NativeRows, NativeStep, weights_are_native
@@ -142,9 +142,7 @@ def _fastest(model: LanguageModel, state: State, limit: int) -> Step:
         if native_path_fits(model, state):
             return NativeStep(model, state)
         if cpu_fast_path_fits(model, state):
-            # texts that are written from sources: translation models are small enough to be held twice
-            pack = unpacked_pays() or (state.source_cache is not None and packing_pays())
-            return CPUFastPath(model, state, pack)
+            return CPUFastPath(model, state)
     return lambda tokens: model.step(tokens.unsqueeze(1), state)[:, -1]
 
 

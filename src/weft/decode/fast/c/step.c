@@ -107,34 +107,39 @@ typedef struct {
     const Matrix *matrix;
     const float *x;
     float *y, *turned;
-    Vector *sums; /* (threads, rows, TALL) */
-    int rows;
+    Vector *sums; /* of TILES tiles for each thread */
+    int rows, claim;
+    atomic_int panel, ready, tile; /* the next one that nobody has, panels that are turned, the next tile */
 } Many;
 
+/* Threads take what is left, a little at a time: one that has no processor just now keeps few of the others waiting. */
 static void multiply_many(void *given, int thread, int threads) {
     Many *p = given;
     const Matrix *m = p->matrix;
-    int n = m->columns, full = p->rows / LANES, panels = (full + 1) / 2;
-    for (int i = share(panels, thread, threads); i < share(panels, thread + 1, threads); i++) {
-        int64_t first = (int64_t)i * PANEL * n;
-        turn(p->x + first, 2 * i + 1 < full ? PANEL : LANES, n, p->turned + first);
+    int n = m->columns, full = turned_of(p->rows), panels = (full + PANEL - 1) / PANEL;
+    (void)threads;
+    for (int i; (i = atomic_fetch_add(&p->panel, 1)) < panels; atomic_fetch_add(&p->ready, 1)) {
+        int first = i * PANEL, width = full - first < PANEL ? full - first : PANEL, rows = p->rows - first;
+        turn(p->x + (int64_t)first * n, rows < width ? rows : width, n, width, p->turned + (int64_t)first * n);
     }
-    meet(&pool.inside, threads);
+    for (int tries = 0; atomic_load(&p->ready) < panels; tries++) rest(tries);
     int tiles = (m->rows + TALL - 1) / TALL;
-    for (int i = share(tiles, thread, threads); i < share(tiles, thread + 1, threads); i++) {
-        int over = (i + 1) * TALL > m->rows ? (i + 1) * TALL - m->rows : 0; /* the last one begins earlier */
-        Vector *sums = p->sums + (int64_t)thread * p->rows * TALL;
-        tall_products(m, i * TALL - over, over, p->x, p->turned, p->rows, sums, p->y);
-    }
+    Vector *sums = p->sums + (int64_t)thread * TILES * sums_of(p->rows);
+    for (int i; (i = atomic_fetch_add(&p->tile, p->claim)) < tiles;)
+        for (int end = i + p->claim < tiles ? i + p->claim : tiles, next; i < end; i = next) {
+            next = i + TILES < end ? i + TILES : end;
+            tall_products(m, i, next, p->x, p->turned, p->rows, sums, p->y);
+        }
 }
 
 /* x (rows, columns) times a matrix in float32, of at least TALL rows and of columns in sixteens → y (rows, its rows). How
  * a row of x is summed up depends on how many there are. Not 0: there was no memory. */
 int weft_many(const Matrix *matrix, const float *x, float *y, int rows, int threads) {
-    float *turned = aligned_alloc(64, 4 * (int64_t)rows * matrix->columns);
-    Vector *sums = aligned_alloc(64, (int64_t)threads * rows * TALL * sizeof *sums);
+    float *turned = aligned_alloc(64, 4 * ((int64_t)turned_of(rows) + 1) * matrix->columns);
+    Vector *sums = aligned_alloc(64, (int64_t)threads * TILES * sums_of(rows) * sizeof *sums);
     int failed = !turned || !sums;
-    Many p = {matrix, x, y, turned, sums, rows};
+    int most = matrix->rows / TALL / (2 * threads), claim = most < 1 ? 1 : most < 64 / TALL ? most : 64 / TALL;
+    Many p = {matrix, x, y, turned, sums, rows, claim, 0, 0, 0};
     if (!failed) together(multiply_many, &p, threads);
     free(turned), free(sums);
     return failed;

@@ -1,24 +1,30 @@
-/* Many rows of x times a matrix in float32, eight rows of it at a time, which are read as they lie: a copy of all
- * weights would be as large as they are.
+/* Many rows of x times a matrix in float32, a few rows of it at a time, which are read as they lie: a copy of all weights
+ * would be as large as they are.
  *
- * x is turned, in panels of eight rows or four (twice that many on wider processors): a vector holds a column of several
- * rows, and each weight is multiplied with them all. That are up to sixteen sums, each ready some cycles after it began.
- * Rows that fill no panel are multiplied as they lie too, several columns a vector. */
+ * x is turned, in panels of a few vectors: a vector holds a column of several rows, and each weight is multiplied with
+ * them all. That are up to 24 sums, each ready some cycles after it began. A few rows that fill no vector are multiplied as
+ * they lie too, several columns a vector; zeros fill it where there are more. */
 #pragma once
 
 #include "products.h"
 
-#define TALL 8            /* rows of the matrix at a time */
-#define PANEL (2 * LANES) /* rows of x */
-#define DEEP 512          /* columns: those of TALL rows and of a panel stay in the first cache */
+#if defined(__aarch64__)
+#define TALL 8  /* rows of the matrix at a time: a tile */
+#define WIDE 2  /* vectors of a panel */
+#define TILES 1 /* that are written to y together */
+#define LEFT 3  /* rows of x that are multiplied as they lie, at most */
+#else
+#define TALL (LANES == 16 ? 8 : 4)
+#define WIDE 3
+#define TILES (64 / TALL) /* of a few numbers in each row of y, every one is in another page */
+#define LEFT (LANES / 2)
+#endif
+#define PANEL (WIDE * LANES) /* rows of x */
+#define DEEP 512             /* columns: those of TALL rows stay in the first cache, on ARM with those of a panel */
 
 #if defined(__aarch64__)
 #define FOUR(i) float32x4_t w##i = vld1q_f32(w + (int64_t)i * n + k);
 #define TIMES_LANE(sum, x, i, lane) sum = (Vector)vfmaq_laneq_f32((float32x4_t)sum, (float32x4_t)x, w##i, lane);
-#else
-#define FOUR(i)
-#define TIMES_LANE(sum, x, i, lane) sum += x * w[(int64_t)i * n + k + lane];
-#endif
 #define BEGIN(i) Vector a##i = sums[i], b##i = vectors > 1 ? sums[TALL + i] : a##i;
 #define END(i)                                                                                                         \
     sums[i] = a##i;                                                                                                    \
@@ -74,11 +80,100 @@ IN_THIS_ORDER static void tile(const float *w, int64_t n, const float *x, int co
     else
         add_as_they_lie(w, n, x, columns, 1, sums);
 }
+#else
+#define EACH_SUM(do)                                                                                                   \
+    for (int v = 0; v < vectors; v++)                                                                                  \
+        for (int i = 0; i < TALL; i++) do;
 
-/* So many rows of x, column by column. */
-static void turn(const float *x, int rows, int n, float *to) {
-    for (int r = 0; r < rows; r++)
-        for (int k = 0; k < n; k++) to[k * rows + r] = x[(int64_t)r * n + k];
+/* Columns (in sixteens) of TALL rows, of which the next is n further on, times those of a panel of one to three vectors, or
+ * of as many rows of x as they lie, added to sums. The same columns of the rows at `ahead`, of which the next is `hop`
+ * further on, are asked for meanwhile. */
+static inline __attribute__((always_inline)) void add_columns(const float *w, int64_t n, const float *x, int columns,
+                                                              const float *ahead, int hop, int vectors, Vector *sums) {
+    Vector s[WIDE][TALL];
+    EACH_SUM(s[v][i] = sums[v * TALL + i])
+    for (int k = 0; k < columns; k += 16)
+        for (int row = 0; row < TALL; row++) {
+            __builtin_prefetch(ahead + row * (int64_t)hop + k);
+#pragma GCC unroll 4
+            for (int j = 0; j < 16 / TALL; j++, w++, x += vectors * LANES)
+#pragma GCC unroll 8
+                for (int i = 0; i < TALL; i++)
+                    for (int v = 0; v < vectors; v++) s[v][i] += LOAD(x + v * LANES) * w[i * n];
+        }
+    EACH_SUM(sums[v * TALL + i] = s[v][i])
+}
+
+static inline __attribute__((always_inline)) void add_as_they_lie(const float *w, int64_t n, const float *x, int columns,
+                                                                  const float *ahead, int hop, int vectors,
+                                                                  Vector *sums) {
+    Vector s[WIDE][TALL];
+    EACH_SUM(s[v][i] = sums[v * TALL + i])
+    for (int k = 0; k < columns; k += LANES)
+#pragma GCC unroll 8
+        for (int i = 0; i < TALL; i++) {
+            __builtin_prefetch(ahead + i * (int64_t)hop + k);
+            for (int v = 0; v < vectors; v++) s[v][i] += LOAD(x + v * n + k) * LOAD(w + i * n + k);
+        }
+    EACH_SUM(sums[v * TALL + i] = s[v][i])
+}
+
+IN_THIS_ORDER static void tile(const float *w, int64_t n, const float *x, int columns, const float *ahead, int hop,
+                               int vectors, int turned, Vector *sums) {
+    switch (turned ? vectors : -vectors) {
+    case 3: add_columns(w, n, x, columns, ahead, hop, 3, sums); break;
+    case 2: add_columns(w, n, x, columns, ahead, hop, 2, sums); break;
+    case 1: add_columns(w, n, x, columns, ahead, hop, 1, sums); break;
+    case -1: add_as_they_lie(w, n, x, columns, ahead, hop, 1, sums); break;
+    case -2: add_as_they_lie(w, n, x, columns, ahead, hop, 2, sums); break;
+    default: add_as_they_lie(w, n, x, columns, ahead, hop, 3, sums);
+    }
+}
+#endif
+
+/* Four vectors turned: to `to` what is first in each, `apart` further on what is second. */
+static inline void scatter(const Vector *v, float *to, int64_t apart) {
+#if LANES == 16
+    __m512 a = _mm512_unpacklo_ps((__m512)v[0], (__m512)v[1]), b = _mm512_unpackhi_ps((__m512)v[0], (__m512)v[1]);
+    __m512 c = _mm512_unpacklo_ps((__m512)v[2], (__m512)v[3]), d = _mm512_unpackhi_ps((__m512)v[2], (__m512)v[3]);
+    __m512 t[4] = {_mm512_shuffle_ps(a, c, 0x44), _mm512_shuffle_ps(a, c, 0xee), _mm512_shuffle_ps(b, d, 0x44),
+                   _mm512_shuffle_ps(b, d, 0xee)};
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; r++, to += apart) {
+        _mm_storeu_ps(to, _mm512_castps512_ps128(t[r]));
+        _mm_storeu_ps(to + 4 * apart, _mm512_extractf32x4_ps(t[r], 1));
+        _mm_storeu_ps(to + 8 * apart, _mm512_extractf32x4_ps(t[r], 2));
+        _mm_storeu_ps(to + 12 * apart, _mm512_extractf32x4_ps(t[r], 3));
+    }
+#elif LANES == 8
+    __m256 a = _mm256_unpacklo_ps((__m256)v[0], (__m256)v[1]), b = _mm256_unpackhi_ps((__m256)v[0], (__m256)v[1]);
+    __m256 c = _mm256_unpacklo_ps((__m256)v[2], (__m256)v[3]), d = _mm256_unpackhi_ps((__m256)v[2], (__m256)v[3]);
+    __m256 t[4] = {_mm256_shuffle_ps(a, c, 0x44), _mm256_shuffle_ps(a, c, 0xee), _mm256_shuffle_ps(b, d, 0x44),
+                   _mm256_shuffle_ps(b, d, 0xee)};
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; r++, to += apart) {
+        _mm_storeu_ps(to, _mm256_castps256_ps128(t[r]));
+        _mm_storeu_ps(to + 4 * apart, _mm256_extractf128_ps(t[r], 1));
+    }
+#else
+    for (int r = 0; r < LANES; r++)
+        for (int i = 0; i < 4; i++) to[r * apart + i] = v[i][r];
+#endif
+}
+
+/* So many rows of x, column by column, in a panel of `width`: what is beyond them is 0. */
+static void turn(const float *x, int rows, int n, int width, float *to) {
+    int r = 0;
+#if !defined(__aarch64__)
+    for (; r + 4 <= rows; r += 4)
+        for (int k = 0; k < n; k += LANES) {
+            const float *from = x + (int64_t)r * n + k;
+            Vector v[4] = {LOAD(from), LOAD(from + n), LOAD(from + 2 * n), LOAD(from + 3 * n)};
+            scatter(v, to + (int64_t)k * width + r, width);
+        }
+#endif
+    for (; r < width; r++)
+        for (int k = 0; k < n; k++) to[k * width + r] = r < rows ? x[(int64_t)r * n + k] : 0;
 }
 
 /* Sums of ROWS rows of a matrix with a vector of rows of x → y, of which the next row is `apart` further on. */
@@ -97,43 +192,69 @@ static inline void turn_back(const Vector *sums, const float *bias, float *y, in
         vst1q_f32(y + 2 * apart, (float32x4_t)vtrn2q_f64(pairs[r], pairs[2 + r]) + added);
     }
 #else
-    for (int r = 0; r < LANES; r++)
-        for (int i = 0; i < ROWS; i++) y[r * apart + i] = sums[i][r] + bias[i];
+    Vector v[ROWS] = {sums[0] + bias[0], sums[1] + bias[1], sums[2] + bias[2], sums[3] + bias[3]};
+    scatter(v, y, apart);
 #endif
 }
 
-/* TALL rows of a matrix times all of x (rows, columns), of which all that fill panels are turned too → y, in which they
- * stand from `row` on, but for the first `skip`. sums: (rows, TALL). */
-static void tall_products(const Matrix *m, int row, int skip, const float *x, const float *turned, int rows, Vector *sums,
+/* How many of so many rows of x are turned; those beyond the last are zeros. */
+static inline int turned_of(int rows) { return (rows + LANES - 1 - LEFT) / LANES * LANES; }
+
+/* How many vectors the sums of a tile with so many rows of x are. */
+static inline int sums_of(int rows) {
+    int full = turned_of(rows);
+    return (full / LANES + (rows > full ? rows - full : 0)) * TALL;
+}
+
+/* Where a tile begins. The last of all begins earlier, so that it is whole. */
+static inline int row_of(const Matrix *m, int tile) { return (tile + 1) * TALL > m->rows ? m->rows - TALL : tile * TALL; }
+
+/* Some tiles of a matrix, TILES at most, times all of x (rows, columns), of which most rows are turned too → y. What
+ * two tiles have is written once. */
+static void tall_products(const Matrix *m, int first, int last, const float *x, const float *turned, int rows, Vector *sums,
                           float *y) {
-    int n = m->columns, full = rows / LANES * LANES;
-    const float *w = (const float *)m->weights + (int64_t)row * n;
-    memset(sums, 0, (size_t)(full / LANES + rows - full) * TALL * sizeof *sums);
+    int n = m->columns, full = turned_of(rows), each = sums_of(rows);
+    const float *of_first = (const float *)m->weights + (int64_t)row_of(m, first) * n;
+    memset(sums, 0, (size_t)(last - first) * each * sizeof *sums);
     for (int k = 0, some; k < n; k += some) {
-        Vector *at = sums;
         some = n - k < DEEP ? n - k : DEEP;
-        for (int r = 0, count; r < rows; r += count) {
-            const float *ahead = r ? w : w + (int64_t)TALL * (n + k);
-            count = r + PANEL <= full ? PANEL : r < full ? LANES : rows - r < 2 ? 1 : 2;
-            int vectors = r < full ? count / LANES : count;
-            const float *from = r < full ? turned + (int64_t)r * n + k * count : x + (int64_t)r * n + k;
-            tile(w + k, n, from, some, ahead, r ? 0 : 4 * TALL, vectors, r < full, at);
-            at += vectors * TALL;
+        for (int t = first; t < last; t++) {
+            Vector *at = sums + (t - first) * each;
+            const float *w = (const float *)m->weights + (int64_t)row_of(m, t) * n;
+#if defined(__aarch64__)
+            const float *next = w + (int64_t)TALL * (n + k);
+            int hop = 4 * TALL;
+#else
+            const float *next = t + 1 == last && k + some < n ? of_first + k + some : w + (int64_t)TALL * n + k;
+            int hop = n;
+#endif
+            for (int r = 0, count; r < rows; r += count) {
+                count = r < full ? full - r : rows - r;
+                count = count < (r < full ? PANEL : WIDE) ? count : r < full ? PANEL : WIDE;
+                int vectors = r < full ? count / LANES : count;
+                const float *from = r < full ? turned + (int64_t)r * n + k * count : x + (int64_t)r * n + k;
+                tile(w + k, n, from, some, r ? w : next, r ? 0 : hop, vectors, r < full, at);
+                at += vectors * TALL;
+            }
         }
     }
-    float none[TALL] = {0};
-    const float *bias = m->bias ? m->bias + row : none;
+    float none[TALL] = {0}, found[LANES * TALL];
     for (int r = 0, count; r < rows; r += count, sums += TALL, y += count * (int64_t)m->rows) {
-        float found[LANES * TALL];
         count = r < full ? LANES : 1;
-        float *to = skip ? found : y + row;
-        for (int i = 0; i < TALL; i += ROWS)
-            if (r < full)
-                turn_back(sums + i, bias + i, to + i, skip ? TALL : m->rows);
-            else
-                totals(sums + i, to + i);
-        for (int i = 0; i < TALL && r >= full; i++) to[i] += bias[i];
-        for (int k = 0; skip && k < count; k++)
-            memcpy(y + (int64_t)k * m->rows + row + skip, found + k * TALL + skip, 4 * (TALL - skip));
+        int there = rows - r < count ? rows - r : count;
+        for (int t = first; t < last; t++) {
+            int row = row_of(m, t), skip = t * TALL - row, aside = skip || there < count;
+            const Vector *from = sums + (t - first) * each;
+            const float *bias = m->bias ? m->bias + row : none;
+            float *to = aside ? found : y + row;
+            for (int i = 0; i < TALL; i += ROWS)
+                if (r < full)
+                    turn_back(from + i, bias + i, to + i, aside ? TALL : m->rows);
+                else
+                    totals(from + i, to + i);
+            for (int i = 0; i < TALL && r >= full; i++) to[i] += bias[i];
+            for (int k = 0; aside && k < there; k++)
+                memcpy(y + (int64_t)k * m->rows + row + skip, found + k * TALL + skip, 4 * (TALL - skip));
+        }
     }
 }
