@@ -105,7 +105,10 @@ class Stepper:
         """Forget all but the first `length` tokens of every row."""
         if self.state.longest > length:
             self.state.truncate(length)
-            self._step = None
+            if isinstance(self._step, NativeStep):
+                self._step.last = None
+            else:
+                self._step = None
 
     @property
     def runs_ahead(self) -> bool:

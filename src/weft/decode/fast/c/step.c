@@ -1,8 +1,8 @@
 /* A decoder's step for some tokens of each of some texts, with the products that it is made of, on a CPU.
  *
  * A step of a small model is bound by how many operations there are and by how fast weights come from memory. Here a
- * step is one call: each thread computes its rows of every matrix, for all texts while it has them at hand, and threads
- * meet four times a layer. Weights are float32, bf16, or whole numbers of 8 or 4 bits with scales (`rounding.py`); with
+ * step is one call: each thread computes its rows of every matrix, for all tokens while it has them at hand, and threads
+ * meet a few times a layer. Weights are float32, bf16, or whole numbers of 8 or 4 bits with scales (`rounding.py`); with
  * whole numbers, what they are multiplied with is rounded to 8 bits too, in blocks of 32 with a scale each. Every row of
  * a product is summed by one thread, always in the same order: what comes out does not depend on the number of threads,
  * nor a text on the others.
