@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -15,6 +16,9 @@
 
 typedef void (*Work)(void *given, int thread, int threads);
 typedef struct { atomic_uint waiting, turn; } Gate;
+
+/* Where a thread's part of so many things begins; the next one's is where it ends. */
+static inline int share(int count, int thread, int threads) { return (int)((int64_t)count * thread / threads); }
 
 static struct {
     pthread_mutex_t calls, sleep; /* one call at a time */

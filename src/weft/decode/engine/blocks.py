@@ -11,6 +11,7 @@ from torch import Tensor
 from weft.decode.config import Sampling
 from weft.decode.engine.paging import BlockPool, BlockStore, BlockTable, CacheBits, Key, PagedCache
 from weft.decode.fast.cuda import Chunk
+from weft.decode.fast.native_step import reading_pays
 from weft.decode.fast.stepper import native_rows, paged_graphs
 from weft.decode.prompt import Prompt
 from weft.decode.sampling import on_device
@@ -20,7 +21,6 @@ from weft.errors import WeftError
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.cache import ReadTokens
 
-MAX_NATIVE_ROWS = 32  # up to which the step in C is faster than torch's products, as measured on ARM
 CALL = 16  # a call of the model costs about as much as reading so many tokens more in one that is made anyway
 
 
@@ -146,9 +146,11 @@ class BlockManager:
             if replayed:
                 features.append(self._replayed([work[place] for place in replayed]))
                 order += replayed
-        elif self.native is not None and 0 < len(single) <= MAX_NATIVE_ROWS:
-            features.append(self._natively([work[place][0] for place in single]))
-            order += single
+        elif self.native is not None:
+            both = reading_pays(self.model, sum(count for _, count in work))
+            order = list(range(len(work))) if both else single if reading_pays(self.model, len(single)) else []
+            if order:
+                features.append(self._natively([work[place] for place in order]))
         for group in self._groups(work, sorted({*single, *longer}.difference(order))):
             features.append(self._read([work[place] for place in group]))
             order += group
@@ -166,7 +168,7 @@ class BlockManager:
 
     def head(self, features: Tensor) -> Tensor:
         """Features (requests, d_model) → logits (requests, V)."""
-        if self.native is not None and len(features) <= MAX_NATIVE_ROWS:
+        if self.native is not None and reading_pays(self.model, len(features)):
             return self.native.head(features)
         return self.model.head(features.unsqueeze(1))[:, 0]
 
@@ -204,14 +206,26 @@ class BlockManager:
         ]
         return self.graphs.together(step, chunks) if chunks else self.graphs.step(*step)
 
-    def _natively(self, requests: Sequence[Request]) -> Tensor:
-        """A token of each, by the step in C."""
+    def _natively(self, work: Work) -> Tensor:
+        """By the step in C: all in one call."""
         assert self.native is not None
-        reads, rows = [request.read for request in requests], [self.row[request.number] for request in requests]
-        tokens, lengths = torch.tensor([[request.ids[request.read]] for request in requests]), torch.tensor(reads)
-        x = self.model.embed_next(tokens, lengths, self._read_before(requests, lengths, max(reads) + 1))
-        tables = torch.from_numpy(self.numbers[rows, : self.pool.blocks_for(max(reads) + 1)])
-        return self.native(x, lengths, tables)
+        tokens, lengths, counts, tables = self._given(work)
+        longest = int(lengths.max()) + tokens.shape[1]
+        x = self.model.embed_next(
+            tokens, lengths, self._read_before([request for request, _ in work], lengths, longest)
+        )
+        real = torch.arange(tokens.shape[1]) < counts[:, None]
+        return self.native(x[real], lengths, tables, counts)[counts.cumsum(0) - 1]
+
+    def _given(self, work: Work) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Tokens (requests, time), padded where they are unequal; how many were read before them, and how many they
+        are (requests,); tables (requests, blocks). All on the host."""
+        reads, counts = [request.read for request, _ in work], [count for _, count in work]
+        chunks = [request.ids[request.read : request.read + count] for request, count in work]
+        time, rows = max(counts), [self.row[request.number] for request, _ in work]
+        tokens = torch.tensor([chunk + [0] * (time - len(chunk)) for chunk in chunks])
+        tables = torch.from_numpy(self.numbers[rows, : self.pool.blocks_for(max(reads) + time)])
+        return tokens, torch.tensor(reads), torch.tensor(counts), tables
 
     def _read_before(self, requests: Sequence[Request], lengths: Tensor, max_len: int) -> ReadTokens | None:
         """The last tokens that requests have read, so many as n-grams reach back."""
@@ -236,19 +250,15 @@ class BlockManager:
             yield from bands(places, sizes, self.toll if start < 0 else CALL)
 
     def _read(self, work: Work) -> Tensor:
-        """By the model: one call for all, padded where they are unequal."""
-        reads, counts = [request.read for request, _ in work], [count for _, count in work]
-        longest, time = max(reads), max(counts)
-        rows = [self.row[request.number] for request, _ in work]
-        numbers = self.numbers[rows, : self.pool.blocks_for(longest + time)]
-        cache = PagedCache(self.store, on_device(torch.from_numpy(numbers), self.device))
+        """By the model: one call for all."""
+        tokens, reads, counts, tables = self._given(work)
+        longest, time = int(reads.max()), tokens.shape[1]
+        cache = PagedCache(self.store, on_device(tables, self.device))
         state = TransformerState(cache, len(work), longest + time, None, None)  # type: ignore[arg-type]
-        state.lengths = on_device(torch.tensor(reads), self.device)
-        state.longest, state.even = longest, min(reads) == longest
+        state.lengths = on_device(reads, self.device)
+        state.longest, state.even = longest, int(reads.min()) == longest
         state.read = self._read_before([request for request, _ in work], state.lengths, state.max_len)
-        chunks = [request.ids[request.read : request.read + count] for request, count in work]
-        tokens = torch.tensor([chunk + [0] * (time - len(chunk)) for chunk in chunks])
-        lengths = on_device(torch.tensor(counts), self.device) if min(counts) < time else None
+        lengths = on_device(counts, self.device) if int(counts.min()) < time else None
         features = self.model.advance(on_device(tokens, self.device), state, lengths)
         if lengths is None:
             return features[:, -1]

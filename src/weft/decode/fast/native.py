@@ -55,7 +55,7 @@ class Model(Structure):
 
 
 class Texts(Structure):
-    _fields_ = _fields(c_int32, "rows width") + _fields(c_void_p, "places tables")
+    _fields_ = _fields(c_int32, "texts width") + _fields(c_void_p, "counts places tables")
 
 
 @cache
@@ -66,7 +66,7 @@ def library() -> ctypes.CDLL | None:
         return None
     found.weft_product.argtypes = [POINTER(Matrix), c_void_p, c_void_p, c_int, c_int]
     found.weft_many.argtypes = found.weft_product.argtypes
-    found.weft_step.argtypes = [POINTER(Model), c_void_p, POINTER(Texts), c_void_p, c_int]
+    found.weft_step.argtypes = [POINTER(Model), c_void_p, POINTER(Texts), c_int, c_void_p, c_int]
     found.weft_log_totals.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int]
     found.weft_log_totals.restype = None
     return found

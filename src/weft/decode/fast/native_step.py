@@ -1,4 +1,4 @@
-"""The native path: a decoder's step for one token of each text in one call (`c/step.c`).
+"""The native path: a decoder's step for some tokens of each text in one call (`c/step.c`).
 
 It reads a Transformer's own weights, quantized ones too, and gives the logits that `model.step` gives but for rounding.
 """
@@ -17,17 +17,19 @@ from weft.nn.config import Gated
 from weft.nn.linear import Linear
 from weft.nn.norm import LayerNorm, RMSNorm
 
+MAX_FLOAT_ROWS = 32  # up to which c/step.c is faster than torch's products in float32, as measured on ARM and x86
 BYTES_A_THREAD = 4 << 20  # bytes of weights that another thread pays for: it is waited for after every product
 
 
 class NativeRows:
-    """One more token of each of some texts, over and over.
+    """Some more tokens of each of some texts, over and over.
 
-    keys, values (layers, blocks, kv_heads, block_size, d_head): a text's table names the blocks that it has.
-    `head`: whether a step ends in logits. What a text gets is the same to the bit whatever the others are.
+    keys, values (layers, blocks, kv_heads, block_size, d_head): a text's table names the blocks that it has. What a
+    text gets is the same to the bit whatever the others are; and whether its tokens are read at once or in parts, as
+    long as these have more than one.
     """
 
-    def __init__(self, model: Transformer, keys: Tensor, values: Tensor, head: bool):
+    def __init__(self, model: Transformer, keys: Tensor, values: Tensor):
         assert model.decoder is not None and model.decoder.norm is not None
         self.model, settings, blocks = model, model.config, model.decoder.blocks
         self.kept: list[Tensor] = []  # what is pointed to and belongs to nobody else
@@ -39,27 +41,41 @@ class NativeRows:
         sizes = len(blocks), settings.d_model, attention.heads, attention.groups, settings.d_head, forward.d_ff
         kind = isinstance(forward, Gated), native.ACTIVATIONS[forward.activation]
         block = keys.shape[3], keys.stride(1)
-        last = self._norm(model.decoder.norm), self.words if head and self.words is not None else native.Matrix()
+        last = self._norm(model.decoder.norm), native.Matrix() if self.words is None else self.words
         self.found = native.Model(*sizes, *kind, *block, first.attention.scale, None, None, self.layers, *last)
-        self.ends_in_features = head and self.words is None
         self.places, self.angles = 0, list[Tensor]()  # (places, d_head / 2) each, where there are any
-        self.result = torch.empty(0, 0)  # written again and again: new memory would have to be cleared first
+        self.ones = torch.empty(0, dtype=torch.int64)
+        self.results: dict[int, Tensor] = {}  # by width, written again and again: new memory would be cleared first
         self.held = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
 
-    def __call__(self, x: Tensor, places: Tensor, tables: Tensor) -> Tensor:
-        """Read embedded tokens (rows, 1, d_model) at places (rows,) of texts in the blocks of tables (rows, width) →
-        logits (rows, V), or features (rows, d_model), good until the next call."""
-        model, rows = self.model, len(x)
-        assert model.decoder is not None
+    def step(self, x: Tensor, places: Tensor, tables: Tensor) -> Tensor:
+        """Read an embedded token (rows, d_model) of each text, at places (rows,), in the blocks of tables (rows, width)
+        → logits (rows, V), good until the next call."""
+        features = self(x, places, tables, logits=self.words is not None)
+        return features if self.words is not None else self.head(features)
+
+    def __call__(
+        self, x: Tensor, places: Tensor, tables: Tensor, counts: Tensor | None = None, logits: bool = False
+    ) -> Tensor:
+        """The same with the next counts (texts,) tokens of each text, x (rows, d_model), from places (texts,) on →
+        features (rows, d_model), or logits."""
+        assert self.model.decoder is not None
         self._rotate(tables.shape[1] * self.found.block)
-        x = model.decoder.position.embed(x, places[:, None]).contiguous()
-        if self.result.shape != (size := (rows, self.found.head.rows or self.found.d_model)):
-            self.result = torch.empty(size)
-        texts = native.Texts(rows, tables.shape[1], native.address(places), native.address(tables))
+        if counts is None:
+            counts = self.ones = self.ones if len(self.ones) == len(places) else torch.ones_like(places)
+            each = places
+        else:
+            each = torch.arange(len(x)) + (places - counts.cumsum(0) + counts).repeat_interleave(counts)
+        x = self.model.decoder.position.embed(x[:, None], each[:, None]).contiguous()
+        width = self.found.head.rows if logits else self.found.d_model
+        if (result := self.results.get(width)) is None or len(result) != len(x):
+            result = self.results[width] = torch.empty(len(x), width)
+        texts = native.Texts(*tables.shape, *map(native.address, (counts, places, tables)))
         library: Any = native.library()
-        if library.weft_step(self.found, x.data_ptr(), texts, self.result.data_ptr(), self.threads(rows)):
+        given = self.found, x.data_ptr(), texts, logits, result.data_ptr(), self.threads(len(x))
+        if library.weft_step(*given):
             raise MemoryError("a decoding step found no memory")
-        return model.head(self.result[:, None])[:, 0] if self.ends_in_features else self.result
+        return result
 
     def head(self, features: Tensor) -> Tensor:
         """Features (rows, d_model) → logits (rows, V)."""
@@ -124,29 +140,54 @@ class NativeRows:
 
 
 class NativeStep:
-    """One more token after what a state of one row holds, over and over."""
+    """What comes after what a state holds: one more token, over and over, or several of each row."""
 
     def __init__(self, model: Transformer, state: TransformerState):
-        assert state.lengths.shape[0] == 1
-        store = state.cache.store  # (layers, 2, 1, kv_heads, max_len, d_head)
-        self.state, self.table = state, torch.zeros(1, 1, dtype=torch.int64)  # its one block is the whole cache
-        self.rows = NativeRows(model, store[:, 0], store[:, 1], head=True)
-        self.last: list[int] = []  # what n-grams are made of, the newest token first
-        if model.ngrams is not None and state.read is not None:
-            self.last = state.read.last(model.ngrams.reach, state.lengths)[0].tolist()[::-1]
+        store = state.cache.store  # (layers, 2, rows, kv_heads, max_len, d_head): a row is one block
+        self.state, self.table = state, torch.arange(store.shape[2])[:, None]
+        self.rows = NativeRows(model, store[:, 0], store[:, 1])
+        self.last: list[int] | None = None  # what n-grams are made of, the newest token first
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """Read tokens (1,) → logits (1, vocab_size)."""
+        """Read tokens (1,) of a state of one row → logits (1, vocab_size), good until the next call."""
         state, model = self.state, self.rows.model
         state.reserve(1)
-        x = model.embed(tokens[:, None], model.embedding)
-        if model.ngrams is not None and state.read is not None:
-            last = [int(tokens), *self.last]
-            x = x + model.ngrams.of_one(last)
-            self.last, state.read.tokens[0, state.longest] = last[:-1], last[0]
-        logits = self.rows(x, state.lengths, self.table)
+        x = model.embed(tokens, model.embedding)
+        if model.ngrams is not None:
+            x = x + model.ngrams.of_one(self._last(int(tokens)))
+        logits = self.rows.step(x, state.lengths, self.table)
         state.advance(1)
         return logits
+
+    def _last(self, token: int) -> list[int]:
+        """The last tokens with this one, which is counted as read."""
+        state, model = self.state, self.rows.model
+        assert model.ngrams is not None and state.read is not None
+        if self.last is None:
+            self.last = state.read.last(model.ngrams.reach, state.lengths)[0].tolist()[::-1]
+        last = [token, *self.last]
+        self.last, state.read.tokens[0, state.longest] = last[:-1], token
+        return last
+
+    def read(self, tokens: Tensor, lengths: Tensor | None) -> Tensor:
+        """Read tokens (rows, time), of row i the first lengths[i] → features (rows, time, d_model), 0 after these."""
+        state, model, (batch, time) = self.state, self.rows.model, tokens.shape
+        state.reserve(time)
+        self.last = None
+        x = model.embed_next(tokens, state.lengths, state.read)
+        counts = torch.full((batch,), time) if lengths is None else lengths
+        real = torch.arange(time) < counts[:, None]
+        features = x.new_zeros(batch, time, model.config.d_model)
+        features[real] = self.rows(x[real], state.lengths, self.table, counts)
+        state.advance(time, lengths)
+        return features
+
+
+def reading_pays(model: Transformer, tokens: int) -> bool:
+    """Whether so many tokens at once are read faster than by torch's operations; those have their own products in
+    float32 alone."""
+    first: Any = model.decoder.blocks[0]  # type: ignore[union-attr]
+    return tokens <= MAX_FLOAT_ROWS or isinstance(first.attention.qkv, QuantizedLinear)
 
 
 def weights_are_native(model: Transformer) -> bool:

@@ -1,7 +1,7 @@
 """How a model reads on: plainly, or by a fast path that fits model, state and device. All of that is chosen here.
 
-- native path (`native_step`): a decoder's step for one row, or for the engine's texts, in one call, on a CPU, where a
-  C compiler was found;
+- native path (`native_step`): a decoder's step for one row, or for the engine's texts, and the reading of prompts, in
+  one call, on a CPU, where a C compiler was found;
 - CPU fast path (`cpu`): the step of common decoders in few operations, for rows of equal length, in float32;
 - CUDA fast path (`cuda`): LLaMA's step, and the reading of its prompts, in a few kernels, in 16 bits;
 - CUDA graphs (`cuda_graphs`): any Transformer's step, captured once and replayed.
@@ -23,7 +23,7 @@ from weft.decode.fast import native
 from weft.decode.fast.cpu import ADDED, BIASED, CPUFastPath
 from weft.decode.fast.cuda import CUDAFastPath
 from weft.decode.fast.cuda_graphs import DeviceSampler, GraphStep, PagedGraphs
-from weft.decode.fast.native_step import NativeRows, NativeStep, weights_are_native
+from weft.decode.fast.native_step import NativeRows, NativeStep, reading_pays, weights_are_native
 from weft.decode.fast.products import has_kernels
 from weft.models.base import LanguageModel, Source, State, device_of
 from weft.models.config import Decoder, EncoderDecoder, LMHead
@@ -60,8 +60,13 @@ class Stepper:
 
     def read(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Read tokens (batch, time), of row i the first lengths[i] → features (batch, time, …) for the head."""
-        grow(self.state, tokens.shape[1], self.limit)
+        moved, step = grow(self.state, tokens.shape[1], self.limit), self._step
         self._step = None
+        if native_reads(self.model, self.state, tokens.numel()):
+            native = step if isinstance(step, NativeStep) and not moved else NativeStep(self.model, self.state)  # type: ignore[arg-type]
+            if native_path_fits(self.model, self.state):
+                self._step = native
+            return native.read(tokens, lengths)
         kernels = cuda_fast_path(self.model, self.state) if not self.state.longest else None
         if kernels is None:
             return self.model.advance(tokens, self.state, lengths)
@@ -100,7 +105,10 @@ class Stepper:
         """Forget all but the first `length` tokens of every row."""
         if self.state.longest > length:
             self.state.truncate(length)
-            self._step = None
+            if isinstance(self._step, NativeStep):
+                self._step.last = None
+            else:
+                self._step = None
 
     @property
     def runs_ahead(self) -> bool:
@@ -204,16 +212,21 @@ def _changed(settings: Config) -> set[str]:
 
 
 def native_path_fits(model: LanguageModel, state: State) -> bool:
-    """Whether c/step.c reads on from a state: it has one row."""
-    even = isinstance(state, TransformerState) and state.even and isinstance(state.cache, KeyValueCache)
-    return len(state.lengths) == 1 and even and _is_native(model)
+    """Whether c/step.c reads on from a state token by token: it has one row."""
+    return len(state.lengths) == 1 and state.even and native_reads(model, state, 1)
+
+
+def native_reads(model: LanguageModel, state: State, tokens: int) -> bool:
+    """Whether it is fastest at reading so many tokens in all after the rows of a state."""
+    cached = isinstance(state, TransformerState) and isinstance(state.cache, KeyValueCache)
+    return cached and _is_native(model) and reading_pays(model, tokens)  # type: ignore[arg-type]
 
 
 def native_rows(model: Transformer, store: BlockStore) -> NativeRows | None:
     """Steps of texts in the blocks of a pool in one call each, where c/step.c can do that."""
     if model.embedding.weight.device.type != "cpu" or store.scales is not None or not _is_native(model):
         return None
-    return NativeRows(model, store.data[:, :, 0], store.data[:, :, 1], head=False)
+    return NativeRows(model, store.data[:, :, 0], store.data[:, :, 1])
 
 
 def _is_native(model: LanguageModel) -> bool:

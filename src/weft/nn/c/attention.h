@@ -7,21 +7,9 @@
  */
 #pragma once
 
+#include "register_tile.h"
 #include "threads.h"
-#include "vectors.h"
 
-/* A product's tile, which stays in registers: HIGH rows of ACROSS vectors. */
-#if defined(__AVX512F__)
-#define HIGH 8
-#define ACROSS 2
-#elif defined(__AVX__)
-#define HIGH 4
-#define ACROSS 2
-#else
-#define HIGH 4
-#define ACROSS 4
-#endif
-#define WIDTH (ACROSS * LANES)
 #define QUERIES 64 /* of a block; whole numbers of tiles, as d_head is and KEYS */
 #define KEYS 64
 
@@ -42,33 +30,6 @@ typedef struct {
 static inline int up_to(int n, int step) { return (n + step - 1) / step * step; }
 static inline int least(int a, int b) { return a < b ? a : b; }
 static inline int most(int a, int b) { return a > b ? a : b; }
-
-typedef struct { Vector sums[HIGH][ACROSS]; } Tile;
-
-/* tile += a b over `depth`: a[r * down + i * along], b[i * apart + column]. */
-static inline __attribute__((always_inline)) void multiply_add(
-    Tile *tile, int depth, const float *a, int64_t down, int64_t along, const float *b, int64_t apart) {
-    Tile t = *tile;
-#pragma GCC unroll 4
-    for (int i = 0; i < depth; i++) {
-        Vector row[ACROSS];
-        for (int c = 0; c < ACROSS; c++) row[c] = LOAD(b + i * apart + c * LANES);
-        for (int r = 0; r < HIGH; r++)
-            for (int c = 0; c < ACROSS; c++) t.sums[r][c] += a[r * down + i * along] * row[c];
-    }
-    *tile = t;
-}
-
-/* Sums that begin at 0 with every block round less than those that go on. */
-static inline void add_tile(const Tile *t, float *to, int64_t apart) {
-    for (int r = 0; r < HIGH; r++)
-        for (int c = 0; c < ACROSS; c++) STORE(to + r * apart + c * LANES, LOAD(to + r * apart + c * LANES) + t->sums[r][c]);
-}
-
-static inline void write_tile(const Tile *t, float *to, int64_t apart) {
-    for (int r = 0; r < HIGH; r++)
-        for (int c = 0; c < ACROSS; c++) STORE(to + r * apart + c * LANES, t->sums[r][c]);
-}
 
 /* A head's numbers side by side, times `factor`; zeros up to a whole number of tiles. */
 static void gather(Heads from, int row, int head, int places, int d, float factor, float *to) {
@@ -93,11 +54,6 @@ static void transpose(const float *from, int places, int d, float *to) {
         for (int i = 0; i < d; i += LANES)
             for (int u = 0; u < WIDTH; u++)
                 for (int j = 0; j < LANES; j++) to[(i + j) * WIDTH + u] = from[(int64_t)(t + u) * d + i + j];
-}
-
-static inline Vector larger(Vector a, Vector b) {
-    Integers mine = a > b;
-    return (Vector)((mine & (Integers)a) | (~mine & (Integers)b));
 }
 
 /* Scores of a query and `seen` keys, of `all` in the block, become e^(score − the largest so far); how much all that
@@ -172,7 +128,7 @@ static void attend(void *given, int thread, int threads) {
     int d = a->d_head, group = a->heads / a->kv_heads, units = a->batch * a->kv_heads;
     Parts s;
     laid_out(&s, a->time, a->source, d, a->scratch + thread * a->space);
-    for (int unit = (int64_t)units * thread / threads; unit < (int64_t)units * (thread + 1) / threads; unit++) {
+    for (int unit = share(units, thread, threads); unit < share(units, thread + 1, threads); unit++) {
         int row = unit / a->kv_heads, shared = unit % a->kv_heads;
         gather(a->k, row, shared, a->source, d, 1, s.k);
         gather(a->v, row, shared, a->source, d, 1, s.v);
@@ -256,7 +212,7 @@ static void go_back(void *given, int thread, int threads) {
     int64_t wide = up_to(a->source, QUERIES) * (int64_t)d, high = up_to(a->time, QUERIES) * (int64_t)d;
     Parts s;
     laid_out(&s, a->time, a->source, d, a->scratch + thread * a->space);
-    for (int unit = (int64_t)units * thread / threads; unit < (int64_t)units * (thread + 1) / threads; unit++) {
+    for (int unit = share(units, thread, threads); unit < share(units, thread + 1, threads); unit++) {
         int row = unit / a->kv_heads, shared = unit % a->kv_heads;
         gather(a->k, row, shared, a->source, d, 1, s.k);
         gather(a->v, row, shared, a->source, d, 1, s.v);

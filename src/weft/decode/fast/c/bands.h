@@ -36,6 +36,9 @@ typedef struct { /* x in blocks of 32: numbers, their scale, START − 8 · thei
 #if defined(__aarch64__)
 static inline float largest_of(Vector v) { return vmaxvq_f32((float32x4_t)v); }
 static inline int sum_of_lanes(Integers v) { return vaddvq_s32((int32x4_t)v); }
+#elif LANES == 16
+static inline float largest_of(Vector v) { return _mm512_reduce_max_ps((__m512)v); }
+static inline int sum_of_lanes(Integers v) { return _mm512_reduce_add_epi32((__m512i)v); }
 #else
 static inline float largest_of(Vector v) {
     float largest = 0;
@@ -84,7 +87,7 @@ static void round_blocks(const float *x, int n, Rounded out) {
 #define RAISED 0 /* what add8 adds to each w, and what it thereby adds to the sum has to be taken off */
 
 #if defined(__ARM_FEATURE_DOTPROD)
-/* `block8` and `block4` below do without them */
+#define SEVERAL /* x can be multiplied at a time; `block8` and `block4` below do without add8 and add4 */
 #elif defined(__aarch64__)
 static inline Integers add8(Integers sum, Integers w, Integers x) {
     int16x8_t first = vmull_s8(vget_low_s8((int8x16_t)w), vget_low_s8((int8x16_t)x));
@@ -101,6 +104,7 @@ static inline Integers add4(Integers sum, Integers w, Integers low, Integers hig
 }
 #elif (defined(__AVX512VNNI__) && LANES == 16) || (defined(__AVXVNNI__) && LANES == 8)
 /* unsigned times signed bytes */
+#define SEVERAL
 #if LANES == 16
 #define TIMES(sum, w, x) ((Integers)_mm512_dpbusd_epi32((__m512i)(sum), (__m512i)(w), (__m512i)(x)))
 #else
@@ -108,33 +112,43 @@ static inline Integers add4(Integers sum, Integers w, Integers low, Integers hig
 #endif
 #undef RAISED
 #define RAISED 128
-static inline Integers add8(Integers sum, Integers w, Integers x) {
-    return TIMES(sum, w ^ ((Integers){0} + (int32_t)0x80808080), x);
-}
-static inline Integers add4(Integers sum, Integers w, Integers low, Integers high) {
-    return TIMES(TIMES(sum, w & LOWER, low), (w >> 4) & LOWER, high);
-}
+typedef Integers Bytes;
+static inline Bytes bytes_of(Integers w) { return w ^ ((Integers){0} + (int32_t)0x80808080); }
+static inline Integers add8(Integers sum, Bytes w, Integers x) { return TIMES(sum, w, x); }
+static inline Integers add_half(Integers sum, Integers half, Integers x) { return TIMES(sum, half, x); }
+static inline Integers halves_of(Integers sum) { return sum; }
 #elif (defined(__AVX512BW__) && LANES == 16) || (defined(__AVX2__) && LANES == 8)
-/* unsigned times signed bytes, in pairs of 16 bits: those can't overflow, for 2 · 127 · 119 and 4 · 127 · 15 < 2¹⁵ */
+/* unsigned times signed bytes, in pairs of 16 bits: those can't overflow, for 2 · 127 · 119 and, with all of a block's
+ * words of 4 bits, 16 · 127 · 15 < 2¹⁵ */
+#define SEVERAL
 #if LANES == 16
 #define PAIRS(w, x) _mm512_maddubs_epi16((__m512i)(w), (__m512i)(x))
 #define ADDED(pairs) ((Integers)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
 #define BOTH(a, b) _mm512_add_epi16(a, b)
-static inline Integers add8(Integers sum, Integers w, Integers x) {
-    __m512i turned = _mm512_mask_sub_epi8((__m512i)w, _mm512_movepi8_mask((__m512i)x), _mm512_setzero_si512(), (__m512i)w);
-    return sum + ADDED(PAIRS(_mm512_abs_epi8((__m512i)x), turned)); /* |x| times w with the sign of x */
+typedef __m512i Pairs;
+typedef struct { __m512i sizes; __mmask64 negative; } Bytes;
+static inline Bytes bytes_of(Integers w) {
+    return (Bytes){_mm512_abs_epi8((__m512i)w), _mm512_movepi8_mask((__m512i)w)};
+}
+static inline Integers add8(Integers sum, Bytes w, Integers x) { /* |w| times x with the sign of w */
+    __m512i turned = _mm512_mask_sub_epi8((__m512i)x, w.negative, _mm512_setzero_si512(), (__m512i)x);
+    return sum + ADDED(PAIRS(w.sizes, turned));
 }
 #else
 #define PAIRS(w, x) _mm256_maddubs_epi16((__m256i)(w), (__m256i)(x))
 #define ADDED(pairs) ((Integers)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
 #define BOTH(a, b) _mm256_add_epi16(a, b)
-static inline Integers add8(Integers sum, Integers w, Integers x) { /* |x| times w with the sign of x */
-    return sum + ADDED(PAIRS(_mm256_abs_epi8((__m256i)x), _mm256_sign_epi8((__m256i)w, (__m256i)x)));
+typedef __m256i Pairs;
+typedef struct { __m256i sizes, w; } Bytes;
+static inline Bytes bytes_of(Integers w) { return (Bytes){_mm256_abs_epi8((__m256i)w), (__m256i)w}; }
+static inline Integers add8(Integers sum, Bytes w, Integers x) { /* |w| times x with the sign of w */
+    return sum + ADDED(PAIRS(w.sizes, _mm256_sign_epi8((__m256i)x, w.w)));
 }
 #endif
-static inline Integers add4(Integers sum, Integers w, Integers low, Integers high) {
-    return sum + ADDED(BOTH(PAIRS(w & LOWER, low), PAIRS((w >> 4) & LOWER, high)));
+static inline Integers add_half(Integers pairs, Integers half, Integers x) {
+    return (Integers)BOTH((Pairs)pairs, PAIRS(half, x));
 }
+static inline Integers halves_of(Integers pairs) { return ADDED((Pairs)pairs); }
 #else
 #if defined(__SSE2__) && LANES == 4
 static inline Integers add8(Integers sum, Integers w, Integers x) { /* every other byte, each with its sign */
@@ -183,17 +197,33 @@ static inline Integers everywhere(const int8_t *x) { /* four bytes of x in each 
     memcpy(&word, x, 4);
     return (Integers){0} + word;
 }
+#if !defined(SEVERAL)
+typedef Integers Bytes;
+static inline Bytes bytes_of(Integers w) { return w; }
+#endif
 static inline void block8(Integers *t, const int32_t *w, const int8_t *x) {
     for (int j = 0; j < WORDS8; j++, w += BAND) {
         Integers four = everywhere(x + 4 * j);
-        for (int p = 0; p < PARTS; p++) t[p] = add8(t[p], WHOLE(w + p * LANES), four);
+        for (int p = 0; p < PARTS; p++) t[p] = add8(t[p], bytes_of(WHOLE(w + p * LANES)), four);
     }
 }
 static inline void block4(Integers *t, const int32_t *w, const int8_t *x) {
+#if defined(SEVERAL)
+    Integers sums[PARTS] = {0};
+    for (int j = 0; j < WORDS4; j++, w += BAND) {
+        Integers low = everywhere(x + 4 * j), high = everywhere(x + 4 * j + BLOCK / 2);
+        for (int p = 0; p < PARTS; p++) {
+            Integers both = WHOLE(w + p * LANES);
+            sums[p] = add_half(add_half(sums[p], both & LOWER, low), (both >> 4) & LOWER, high);
+        }
+    }
+    for (int p = 0; p < PARTS; p++) t[p] += halves_of(sums[p]);
+#else
     for (int j = 0; j < WORDS4; j++, w += BAND) {
         Integers low = everywhere(x + 4 * j), high = everywhere(x + 4 * j + BLOCK / 2);
         for (int p = 0; p < PARTS; p++) t[p] = add4(t[p], WHOLE(w + p * LANES), low, high);
     }
+#endif
 }
 #endif
 
@@ -226,92 +256,3 @@ static void band4(const int32_t *w, const uint16_t *scales, const float *centres
     }
     for (int p = 0; p < PARTS; p++) STORE(y + p * LANES, s[p]);
 }
-
-/* ---- a band times several x
- *
- * Weights are unpacked once for all of them, four rows of the band at a time; sums are the same to the bit. */
-
-#if defined(__ARM_FEATURE_DOTPROD)
-#define MOST 8 /* x at a time; their sums take turns */
-#define OF_X(r) (x.numbers + ((int64_t)(r) * blocks + b) * BLOCK)
-#define ZERO(r) Vector s##r = {0};
-#define BEGIN8(r) int32x4_t t##r = vdupq_n_s32(START);
-#define BEGIN4(r) int32x4_t t##r = r < count ? vld1q_dup_s32(x.offsets + r * blocks + b) : vdupq_n_s32(0);
-#define LOW(r) int8x16_t x##r = r < count ? vld1q_s8(OF_X(r)) : w0;
-#define HIGH(r) if (r < count) x##r = vld1q_s8(OF_X(r) + BLOCK / 2);
-#define DOT(r, w, lane) if (r < count) t##r = vdotq_laneq_s32(t##r, w, x##r, lane);
-#define DOTS(w, lane)                                                                                                  \
-    DOT(0, w, lane) DOT(1, w, lane) DOT(2, w, lane) DOT(3, w, lane)                                                    \
-    DOT(4, w, lane) DOT(5, w, lane) DOT(6, w, lane) DOT(7, w, lane)
-#define BYTES(j) vld1q_s8((const int8_t *)(w + (j) * BAND))
-#define PAIRS_OF(j) vld1q_u8((const uint8_t *)(w + (j) * BAND))
-#define LOWER_OF(j) vreinterpretq_s8_u8(vandq_u8(PAIRS_OF(j), vdupq_n_u8(15)))
-#define UPPER_OF(j) vreinterpretq_s8_u8(vshrq_n_u8(PAIRS_OF(j), 4))
-#define WITH_ALL(i, lane, of) { int8x16_t w##i = of; DOTS(w##i, lane) }
-#define SUM8(r) if (r < count) s##r += AS_FLOAT(t##r) * x.scales[r * blocks + b];
-#define SUM4(r) if (r < count) s##r += AS_FLOAT(t##r) * (scale * x.scales[r * blocks + b]);
-#define CENTRE(r) if (r < count) s##r += centre * x.sums[r * blocks + b];
-#define KEEP8(r) if (r < count) STORE(y + r * BAND, s##r * LOAD(scales));
-#define KEEP4(r) if (r < count) STORE(y + r * BAND, s##r);
-
-/* Four rows of a band times `count` x, of which the next is `blocks` further on → y (count, BAND). */
-static inline __attribute__((always_inline)) void part8(const int32_t *w, const float *scales, Rounded x, int blocks,
-                                                        int count, const int32_t *ahead, float *y) {
-    EACH(ZERO)
-    for (int b = 0; b < blocks; b++, w += WORDS8 * BAND) {
-        for (int i = 0; i < WORDS8 / PARTS; i++) __builtin_prefetch(ahead += BAND);
-        int8x16_t w0 = BYTES(0);
-        EACH(BEGIN8)
-        EACH(LOW)
-        DOTS(w0, 0) WITH_ALL(1, 1, BYTES(1)) WITH_ALL(2, 2, BYTES(2)) WITH_ALL(3, 3, BYTES(3))
-        EACH(HIGH)
-        WITH_ALL(4, 0, BYTES(4)) WITH_ALL(5, 1, BYTES(5)) WITH_ALL(6, 2, BYTES(6)) WITH_ALL(7, 3, BYTES(7))
-        EACH(SUM8)
-    }
-    EACH(KEEP8)
-}
-
-static inline __attribute__((always_inline)) void part4(const int32_t *w, const uint16_t *scales, const float *centres,
-                                                        Rounded x, int blocks, int count, const int32_t *ahead,
-                                                        float *y) {
-    EACH(ZERO)
-    for (int b = 0; b < blocks; b++, w += WORDS4 * BAND, scales += BAND) {
-        __builtin_prefetch(ahead += BAND);
-        int8x16_t w0 = LOWER_OF(0);
-        EACH(BEGIN4)
-        EACH(LOW)
-        DOTS(w0, 0) WITH_ALL(1, 1, LOWER_OF(1)) WITH_ALL(2, 2, LOWER_OF(2)) WITH_ALL(3, 3, LOWER_OF(3))
-        EACH(HIGH)
-        WITH_ALL(4, 0, UPPER_OF(0)) WITH_ALL(5, 1, UPPER_OF(1)) WITH_ALL(6, 2, UPPER_OF(2)) WITH_ALL(7, 3, UPPER_OF(3))
-        Vector scale = widen(scales);
-        EACH(SUM4)
-        if (centres) {
-            Vector centre = LOAD(centres + b * BAND);
-            EACH(CENTRE)
-        }
-    }
-    EACH(KEEP4)
-}
-
-/* The same with the whole band; the next one is asked for meanwhile. */
-IN_THIS_ORDER static void bands8(const int32_t *w, const float *scales, Rounded x, int blocks, int count, float *y) {
-    const int32_t *ahead = w + blocks * WORDS8 * BAND;
-    for (int p = 0; p < BAND; p += LANES, ahead += blocks * WORDS8 * LANES)
-        if (count == MOST)
-            part8(w + p, scales + p, x, blocks, MOST, ahead, y + p);
-        else
-            part8(w + p, scales + p, x, blocks, 4, ahead, y + p);
-}
-
-IN_THIS_ORDER static void bands4(const int32_t *w, const uint16_t *scales, const float *centres, Rounded x, int blocks,
-                                 int count, float *y) {
-    const int32_t *ahead = w + blocks * WORDS4 * BAND;
-    for (int p = 0; p < BAND; p += LANES, ahead += blocks * WORDS4 * LANES, centres += centres ? LANES : 0)
-        if (count == MOST)
-            part4(w + p, scales + p, centres, x, blocks, MOST, ahead, y + p);
-        else
-            part4(w + p, scales + p, centres, x, blocks, 4, ahead, y + p);
-}
-#else
-#define MOST 2 /* as many as `products` has room for; whole numbers are multiplied with one x at a time */
-#endif

@@ -2,7 +2,7 @@
  * (`rounding.py`); with whole numbers, the vector is rounded to 8 bits too (`bands.h`). */
 #pragma once
 
-#include "bands.h"
+#include "several.h"
 
 enum { FLOAT32, BFLOAT16, INT8, INT4 };
 
@@ -60,7 +60,7 @@ static inline int band(const Matrix *m, int64_t number, Rounded x, int left, flo
     const void *w = (const int32_t *)m->weights + at * (m->kind == INT8 ? WORDS8 : WORDS4);
     const float *scales = (const float *)m->scales + number * BAND;
     const uint16_t *halves = (const uint16_t *)m->scales + at;
-#if defined(__ARM_FEATURE_DOTPROD)
+#if defined(SEVERAL)
     int count = left >= MOST ? MOST : left >= 4 ? 4 : 1;
     if (count > 1 && m->kind == INT8)
         bands8(w, scales, x, blocks, count, sums[0]);
