@@ -35,7 +35,7 @@ class NativeRows:
         self.kept: list[Tensor] = []  # what is pointed to and belongs to nobody else
         layers = (self._layer(block, keys[n], values[n]) for n, block in enumerate(blocks))
         self.layers = (native.Layer * len(blocks))(*layers)
-        self.words = self._head()
+        self.words, self.scale = self._head(), getattr(model.output, "scale", None)
         first: Any = blocks[0]
         attention, forward = settings.attention, settings.feedforward
         sizes = len(blocks), settings.d_model, attention.heads, attention.groups, settings.d_head, forward.d_ff
@@ -51,8 +51,9 @@ class NativeRows:
     def step(self, x: Tensor, places: Tensor, tables: Tensor) -> Tensor:
         """Read an embedded token (rows, d_model) of each text, at places (rows,), in the blocks of tables (rows, width)
         → logits (rows, V), good until the next call."""
-        features = self(x, places, tables, logits=self.words is not None)
-        return features if self.words is not None else self.head(features)
+        direct = self.words is not None and self.scale is None
+        found = self(x, places, tables, logits=direct)
+        return found if direct else self.head(found)
 
     def __call__(
         self, x: Tensor, places: Tensor, tables: Tensor, counts: Tensor | None = None, logits: bool = False
@@ -81,6 +82,7 @@ class NativeRows:
         """Features (rows, d_model) → logits (rows, V)."""
         if self.words is None:
             return self.model.head(features[:, None])[:, 0]
+        features = features if self.scale is None else features * self.scale
         return native.multiply(self.words, features, self.threads(len(features)))
 
     def threads(self, rows: int) -> int:
@@ -123,16 +125,14 @@ class NativeRows:
         return native.matrix(part.weight.detach(), part.weight.shape, bias=bias)
 
     def _head(self) -> native.Matrix | None:
-        """The table that gives the logits, where features times it is all that the head does."""
+        """The table that gives the logits, where features times it, scaled or not, is all that the head does."""
         head = self.model.output
-        if not isinstance(head, heads.LMHead) or head.scale is not None:
-            return None
         if isinstance(head, QuantizedHead):
             return self._matrix(head.words) if isinstance(head.words.product, Native) else None
-        if type(head) is not heads.LMHead or head.bias is not None:
+        if type(head) is not heads.LMHead:
             return None
         table = self.model.embedding.weight if head.weight is None else head.weight
-        return native.matrix(table.detach(), table.shape)
+        return native.matrix(table.detach(), table.shape, bias=None if head.bias is None else head.bias.detach())
 
     def _keep(self, tensor: Any) -> int:
         self.kept.append(tensor.detach().contiguous())
