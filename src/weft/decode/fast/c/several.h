@@ -10,8 +10,8 @@
 #define ZERO(r) Vector s##r = {0};
 #define BEGIN8(r) int32x4_t t##r = vdupq_n_s32(START);
 #define BEGIN4(r) int32x4_t t##r = r < count ? vld1q_dup_s32(x.offsets + r * blocks + b) : vdupq_n_s32(0);
-#define LOW(r) int8x16_t x##r = r < count ? vld1q_s8(OF_X(r)) : w0;
-#define HIGH(r) if (r < count) x##r = vld1q_s8(OF_X(r) + BLOCK / 2);
+#define FIRST_HALF(r) int8x16_t x##r = r < count ? vld1q_s8(OF_X(r)) : w0;
+#define SECOND_HALF(r) if (r < count) x##r = vld1q_s8(OF_X(r) + BLOCK / 2);
 #define DOT(r, w, lane) if (r < count) t##r = vdotq_laneq_s32(t##r, w, x##r, lane);
 #define DOTS(w, lane)                                                                                                  \
     DOT(0, w, lane) DOT(1, w, lane) DOT(2, w, lane) DOT(3, w, lane)                                                    \
@@ -35,9 +35,9 @@ static inline __attribute__((always_inline)) void part8(const int32_t *w, const 
         for (int i = 0; i < WORDS8 / PARTS; i++) __builtin_prefetch(ahead += BAND);
         int8x16_t w0 = BYTES(0);
         EACH(BEGIN8)
-        EACH(LOW)
+        EACH(FIRST_HALF)
         DOTS(w0, 0) WITH_ALL(1, 1, BYTES(1)) WITH_ALL(2, 2, BYTES(2)) WITH_ALL(3, 3, BYTES(3))
-        EACH(HIGH)
+        EACH(SECOND_HALF)
         WITH_ALL(4, 0, BYTES(4)) WITH_ALL(5, 1, BYTES(5)) WITH_ALL(6, 2, BYTES(6)) WITH_ALL(7, 3, BYTES(7))
         EACH(SUM8)
     }
@@ -52,9 +52,9 @@ static inline __attribute__((always_inline)) void part4(const int32_t *w, const 
         __builtin_prefetch(ahead += BAND);
         int8x16_t w0 = LOWER_OF(0);
         EACH(BEGIN4)
-        EACH(LOW)
+        EACH(FIRST_HALF)
         DOTS(w0, 0) WITH_ALL(1, 1, LOWER_OF(1)) WITH_ALL(2, 2, LOWER_OF(2)) WITH_ALL(3, 3, LOWER_OF(3))
-        EACH(HIGH)
+        EACH(SECOND_HALF)
         WITH_ALL(4, 0, UPPER_OF(0)) WITH_ALL(5, 1, UPPER_OF(1)) WITH_ALL(6, 2, UPPER_OF(2)) WITH_ALL(7, 3, UPPER_OF(3))
         Vector scale = widen(scales);
         EACH(SUM4)

@@ -214,7 +214,6 @@ static inline int row_of(const Matrix *m, int tile) { return (tile + 1) * TALL >
 static void tall_products(const Matrix *m, int first, int last, const float *x, const float *turned, int rows, Vector *sums,
                           float *y) {
     int n = m->columns, full = turned_of(rows), each = sums_of(rows);
-    const float *of_first = (const float *)m->weights + (int64_t)row_of(m, first) * n;
     memset(sums, 0, (size_t)(last - first) * each * sizeof *sums);
     for (int k = 0, some; k < n; k += some) {
         some = n - k < DEEP ? n - k : DEEP;
@@ -225,6 +224,7 @@ static void tall_products(const Matrix *m, int first, int last, const float *x, 
             const float *next = w + (int64_t)TALL * (n + k);
             int hop = 4 * TALL;
 #else
+            const float *of_first = (const float *)m->weights + (int64_t)row_of(m, first) * n;
             const float *next = t + 1 == last && k + some < n ? of_first + k + some : w + (int64_t)TALL * n + k;
             int hop = n;
 #endif
