@@ -137,6 +137,8 @@ def test_a_model_has_as_many_words_as_its_tokenizer_is_asked_for() -> None:
     assert resolve("gpt-tiny", ["tokenizer=bpe:1000"]).model.vocab_size == 1000
     rounded = resolve("gpt-tiny", ["tokenizer=bpe:1000", "model.vocab_size=1024"])
     assert rounded.model.vocab_size == 1024
+    with pytest.raises(ConfigError, match=r"^tokenizer.vocab_size = -5: expected a number greater than or equal to 1$"):
+        resolve("gpt-tiny", ["tokenizer=bpe", "tokenizer.vocab_size=-5"])
     pair = resolve("vaswani-tiny", ["tokenizer=bpe:1000", "source_tokenizer=bpe:700"])
     assert pair.model.model_dump(include={"vocab_size", "source_vocab_size"}) == {
         "vocab_size": 1000, "source_vocab_size": 700

@@ -160,9 +160,13 @@ def experiment(tree: Mapping[str, Any], source: str = "") -> Experiment:
 def _labels(values: Sequence[Any]) -> tuple[str, ...]:
     """Values of one setting in a word each: of a table its kind, or else what the first doesn't have so."""
     first = flat(values[0]) if isinstance(values[0], Mapping) else {}
-    tables = [flat(value) if isinstance(value, Mapping) and "kind" not in value else None for value in values]
-    different = [table and {key: table[key] for key in table if first.get(key) != table[key]} for table in tables]
-    return tuple(_label(other or value) for other, value in zip(different, values, strict=True))
+
+    def own(value: Any) -> Any:
+        if not isinstance(value, Mapping) or "kind" in value:
+            return value
+        return {key: each for key, each in flat(value).items() if first.get(key) != each} or value
+
+    return tuple(_label(own(value)) for value in values)
 
 
 def _label(value: Any) -> str:

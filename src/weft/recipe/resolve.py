@@ -35,7 +35,7 @@ def resolve(
         own = source.model_dump(mode="json", exclude_none=True)
         own = _without_data(own, above, log) if data else own
         tree = _with_warmup(merge(own, above), above, log)
-        return validate(Recipe, merge(tree, {"data": {"sources": list(data)}} if data else {}))
+        return _with_vocabulary(validate(Recipe, merge(tree, {"data": {"sources": list(data)}} if data else {})))
     source = str(source)
     tree, where = _find(source)
     if continues(source, above, data):
@@ -51,10 +51,10 @@ def resolve(
         log(note)
     blamed = "" if above else where
     _check_tables(tree, blamed)
-    tree = _with_warmup(_with_head(_with_objective(_with_vocabulary(_with_init(tree)))), above, log)
+    tree = _with_warmup(_with_head(_with_objective(_with_init(tree))), above, log)
     if data:
         tree["data"] = {**tree.get("data", {}), "sources": list(data)}
-    return validate(Recipe, merge(_kinds(tree), tree), blamed)
+    return _with_vocabulary(validate(Recipe, merge(_kinds(tree), tree), blamed))
 
 
 def continues(source: str, above: Mapping[str, Any], data: Sequence[str]) -> bool:
@@ -216,13 +216,13 @@ def _with_init(tree: Tree) -> Tree:
     return {**taken, **tree, "model": merge(earlier["model"], tree.get("model", {}))}
 
 
-def _with_vocabulary(tree: Tree) -> Tree:
+def _with_vocabulary(recipe: Recipe) -> Recipe:
     """A model of as many words as its tokenizer is asked to find, whatever its preset has."""
-    for tokenizer, key in (("tokenizer", "vocab_size"), ("source_tokenizer", "source_vocab_size")):
-        size = tree[tokenizer].get("vocab_size") if isinstance(tree.get(tokenizer), Mapping) else None
-        if isinstance(size, int) and not rounded_up(tree.get("model", {}).get(key), size):
-            tree = merge(tree, {"model": {key: size}})
-    return tree
+    for tokenizer, key in ((recipe.tokenizer, "vocab_size"), (recipe.source_tokenizer, "source_vocab_size")):
+        size, model = getattr(tokenizer, "vocab_size", None), recipe.model
+        if size is not None and hasattr(model, key) and not rounded_up(getattr(model, key), size):
+            recipe = recipe.replace(model=model.replace(**{key: size}))
+    return recipe
 
 
 def rounded_up(table: Any, size: int) -> bool:
