@@ -75,6 +75,15 @@ def test_little_is_padded() -> None:
     assert 1 - lengths[:7936].sum() / whole > 0.4  # what batches at random would pad
 
 
+@pytest.mark.parametrize("count", range(1021, 1031))
+def test_no_batch_of_an_epoch_is_what_the_others_left(count: int) -> None:
+    buckets = Buckets(np.full(count, 8), tokens=8 * 64)
+    sizes = [buckets.size(step) for step in range(buckets.steps_per_epoch)]
+    assert len(sizes) == -(-count // 64)  # as few as before
+    assert max(sizes) <= 64
+    assert min(sizes) >= 48
+
+
 def test_batches_are_nearly_full() -> None:
     lengths = like_sentences(8000)
     buckets = Buckets(lengths, tokens=2048)

@@ -323,4 +323,16 @@ def _fill(bounds: Array, starts: Array, tokens: int) -> Array:
             cuts.append(cuts[-1] + most)
             longest = bound  # the next batch begins inside this cell
             most = tokens // max(int(bound.sum()), 1)
-    return np.array([*cuts, int(starts[-1])])
+    return _evened(np.array([*cuts, int(starts[-1])]), bounds, starts, tokens)
+
+
+def _evened(cuts: Array, bounds: Array, starts: Array, tokens: int) -> Array:
+    """The same number of batches, the last few of one size: what was left for the last might be a row or two, and its
+    gradient noise, while its update is as large as any."""
+    for count in range(min(MIXED, len(cuts) - 1), 1, -1):
+        first, last = int(cuts[-1 - count]), int(cuts[-1])
+        begins = int(np.searchsorted(starts, first, side="right")) - 1
+        longest = int(bounds[begins:].max(axis=0).sum())
+        if -(-(last - first) // count) * longest <= tokens:
+            return np.concatenate([cuts[: -1 - count], first + np.arange(count + 1) * (last - first) // count])
+    return cuts
