@@ -35,14 +35,14 @@ def test_values_of_a_setting() -> None:
 def test_all_combinations_or_one_change_at_a_time() -> None:
     vary = {"model.placement": ["post", "pre"], "model.layers": [2, 4, 6]}
     full = experiment({**ONE, "vary": vary})
-    assert list(full.contenders) == ["post,2", "post,4", "post,6", "pre,2", "pre,4", "pre,6"]
-    assert full.contenders["pre,4"].changes == {"model": {"placement": "pre", "layers": 4}}
-    assert full.contenders["pre,4"].levels == {"placement": "pre", "layers": "4"}
+    assert list(full.contenders) == [f"{place},layers={layers}" for place in ("post", "pre") for layers in (2, 4, 6)]
+    assert full.contenders["pre,layers=4"].changes == {"model": {"placement": "pre", "layers": 4}}
+    assert full.contenders["pre,layers=4"].levels == {"placement": "pre", "layers": "4"}
     assert full.varied == {"placement": ("post", "pre"), "layers": ("2", "4", "6")}
     single = experiment({**ONE, "vary": vary, "grid": "one"})
     assert list(single.contenders) == ["transformer", "placement=pre", "layers=4", "layers=6"]
     moments = {"optimizer.betas": [[0.9, 0.99], [0.9, 0.95]]}
-    assert list(experiment({**ONE, "vary": moments}).contenders) == ["0.9,0.99", "0.9,0.95"]
+    assert list(experiment({**ONE, "vary": moments}).contenders) == ["betas=0.9,0.99", "betas=0.9,0.95"]
 
 
 def test_the_four_switches_lead_from_one_preset_to_the_other() -> None:
@@ -94,6 +94,17 @@ def test_each_trick_is_one_change_to_the_quickstart() -> None:
         assert len([key for key, level in other.levels.items() if level != first.levels[key]]) == 1
         assert resolve(other.recipe, other.changes) != resolve("quickstart")
     assert {"quickstart", "rounds=2", "betas=0.9,0.95", "attention=qk_norm.kind=rms"} <= found.contenders.keys()
+
+
+def test_decay_and_dropout_are_weighed_upon_the_quickstart() -> None:
+    from weft.recipe.resolve import resolve
+
+    tree = tables_of("epochs")
+    assert tree is not None
+    found = experiment({**tree, **BASE})
+    assert found.settings == {"data": {"tokens": 60_000}}
+    assert resolve("quickstart", found.contenders["weight_decay=0.1,dropout=0.0"].changes) == resolve("quickstart")
+    assert len({repr(each.changes) for each in found.contenders.values()}) == 8
 
 
 def test_a_file(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from weft.api.load import load
 from weft.cli.main import run
 from weft.compare.config import contender, experiment
 from weft.compare.contenders import ReadyContender, make_ready
+from weft.compare.experiment import _facts, _notes
 from weft.compare.jobs import Job
+from weft.compare.runner import Machine
 from weft.compare.sizes import multiplied, resized, sized
 from weft.costs.count import count
 from weft.errors import ConfigError
@@ -144,6 +146,17 @@ def test_contenders_share_the_text_and_the_budget(folder: Path) -> None:
     assert third.data.tokens == round(len(counts.corpus.shards.train) / 3)
 
 
+def test_a_contender_may_learn_from_the_beginning_of_the_text_alone(folder: Path) -> None:
+    few, all_of_it = ready(folder, f"few={GPT.partition('=')[2]} data.tokens=500", GPT)
+    assert (few.learns_from, all_of_it.learns_from) == (500, len(few.corpus.shards.train))
+    wanted = experiment({"contenders": {"few": {"recipe": "gpt-tiny"}}, "data": {}, "budget": {"flops": 1e9}})
+    machine = Machine(jobs=1, threads=1)
+    assert _facts(wanted, [few], machine, 10**6)["text"].endswith("of which the first 500 tokens are read")
+    assert "first" not in _facts(wanted, [all_of_it], machine, 10**6)["text"]
+    times = few.whole.steps * few.tokens_per_step / 500
+    assert f"few reads the text {times:.0f} times with the whole budget." in _notes(wanted, [few], [])
+
+
 def test_contenders_that_name_no_optimizer_have_the_same(folder: Path) -> None:
     """Of these a run alone would train the first with Muon."""
     same = GPT.partition("=")[2]
@@ -245,7 +258,7 @@ def test_a_comparison_that_ends_is_not_run_again(
     assert sum(gpt["nats"]) == pytest.approx(measured["loss"] * measured["tokens"], rel=1e-4)
     assert gpt["flops"] == pytest.approx(2e9, rel=0.02)
     assert not any((folder / "out/jobs").iterdir())
-    kinds = {"plan.json", "results.jsonl", "data", "jobs", "runs", "figures", "compare.html"}
+    kinds = {"plan.json", "results.jsonl", "data", "jobs", "runs", "figures", "compare.html", "compare.json"}
     assert {path.name for path in (folder / "out").iterdir()} == kinds
     assert (folder / "out/figures/loss-flops.png").is_file()
     first = (folder / "out/compare.html").read_text()

@@ -269,6 +269,19 @@ def test_weights_that_were_trained_before_keep_to_adamw() -> None:
     ]
 
 
+@pytest.mark.parametrize(("device", "many", "few"), [("cpu", 100_000, 200_000), ("cuda", 10_000_000, 10**9)])
+def test_weights_forget_where_a_text_is_read_many_times(device: str, many: int, few: int) -> None:
+    recipe, choices = settled(resolve("gpt-tiny"), many, device)
+    rate, decay = recipe.optimizer.lr or 0.0, recipe.optimizer.weight_decay  # type: ignore[union-attr]
+    assert rate * decay * recipe.steps == pytest.approx(5, rel=0.05)
+    (choice,) = (choice for choice in choices if choice.key == "optimizer.weight_decay")
+    assert "times" in choice.why
+    for words, size in (([], few), (["optimizer=muon"], many), (["steps=100"], 10**7)):
+        recipe, choices = settled(resolve("gpt-tiny", words), size, device)
+        assert recipe.optimizer.weight_decay == 0.1  # type: ignore[union-attr]
+        assert "optimizer.weight_decay" not in {choice.key for choice in choices}
+
+
 def test_the_rounds_of_muon_take_their_part_of_the_time() -> None:
     """A run of a chosen length lasts as long with them: more rounds, fewer steps."""
     words = [["optimizer=muon", f"optimizer.rounds={rounds}"] for rounds in (1, 3, 9)]

@@ -49,7 +49,8 @@ def compare(
     $ weft compare lstm transformer++ --data book.txt --flops 1e13
 
     `four-switches` in place of contenders goes from the Transformer of 2017 to LLaMA, switch by switch; `minutes` goes
-    from AdamW to the recipe of `weft quickstart`, and `tricks` tries other changes to that, one at a time.
+    from AdamW to the recipe of `weft quickstart`, `tricks` tries other changes to that, one at a time, and `epochs`
+    weighs weight decay against dropout where a text is read many times.
     """
     from weft.compare.config import Asked
 

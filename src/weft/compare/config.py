@@ -144,8 +144,11 @@ class Experiment(Config):
             for key, place in places.items():
                 changes = merge(changes, nested(key, self.vary[key][place]))
             levels = {short[key]: labels[key][place] for key, place in places.items()}
-            different = [f"{short[key]}={labels[key][place]}" for key, place in places.items() if place]
-            called = ",".join(levels.values() if self.grid == "full" else different or [name])
+            shown = [key for key, place in places.items() if self.grid == "full" or place]
+            # in a full grid a word has its place and says what it is; a number never does
+            alone = {key for key in shown if self.grid == "full" and isinstance(self.vary[key][0], str | Mapping)}
+            words = [levels[short[key]] if key in alone else f"{short[key]}={levels[short[key]]}" for key in shown]
+            called = ",".join(words or [name])
             contenders[called] = {"recipe": base.recipe, "changes": changes, "levels": levels}
         if len(contenders) < len(combinations):
             raise ConfigError("vary: two values of one setting are the same")

@@ -85,7 +85,7 @@ class ReadyContender:
     def memory(self) -> int:
         """Bytes that a step needs, as the planner counts them."""
         if self.counts:
-            return 200 * len(self.corpus.shards.train)  # n-grams of every order, sorted
+            return 200 * self.learns_from  # n-grams of every order, sorted
         batch = self.whole.batch
         rows = batch.micro if isinstance(batch.micro, int) else batch.size or 1
         work = Workload(rows, batch.length, self.whole.precision, self.whole.optimizer.kind)
@@ -124,6 +124,12 @@ class ReadyContender:
             lines.append(f"{self.name}: {whole}, too few to search for a learning rate; it has the recipe's own")
         return lines
 
+    @property
+    def learns_from(self) -> int:
+        """The tokens of the text that it is trained on, each counted once."""
+        total = len(self.corpus.shards.train)
+        return min(total, self.recipe.data.tokens or total)
+
     def steps(self, job: Job) -> int:
         """Those of a job; what is counted takes one."""
         if self.counts:
@@ -132,8 +138,7 @@ class ReadyContender:
 
     def settled(self, job: Job) -> SettledRecipe:
         if self.counts:
-            total = self.recipe.data.tokens or len(self.corpus.shards.train)
-            text = {"tokens": max(2, round(total * job.share))} if job.share < 1 else {}
+            text = {"tokens": max(2, round(self.learns_from * job.share))} if job.share < 1 else {}
             return _settled(self.recipe, {"seed": job.seed, "data": text}, self.corpus, self.device)
         changes: dict[str, Any] = {"seed": self.recipe.seed + job.seed, "steps": self.steps(job)}
         if job.lr is not None:

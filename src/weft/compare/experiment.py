@@ -200,8 +200,10 @@ def _facts(experiment: Experiment, ready: Sequence[ReadyContender], machine: Mac
     part = f", of which the first {held_out:,} or so are measured" if held_out < size else ""
     tokenizers = [f"{each.tokenizer.kind}, {each.shards.index.vocab_size:,} tokens" for each in corpora.values()]
     learned, jobs = ready[0].corpus.shards.train.bytes, counted(machine.jobs, "job")
+    cut = {each.learns_from for each in ready if each.learns_from < len(each.corpus.shards.train)}
+    first = f", of which the first {' or '.join(f'{n:,}' for n in sorted(cut))} tokens are read" if cut else ""
     return {
-        "text": f"{', '.join(experiment.data.sources)}: {learned:,} bytes to learn from",
+        "text": f"{', '.join(experiment.data.sources)}: {learned:,} bytes to learn from{first}",
         "held out": f"{size:,} bytes{part}",
         "tokenizer": "; ".join(tokenizers),
         "budget": f"{experiment.budget} for each contender and seed",
@@ -222,7 +224,7 @@ def _notes(experiment: Experiment, ready: Sequence[ReadyContender], measured: Se
     if any(contender.whole.batch.carry for contender in ready):
         notes.append(TEXTS["carried"])
     for contender in (each for each in ready if not each.counts):
-        epochs = contender.whole.steps * contender.tokens_per_step / max(1, len(contender.corpus.shards.train))
+        epochs = contender.whole.steps * contender.tokens_per_step / max(1, contender.learns_from)
         least = contender.sweep(experiment).shares[0]
         fewest = round(contender.whole.steps * least)
         if fewest < MIN_TELLING_STEPS:

@@ -36,6 +36,11 @@ MAX_MUON_WIDTH = {"cpu": 256, "cuda": 1024}
 MUON_RATE = 2.5
 MUON = {"cpu": {"kind": "muon", "momentum": 0.9, "rounds": 3, "betas": [0.9, 0.99]}, "cuda": {"kind": "muon"}}
 
+# Where a text is read so many times, a model learns it by heart unless its weights forget: rate × decay × steps is how
+# often they do so in a run. Measured with Muon; in a processor's short runs it pays later than in a GPU's long ones
+MANY_EPOCHS = {"cpu": 15, "cuda": 6}
+TIMES_FORGOTTEN = 5
+
 MIN_SPEEDUP = 1.5  # of bf16's products over fp32's: a step has more than these, and casts besides
 MIN_PRODUCT_FLOPS = 2e8  # of a feed-forward product: below, a format changes little
 
@@ -117,6 +122,7 @@ def settle(
     if isinstance(recipe.tokenizer, BPE | WordPiece | Unigram):  # roughly, of English
         bytes_per_token = max(1.0, 0.35 * math.log2(max(2, recipe.tokenizer.vocab_size or 8192)) - 1.2)
     tokens = round(0.9 * facts.bytes / bytes_per_token)
+    tokens = min(tokens, recipe.data.tokens or tokens)
     known = recipe.adapter is None and facts.trained is not None
     ripe = 0.0 if recipe.init is None else min(1.0, (facts.trained or 0) / (RIPE * max(1, weights))) if known else 1.0
     scale = _Scale(tokens, weights, gpu, *(GPU_BUDGET if gpu else CPU_BUDGET), ripe)
@@ -128,6 +134,8 @@ def settle(
         _batch(chosen, scale)
         _steps(chosen, scale)
     _rates(chosen, scale)
+    if recipe.optimizer is None and recipe.objective.kind == "next-token":
+        _decay(chosen, scale)
     if gpu:
         chosen.choose("precision", "bf16", "what this kind of device does well")
     elif recipe.precision is None:
@@ -307,6 +315,17 @@ def _rates(chosen: _Choices, scale: _Scale) -> None:
         why = "gentle with weights that were trained before" + ("" if scale.ripe == 1 else ", though not for long")
     chosen.choose("optimizer.lr", float(f"{rate:.2g}"), why)
     chosen.choose("schedule.warmup", warmup, share)
+
+
+def _decay(chosen: _Choices, scale: _Scale) -> None:
+    """Muon's weight decay where the text is read many times."""
+    steps, batch, optimizer = chosen.tree["steps"], chosen.tree["batch"], chosen.recipe.optimizer
+    epochs = steps * batch["size"] * batch["length"] / max(1, scale.tokens)
+    if isinstance(optimizer, Muon) and optimizer.lr and epochs >= MANY_EPOCHS["cuda" if scale.gpu else "cpu"]:
+        decay = float(f"{TIMES_FORGOTTEN / (optimizer.lr * steps):.2g}")
+        if decay > optimizer.weight_decay:
+            why = f"the text is read {epochs:.0f} times; weights that forget don't learn it by heart"
+            chosen.set("optimizer.weight_decay", decay, why)
 
 
 def _precision(chosen: _Choices, measure: Measure | None) -> tuple[Precision, str]:
