@@ -276,6 +276,8 @@ def test_weights_forget_where_a_text_is_read_many_times(device: str, many: int, 
     assert rate * decay * recipe.steps == pytest.approx(5, rel=0.05)
     (choice,) = (choice for choice in choices if choice.key == "optimizer.weight_decay")
     assert "times" in choice.why
+    part, _ = settled(resolve("gpt-tiny", ["data.tokens=20000"]), few, device)  # as if that were all
+    assert part.optimizer.weight_decay > 0.1  # type: ignore[union-attr]
     for words, size in (([], few), (["optimizer=muon"], many), (["steps=100"], 10**7)):
         recipe, choices = settled(resolve("gpt-tiny", words), size, device)
         assert recipe.optimizer.weight_decay == 0.1  # type: ignore[union-attr]

@@ -215,10 +215,17 @@ class Buckets:
     """Batches of `size` rows, or of as many as fit into `tokens`, padding of all sides counted.
 
     lengths: (examples,) or (examples, sides), the tokens of each as they are batched, special tokens included.
+    even: the last batches of an epoch have one size; weft 0.1 left its last one whatever was left.
     """
 
     def __init__(
-        self, lengths: npt.ArrayLike, *, size: int | None = None, tokens: int | None = None, seed: int = 0
+        self,
+        lengths: npt.ArrayLike,
+        *,
+        size: int | None = None,
+        tokens: int | None = None,
+        seed: int = 0,
+        even: bool = True,
     ) -> None:
         table = np.asarray(lengths, dtype=np.int64)
         self.lengths = table[:, None] if table.ndim == 1 else table
@@ -245,6 +252,8 @@ class Buckets:
             assert tokens is not None
             bounds = np.stack([self.lengths[cell].max(axis=0) for cell in cells])
             self._cuts = _fill(bounds, self._starts, tokens)
+            if even:
+                self._cuts = _evened(self._cuts, bounds, self._starts, tokens)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -323,7 +332,7 @@ def _fill(bounds: Array, starts: Array, tokens: int) -> Array:
             cuts.append(cuts[-1] + most)
             longest = bound  # the next batch begins inside this cell
             most = tokens // max(int(bound.sum()), 1)
-    return _evened(np.array([*cuts, int(starts[-1])]), bounds, starts, tokens)
+    return np.array([*cuts, int(starts[-1])])
 
 
 def _evened(cuts: Array, bounds: Array, starts: Array, tokens: int) -> Array:

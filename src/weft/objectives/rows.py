@@ -35,6 +35,7 @@ from weft.training.objective import EVALUATED_TOKENS, Loss, Objective, Results
 
 S = TypeVar("S", bound=ObjectiveConfig)
 Numbers = npt.NDArray[np.int64]
+EVEN = "even_batches"  # a note of the examples: an epoch's last batches have one size
 SEARCHED_EXAMPLES = 20  # for one to be shown
 TEXTUAL = ("text", "words", "messages")  # kinds of columns that hold text
 
@@ -151,7 +152,7 @@ class RowObjective(ExampleObjective[S]):
             self.label_ids = Labels(getattr(self.settings, self.label_field), self.settings.labels)
             fields = {self.label_field: self.label_ids}
         target, source = self.tokenizers.target, self.tokenizers.source
-        notes = {"tokenizer": target.fingerprint, "source_tokenizer": source.fingerprint}
+        notes = {"tokenizer": target.fingerprint, "source_tokenizer": source.fingerprint, EVEN: True}
 
         def counted(rows: Iterable[Row]) -> Iterator[Row]:
             for row in rows:
@@ -199,7 +200,8 @@ class RowObjective(ExampleObjective[S]):
         """Rows of similar length, in batches of `batch.size` rows or `batch.tokens` tokens."""
         train, batch = self.examples["train"], self.recipe.batch
         size = batch.size if batch.tokens is None else None
-        buckets = Buckets(self.lengths(train), size=size, tokens=batch.tokens, seed=self.recipe.seed)
+        even = bool(train.notes.get(EVEN))  # a run that began without goes on without
+        buckets = Buckets(self.lengths(train), size=size, tokens=batch.tokens, seed=self.recipe.seed, even=even)
         return Loader(
             make=lambda step, rank, ranks: self.batch(train, buckets.rows(step - 1, rank, ranks)),
             rows=lambda step: buckets.size(step - 1),

@@ -122,7 +122,8 @@ def settle(
     if isinstance(recipe.tokenizer, BPE | WordPiece | Unigram):  # roughly, of English
         bytes_per_token = max(1.0, 0.35 * math.log2(max(2, recipe.tokenizer.vocab_size or 8192)) - 1.2)
     tokens = round(0.9 * facts.bytes / bytes_per_token)
-    tokens = min(tokens, recipe.data.tokens or tokens)
+    if recipe.data.tokens is not None:
+        tokens = min(tokens, recipe.data.tokens * max(1, len(recipe.data.parts)))
     known = recipe.adapter is None and facts.trained is not None
     ripe = 0.0 if recipe.init is None else min(1.0, (facts.trained or 0) / (RIPE * max(1, weights))) if known else 1.0
     scale = _Scale(tokens, weights, gpu, *(GPU_BUDGET if gpu else CPU_BUDGET), ripe)
