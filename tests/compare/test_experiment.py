@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from weft.api.load import load
 from weft.cli.main import run
-from weft.compare.config import contender, experiment
+from weft.compare.config import Asked, contender, experiment
 from weft.compare.contenders import ReadyContender, make_ready
 from weft.compare.experiment import _facts, _notes
 from weft.compare.jobs import Job
@@ -155,6 +156,25 @@ def test_a_contender_may_learn_from_the_beginning_of_the_text_alone(folder: Path
     assert "first" not in _facts(wanted, [all_of_it], machine, 10**6)["text"]
     times = few.whole.steps * few.tokens_per_step / 500
     assert f"few reads the text {times:.0f} times with the whole budget." in _notes(wanted, [few], [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "data", "changes", "tokens"),
+    [({}, {}, "", None), ({}, {"tokens": 700}, "", 700), ({"data": {"tokens": 600}}, {"tokens": 700}, "", 600),
+     ({"data": {"tokens": 600}}, {"tokens": 700}, " data.tokens=500", 500)],
+)  # fmt: skip
+def test_how_much_is_read_is_said_for_all_or_for_one(
+    folder: Path, settings: dict[str, Any], data: dict[str, int], changes: str, tokens: int | None
+) -> None:
+    (gpt,) = ready(folder, GPT + changes, settings=settings, data={"sources": ["book.txt"], **data})
+    assert gpt.recipe.data.tokens == gpt.whole.data.tokens == tokens
+
+
+def test_a_commands_words_come_before_a_comparisons_own() -> None:
+    words = ["epochs", "data.tokens=500", "data.document_mask=true", "data.column=story"]
+    asked = Asked(words, ["book.txt"], budget={"flops": 1e9}).experiment()
+    assert asked.settings["data"] == {"tokens": 500, "document_mask": True}
+    assert (asked.data.sources, asked.data.column) == (("book.txt",), "story")
 
 
 def test_contenders_that_name_no_optimizer_have_the_same(folder: Path) -> None:

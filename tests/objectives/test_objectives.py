@@ -16,7 +16,9 @@ from weft.api import train as api
 from weft.api.evaluation_report import Wanted, evaluation_report
 from weft.api.load import load
 from weft.api.run import Run
+from weft.data.examples import Examples
 from weft.errors import ConfigError, DataError, ModelError, RunError
+from weft.objectives.rows import EVEN
 from weft.objectives.tag import _parts, tagged_example
 from weft.runs.folder import RunFolder
 from weft.runs.lines import read_lines
@@ -108,6 +110,7 @@ def test_pairs(tmp_path: Path, kind: str) -> None:
     model = transformer(kind) if kind != "bahdanau" else {"kind": kind, "vocab_size": 300, "d_model": 16}
     pairs = [{"source": sentence(n), "target": sentence(n)[::-1]} for n in range(80)]
     run = learn(tmp_path, rows(tmp_path, pairs), model, tokenizer={"kind": "char"}, batch={"tokens": 512})
+    assert Examples.open(run.path / "data/train.safetensors").notes[EVEN]  # as a run of 0.1 is not
     metrics = last(run)
     assert {"loss", "bleu", "chrf", "exact", "bleu_signature"} <= metrics.keys()
     assert metrics["table"][0] == ["source", "reference", "output"]

@@ -22,6 +22,7 @@ from weft.text.tokenizer import Tokenizer
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+,=-]{0,149}")  # of a contender, and of its files
 MAX_FOLDER_NAME = 80  # characters
 PLAN, LADDER = "plan.json", "ladder"  # what was asked for, and the folder of a scaling law's sizes
+OWN = ("document_mask", "tokens")  # what of `data` a contender may have of its own
 RATIO = 3  # of the budgets of one rung and the next
 STEP = 2.0  # of one learning rate and the next in the sweep
 SEARCH_SHARES = tuple(float(RATIO) ** -rung for rung in (3, 2, 1))  # of the budget, in the three rounds of the sweep
@@ -272,8 +273,11 @@ class Asked:
                 raise ConfigError(f"{name}: named twice; give one of them another name, as in other={words}")
             tree["contenders"][name] = table
         above = self._settings()
-        if "data" in above:  # the text is everybody's
-            tree["data"] = merge(tree["data"], above.pop("data"))
+        if "data" in above:  # the text is everybody's; how it is read is a contender's
+            given = above.pop("data")
+            tree["data"] = merge(tree["data"], {key: value for key, value in given.items() if key not in OWN})
+            own = {key: given[key] for key in OWN if key in given}
+            above |= {"data": own} if own else {}
         if above:
             tree["settings"] = merge(tree.get("settings", {}), above)
         if self.vary:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.api.train import trained_tokenizer
-from weft.compare.config import SEARCH_SHARES, Budget, Contender, Experiment
+from weft.compare.config import OWN, SEARCH_SHARES, Budget, Contender, Experiment
 from weft.compare.jobs import Job, Sweep, fraction, rates_around
 from weft.compare.sizes import TooSmallError, flops_per_step, sized, sized_for
 from weft.config import Tree, flat, merge, validate
@@ -27,7 +27,6 @@ from weft.recipe.unread import refuse_unread
 from weft.text.config import TokenizerConfig
 from weft.text.tokenizer import FILE, Tokenizer
 
-OWN = ("data.document_mask", "data.tokens")  # what of `data` a contender may have of its own
 LENGTHS = ("warmup", "hold", "every")  # of a schedule, in steps
 PROBE = 20  # steps that are taken to measure how long one takes
 MIN_HELD_OUT_BYTES = 2000  # of held-out text
@@ -180,15 +179,17 @@ def make_ready(experiment: Experiment, folder: Path, device: str, log: Log) -> l
 def _resolved(experiment: Experiment, name: str) -> Recipe:
     each, data = experiment.contenders[name], experiment.data
     changes = merge(experiment.settings, each.changes)
-    for key in flat(changes):
-        if key.startswith("data.") and key not in OWN:
+    given = flat(changes)
+    for key in given:
+        if key.startswith("data.") and key.removeprefix("data.") not in OWN:
             raise ConfigError(f"{name}: {key}: all contenders read the comparison's own data; set it there")
         if key == "steps":
             raise ConfigError(f"{name}: steps: the budget decides how many each contender takes; leave it out")
     if not data.sources:
         raise ConfigError("there is no text to compare on; give it with --data, for instance --data book.txt")
     recipe = resolve(each.recipe, changes, list(data.sources), lambda line: None)
-    own = {key: getattr(recipe.data, key) for key in ("document_mask", "tokens")}
+    its = {key: f"data.{key}" in given or getattr(recipe.data, key) for key in OWN}
+    own = {key: getattr(recipe.data if its[key] else data, key) for key in OWN}
     recipe = recipe.replace(data={**data.model_dump(exclude_none=True), **own}, name=run_name(name))
     if recipe.optimizer is None:  # the same for all, where a run alone would choose what suits its model
         recipe = recipe.replace(optimizer={"kind": "adamw"})

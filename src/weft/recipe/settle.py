@@ -40,6 +40,7 @@ MUON = {"cpu": {"kind": "muon", "momentum": 0.9, "rounds": 3, "betas": [0.9, 0.9
 # often they do so in a run. Measured with Muon; in a processor's short runs it pays later than in a GPU's long ones
 MANY_EPOCHS = {"cpu": 15, "cuda": 6}
 TIMES_FORGOTTEN = 5
+MIN_FORGETTING_STEPS = 100  # the shortest run it was measured in; in far shorter ones each step would forget too much
 
 MIN_SPEEDUP = 1.5  # of bf16's products over fp32's: a step has more than these, and casts besides
 MIN_PRODUCT_FLOPS = 2e8  # of a feed-forward product: below, a format changes little
@@ -322,7 +323,8 @@ def _decay(chosen: _Choices, scale: _Scale) -> None:
     """Muon's weight decay where the text is read many times."""
     steps, batch, optimizer = chosen.tree["steps"], chosen.tree["batch"], chosen.recipe.optimizer
     epochs = steps * batch["size"] * batch["length"] / max(1, scale.tokens)
-    if isinstance(optimizer, Muon) and optimizer.lr and epochs >= MANY_EPOCHS["cuda" if scale.gpu else "cpu"]:
+    many = steps >= MIN_FORGETTING_STEPS and epochs >= MANY_EPOCHS["cuda" if scale.gpu else "cpu"]
+    if many and isinstance(optimizer, Muon) and optimizer.lr:
         decay = float(f"{TIMES_FORGOTTEN / (optimizer.lr * steps):.2g}")
         if decay > optimizer.weight_decay:
             why = f"the text is read {epochs:.0f} times; weights that forget don't learn it by heart"
