@@ -23,12 +23,12 @@ from pathlib import Path
 import torch
 
 from weft.api.import_model import recipe_for
-from weft.files import checksums
 from weft.interop.bundle import ModelBundle
 from weft.interop.weight_map import shapes
 from weft.models.presets import preset
 from weft.runs.folder import RunFolder
 from weft.runs.imported import write_run
+from weft.storage.files import checksums
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
 

@@ -14,8 +14,7 @@ ROOT = Path(__file__).parent.parent / "src" / "weft"
 MODULES = sorted(ROOT.rglob("*.py"))
 
 FLOORS = {
-    "compiler": 0, "config": 0, "errors": 0, "files": 0, "layout": 0, "machine": 0, "progress": 0,
-    "safetensors_header": 0, "tensors": 0, "untrusted": 0, "workers": 0,
+    "config": 0, "errors": 0, "layout": 0, "machine": 0, "native": 0, "progress": 0, "storage": 0, "workers": 0,
     "nn": 1, "text": 1, "data": 1, "figures": 1,
     "models": 2,
     "costs": 2.5,
@@ -25,16 +24,15 @@ FLOORS = {
     "objectives": 6,
     "api": 7, "compare": 7,
     "serve": 8,
-    "cli": 9, "__main__": 10, "lm_eval": 10,
+    "cli": 9, "__main__": 10,
 }  # fmt: skip
 # on one floor, in this direction
 ALLOWED = {("data", "text"), ("compare", "api")}
-ALLOWED |= {(room, "errors") for room in ("config", "files", "layout", "untrusted")} | {
-    ("progress", "untrusted"),
+ALLOWED |= {(room, "errors") for room in ("config", "layout", "storage")} | {
+    ("config", "storage"),
     ("layout", "config"),
-    *(("compiler", below) for below in ("files", "machine", "progress")),
-    *((room, "files") for room in ("config", "safetensors_header", "untrusted")),
-    *(("tensors", below) for below in ("errors", "files", "safetensors_header", "untrusted")),
+    ("progress", "storage"),
+    *(("native", below) for below in ("machine", "progress", "storage")),
 }
 
 
@@ -158,7 +156,7 @@ OPTIONAL = {
     "weft.decode.fast.kernels4",
     "weft.decode.fast.kernels8",
     "weft.nn.kernels.loss",
-    "weft.training.split",
+    "weft.training.sharded",
 }
 
 

@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, Validat
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
-from weft import files
 from weft.errors import ConfigError, did_you_mean, suggestion
+from weft.storage import files
 
 Tree = dict[str, Any]
 

@@ -6,12 +6,14 @@ torch may compute them number by number. So what is chosen by speed is measured,
 
 import importlib.util
 import math
+import os
 import platform
 import re
 import subprocess
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -170,3 +172,50 @@ def bandwidth(device: str = "cpu", threads: int | None = None) -> float:
         return numbers.nbytes / best_of({"read": read}, SECONDS / 3)["read"]
     finally:
         torch.set_num_threads(used)
+
+
+def pick_device() -> torch.device:
+    """The first CUDA device where there is one, else the processor."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def total_memory(device: torch.device) -> int:
+    """The bytes of a device's memory; of a processor's, swap space included, as much as this process may have."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    limits = [*_cgroup_limits()]
+    with suppress(AttributeError, ValueError, OSError):  # Windows
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _noted("SwapTotal:"))
+    return min(limits, default=1 << 62)
+
+
+def free_memory(device: torch.device) -> int:
+    """The bytes that nobody uses now; of a processor's memory no more than this process may have."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    total = total_memory(device)
+    return min(_noted("MemAvailable:") or total // 2, total)
+
+
+def _noted(name: str) -> int:
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
+    return 0
+
+
+def _cgroup_limits() -> Iterator[int]:
+    """What a container may have: version 2 and version 1, of the process's own group and those above it."""
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            if controllers not in ("", "memory"):
+                continue
+            file = "memory.limit_in_bytes" if controllers else "memory.max"
+            root = Path("/sys/fs/cgroup", controllers)
+            group = root / name.lstrip("/")
+            for folder in (group, *group.parents):
+                if folder != root and root not in folder.parents:
+                    break
+                with suppress(OSError, ValueError):  # "max" is no limit
+                    yield int((folder / file).read_text())

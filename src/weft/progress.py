@@ -13,7 +13,7 @@ from typing import Literal
 from rich import progress as rich
 from rich.console import Console
 
-from weft.untrusted import printable
+from weft.storage.untrusted import printable
 
 Advance = Callable[[int], None]
 Log = Callable[[str], None]

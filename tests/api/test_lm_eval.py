@@ -382,7 +382,7 @@ def test_our_command_is_the_harness_s_own_with_weft(runs: Path, tasks: Path, tmp
     def run(folder: Path) -> subprocess.CompletedProcess[str]:
         words = ["--model", "weft", "--model_args", f"run={folder}", "--tasks", "local_choice"]
         return subprocess.run(
-            [sys.executable, "-m", "weft.lm_eval", *words, "--include_path", str(tasks), "--batch_size", "4"],
+            [sys.executable, "-m", "weft.cli.lm_eval", *words, "--include_path", str(tasks), "--batch_size", "4"],
             capture_output=True,
             text=True,
             check=False,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from weft.cli.main import run
-from weft.files import locked
 from weft.runs.folder import RunFolder
+from weft.storage.files import locked
 
 EARLIER = Path(__file__).parents[1] / "api" / "runs-0.1"
 Capture = pytest.CaptureFixture[str]

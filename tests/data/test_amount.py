@@ -21,7 +21,7 @@ from weft.data.sources import read
 from weft.data.split import split_sections
 from weft.data.table import RowSource, read_rows
 from weft.errors import DataError
-from weft.files import utf8_size
+from weft.storage.files import utf8_size
 
 WORDS = ["weft", "warp", "loom", "thread", "größer", "漢字", "cloth", "🎈"]
 

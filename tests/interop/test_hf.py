@@ -19,7 +19,6 @@ from tests.later import Later
 from tests.text.test_sentencepiece import PLAIN, SPECIALS, block, number, piece
 from torch import Tensor, nn
 
-from weft import tensors as tensor_files
 from weft.data.batch import Source
 from weft.decode.config import Sampling
 from weft.decode.fast.stepper import Stepper
@@ -36,6 +35,7 @@ from weft.models.presets import bert, gpt, llama, preset, vaswani
 from weft.nn.config import Attention
 from weft.nn.init import empty_weights
 from weft.nn.position_config import Sinusoidal
+from weft.storage import tensors as tensor_files
 from weft.text.config import Word
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from weft import compiler
+from weft.native import compiler
 from weft.nn import native
 from weft.nn.activations import gelu, gelu_tanh
 from weft.nn.attention_paths import _fused, fast_attention

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from weft import tensors
 from weft.api import train as api
 from weft.api.evaluation_report import Wanted, evaluation_report
 from weft.api.load import load
@@ -23,6 +22,7 @@ from weft.objectives.tag import _parts, tagged_example
 from weft.runs.folder import RunFolder
 from weft.runs.lines import read_lines
 from weft.runs.report import report
+from weft.storage import tensors
 
 WORDS = (
     "the small dog saw a big cat near old trees while two birds sang about warm rain on green hills".split()  # noqa: SIM905

@@ -33,7 +33,7 @@ from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
 
 apply, tensor = Later("weft.parallel.apply"), Later("weft.parallel.tensor")
-splitting = Later("weft.training.split")
+splitting = Later("weft.training.sharded")
 CPU = torch.device("cpu")
 SMALL = ["model.layers=2", "model.d_model=32", "model.attention.heads=4", "model.context=64"]
 RUNS = {

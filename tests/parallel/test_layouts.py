@@ -27,7 +27,7 @@ from weft.parallel.ranks import ALONE, Ranks
 from weft.recipe.resolve import resolve
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder, open_run
-from weft.tensors import load
+from weft.storage.tensors import load
 
 apply, debug = Later("weft.parallel.apply"), Later("torch.distributed.tensor.debug")
 CPU = torch.device("cpu")

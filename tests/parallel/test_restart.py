@@ -92,7 +92,7 @@ def test_a_job_that_torchrun_starts_again_ends_as_if_undisturbed(tmp_path: Path)
 
 def _write(ranks: Ranks, folder: Path, what: str) -> None:
     """One process is killed, or meets a full disk, where it writes its pieces of the second checkpoint."""
-    written = import_module("weft.runs.together")
+    written = import_module("weft.runs.sharded_checkpoint")
     own, saves = written.write_pieces, 0
 
     def write_pieces(*given: Any) -> None:

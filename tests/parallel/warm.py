@@ -11,6 +11,6 @@ import weft.cli.generate
 import weft.cli.main
 import weft.parallel.apply
 import weft.parallel.pipeline
-import weft.training.split  # noqa: F401
+import weft.training.sharded  # noqa: F401
 
 small()  # pydantic builds what reads a recipe when one is first read

@@ -14,12 +14,12 @@ from safetensors import SafetensorError
 from tests.training.small import train
 from torch import nn
 
-from weft import tensors
 from weft.errors import DamageError, RunError
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder, held
 from weft.runs.lines import read_lines
 from weft.runs.snapshot import Snapshot, snapshot
+from weft.storage import tensors
 from weft.training.learner import Saver
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from tests.training.small import GivenText, loader, meddle_with_steps, resume, train
 
-from weft import tensors
 from weft.data.batch import Batch
 from weft.errors import ConfigError, RunError
 from weft.models.build import build
@@ -18,6 +17,7 @@ from weft.parallel.passes import Parallel
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder
 from weft.runs.lines import read_lines
+from weft.storage import tensors
 from weft.training import learner, loop, preflight
 from weft.training.display import expectations
 from weft.training.learner import Learner

@@ -15,7 +15,6 @@ import pytest
 import torch
 from tests.training.small import held_out_loss, meddle_with_steps, resume, small, small_text, train
 
-from weft import files, tensors
 from weft.config import validate
 from weft.data.batch import Batch
 from weft.errors import DamageError, RunError
@@ -24,6 +23,7 @@ from weft.recipe.resolve import resolve
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder, claimed, held, open_run
 from weft.runs.lines import read_lines
+from weft.storage import files, tensors
 from weft.training.state import RunResult
 from weft.training.step import OptimisationStep
 from weft.training.weights import load_model

@@ -18,8 +18,8 @@ from weft.decode.fast import native
 from weft.decode.fast.products import KERNELS, SAMPLE, Case, fastest, seconds
 from weft.decode.fast.rounding import layout
 from weft.errors import counted
-from weft.files import cache_folder
 from weft.recipe.settle import faster_format
+from weft.storage.files import cache_folder
 
 EXTRAS = {
     "pyarrow": ("Parquet files", "weft[parquet]"),

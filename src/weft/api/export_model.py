@@ -7,7 +7,6 @@ from typing import Any
 
 from weft.api.import_model import check_empty, recipe_like, save_run
 from weft.errors import InteropError, RunError, suggestion
-from weft.files import replacing_folder
 from weft.interop import onnx, peft
 from weft.interop.bundle import ModelBundle, lazily
 from weft.interop.gguf import gguf
@@ -22,7 +21,8 @@ from weft.runs.card import model_card
 from weft.runs.folder import RunFolder, changed_files, open_run
 from weft.runs.imported import checkpoint_weights, license_of, read_run
 from weft.runs.lines import read_lines
-from weft.tensors import LazyWeights
+from weft.storage.files import replacing_folder
+from weft.storage.tensors import LazyWeights
 from weft.training.objective import Objective
 from weft.training.weights import check_base, load_model
 

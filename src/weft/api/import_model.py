@@ -7,7 +7,6 @@ from typing import Any
 
 from weft.config import validate
 from weft.errors import InteropError, RunError
-from weft.files import replacing_folder, write_text
 from weft.interop import peft
 from weft.interop.bundle import ModelBundle, lazily
 from weft.interop.formats import read_model
@@ -18,6 +17,7 @@ from weft.recipe.resolve import run_name
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder, open_run
 from weft.runs.imported import checkpoint_weights, read_run, write_run
+from weft.storage.files import replacing_folder, write_text
 from weft.training.weights import base_note
 
 MAX_WINDOW = 2048  # tokens read at once when an imported model is evaluated, however long its context

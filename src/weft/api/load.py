@@ -29,8 +29,7 @@ from weft.decode.fast.stepper import Stepper
 from weft.decode.prompt import context_window
 from weft.errors import ConfigError, ModelError, RunError
 from weft.evaluate.perplexity import spans, token_losses
-from weft.files import write_text
-from weft.machine import fingerprint
+from weft.machine import fingerprint, pick_device
 from weft.models.base import LanguageModel, device_of
 from weft.models.transformer import Transformer
 from weft.objectives import table as objectives
@@ -40,10 +39,10 @@ from weft.parallel.ranks import ALONE, Ranks
 from weft.progress import bar, log_to_stderr, warn
 from weft.runs import checkpoint
 from weft.runs.folder import changed_files, open_run
+from weft.storage.files import write_text
 from weft.text.builtin import corpus
 from weft.text.tokenizer import Tokenizer
 from weft.training.objective import Objective
-from weft.training.precision import pick_device
 from weft.training.quantized import QuantizedRun
 from weft.training.weights import load_model, written_in
 
@@ -99,9 +98,9 @@ def load(
         if isinstance(model, Transformer):
             model.to(dtype or written_in(recipe, model, device))
     else:
-        from weft.training import split  # loads torch's own ways to split a model
+        from weft.training import sharded  # loads torch's own ways to split a model
 
-        model, damage = split.load_part(folder, ranks, device, dtype)
+        model, damage = sharded.load_part(folder, ranks, device, dtype)
     for line in (*changed_files(folder), *damage) if ranks.leads else ():
         warn(line)
     with ranks.leader_first():

@@ -25,7 +25,7 @@ from weft.data.shards import Shards
 from weft.data.sources import files
 from weft.data.split import some_texts, train_texts
 from weft.errors import ConfigError, DataError, LostError, RunError, TokenizerError, WeftError
-from weft.machine import products
+from weft.machine import pick_device, products
 from weft.models.base import device_of
 from weft.objectives import table as objectives
 from weft.parallel.ranks import ALONE, Ranks, job, join, reaching, restarts
@@ -47,7 +47,7 @@ from weft.text.tokenizer import Tokenizer, build_tokenizer
 from weft.text.training import DEFAULT_SIZE
 from weft.training import schedule, start
 from weft.training.objective import Objective, Tokenizers
-from weft.training.precision import pick_device, reading
+from weft.training.precision import reading
 from weft.training.worker import Worker
 
 

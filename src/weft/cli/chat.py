@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from weft.cli.console import options
+from weft.cli.console.distributed import load_together, refuse_together, together
 from weft.cli.console.options import flag, option
 from weft.cli.console.terminal import broken_between_words, echo, loading, terminal_width, write
-from weft.cli.console.together import load_together, refuse_together, together
 from weft.cli.console.writing import DEFAULT_MAX_TOKENS, Remarks, check_writes, given_settings, log_defaults
 from weft.errors import DataError, WeftError, suggestion
 

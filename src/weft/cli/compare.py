@@ -79,7 +79,7 @@ def compare(
 def _tokenizers(specs: Sequence[str], text: "TextSource", folder: Path, quiet: bool) -> "TokenizerComparison":
     """What tokenizers make of the held-out text, on a page and, unless it is to be quiet, in the terminal."""
     from weft.compare.tokenizers import compare_tokenizers
-    from weft.files import check_place
+    from weft.storage.files import check_place
 
     page = folder / "tokenizers.html"
     check_place(page)

@@ -38,8 +38,8 @@ def embed(
     with loading():
         from weft.api.load import load
     from weft.data.table import read_texts
-    from weft.files import check_place, replacing
     from weft.runs.lines import record
+    from weft.storage.files import check_place, replacing
 
     if out is not None:
         check_place(out)

@@ -8,9 +8,9 @@ from typing import Any
 import typer
 
 from weft.cli.console import options
+from weft.cli.console.distributed import load_together, refuse_together, together
 from weft.cli.console.options import flag, option
 from weft.cli.console.terminal import echo, loading, print_json, print_tables
-from weft.cli.console.together import load_together, refuse_together, together
 from weft.errors import ConfigError
 from weft.figures.tables import Table
 

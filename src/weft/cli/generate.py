@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from weft.cli.console import options
+from weft.cli.console.distributed import load_together, refuse_together, together
 from weft.cli.console.options import option
 from weft.cli.console.terminal import echo, loading, print_tables, write
-from weft.cli.console.together import load_together, refuse_together, together
 from weft.cli.console.writing import DEFAULT_MAX_TOKENS, Remarks, check_writes, given_settings, log_defaults
 from weft.errors import ConfigError, WeftError
 from weft.figures.tables import Table
-from weft.files import check_place
-from weft.untrusted import parse_json
+from weft.storage.files import check_place
+from weft.storage.untrusted import parse_json
 
 if TYPE_CHECKING:
     from weft.api.run import Run

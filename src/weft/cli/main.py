@@ -113,7 +113,7 @@ def run(arguments: list[str]) -> int:
 
     WEFT_DEBUG=1 shows the traceback all the same.
     """
-    from weft.files import is_text
+    from weft.storage.files import is_text
 
     for number, word in enumerate(arguments, start=1):
         if not is_text(word):

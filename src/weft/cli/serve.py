@@ -103,7 +103,7 @@ def answer(
 
 
 def _keys(path: Path) -> tuple[str, ...]:
-    from weft import files
+    from weft.storage import files
 
     try:
         lines = files.read_text(path, MAX_KEYS_BYTES).splitlines()

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.cli.console import options
+from weft.cli.console.distributed import start_processes
 from weft.cli.console.help import recipe_key
 from weft.cli.console.options import flag, option, recipe_argument
 from weft.cli.console.terminal import echo, loading, print_json, print_tables
-from weft.cli.console.together import start_processes
 from weft.errors import ConfigError
 from weft.figures.tables import Table
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from weft.cli.console import options
+from weft.cli.console.distributed import load_together, together
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import loading, write
-from weft.cli.console.together import load_together, together
 from weft.errors import ConfigError, DataError
-from weft.files import check_place, write_text
+from weft.storage.files import check_place, write_text
 
 
 @together

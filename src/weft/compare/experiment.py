@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from weft import __version__, files
+from weft import __version__
 from weft.compare.config import PLAN, SEARCH_SHARES, Budget, Experiment
 from weft.compare.contenders import ReadyContender, make_ready
 from weft.compare.jobs import WIDENED, Comparison, Job, Outcome, Result, Sweep, share_text
@@ -22,10 +22,10 @@ from weft.config import flat
 from weft.costs.units import duration
 from weft.errors import ConfigError, RunError, WeftError, counted
 from weft.figures.prose import prose
-from weft.files import locked, write_text
-from weft.machine import products
+from weft.machine import pick_device, products
 from weft.progress import log_to_stderr
-from weft.training.precision import pick_device
+from weft.storage import files
+from weft.storage.files import locked, write_text
 from weft.training.worker import device_name
 
 TEXTS = prose(__file__)

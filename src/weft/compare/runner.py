@@ -19,16 +19,16 @@ from typing import Any
 
 import torch
 
-from weft import files
 from weft.compare.contenders import ReadyContender
 from weft.compare.jobs import Job, Outcome, Sweep
 from weft.compare.pools import HERE, Processes, RayTasks, Where, ray_tasks, slurm_tasks, srun
 from weft.compare.worker import JOB, OUTCOME, RUN
 from weft.config import validate
 from weft.errors import RunError
-from weft.files import write_text
+from weft.machine import free_memory
 from weft.runs.lines import append, read_lines
-from weft.training.preflight import free_memory
+from weft.storage import files
+from weft.storage.files import write_text
 from weft.workers import cores
 
 PROCESS_BYTES = 600e6  # bytes that a process takes before it does anything

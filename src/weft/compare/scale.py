@@ -31,8 +31,8 @@ from weft.figures.plot import Axis, Look, Plot, Series, scientific
 from weft.figures.prose import prose
 from weft.figures.shapes import html_plots
 from weft.figures.tables import Table, text_tables, wrapped
+from weft.machine import pick_device
 from weft.progress import log_to_stderr
-from weft.training.precision import pick_device
 
 TEXTS = prose(__file__)
 SPREAD = 2.0  # of one size of the ladder and the next

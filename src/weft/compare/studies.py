@@ -6,11 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from weft import files
 from weft.compare.config import LADDER, PLAN
 from weft.config import flat
 from weft.errors import RunError, WeftError
 from weft.runs.folder import RunFolder
+from weft.storage import files
 
 MAX_STUDY_BYTES = 32 << 20
 # what each writes at its end, its results so far, and what was asked for

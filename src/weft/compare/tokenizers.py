@@ -27,8 +27,8 @@ from weft.figures.page import part
 from weft.figures.plot import Axis, Look, Plot, Series
 from weft.figures.prose import prose
 from weft.figures.tables import WIDTH, Table
-from weft.files import utf8_size
 from weft.progress import Log, bar, log_to_stderr
+from weft.storage.files import utf8_size
 from weft.text.config import Byte, TrainedConfig
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 

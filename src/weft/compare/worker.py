@@ -14,14 +14,12 @@ from typing import Any
 
 import torch
 
-from weft import files
 from weft.api.train import finish
 from weft.compare.jobs import Outcome
 from weft.compare.sizes import flops_per_step, multiplied
 from weft.config import validate
 from weft.costs.count import count
 from weft.errors import DivergedError, WeftError
-from weft.files import write_text
 from weft.models.base import LanguageModel, device_of
 from weft.models.ngram import NGram
 from weft.objectives import table as objectives
@@ -29,6 +27,8 @@ from weft.objectives.next_token import NextToken
 from weft.recipe.config import SettledRecipe
 from weft.runs.folder import RunFolder, claimed, held
 from weft.runs.lines import read_lines
+from weft.storage import files
+from weft.storage.files import write_text
 from weft.text.tokenizer import Tokenizer
 from weft.training import start
 from weft.training.objective import Tokenizers

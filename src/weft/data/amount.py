@@ -19,7 +19,7 @@ from weft.data.rows import DIALECTS, TABLES, JsonText, parquet_count, records
 from weft.data.sources import files, hub_sizes
 from weft.data.streams import PACKED, format_of, is_utf8, lines, unpacked
 from weft.errors import DataError
-from weft.files import utf8_size
+from weft.storage.files import utf8_size
 from weft.text import builtin
 
 SAMPLE = 256 * 1024  # bytes of a table that are looked at

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from weft.data.split import Section
 from weft.errors import TokenizerError
-from weft.files import utf8_size
+from weft.storage.files import utf8_size
 from weft.text.pieces import Joints, Piece, PieceIds, first_joint, last_joint
 from weft.text.tokenizer import Ids, Tokenizer
 from weft.workers import Children, answer, told

@@ -21,13 +21,13 @@ from typing import IO, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from weft import files
 from weft.config import Config, validate
 from weft.data.shards import BLOCK, Array, HashedStream, Side, mapped, verify
 from weft.data.table import Row
 from weft.errors import ConfigError, DataError
-from weft.files import replacing
-from weft.safetensors_header import Header, read_header
+from weft.storage import files
+from weft.storage.files import replacing
+from weft.storage.safetensors_header import Header, read_header
 
 Example = Mapping[str, Sequence[int] | int | float]
 CHUNK = 1024  # rows that are encoded together

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from weft import files
 from weft.data.shards import INDEX, PART, PLAN, SIDES, Array, HashedStream, Index, Shard, Shards, Side, dtype_for
 from weft.errors import DataError, TokenizerError, WeftError
-from weft.files import locked, put, sync, write_bytes, write_text
 from weft.progress import warn
+from weft.storage import files
+from weft.storage.files import locked, put, sync, write_bytes, write_text
 from weft.text.tokenizer import Tokenizer
 
 FORMAT = "weft plan"

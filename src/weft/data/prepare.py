@@ -32,8 +32,8 @@ from weft.data.sources import files, read_file, stamp, stamps
 from weft.data.split import Section, check_sides, section_for, side_by_hash, split_sections
 from weft.data.streams import is_utf8
 from weft.errors import ConfigError, DataError, TokenizerError
-from weft.files import utf8_size
 from weft.progress import Advance, bar, warn
+from weft.storage.files import utf8_size
 from weft.text.tokenizer import Tokenizer
 from weft.workers import cores
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from weft.data.streams import MAX_ROW_BYTES, characters, check_unpacked, format_of, lines, seekable
 from weft.errors import DataError, counted, listed
-from weft.untrusted import refuse_beyond
+from weft.storage.untrusted import refuse_beyond
 
 MAX_COLUMNS_READ = 1000  # in search of the one that was meant
 BATCH = 256  # rows of a Parquet file that are read at once

@@ -28,12 +28,12 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, NonNegativeInt
 
-from weft import files
 from weft.config import Config, validate
 from weft.errors import ConfigError, DataError
-from weft.files import THREADS, write_text
 from weft.progress import Advance, bar
-from weft.untrusted import parse_json, read_text
+from weft.storage import files
+from weft.storage.files import THREADS, write_text
+from weft.storage.untrusted import parse_json, read_text
 
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]

@@ -19,8 +19,8 @@ from weft.data.patterns import identity, is_pattern, matching
 from weft.data.rows import TABLES, MissingColumnError, SeparatorError, records, text_of
 from weft.data.streams import PACKED, blocks, decode, format_of, what_is_no_text
 from weft.errors import DataError, download_first, hub_failure, suggestion
-from weft.files import open_regular
 from weft.progress import warn
+from weft.storage.files import open_regular
 from weft.text import builtin
 
 # suffixes of files, not of a dataset's name on the hub; what is text is decided by its bytes

@@ -14,8 +14,8 @@ from weft.data.shards import SIDES, Shard, Side
 from weft.data.sources import SECTION, Document, read, stamps
 from weft.data.table import Row, RowSource, Skipped, read_rows
 from weft.errors import DataError, counted
-from weft.files import utf8_size
 from weft.progress import Log, log_to_stderr
+from weft.storage.files import utf8_size
 from weft.text import builtin
 
 MIN_SECTION = 64  # bytes

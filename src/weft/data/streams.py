@@ -24,7 +24,7 @@ import zstandard
 
 from weft.errors import DataError
 from weft.progress import warn
-from weft.untrusted import refuse_beyond
+from weft.storage.untrusted import refuse_beyond
 
 BLOCK = 1024 * 1024  # bytes read at once
 MAX_ROW_BYTES = 256 * 1024 * 1024  # of JSON or CSV: a row has to be in memory as a whole

@@ -20,8 +20,8 @@ from weft.data.shards import Side
 from weft.data.sources import files, no_such_file
 from weft.data.streams import format_of, lines
 from weft.errors import DataError, suggestion
-from weft.files import is_text
 from weft.progress import warn
+from weft.storage.files import is_text
 from weft.text import builtin
 
 # text: some text; optional: text, or nothing; label: a name, or a whole number; number: any; words: a list of words,

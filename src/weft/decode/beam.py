@@ -56,7 +56,7 @@ def beam_search(
             coverage.stop()
 
 
-def search_texts(  # noqa: PLR0913 — a search, and how its tokens are shown
+def search_texts(
     model: LanguageModel,
     prompts: Sequence[Prompt],
     settings: Beam,

@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from weft import files
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar
@@ -18,11 +17,12 @@ from weft.decode.generate import by_engine, completions
 from weft.decode.prompt import Prompt
 from weft.decode.text import Completion
 from weft.errors import ConfigError, DataError
-from weft.files import sync
 from weft.models.base import LanguageModel
 from weft.progress import bar
+from weft.storage import files
+from weft.storage.files import sync
+from weft.storage.untrusted import parse_json
 from weft.text.tokenizer import Tokenizer
-from weft.untrusted import parse_json
 
 MAX_WRITTEN_BYTES = 1 << 34  # of a file of texts that is gone on with
 STRETCH = 64  # batches of prompts that are looked at together

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import NamedTuple
 
-from weft.files import utf8_size
+from weft.storage.files import utf8_size
 
 CHARACTERS = 0x110000 - 0x800  # Unicode's code points, less the surrogates, which no text holds
 

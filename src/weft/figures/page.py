@@ -14,7 +14,7 @@ from jinja2 import Environment, Template
 from markupsafe import Markup
 
 from weft.figures.tables import Table
-from weft.untrusted import printable
+from weft.storage.untrusted import printable
 
 STYLES = ("page.css", "explain.css")
 IMPORTED = re.compile(r'from "\./([\w.]+)"')

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from weft.errors import ConfigError, DataError
 from weft.figures.page import Section, as_json, mounted, page, part
-from weft.files import check_place, write_bytes
+from weft.storage.files import check_place, write_bytes
 
 FIGURES = (".svg", ".png", ".pdf")
 PAGE = ".html"

@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.config import Tree
 from weft.errors import InteropError, TokenizerError
 from weft.models.config import Model
-from weft.tensors import LazyWeights
+from weft.storage.tensors import LazyWeights
 from weft.text.tokenizer import Ids, Tokenizer
 
 

@@ -11,7 +11,7 @@ from weft.interop.bundle import ModelBundle
 from weft.interop.ctranslate2 import argos, ctranslate2
 from weft.interop.gguf import gguf
 from weft.interop.hf import hf
-from weft.untrusted import refuse_pointer
+from weft.storage.untrusted import refuse_pointer
 
 
 class ImportFormat(NamedTuple):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import InteropError
-from weft.untrusted import read_bytes
+from weft.storage.untrusted import read_bytes
 
 README = "README.md"
 FIELDS = {

@@ -19,9 +19,9 @@ from weft.interop.settings import nested
 from weft.interop.tokenizer_json import SPACE, BPEVocabulary, merges_by_score, sentencepiece
 from weft.interop.weight_map import SAME, adjacent_pairs, conversions, tensor, their_shapes, to_ours
 from weft.models.config import Decoder
+from weft.storage.untrusted import Cursor, mapped
 from weft.text.token_bytes import BYTE_TOKEN, byte_tokens
 from weft.text.tokenizer import Tokenizer
-from weft.untrusted import Cursor, mapped
 
 MAGIC = 0x616B3432
 MAX_SIZE = 2**20  # of any width or count: a larger one means that the header is damaged or malicious

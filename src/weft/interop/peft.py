@@ -29,10 +29,10 @@ from weft.nn.block import block_linears
 from weft.nn.config import LoRA
 from weft.nn.init import empty_weights
 from weft.nn.linear import Linear
-from weft.safetensors_header import parse_header
-from weft.tensors import FLOATS, NAMES, LazyWeights, write_as
-from weft.tensors import write as write_tensors
-from weft.untrusted import read_bytes, read_object
+from weft.storage.safetensors_header import parse_header
+from weft.storage.tensors import FLOATS, NAMES, LazyWeights, write_as
+from weft.storage.tensors import write as write_tensors
+from weft.storage.untrusted import read_bytes, read_object
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."

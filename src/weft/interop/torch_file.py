@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from weft.errors import InteropError
-from weft.tensors import NAMES, Stored
-from weft.untrusted import bound, mapped, refuse_beyond
+from weft.storage.tensors import NAMES, Stored
+from weft.storage.untrusted import bound, mapped, refuse_beyond
 
 MAX_PICKLE_BYTES = 1 << 21  # the pickle of GPT-2 XL with its optimizer has a tenth
 MAX_DIMENSIONS = 64

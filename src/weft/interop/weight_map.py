@@ -17,7 +17,7 @@ from weft.errors import InteropError
 from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder, Model
 from weft.nn.init import empty_weights
-from weft.tensors import LazyWeights
+from weft.storage.tensors import LazyWeights
 
 Shape = tuple[int, ...]
 

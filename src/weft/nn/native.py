@@ -1,4 +1,4 @@
-"""Attention and GELU of a training step in C (`c/train.c`), forward and back: float32 on a processor.
+"""Attention and GELU of a training step in C (`native/training/train.c`), forward and back: float32 on a processor.
 
 PyTorch's own attention multiplies at a third of a processor's rate, and its GELU passes over memory many times. Here a
 head's scores stay in the cache, and every number is summed by one thread in one order, so that results do not depend on
@@ -8,16 +8,15 @@ how many there are. Without a compiler everything goes as it does without this f
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from weft import compiler
+from weft.native import compiler
 
-SOURCE = Path(__file__).parent / "c" / "train.c"
+SOURCE = compiler.SOURCES / "training" / "train.c"
 MIN_PAIRS = 64 * 64  # queries times keys: below that there is no time to gain, and nothing is compiled
 MIN_WIDTH = 256  # of a layer whose activations are worth it
 D_HEAD = 32  # a head is a multiple of it, as tiles in c/attention.h are

@@ -23,13 +23,13 @@ from weft.data.sources import is_plain
 from weft.data.split import split_rows
 from weft.data.table import Kind, Row, RowSource, Skipped, read_rows
 from weft.errors import ConfigError, DataError, ModelError, RunError, WeftError
-from weft.files import utf8_size
 from weft.models.base import LanguageModel, device_of, evaluating, row_rng
 from weft.models.transformer import Transformer
 from weft.objectives.frame import sentence_frame
 from weft.progress import Log
 from weft.recipe.objective import LabelObjective, ObjectiveConfig
 from weft.recipe.settle import Facts
+from weft.storage.files import utf8_size
 from weft.training.loader import Loader, micro_rows
 from weft.training.objective import EVALUATED_TOKENS, Loss, Objective, Results
 

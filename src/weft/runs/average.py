@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from weft.errors import RunError
-from weft.files import remove_folder, replacing_folder
 from weft.runs import checkpoint
 from weft.runs.folder import writing
 from weft.runs.snapshot import Snapshot
+from weft.storage.files import remove_folder, replacing_folder
 
 NAME = "averaged"
 

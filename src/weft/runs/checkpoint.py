@@ -25,11 +25,11 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn, optim
 
-from weft import files, tensors
 from weft.errors import DamageError, RunError
 from weft.models.base import current_name
 from weft.runs.folder import CHECKPOINT, RunFolder, writing
 from weft.runs.snapshot import Snapshot, learned_state, load_optimizer_state, restore_random_state
+from weft.storage import files, tensors
 
 FORMAT = 2
 WEIGHTS, MOMENTS = "model.safetensors", "state/optimizer.safetensors"

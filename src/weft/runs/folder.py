@@ -28,14 +28,14 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from weft import files
 from weft.config import read_toml, to_toml, validate
 from weft.errors import ConfigError, RunError
-from weft.files import locked, sweep, write_text
 from weft.progress import Log
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe, SettledRecipe
 from weft.recipe.objective import upgrade
 from weft.runs.lines import append, read, read_lines
+from weft.storage import files
+from weft.storage.files import locked, sweep, write_text
 
 # what may stand in a folder whose run never reached its first step
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", SOURCE_TOKENIZER}

@@ -12,11 +12,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from weft import files, tensors
 from weft.config import Tree
 from weft.costs.count import count
 from weft.errors import InteropError, RunError, WeftError
-from weft.files import write_text
 from weft.interop.bundle import ModelBundle, counted
 from weft.interop.generation import DRAWING, generation_settings, search_settings, without_a_rule
 from weft.interop.hf.hf import GENERATION
@@ -27,9 +25,11 @@ from weft.progress import bar
 from weft.recipe.config import Recipe
 from weft.runs.checkpoint import checkpoint_name, link, seal
 from weft.runs.folder import RunFolder, note_files, open_run
-from weft.tensors import LazyWeights
+from weft.storage import files, tensors
+from weft.storage.files import write_text
+from weft.storage.tensors import LazyWeights
+from weft.storage.untrusted import read_object
 from weft.text.tokenizer import FILE, Tokenizer
-from weft.untrusted import read_object
 
 GENERATIONS = 16  # runs on runs whose origin is looked for
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from weft.errors import ConfigError
-from weft.files import sync, write_text
 from weft.progress import warn
 from weft.recipe.config import LogConfig, Recipe
 from weft.runs.folder import RunFolder
 from weft.runs.lines import all_checked, checked, read_lines
+from weft.storage.files import sync, write_text
 
 
 class Journal:

@@ -17,9 +17,9 @@ from typing import IO, Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Strict, ValidationError, create_model
 
-from weft import files
 from weft.errors import counted
 from weft.progress import warn
+from weft.storage import files
 
 MAX_JOURNAL_BYTES = 1 << 32
 _CHECK = re.compile(rb', "check": "(\d+)-([0-9a-f]{8})"\}$')

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from weft import files
 from weft.config import Tree, flat
 from weft.costs.count import count
 from weft.errors import RunError, WeftError
-from weft.files import is_locked
 from weft.models.config import Recurrent
 from weft.recipe.config import Recipe
 from weft.recipe.metrics import metric
 from weft.recipe.resolve import resolve
 from weft.runs.folder import ENDS, LOCK, RunFolder
 from weft.runs.lines import read_lines
+from weft.storage import files
+from weft.storage.files import is_locked
 
 TAIL = 1 << 16  # bytes of metrics.jsonl in which its last step stands
 

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from weft import files
 from weft.costs.count import count
 from weft.costs.devices import MFU, device_called
 from weft.costs.memory import Workload, training_memory
@@ -18,11 +17,12 @@ from weft.figures.page import Section, html_table, page, part
 from weft.figures.plot import PLAIN, Axis, Look, Plot, Series
 from weft.figures.shapes import html_plots
 from weft.figures.tables import Table
-from weft.files import write_text
 from weft.recipe.config import Recipe
 from weft.recipe.metrics import METRICS, against_baseline
 from weft.runs.folder import RunFolder, writing
 from weft.runs.lines import read_lines
+from weft.storage import files
+from weft.storage.files import write_text
 
 Lines = Sequence[dict[str, Any]]
 WHOLE_PROCESS = "On a CPU, the memory measured is that of the whole process."

@@ -15,15 +15,14 @@ from weft.api.run import Run
 from weft.compare.studies import studies
 from weft.costs.count import count
 from weft.errors import ConfigError, WeftError, out_of_memory, suggestion
-from weft.files import is_locked
+from weft.machine import free_memory, pick_device
 from weft.runs.checkpoint import WEIGHTS
 from weft.runs.folder import LOCK, RunFolder, open_run
 from weft.runs.listing import RunRow, run_folders, run_row
 from weft.serve.config import Limits
 from weft.serve.errors import RefusedError, as_refused
 from weft.serve.worker import Worker, keep_loaded
-from weft.training.precision import pick_device
-from weft.training.preflight import free_memory
+from weft.storage.files import is_locked
 
 RESERVE = 1.5  # times the size of its weights, that are free before a model is loaded
 BYTES = 4  # of a weight while it is loaded

@@ -24,10 +24,10 @@ from weft.decode.generate import BLOCK_SIZE, MAX_ENGINE_LENGTH, check_small_cach
 from weft.decode.prompt import Prompt, check_prompts, context_window
 from weft.decode.text import Chunk
 from weft.errors import WeftError
+from weft.machine import free_memory
 from weft.models.base import Source, device_of
 from weft.serve.config import Limits
 from weft.serve.errors import RefusedError, as_refused
-from weft.training.preflight import free_memory
 
 CACHE_SHARE = 0.5  # of the memory that is free once a model is loaded, for keys and values
 MAX_KEPT_BYTES = 128 << 20  # of keys and values of texts that have ended, on a CPU, which takes memory as it is written

@@ -28,7 +28,7 @@ from weft.serve.library import Library, Shelf
 from weft.serve.metrics import Metrics
 from weft.serve.schema import Format, OpenAI, Turn
 from weft.serve.worker import Arrived, Ticket
-from weft.untrusted import printable
+from weft.storage.untrusted import printable
 
 JSON_OBJECT = {"type": "object", "additionalProperties": True}
 ROLES = {"developer": "system"}  # what newer clients call it

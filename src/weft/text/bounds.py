@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from tokenizers import Regex, normalizers
 
 from weft.errors import TokenizerError
-from weft.untrusted import MAX_WHOLE_BYTES, parse_json, refuse_beyond
+from weft.storage.untrusted import MAX_WHOLE_BYTES, parse_json, refuse_beyond
 
 MAX_STEPS = 512  # of preparing a text, or of putting it together again
 MAX_GROWTH = 64  # times as many bytes that a text may become; Unicode's own compositions make up to 11 of one

@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from weft import files
 from weft.errors import DataError, suggestion
-from weft.files import cache_folder, write_text
 from weft.progress import bar
+from weft.storage import files
+from weft.storage.files import cache_folder, write_text
 from weft.text.grammars import rewriting, sentences
 from weft.text.grammars.rng import Mine, Rng, Row
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import tokenizers
 
-from weft.files import utf8_size
+from weft.storage.files import utf8_size
 from weft.text import sentencepiece
 from weft.text.bounds import steps
 from weft.text.vocabularies import PATTERNS

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from weft.errors import TokenizerError
-from weft.untrusted import bound
+from weft.storage.untrusted import bound
 from weft.workers import Children
 
 MAX_MILLISECONDS = 5_000  # of a processor's time for one rendering; the longest conversations take some hundred

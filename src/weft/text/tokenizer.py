@@ -19,7 +19,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, pre_tokenizers
 
 from weft.errors import TokenizerError, suggestion
-from weft.files import write_text
+from weft.storage.files import write_text
 from weft.text import bounds, vocabularies
 from weft.text.bounds import careful
 from weft.text.config import ROLES, Pattern, Pretrained, Role, TokenizerConfig

@@ -13,8 +13,8 @@ from typing import assert_never
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from weft.errors import TokenizerError
-from weft.files import utf8_size
 from weft.progress import bar
+from weft.storage.files import utf8_size
 from weft.text.config import BPE, Byte, Char, Specials, TrainedConfig, Unigram, Word, WordPiece
 from weft.text.token_bytes import byte_letters, byte_tokens
 

@@ -17,12 +17,12 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from weft.errors import TokenizerError
-from weft.files import write_text
+from weft.storage.files import write_text
+from weft.storage.untrusted import parse_json, read_bytes, read_text
 from weft.text import sentencepiece
 from weft.text.bounds import check_letters
 from weft.text.config import ROLES, Pattern, Role
 from weft.text.token_bytes import byte_letters
-from weft.untrusted import parse_json, read_bytes, read_text
 
 # what a folder may hold instead of a tokenizer.json, in the order of preference
 FILES = ("tokenizer.model", "spiece.model", "spm.model", "vocab.json", "encoder.json", "vocab.txt")

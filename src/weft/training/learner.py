@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import optim
 
-from weft import tensors
 from weft.errors import DivergedError, LostError, RunError
 from weft.models.base import LanguageModel
 from weft.models.transformer import Stack
@@ -19,6 +18,7 @@ from weft.parallel.passes import Parallel, Replicas
 from weft.recipe.config import SettledRecipe
 from weft.runs import checkpoint, snapshot
 from weft.runs.folder import RunFolder, writing
+from weft.storage import tensors
 from weft.training import optimizer
 from weft.training.precision import check_precision, use_eight_bits
 from weft.training.state import TrainingState

@@ -42,9 +42,9 @@ class Loop:
         check_model(recipe, worker.device, self.mesh.layout)
         self.loader = shared(objective.loader, recipe, self.mesh.readers)
         if self.mesh.splits:
-            from weft.training import split
+            from weft.training import sharded
 
-            self.learner: Learner = split.start(recipe, self.mesh, worker.device)
+            self.learner: Learner = sharded.start(recipe, self.mesh, worker.device)
         else:
             self.learner = learner.start(recipe, self.mesh, worker.device)
         self.model = self.learner.model

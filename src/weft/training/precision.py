@@ -31,11 +31,6 @@ SLOWER = 2.0  # times as slow as fp32 is a format that nobody wants without know
 NARROW: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
-def pick_device() -> torch.device:
-    """The first CUDA device where there is one, else the processor."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, dtype=NARROW[precision]) if precision in NARROW else nullcontext()
 

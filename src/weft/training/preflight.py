@@ -10,7 +10,6 @@ more than training does, a full disk. The checkpoint is written first and read b
 moments and random generators bit for bit: the run that follows is the run that would have been.
 """
 
-import os
 import shutil
 import sys
 import time
@@ -28,6 +27,7 @@ from weft.costs.units import byte_size
 from weft.data.batch import Batch
 from weft.errors import RunError, out_of_memory
 from weft.layout import Layout
+from weft.machine import total_memory
 from weft.models.base import LanguageModel, Pass
 from weft.recipe.config import SettledRecipe
 from weft.training.learner import Learner
@@ -265,48 +265,6 @@ def _planned(recipe: SettledRecipe, rows: int, length: int, layout: Layout) -> M
     return training_memory(recipe.model, work, recipe.adapter)
 
 
-def total_memory(device: torch.device) -> int:
-    """The bytes of a device's memory; of a processor's, swap space included, as much as this process may have."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    limits = [*_cgroup_limits()]
-    with suppress(AttributeError, ValueError, OSError):  # Windows
-        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _noted("SwapTotal:"))
-    return min(limits, default=1 << 62)
-
-
 def place(device: torch.device) -> str:
     """A device as a message calls it."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "this machine"
-
-
-def free_memory(device: torch.device) -> int:
-    """The bytes that nobody uses now; of a processor's memory no more than this process may have."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    total = total_memory(device)
-    return min(_noted("MemAvailable:") or total // 2, total)
-
-
-def _noted(name: str) -> int:
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
-    return 0
-
-
-def _cgroup_limits() -> Iterator[int]:
-    """What a container may have: version 2 and version 1, of the process's own group and those above it."""
-    with suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, name = line.split(":", 2)
-            if controllers not in ("", "memory"):
-                continue
-            file = "memory.limit_in_bytes" if controllers else "memory.max"
-            root = Path("/sys/fs/cgroup", controllers)
-            group = root / name.lstrip("/")
-            for folder in (group, *group.parents):
-                if folder != root and root not in folder.parents:
-                    break
-                with suppress(OSError, ValueError):  # "max" is no limit
-                    yield int((folder / file).read_text())

@@ -15,7 +15,6 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from weft import files, tensors
 from weft.data import shards
 from weft.decode.fast.quantize import fill, quantize
 from weft.decode.fast.rounding import Bits
@@ -27,6 +26,7 @@ from weft.nn.init import empty_weights
 from weft.recipe.config import Recipe
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder
+from weft.storage import files, tensors
 from weft.training.weights import check_base, fill_model, written_in
 
 FORMAT = 1  # of the layout and of the rounding; raise it when either changes

@@ -17,7 +17,6 @@ import torch
 from weft import __version__
 from weft.data.prepare import VERSION
 from weft.errors import RunError
-from weft.files import write_text
 from weft.models.build import build
 from weft.models.ngram import NGram
 from weft.recipe.config import SettledRecipe
@@ -25,6 +24,7 @@ from weft.runs import checkpoint
 from weft.runs.folder import FollowedRun, RunFolder, note_files, report_changes, writing
 from weft.runs.journal import Journal, check_log
 from weft.runs.snapshot import snapshot
+from weft.storage.files import write_text
 from weft.training.loop import Loop
 from weft.training.objective import Objective
 from weft.training.state import RunResult, TrainingState

@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
-from weft import files
 from weft.config import flat
 from weft.errors import ConfigError, ModelError, RunError
 from weft.models.base import LanguageModel
@@ -25,6 +24,7 @@ from weft.progress import warn
 from weft.recipe.config import Recipe
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder, open_run
+from weft.storage import files
 
 M = TypeVar("M", bound=nn.Module)
 # what a pretrained head holds that the next head can continue with: BERT's pooler (Devlin et al. 2019, §3.2)

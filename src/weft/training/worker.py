@@ -14,9 +14,9 @@ import torch
 
 from weft.costs.devices import device_called
 from weft.errors import counted
+from weft.machine import pick_device
 from weft.parallel.ranks import ALONE, Ranks
 from weft.progress import Log, log_to_stderr
-from weft.training.precision import pick_device
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from tests.pairwise import each_once
 from torch import Tensor
 from torch.nn import functional as F
 
-from weft import compiler
 from weft.decode.config import Sampling
 from weft.decode.engine.paging import BlockStore
 from weft.decode.fast import native, native_step, products, rounding, stepper
@@ -23,6 +22,7 @@ from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.presets import gpt, llama
 from weft.models.transformer import Transformer
+from weft.native import compiler
 from weft.nn.config import Plain, RMSNorm
 from weft.nn.position_config import LinearScaling, Rotary
 

@@ -8,13 +8,13 @@ from tests.decode.fast.test_native import fresh as fresh
 from tests.pairwise import each_once
 from torch import Tensor
 
-from weft import compiler
 from weft.decode.engine.paging import BlockStore
 from weft.decode.fast import native, stepper
 from weft.decode.fast.native_step import NativeStep
 from weft.decode.fast.quantize import quantize
 from weft.models.presets import llama
 from weft.models.transformer import Transformer
+from weft.native import compiler
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler")
 

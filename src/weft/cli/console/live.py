@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from weft.cli.console.terminal import echo, print_json
 from weft.errors import counted
-from weft.files import write_text
 from weft.progress import log_to_stderr
+from weft.storage.files import write_text
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -18,7 +18,7 @@ from typing import Any
 import typer
 
 from weft.figures.tables import Table, text_lines
-from weft.untrusted import printable
+from weft.storage.untrusted import printable
 
 MIN_PROSE_WIDTH, MAX_PROSE_WIDTH = 20, 120  # columns that titles and remarks are wrapped at
 STYLES: dict[str, dict[str, Any]] = {"title": {"bold": True}, "header": {"dim": True}, "remark": {"dim": True}}

@@ -1,25 +1,24 @@
-"""The step and its products in C (`c/step.c`); without a compiler everything goes by torch's operations."""
+"""The step and its products in C (`native/decode/step.c`); without a compiler everything goes by torch's operations."""
 
 import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from weft import compiler
+from weft.native import compiler
 
-SOURCE = Path(__file__).parent / "c" / "step.c"
+SOURCE = compiler.SOURCES / "decode" / "step.c"
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # of numbers: c/products.h's
 ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu-tanh": 3}
 BLOCK = 32  # numbers with one scale, as c/bands.h has it
 BAND = 16  # rows that lie interleaved there
 MANY_ROWS, MANY_COLUMNS = 8, 16  # that c/tiles.h wants a matrix to have at least, and in multiples
-MAX_D_HEAD = 512  # that c/step.c has memory for
+MAX_D_HEAD = 512  # that native/decode/step.c has memory for
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:

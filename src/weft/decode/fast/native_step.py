@@ -1,4 +1,4 @@
-"""The native path: a decoder's step for some tokens of each text in one call (`c/step.c`).
+"""The native path: a decoder's step for some tokens of each text in one call (`native/decode/step.c`).
 
 It reads a Transformer's own weights, quantized ones too, and gives the logits that `model.step` gives but for rounding.
 """
@@ -17,7 +17,7 @@ from weft.nn.config import Gated
 from weft.nn.linear import Linear
 from weft.nn.norm import LayerNorm, RMSNorm
 
-MAX_FLOAT_ROWS = 32  # up to which c/step.c is faster than torch's products in float32, as measured on ARM and x86
+MAX_FLOAT_ROWS = 32  # up to which step.c is faster than torch's products in float32, as measured on ARM and x86
 BYTES_A_THREAD = 4 << 20  # bytes of weights that another thread pays for: it is waited for after every product
 
 

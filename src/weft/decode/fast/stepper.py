@@ -212,7 +212,7 @@ def _changed(settings: Config) -> set[str]:
 
 
 def native_path_fits(model: LanguageModel, state: State) -> bool:
-    """Whether c/step.c reads on from a state token by token: it has one row."""
+    """Whether step.c reads on from a state token by token: it has one row."""
     return len(state.lengths) == 1 and state.even and native_reads(model, state, 1)
 
 
@@ -223,14 +223,14 @@ def native_reads(model: LanguageModel, state: State, tokens: int) -> bool:
 
 
 def native_rows(model: Transformer, store: BlockStore) -> NativeRows | None:
-    """Steps of texts in the blocks of a pool in one call each, where c/step.c can do that."""
+    """Steps of texts in the blocks of a pool in one call each, where step.c can do that."""
     if model.embedding.weight.device.type != "cpu" or store.scales is not None or not _is_native(model):
         return None
     return NativeRows(model, store.data[:, :, 0], store.data[:, :, 1])
 
 
 def _is_native(model: LanguageModel) -> bool:
-    """c/step.c is written for the shape of LLaMA or of GPT-2, in float32."""
+    """step.c is written for the shape of LLaMA or of GPT-2, in float32."""
     settings: Any = model.config
     if not _in_float32(model) or not isinstance(settings, Decoder):
         return False

@@ -18,8 +18,8 @@ from weft.explain.graph.level import Level
 from weft.explain.texts import TEXTS
 from weft.figures.page import mounted
 from weft.figures.picture import FIGURES, PAGE, Picture, check_picture
-from weft.files import write_text
 from weft.models.base import evaluating
+from weft.storage.files import write_text
 
 INPUTS, HIDDEN, OUTPUTS = 3, 4, 2  # sizes of the lecture's network
 

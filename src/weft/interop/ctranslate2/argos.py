@@ -17,7 +17,7 @@ from weft.errors import InteropError, WeftError
 from weft.interop.bundle import ModelBundle
 from weft.interop.ctranslate2 import ctranslate2
 from weft.interop.ctranslate2.file import open_file
-from weft.untrusted import refuse_beyond, refuse_pointer
+from weft.storage.untrusted import refuse_beyond, refuse_pointer
 
 ENDING, FOLDER, PIECES = ".argosmodel", "model", "sentencepiece.model"
 MODEL_FILES = {

@@ -23,7 +23,7 @@ from weft.models.config import EncoderDecoder
 from weft.nn.config import Activation
 from weft.nn.position import sinusoids
 from weft.nn.position_config import Learned, Sinusoidal, T5Bias
-from weft.untrusted import optional_object
+from weft.storage.untrusted import optional_object
 
 MODEL, CONFIG = "model.bin", "config.json"
 # the kinds that translate, and their heads where the file does not say how many; the first versions gave no kind

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InteropError
-from weft.untrusted import Cursor, mapped
+from weft.storage.untrusted import Cursor, mapped
 
 VERSIONS = range(1, 7)
 # in the order of their numbers, and what numpy calls them, which has no bfloat16

@@ -10,11 +10,11 @@ from tokenizers import models, pre_tokenizers
 from weft.errors import InteropError, TokenizerError
 from weft.interop.settings import Settings
 from weft.interop.tokenizer_json import framed
+from weft.storage.untrusted import read_bytes, read_json, read_text
 from weft.text import sentencepiece
 from weft.text.bounds import careful
 from weft.text.config import Role
 from weft.text.tokenizer import Tokenizer
-from weft.untrusted import read_bytes, read_json, read_text
 
 START = "<pad>"  # the token that stands for the zero vector from which Marian's decoder starts
 

@@ -18,7 +18,7 @@ from weft.interop.table import Key, Row, Special, Table, keys
 from weft.interop.weight_map import Rules, module, tensor
 from weft.models.config import Decoder
 from weft.nn.config import Activation
-from weft.tensors import LazyWeights
+from weft.storage.tensors import LazyWeights
 
 # the blocks of GPT, of LLaMA, and of the Transformer of 2017: LayerNorm after each sublayer
 PLAIN = {"feedforward.kind": "plain", "norm.kind": "layer", "init.kind": "normal"}

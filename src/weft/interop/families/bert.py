@@ -21,7 +21,7 @@ from weft.interop.settings import Flat, Settings, shown
 from weft.interop.table import Key, Row, Special, constant, embedding_width, even_heads, keys, without
 from weft.interop.weight_map import Rules, block, module, tensor
 from weft.models.config import Encoder
-from weft.tensors import LazyWeights
+from weft.storage.tensors import LazyWeights
 
 QKV = ("query", "key", "value")
 

@@ -17,7 +17,7 @@ from weft.interop.table import Row, Special, constant, follows, keys, same
 from weft.interop.weight_map import ONE_ROW, Rules, block, module, tensor
 from weft.models.config import EncoderDecoder
 from weft.nn.position import sinusoids
-from weft.tensors import LazyWeights
+from weft.storage.tensors import LazyWeights
 
 
 def _stack(side: str) -> Rules:

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from weft.errors import InteropError, suggestion
-from weft.files import replacing
 from weft.interop.gguf import q4_k
-from weft.tensors import bits
-from weft.untrusted import Cursor, mapped
+from weft.storage.files import replacing
+from weft.storage.tensors import bits
+from weft.storage.untrusted import Cursor, mapped
 
 MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
 MAX_NAME_BYTES = 256  # of a key or a tensor

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from weft import tensors
 from weft.config import Tree
 from weft.errors import InteropError
 from weft.interop.bundle import ModelBundle, as_dtype, counted, fitting, named_tokenizer
@@ -26,9 +25,10 @@ from weft.interop.license import in_folder
 from weft.interop.settings import Flat, Settings, Transformer, differences, first_that_holds
 from weft.models.config import EmbeddingHead, Encoder, EncoderDecoder
 from weft.progress import bar, warn
+from weft.storage import tensors
+from weft.storage.untrusted import optional_object, read_bytes, read_object, read_text
 from weft.text.tokenizer import Tokenizer
 from weft.text.vocabularies import SETTINGS as TOKENIZER_SETTINGS
-from weft.untrusted import optional_object, read_bytes, read_object, read_text
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 MODULES, POOLED = "modules.json", "1_Pooling/config.json"

@@ -20,12 +20,12 @@ from weft.errors import TokenizerError
 from weft.interop.bundle import ModelBundle
 from weft.interop.tokenizer_json import framed
 from weft.models.config import EncoderDecoder, Model
+from weft.storage.untrusted import optional_object, read_bytes, read_object
 from weft.text import sentencepiece, vocabularies
 from weft.text.bounds import careful
 from weft.text.config import ROLES, Role
 from weft.text.tokenizer import FILE, Tokenizer
 from weft.text.vocabularies import SETTINGS
-from weft.untrusted import optional_object, read_bytes, read_object
 
 SPECIALS = "special_tokens_map.json"
 SOURCE = "source"  # the folder of the source's tokenizer in an export of weft; transformers takes it as a subfolder

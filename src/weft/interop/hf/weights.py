@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from weft import tensors as tensor_files
 from weft.config import Tree
 from weft.errors import InteropError
 from weft.interop import torch_file
@@ -20,9 +19,10 @@ from weft.interop.bundle import ModelBundle, as_dtype
 from weft.interop.families.base import Family
 from weft.interop.settings import Transformer
 from weft.interop.weight_map import conversions, their_shapes, to_ours, to_theirs
-from weft.safetensors_header import read_header
-from weft.tensors import DTYPES, FLOATS, LazyWeights, Stored
-from weft.untrusted import read_object
+from weft.storage import tensors as tensor_files
+from weft.storage.safetensors_header import read_header
+from weft.storage.tensors import DTYPES, FLOATS, LazyWeights, Stored
+from weft.storage.untrusted import read_object
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"

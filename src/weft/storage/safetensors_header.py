@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft import files
+from weft.storage import files
 
 MAX_HEADER_BYTES = 100_000_000  # as the format has it
 MAX_DIMENSIONS = 64  # as many as torch and numpy allow

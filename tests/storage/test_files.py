@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weft import files
+from weft.storage import files
 
 
 def names(folder: Path) -> list[str]:
@@ -105,7 +105,7 @@ def test_a_link_is_replaced_in_one_step(tmp_path: Path) -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from weft.files import locked
+from weft.storage.files import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -174,7 +174,7 @@ def test_what_is_no_small_file_is_not_read(how: str, tmp_path: Path) -> None:
 WRITER = """
 import os, sys
 from pathlib import Path
-from weft import files
+from weft.storage import files
 make = files.replacing_folder if sys.argv[2] == "folder" else files.replacing
 with make(Path(sys.argv[1])) as place:
     print("begun", flush=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from weft.errors import DataError, InteropError
-from weft.untrusted import mapped, printable, read_bytes, read_json, refuse_beyond
+from weft.storage.untrusted import mapped, printable, read_bytes, read_json, refuse_beyond
 
 
 def test_what_a_terminal_obeys_is_spelled_out() -> None:

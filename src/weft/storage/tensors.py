@@ -22,10 +22,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from weft import files
 from weft.errors import DamageError, InteropError, RunError
-from weft.safetensors_header import parse_header, read_header
-from weft.untrusted import refuse_pointer
+from weft.storage import files
+from weft.storage.safetensors_header import parse_header, read_header
+from weft.storage.untrusted import refuse_pointer
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,

@@ -7,9 +7,9 @@ import torch
 from tests.devices import DEVICES
 from torch import Tensor
 
-from weft import files, tensors
 from weft.errors import DamageError, RunError
-from weft.safetensors_header import read_header
+from weft.storage import files, tensors
+from weft.storage.safetensors_header import read_header
 
 
 def some() -> dict[str, Tensor]:

@@ -22,11 +22,12 @@ from pathlib import Path
 
 import torch
 
-from weft.files import cache_folder, write_bytes
 from weft.machine import ON_ARM, fingerprint
 from weft.progress import log_to_stderr
+from weft.storage.files import cache_folder, write_bytes
 
-SHARED = Path(__file__).parent / "c"  # what the sources of several libraries include
+SOURCES = Path(__file__).parent
+SHARED = SOURCES / "include"  # headers that several libraries include
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread")
 # The first that the compiler knows: on ARM -march leaves out how long instructions take; on x86 -mcpu does less.
 TUNING = (*(("-mcpu=native",), ("-march=native",))[:: 1 if ON_ARM else -1], ())

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from weft import tensors
 from weft.errors import RunError
 from weft.models.base import current_name
 from weft.parallel.apply import Split
@@ -26,7 +25,8 @@ from weft.parallel.ranks import Ranks, reaching
 from weft.runs import checkpoint
 from weft.runs.checkpoint import MOMENTS, WEIGHTS
 from weft.runs.snapshot import random_state
-from weft.safetensors_header import Place, read_header
+from weft.storage import tensors
+from weft.storage.safetensors_header import Place, read_header
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """lm-evaluation-harness with weft's models: `weft-lm-eval --model weft --model_args run=RUN --tasks hellaswag`.
 
 The harness looks for no models of other packages, so this command tells it of weft's before it hands over to the
-harness's own. `python -m weft.lm_eval` is the same.
+harness's own. `python -m weft.cli.lm_eval` is the same.
 """
 
 import sys

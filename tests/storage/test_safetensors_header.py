@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from weft.safetensors_header import BITS, MAX_HEADER_BYTES, parse_header, read_header
+from weft.storage.safetensors_header import BITS, MAX_HEADER_BYTES, parse_header, read_header
 
 GIVEN = {
     "b": torch.arange(6.0).reshape(2, 3),

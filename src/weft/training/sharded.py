@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft import tensors
 from weft.costs.layouts import indivisible
 from weft.errors import ConfigError
 from weft.layout import Layout
@@ -28,8 +27,9 @@ from weft.parallel.ranks import Ranks
 from weft.parallel.stages import check as check_stages
 from weft.parallel.tensor import keep_local
 from weft.recipe.config import Recipe, SettledRecipe
-from weft.runs import checkpoint, together
+from weft.runs import checkpoint, sharded_checkpoint
 from weft.runs.folder import RunFolder
+from weft.storage import tensors
 from weft.training import optimizer
 from weft.training.learner import Copy, Learner, fitted
 from weft.training.precision import check_precision
@@ -46,20 +46,20 @@ class SplitLearner(Learner):
         self.parallel.fill(first_model(recipe).named_parameters())
         self.optimizer = optimizer.build(recipe.optimizer, self.model, self.parallel.local)
 
-    def copy(self, step: int, notes: Mapping[str, Any]) -> together.Part:
-        return together.part(step, self.parallel, self.optimizer, notes)
+    def copy(self, step: int, notes: Mapping[str, Any]) -> sharded_checkpoint.Part:
+        return sharded_checkpoint.part(step, self.parallel, self.optimizer, notes)
 
     def write(self, folder: Path, copy: Copy, keep: int, interrupted: bool = False) -> Path:
-        return together.write(folder, copy, keep, interrupted, self.parallel.mesh.beside)
+        return sharded_checkpoint.write(folder, copy, keep, interrupted, self.parallel.mesh.beside)
 
     def load(self, path: Path) -> dict[str, Any]:
-        return together.load(path, self.parallel, self.optimizer)
+        return sharded_checkpoint.load(path, self.parallel, self.optimizer)
 
     def load_weights(self, path: Path) -> None:
-        together.load_weights(path, self.parallel)
+        sharded_checkpoint.load_weights(path, self.parallel)
 
     def size(self) -> int:
-        return together.size(self.parallel, self.optimizer)
+        return sharded_checkpoint.size(self.parallel, self.optimizer)
 
     def try_moments(self, folder: Path) -> None:
         self.write(folder / "moments", self.copy(1, {}), keep=1)
@@ -103,7 +103,7 @@ def load_part(
 
     def intact(path: Path) -> Path:  # its moments, which are larger, nobody reads
         files = checkpoint.manifest_of(path)["files"]
-        tensors.check(path / together.WEIGHTS, files[together.WEIGHTS]["sha256"])
+        tensors.check(path / sharded_checkpoint.WEIGHTS, files[sharded_checkpoint.WEIGHTS]["sha256"])
         return path
 
     def find() -> tuple[str, list[str]]:
@@ -117,12 +117,12 @@ def load_part(
     with empty_weights():
         model: LanguageModel = build(recipe.model)
     if isinstance(model, Transformer):
-        model.to(tensors.common_type(path / together.WEIGHTS))
+        model.to(tensors.common_type(path / sharded_checkpoint.WEIGHTS))
         model.to(dtype or written_in(recipe, model, device))
     over = meshes.build(Layout(tensor=ranks.ranks), ranks, device)
     parallel = lay_out(model, over, "fp32", compile_=False)
     parallel.root.to_empty(device=device)
-    together.load_weights(path, parallel)
+    sharded_checkpoint.load_weights(path, parallel)
     keep_local(model, over)
     return model.eval(), damage
 

@@ -14,8 +14,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from weft import files
 from weft.errors import ConfigError, InteropError, WeftError
+from weft.storage import files
 
 LIMITS = "WEFT_LIMITS"
 HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # JSON's spelling of half a character
