@@ -85,7 +85,9 @@ def _follow(
     generator = torch.Generator().manual_seed(seed)
     batch = 3 if source is None else len(source.tokens)
     max_len = sum(operation.width for operation in plan if isinstance(operation, Read))
-    state = model.start(batch, max_len, source)
+    state = model.start(batch, plan[0].width, source)
+    if not state.can_grow:
+        state = model.start(batch, max_len, source)
     history: list[list[int]] = [[] for _ in range(batch)]
     origin = list(range(batch))
     for operation in plan:
@@ -99,6 +101,8 @@ def _follow(
             state.truncate(to[0] if len(operation.to) == 1 else torch.tensor(to))
             history = [row[:n] for row, n in zip(history, to, strict=True)]
         else:
+            needed, max_len = state.longest + operation.width, state.max_len
+            assert state.grow(needed) == (needed > max_len)
             tokens = torch.randint(vocab_size, (B, operation.width), generator=generator)
             counts = operation.lengths
             lengths = None if counts is None else torch.tensor([counts[i % len(counts)] for i in range(B)])

@@ -57,6 +57,8 @@ class State:
     host, and `even` is True if all rows are equally long, so that fast paths need no mask.
     """
 
+    can_grow = False  # otherwise `start` must be given the final `max_len`
+
     def __init__(self, batch: int, max_len: int, device: torch.device):
         self.lengths = torch.zeros(batch, dtype=torch.long, device=device)
         self.max_len = max_len
@@ -74,6 +76,18 @@ class State:
         if self.longest + time > self.max_len:
             started = f"the {self.max_len} that decoding was started with"
             raise ModelError(f"{self.longest} + {time} tokens do not fit in {started}")
+
+    def grow(self, max_len: int) -> bool:
+        """Raise the capacity to `max_len` tokens per row; return whether memory moved (never, if not `can_grow`)."""
+        if not self.can_grow or max_len <= self.max_len:
+            return False
+        self._append(max_len - self.max_len)
+        self.max_len = max_len
+        return True
+
+    def _append(self, positions: int) -> None:
+        """Reallocate with this many more zeroed positions per row. Implemented by states that `can_grow`."""
+        raise NotImplementedError
 
     def reorder(self, index: Tensor) -> None:
         """Row i goes on from where row index[i] is; the batch may grow or shrink. index (new batch,)."""

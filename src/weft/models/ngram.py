@@ -28,9 +28,14 @@ SCORED = 1 << 18  # tokens scored together
 class Recent(State):
     """The tokens read so far, behind order − 1 places that stand for nothing."""
 
+    can_grow = True
+
     def __init__(self, batch: int, max_len: int, order: int, missing: int, device: torch.device):
         super().__init__(batch, max_len, device)
         self.tokens = torch.full((batch, order - 1 + max_len), missing, dtype=torch.long, device=device)
+
+    def _append(self, positions: int) -> None:
+        self.tokens = nn.functional.pad(self.tokens, (0, positions))
 
     def reorder(self, index: Tensor) -> None:
         super().reorder(index)

@@ -9,6 +9,7 @@ from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, Source, State, check_tokens
@@ -25,6 +26,8 @@ class HiddenStates(State):
     `states` (batch, max_len + 1, parts, layers, d_model): place n is the state after n tokens, zeros at place 0.
     """
 
+    can_grow = True
+
     def __init__(self, batch: int, max_len: int, stack: nn.RNNBase):
         weight = stack.all_weights[0][0]
         super().__init__(batch, max_len, weight.device)
@@ -40,6 +43,9 @@ class HiddenStates(State):
         """Keep the state (parts, layers, batch, d_model) that comes `later` tokens after those counted so far."""
         rows = torch.arange(len(self.lengths), device=self.lengths.device)
         self.states[rows, self.lengths + later] = state.detach().permute(2, 0, 1, 3).to(self.states.dtype)
+
+    def _append(self, positions: int) -> None:
+        self.states = F.pad(self.states, (0, 0) * 3 + (0, positions))
 
     def reorder(self, index: Tensor) -> None:
         super().reorder(index)

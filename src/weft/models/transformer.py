@@ -143,6 +143,8 @@ class TransformerState(State):
     these have a row for every `sharing` rows.
     """
 
+    can_grow = True
+
     def __init__(
         self,
         cache: KeyValueCache,
@@ -159,6 +161,11 @@ class TransformerState(State):
     def sharing(self) -> int:
         """Rows that share a row of the source."""
         return 1 if self.source_cache is None else self.lengths.shape[0] // self.source_cache[0][0].shape[0]
+
+    def _append(self, positions: int) -> None:
+        self.cache.append(positions)
+        if self.read is not None:
+            self.read.append(positions)
 
     def reorder(self, index: Tensor) -> None:
         """Row i goes on from where row index[i] is. A source is copied only where its rows change."""

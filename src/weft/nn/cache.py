@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 class Past(Protocol):
@@ -20,6 +21,10 @@ class KeyValueCache:
 
     def __init__(self, store: Tensor):
         self.store = store
+
+    def append(self, positions: int) -> None:
+        """Reallocate with this many more zeroed positions per row."""
+        self.store = F.pad(self.store, (0, 0, 0, positions))
 
     def reorder(self, index: Tensor, filled: int) -> None:
         """Row i becomes a copy of row index[i], in its first `filled` places. On a CPU the rows that stay are not
@@ -89,6 +94,10 @@ class ReadTokens:
         """The last `count` tokens of rows of these lengths (batch,), (batch, count); −1 where there are none."""
         places = lengths[:, None] + torch.arange(-count, 0, device=lengths.device)
         return self.tokens.gather(1, places.clamp(min=0)).masked_fill(places < 0, -1)
+
+    def append(self, positions: int) -> None:
+        """Reallocate with this many more zeroed positions per row."""
+        self.tokens = F.pad(self.tokens, (0, positions))
 
     def reorder(self, index: Tensor) -> None:
         """Row i becomes a copy of row index[i]."""

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from weft.config import Config
 from weft.decode.engine.paging import BlockStore
@@ -124,23 +123,11 @@ class Stepper:
 
 
 def grow(state: State, tokens: int, limit: int) -> bool:
-    """Give `state` capacity for so many more tokens, unless that is above `limit` in all; True if it had to grow. It
-    gets half as much again, in new tensors."""
+    """Raise the capacity of `state` by half if `tokens` more don't fit, up to `limit`; return whether memory moved."""
     needed = state.longest + tokens
     if needed <= state.max_len or needed > limit:
         return False
-    wider = min(limit, max(needed, state.max_len * 3 // 2))
-    more, state.max_len = wider - state.max_len, wider
-    if isinstance(state, TransformerState):
-        state.cache.store = pad(state.cache.store, (0, 0, 0, more))
-        if state.read is not None:
-            state.read.tokens = pad(state.read.tokens, (0, more))
-    elif isinstance(state, HiddenStates):
-        state.states = pad(state.states, (0, 0) * 3 + (0, more))
-    else:
-        assert isinstance(state, Recent), "such a state has all of its capacity from the start"
-        state.tokens = pad(state.tokens, (0, more))
-    return True
+    return state.grow(min(limit, max(needed, state.max_len * 3 // 2)))
 
 
 def _fastest(model: LanguageModel, state: State, limit: int) -> Step:
