@@ -25,8 +25,7 @@ import uvicorn
 from weft.api.run import Run
 from weft.cli.serve import SWITCH_SECONDS
 from weft.decode.config import Sampling
-from weft.decode.engine.engine import Engine
-from weft.decode.engine.engine import Limits as Held
+from weft.decode.engine.engine import Engine, EngineLimits
 from weft.decode.prompt import Prompt
 from weft.models.base import LanguageModel
 from weft.models.build import build
@@ -66,7 +65,7 @@ def main() -> None:
         prompts = [[rng.randrange(8, size) for _ in range(given.prompt)] for _ in range(streams)]
         settings = Sampling(max_tokens=given.answer, temperature=0.0)
         blocks = streams * -(-(given.prompt + given.answer) // 16) + 64
-        held = Held(blocks=blocks, rows=streams)
+        held = EngineLimits(blocks=blocks, rows=streams)
         before = bare(model, tokenizer, held, prompts, settings)
         served = over_http(run, prompts, given.answer, pool)
         after = bare(model, tokenizer, held, prompts, settings)
@@ -94,7 +93,9 @@ def random_run(given: argparse.Namespace) -> Run:
     return Run(Path("."), Recipe.model_validate(recipe.model_dump()), model, tokenizer)
 
 
-def bare(model: LanguageModel, tokenizer: Tokenizer, held: Held, prompts: list[list[int]], settings: Sampling) -> float:
+def bare(
+    model: LanguageModel, tokenizer: Tokenizer, held: EngineLimits, prompts: list[list[int]], settings: Sampling
+) -> float:
     """Tokens a second by the engine alone, the second time; its memory is free again afterwards."""
     engine = Engine(model, tokenizer.vocab_size, held)
     for _ in range(2):

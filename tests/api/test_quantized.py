@@ -15,7 +15,7 @@ import weft
 from weft.api import load as loading
 from weft.cli.main import run as command
 from weft.decode.fast.quantize import fill, quantize
-from weft.decode.fast.rounding import Packed, quantize_around_zero, quantize_groups, quantize_rows
+from weft.decode.fast.quantized_weights import quantize_groups, quantize_rows, quantize_symmetric
 from weft.models.build import build
 from weft.models.presets import gpt, llama, vaswani
 from weft.nn.init import empty_weights
@@ -48,8 +48,8 @@ def logits(model: Any) -> Tensor:
 @pytest.mark.parametrize(("columns", "group"), [(96, 32), (32, 32), (14, 14)])
 def test_four_bits_come_back_from_their_bytes(columns: int, group: int, centred: bool) -> None:
     weight = torch.randn(5, columns, generator=torch.Generator().manual_seed(columns)) + 0.2
-    rounded = (quantize_groups if centred else quantize_around_zero)(weight, group)
-    kept = Packed.of(rounded, "int4")
+    rounded = (quantize_groups if centred else quantize_symmetric)(weight, group)
+    kept = rounded.pack("int4")
     assert kept.numbers.shape == (5, columns // 2) and kept.shape == (5, columns) and kept.bits == "int4"
     again = kept.unpack()
     assert torch.equal(again.dequantize(), rounded.dequantize()) and torch.equal(again.numbers, rounded.numbers)
@@ -60,7 +60,7 @@ def test_four_bits_come_back_from_their_bytes(columns: int, group: int, centred:
 
 
 def test_what_kernels_would_read_beyond_is_refused() -> None:
-    kept = Packed.of(quantize_rows(torch.randn(6, 64)), "int8")
+    kept = quantize_rows(torch.randn(6, 64)).pack("int8")
     assert kept.is_for("int8", 6, 64)
     assert kept.scales is not None
     for wrong in (

@@ -7,7 +7,7 @@ import torch
 
 from weft.decode.config import Sampling
 from weft.decode.engine.blocks import Request
-from weft.decode.engine.engine import Engine, Limits
+from weft.decode.engine.engine import Engine, EngineLimits
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
 from weft.decode.text import Completion, gather
@@ -58,7 +58,7 @@ def complete(
 class Asking(Engine):
     """An engine that is asked for texts after strings, or ids, of a tokenizer."""
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer, limits: Limits = Limits()) -> None:  # noqa: B008
+    def __init__(self, model: Transformer, tokenizer: Tokenizer, limits: EngineLimits = EngineLimits()) -> None:  # noqa: B008
         super().__init__(model, tokenizer.vocab_size, limits)
         self.tokenizer = tokenizer
 

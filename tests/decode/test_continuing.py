@@ -11,7 +11,7 @@ from tests.text.test_sentencepiece import PIECES, PLAIN, block, made, number, pi
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import regex
-from weft.decode.engine.engine import Limits
+from weft.decode.engine.engine import EngineLimits
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt, has_begun
 from weft.decode.speculative import Draft, LookUp, speculate
@@ -48,7 +48,7 @@ def texts_of(tokenizer: Tokenizer) -> list[str]:
 
 def test_every_way_of_writing_goes_on_with_the_prompt(tokenizer: Tokenizer) -> None:
     model = decoder(vocab_size=tokenizer.vocab_size)
-    engine = Asking(model, tokenizer, Limits(blocks=8))
+    engine = Asking(model, tokenizer, EngineLimits(blocks=8))
     for prompt in texts_of(tokenizer):
         asked = Prompt.of(tokenizer, prompt)
         written = list(generate(model, [asked], SETTINGS))
@@ -131,7 +131,7 @@ def test_the_coldest_temperatures_are_greedy(degree: float) -> None:
     assert mixed[0] == best[0]
     prompt = Prompt.of(tokenizer, "the")
     assert gather(speculate(model, Draft(model, prompt, cold), prompt, cold), [prompt]) == best
-    engine = Asking(model, tokenizer, Limits(blocks=8))
+    engine = Asking(model, tokenizer, EngineLimits(blocks=8))
     request = engine.ask("the", cold)
     engine.run()
     assert request.completion().text == best[0].text

@@ -12,7 +12,7 @@ from weft.decode.beam import beam_search
 from weft.decode.bulk import as_json
 from weft.decode.config import Beam, Sampling
 from weft.decode.contrastive import Contrasted
-from weft.decode.engine.engine import Limits
+from weft.decode.engine.engine import EngineLimits
 from weft.decode.fast.stepper import Stepper
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt, context_window, slid
@@ -131,7 +131,7 @@ def test_the_engine_slides_at_the_same_places(tokenizer: Tokenizer, monkeypatch:
         asked = [Prompt.of(tokenizer, text) for text in texts]
         expected = [gather(generate(model, [each], settings), [each])[0] for each in asked]
         for blocks in (40, 4) if settings is GREEDY else (40,):  # few blocks: some are preempted as well
-            engine = Asking(model, tokenizer, Limits(blocks, block_size=4, rows=3))
+            engine = Asking(model, tokenizer, EngineLimits(blocks, block_size=4, rows=3))
             requests = [engine.ask(text, settings) for text in texts]
             engine.run()
             assert [request.completion() for request in requests] == expected

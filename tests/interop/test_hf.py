@@ -474,7 +474,7 @@ def _together(answer: Any) -> Tensor:
 @torch.no_grad()
 def greedy(model: nn.Module, prompt: Tensor, steps: int) -> list[int]:
     """The likeliest tokens after a prompt, one after the other."""
-    stepper = Stepper(model, 1, prompt.shape[1], prompt.shape[1] + steps)
+    stepper = Stepper(model, 1, prompt_tokens=prompt.shape[1], limit=prompt.shape[1] + steps)
     logits, found = model.head(stepper.read(prompt))[:, -1], []
     for _ in range(steps):
         found.append(int(logits.argmax()))
@@ -484,7 +484,7 @@ def greedy(model: nn.Module, prompt: Tensor, steps: int) -> list[int]:
 
 def stepped(model: nn.Module, tokens: Tensor) -> Tensor:
     """The logits of tokens that are read three at first and then one by one, by whatever way is fastest."""
-    stepper = Stepper(model, *tokens[:, :3].shape, tokens.shape[1])
+    stepper = Stepper(model, len(tokens), prompt_tokens=3, limit=tokens.shape[1])
     first = model.head(stepper.read(tokens[:, :3]))
     return torch.cat([first, *(stepper.step(token)[:, None].clone() for token in tokens[:, 3:].T)], dim=1)
 

@@ -15,8 +15,8 @@ import torch
 
 from weft import __version__, machine
 from weft.decode.fast import native
-from weft.decode.fast.products import KERNELS, SAMPLE, Case, fastest, seconds
-from weft.decode.fast.rounding import layout
+from weft.decode.fast.matmul import KERNELS, SAMPLE, MatrixSpec, fastest, seconds
+from weft.decode.fast.quantized_weights import layout
 from weft.errors import counted
 from weft.recipe.settle import faster_format
 from weft.storage.files import cache_folder
@@ -74,7 +74,7 @@ def _processor() -> Iterator[Finding]:
 def _decoding() -> Finding:
     """How long a decoding step's product takes by the kernels that each width is written with here."""
     compiled, cpu = native.library() is not None, torch.device("cpu")
-    cases = {bits: Case(*SAMPLE, layout(bits, SAMPLE[1])[1], cpu) for bits in KERNELS}
+    cases = {bits: MatrixSpec(*SAMPLE, layout(bits, SAMPLE[1])[1], cpu) for bits in KERNELS}
     kernels = {bits: fastest(bits, case, torch.float32).name for bits, case in cases.items()}
     times = {bits: seconds(bits)[name] for bits, name in kernels.items()}
     how = "by weft's own kernels" if compiled else "by torch's kernels: no C compiler was found"

@@ -12,7 +12,7 @@ from typing import Any
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar
-from weft.decode.engine.blocks import Limits
+from weft.decode.engine.blocks import EngineLimits
 from weft.decode.generate import by_engine, completions
 from weft.decode.prompt import Prompt
 from weft.decode.text import Completion
@@ -97,7 +97,7 @@ def texts_of(
         asked = [prompt for text in stretch for prompt in [Prompt.of(tokenizer, text, job.grammar)] * n]
         seed = settings.seed + (first + start) * n
         given, rows = (model, asked, settings, range(seed, seed + len(asked))), job.batch * n
-        found = completions(*given, rows) if bits is None else by_engine(*given, Limits(rows=rows, bits="int8"))
+        found = completions(*given, rows) if bits is None else by_engine(*given, EngineLimits(rows=rows, bits="int8"))
         for _ in stretch:
             yield [next(found) for _ in range(n)]
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from weft.decode.config import Sampling
-from weft.decode.engine.engine import Engine, Limits
+from weft.decode.engine.engine import Engine, EngineLimits
 from weft.decode.fast.cuda_graphs import DeviceSampler
-from weft.decode.fast.stepper import FIRST_CAPACITY, Stepper, stretches
+from weft.decode.fast.eligibility import positions_change
+from weft.decode.fast.stepper import FIRST_CAPACITY, Stepper
 from weft.decode.prompt import Prompt, Prompts, check_prompts, choices, context_window
 from weft.decode.text import Chunk, Completion, Text, adjusted, gather, write
 from weft.errors import ModelError
@@ -90,7 +91,7 @@ def _run_ahead(stepper: Stepper, texts: Sequence[Text], logits: Tensor, vocab_si
     """The same with steps that choose by themselves; rows that have ended go on unseen until all have."""
     steps = min([max(text.left for text in texts), *(text.until_full for text in texts if text.until_full < text.left)])
     settings, rngs = [text.settings for text in texts], [text.rng for text in texts]
-    sampler = DeviceSampler(settings, rngs, steps, vocab_size, logits.device)
+    sampler = DeviceSampler(settings, rngs, steps=steps, vocab_size=vocab_size, device=logits.device)
     going = list(enumerate(texts))
     for tokens in stepper.run_ahead(logits, sampler, steps):
         chunks = [text.push(tokens[place]) for place, text in going]
@@ -114,7 +115,7 @@ def read_prompts(
     tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     lengths, longest = [len(row) for row in rows], tokens.shape[1]
     last = torch.tensor(lengths, device=device)
-    stepper = Stepper(model, len(rows), longest, limit, source)
+    stepper = Stepper(model, len(rows), prompt_tokens=longest, limit=limit, source=source)
     if longest == 1 and device.type == "cpu":
         logits = stepper.step(tokens[:, 0])  # as in every step after it
     else:
@@ -160,11 +161,11 @@ def completions(
             some = prompts[first : first + rows]
             yield from gather(generate(model, some, settings, seeds[first : first + rows]), some)
     else:
-        yield from by_engine(model, prompts, settings, seeds, Limits(rows=rows))
+        yield from by_engine(model, prompts, settings, seeds, EngineLimits(rows=rows))
 
 
 def by_engine(
-    model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, seeds: Sequence[int], limits: Limits
+    model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, seeds: Sequence[int], limits: EngineLimits
 ) -> Iterator[Completion]:
     """The same by the engine, which alone keeps keys and values in fewer bits; it has blocks for these texts."""
     ids, rows = [prompt.ids for prompt in prompts], min(limits.rows, MAX_ENGINE_ROWS)
@@ -175,7 +176,7 @@ def by_engine(
     check_prompts(model, prompts, [settings] * len(prompts))
     usual = max_length(ids, min(settings.max_tokens, FIRST_CAPACITY), model)
     blocks = max(-(-longest // BLOCK_SIZE), min(rows, len(prompts)) * -(-usual // BLOCK_SIZE))
-    held = Limits(blocks, BLOCK_SIZE, rows, bits=limits.bits)
+    held = EngineLimits(blocks, BLOCK_SIZE, rows, bits=limits.bits)
     engine = Engine(model, choices(model, prompts[0].vocab_size), held)
     requests = [engine.submit(prompt, settings, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
     for request in requests:
@@ -202,7 +203,7 @@ def engine_can_hold(model: LanguageModel, longest: int) -> TypeGuard[Transformer
     positions stay as they are while a text grows, since a block holds what was read by one angle."""
     if not isinstance(model, Transformer) or model.encoder is not None or model.parts > 1:
         return False
-    return longest <= MAX_ENGINE_LENGTH and not stretches(model, longest)
+    return longest <= MAX_ENGINE_LENGTH and not positions_change(model, longest)
 
 
 def check_small_cache(model: LanguageModel, longest: int) -> None:

@@ -216,7 +216,7 @@ def log_total(logits: Tensor) -> Tensor:
     weft's C takes a third of its time."""
     plain = logits.dtype == torch.float32 and logits.stride(1) == 1 and not logits.is_cuda
     if plain and native.library() is not None:
-        return native.log_totals(logits)
+        return native.logsumexp(logits)
     some = logits.split(len(logits) if logits.is_cuda else ROWS)
     return torch.cat([part.logsumexp(dim=-1, keepdim=True) for part in some])
 

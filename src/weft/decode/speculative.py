@@ -72,7 +72,7 @@ class Draft:
         seen = slid(text, self.window, self.stays)
         if self.left_out != len(text) - len(seen):  # in a new window everything is read again
             self.left_out = len(text) - len(seen)
-            self.stepper = Stepper(self.model, 1, 1, self.limit)
+            self.stepper = Stepper(self.model, 1, prompt_tokens=1, limit=self.limit)
             self.read: list[int] = []
             self.agreed = 0  # tokens that were read and have been written: they stay
         most = min(most, self.limit - len(seen) + 1)  # the last guess is never read
@@ -127,7 +127,7 @@ def speculate(
 def _bursts(model: LanguageModel, guesser: LookUp | Draft, text: Text) -> Iterator[Chunk]:
     vocab_size = choices(model, text.prompt.vocab_size)
     limit = max_length([text.ids], text.settings.max_tokens, model)
-    stepper = Stepper(model, 1, len(text.ids), limit)
+    stepper = Stepper(model, 1, prompt_tokens=len(text.ids), limit=limit)
     whole = list(text.prompt.ids)
     known = 0  # of the text's ids, those that the model has read
     # a guess beyond such a length would have the tokens before it read by other angles
@@ -135,7 +135,7 @@ def _bursts(model: LanguageModel, guesser: LookUp | Draft, text: Text) -> Iterat
     while True:
         if text.full:
             text.slide()
-            stepper, known = Stepper(model, 1, len(text.ids), limit), 0
+            stepper, known = Stepper(model, 1, prompt_tokens=len(text.ids), limit=limit), 0
         most = min(AHEAD, text.settings.max_tokens - text.written - 1, limit - len(text.ids))
         most = min([most, *(each - len(text.ids) for each in switches if each >= len(text.ids))])
         guess = guesser.guess(whole, most) if most > 0 else Guess([], None)

@@ -44,7 +44,7 @@ class Elements(Structure):
 @cache
 def library() -> ctypes.CDLL | None:
     """What was compiled, or None where that is not possible or not wanted."""
-    found = compiler.load(SOURCE, "weft's training kernels")
+    found = compiler.load(SOURCE, "weft's training kernels", (Heads, Attention, Elements))
     if found is None:
         return None
     found.weft_attention_space.argtypes = [c_int, c_int, c_int]

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 from weft.api.run import Run
 from weft.decode.config import Sampling
 from weft.decode.engine.blocks import Request
-from weft.decode.engine.engine import Counts, Engine
-from weft.decode.engine.engine import Limits as Held
+from weft.decode.engine.engine import Counts, Engine, EngineLimits
 from weft.decode.engine.paging import block_bytes
 from weft.decode.generate import BLOCK_SIZE, MAX_ENGINE_LENGTH, check_small_cache, engine_can_hold, generate
 from weft.decode.prompt import Prompt, check_prompts, context_window
@@ -352,7 +351,7 @@ class Worker(threading.Thread):
             raise MemoryError(f"no room for the keys and values of one text of {MIN_BLOCKS * BLOCK_SIZE} tokens")
         wanted = max(self.limits.rows * usual, -(-longest // BLOCK_SIZE))
         kept = None if self._on_gpu else MAX_KEPT_BYTES // weighs
-        held = Held(min(wanted, able), BLOCK_SIZE, self.limits.rows, kept=kept, bits=bits)
+        held = EngineLimits(min(wanted, able), BLOCK_SIZE, self.limits.rows, max_cached_blocks=kept, bits=bits)
         return Engine(model, self.loaded.tokenizer.vocab_size, held)
 
 
