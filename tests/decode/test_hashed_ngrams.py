@@ -13,8 +13,8 @@ from weft.decode.engine.engine import EngineLimits
 from weft.decode.fast import native, stepper
 from weft.decode.fast.cpu import CPUFastPath
 from weft.decode.fast.cuda_graphs import GraphStep
-from weft.decode.fast.eligibility import is_llama_like
 from weft.decode.fast.native_step import NativeStep
+from weft.decode.fast.path import is_llama_like
 from weft.decode.fast.quantize import quantize
 from weft.decode.fast.stepper import Stepper
 from weft.decode.generate import generate

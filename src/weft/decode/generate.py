@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.decode.config import Sampling
 from weft.decode.engine.engine import Engine, EngineLimits
 from weft.decode.fast.cuda_graphs import DeviceSampler
-from weft.decode.fast.eligibility import positions_change
+from weft.decode.fast.path import positions_change
 from weft.decode.fast.stepper import FIRST_CAPACITY, Stepper
 from weft.decode.prompt import Prompt, Prompts, check_prompts, choices, context_window
 from weft.decode.text import Chunk, Completion, Text, adjusted, gather, write

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from weft.decode.config import Sampling
 from weft.decode.constrain import regex
 from weft.decode.engine.blocks import Request, split_by_size
 from weft.decode.engine.engine import EngineLimits
+from weft.decode.fast.cuda_graphs import PagedGraphs
 from weft.decode.prompt import Prompt
 from weft.decode.text import Completion
 from weft.errors import ModelError
@@ -35,15 +37,25 @@ NO_EOS = (BYTES.eos_id or 0,)
 Job = tuple[str, Sampling]  # a prompt, and how it is continued
 
 
-def random_jobs(count: int, seed: int) -> list[Job]:
-    """Prompts of 0 to 40 characters and texts of 1 to 5 tokens, greedy or sampled, some with penalties and rules."""
+def engine_for(name: str, limits: EngineLimits, *, ahead: bool) -> Asking:
+    """An engine; with `ahead` as on a GPU, except that its steps are not captured."""
+    engine = Asking(MODELS[name], BYTES, limits)
+    if ahead:
+        manager = engine.manager
+        manager.graphs = PagedGraphs(manager.model, manager.store, limits.rows, kernels=False)
+    return engine
+
+
+def random_jobs(count: int, seed: int, *, rules: bool) -> list[Job]:
+    """Prompts of 0 to 40 characters and texts of 1 to 5 tokens, greedy or sampled; with `rules` that only the host can
+    apply, some of them."""
     rng = random.Random(seed)
     jobs: list[Job] = []
     for number in range(count):
         options: dict[str, Any] = {"temperature": 0.0} if rng.random() < 0.4 else {"temperature": 0.9, "seed": number}
-        if rng.random() < 0.2:
+        if rng.random() < 0.2 and rules:
             options |= {"frequency_penalty": 0.7, "repetition_penalty": 1.3}
-        if rng.random() < 0.2:
+        if rng.random() < 0.2 and rules:
             options |= {"min_tokens": 1, "logit_bias": {BYTES.encode("e")[0]: 9.0}, "banned": (5,)}
         if options["temperature"] and rng.random() < 0.3:
             options |= {"top_k": 30, "top_p": 0.9}
@@ -85,38 +97,39 @@ def check_empty(engine: Asking) -> None:
 # ---- the same texts
 
 
-@pytest.mark.parametrize(("name", "count"), [("llama", 200), ("gpt2", 60)])
-def test_many_texts_equal_single_ones(name: str, count: int) -> None:
-    model, jobs = MODELS[name], random_jobs(count, seed=1)
-    engine = Asking(model, BYTES, EngineLimits(rows=16, prefill=64, block_size=4))
+@pytest.mark.parametrize(
+    ("name", "count", "ahead", "rules"),
+    [("llama", 200, False, True), ("gpt2", 60, False, True), *product(["llama", "gpt2"], [40], [True], [True, False])],
+)
+def test_many_texts_equal_single_ones(name: str, count: int, ahead: bool, rules: bool) -> None:
+    jobs = random_jobs(count, seed=1, rules=rules)
+    engine = engine_for(name, EngineLimits(rows=16, prefill=64, block_size=4), ahead=ahead)
     requests = submit(engine, jobs)
-    engine.run()
-    check_texts(requests, model, jobs)
-    assert {request.chunks[-1].finish for request in requests} >= {"stop", "length"}
+    max_ahead = 0
+    while engine.step():
+        max_ahead = max(max_ahead, *(request.ahead for request in requests))
+    assert max_ahead == int(ahead)
+    check_texts(requests, MODELS[name], jobs)
     check_empty(engine)
-    assert engine.counts.steps < sum(request.written for request in requests) / 3  # many in a step
+    assert ahead or {request.chunks[-1].finish for request in requests} >= {"stop", "length"}
+    assert engine.counts.written == sum(request.written for request in requests)  # dropped tokens are not counted
+    assert engine.counts.steps < engine.counts.written / (1 if ahead else 3)  # many in a step
 
 
-def test_requests_that_arrive_while_others_run() -> None:
-    model, jobs = MODELS["llama"], random_jobs(30, seed=2)
-    engine = Asking(model, BYTES, EngineLimits(rows=5, prefill=16, block_size=4))
-    rng = random.Random(3)
-    requests: list[Request] = []
-    while len(requests) < len(jobs) or not engine.idle:
-        if len(requests) < len(jobs) and rng.random() < 0.6:
-            requests += submit(engine, [jobs[len(requests)]])
-        engine.step()
-    check_texts(requests, model, jobs)
-
-
-@given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 5))
-@examples(max_examples=12, deadline=None)
-def test_prompts_in_chunks(prefill: int, block_size: int, rows: int) -> None:
-    model, jobs = MODELS["llama"], random_jobs(8, seed=4)
-    engine = Asking(model, BYTES, EngineLimits(rows=rows, prefill=prefill, block_size=block_size))
-    requests = submit(engine, jobs)
+@given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 5), st.integers(0, 3), st.booleans())
+@examples(max_examples=20, deadline=None)
+def test_prompts_in_chunks_and_requests_that_arrive_while_others_run(
+    prefill: int, block_size: int, rows: int, pause: int, ahead: bool
+) -> None:
+    jobs = random_jobs(8, seed=4, rules=not ahead)
+    engine = engine_for("llama", EngineLimits(rows=rows, prefill=prefill, block_size=block_size), ahead=ahead)
+    requests = submit(engine, jobs[:4])
+    for job in jobs[4:]:
+        for _ in range(pause):
+            engine.step()
+        requests += submit(engine, [job])
     engine.run()
-    check_texts(requests, model, jobs)
+    check_texts(requests, MODELS["llama"], jobs)
     check_empty(engine)
 
 
@@ -200,16 +213,18 @@ def test_an_answer_is_shared_with_the_next_question() -> None:
 
 
 @pytest.mark.parametrize("blocks", [14, 20])
-def test_the_youngest_is_preempted_if_blocks_run_out(blocks: int) -> None:
-    model, rng = MODELS["llama"], random.Random(5)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_youngest_is_preempted_if_blocks_run_out(blocks: int, ahead: bool) -> None:
+    """An engine that is ahead lets the host catch up first."""
+    rng, rules = random.Random(5), {} if ahead else {"banned": NO_EOS}
     jobs: list[Job] = [
-        ("".join(rng.choices("abcdef", k=10)), Sampling(max_tokens=30, seed=n, banned=NO_EOS)) for n in range(6)
+        ("".join(rng.choices("abcdef", k=10)), Sampling(max_tokens=30, seed=n, **rules)) for n in range(6)
     ]
-    engine = Asking(model, BYTES, EngineLimits(blocks=blocks, block_size=4, rows=6))
+    engine = engine_for("llama", EngineLimits(blocks=blocks, block_size=4, rows=6), ahead=ahead)
     requests = submit(engine, jobs)
     engine.run()
     assert engine.counts.preempted > 0
-    check_texts(requests, model, jobs)
+    check_texts(requests, MODELS["llama"], jobs)
     check_empty(engine)
 
 

@@ -1,84 +1,19 @@
-"""An engine that is one step ahead of the host writes the same texts, and reuses no block too early."""
-
-import random
-from collections.abc import Callable
+"""An engine that is one step ahead of the host waits for it where it must, and reuses no block too early."""
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
-from tests.decode.engine.test_engine import BYTES, MODELS, Job, alone, check_empty, check_texts, random_jobs, submit
-from tests.decode.small import Asking
+from tests.decode.engine.test_engine import BYTES, MODELS, Job, alone, check_empty, check_texts, engine_for, submit
 
 from weft.decode.config import Sampling
 from weft.decode.constrain import regex
 from weft.decode.engine.engine import EngineLimits
-from weft.decode.fast.cuda_graphs import PagedGraphs
 from weft.decode.prompt import Prompt
 from weft.errors import ModelError
-
-NO_RULES = {"banned": (), "logit_bias": {}, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
-
-
-def ahead(name: str, limits: EngineLimits) -> Asking:
-    """An engine as on a GPU, whose steps are not captured here."""
-    engine = Asking(MODELS[name], BYTES, limits)
-    manager = engine.manager
-    manager.graphs = PagedGraphs(manager.model, manager.store, limits.rows, kernels=False)
-    return engine
-
-
-def without_rules(jobs: list[Job]) -> list[Job]:
-    """Remove the rules that only the host can apply."""
-    return [(prompt, settings.replace(**NO_RULES)) for prompt, settings in jobs]
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-@pytest.mark.parametrize("rules", [without_rules, list])
-def test_many_texts_equal_single_ones(name: str, rules: Callable[[list[Job]], list[Job]]) -> None:
-    jobs = rules(random_jobs(40, seed=11))
-    engine = ahead(name, EngineLimits(rows=12, prefill=48, block_size=4))
-    requests = submit(engine, jobs)
-    max_ahead = 0
-    while engine.step():
-        max_ahead = max(max_ahead, *(request.ahead for request in requests))
-    assert max_ahead == 1
-    check_texts(requests, MODELS[name], jobs)
-    assert engine.counts.written == sum(request.written for request in requests)  # dropped tokens are not counted
-    check_empty(engine)
-
-
-@given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 5), st.integers(0, 3))
-@examples(max_examples=6, deadline=None)
-def test_requests_that_arrive_while_others_run(prefill: int, block_size: int, rows: int, pause: int) -> None:
-    jobs = without_rules(random_jobs(8, seed=4))
-    engine = ahead("llama", EngineLimits(rows=rows, prefill=prefill, block_size=block_size))
-    requests = submit(engine, jobs[:4])
-    for job in jobs[4:]:
-        for _ in range(pause):
-            engine.step()
-        requests += submit(engine, [job])
-    engine.run()
-    check_texts(requests, MODELS["llama"], jobs)
-    check_empty(engine)
-
-
-@pytest.mark.parametrize("blocks", [14, 20])
-def test_the_host_catches_up_before_anything_is_preempted(blocks: int) -> None:
-    rng = random.Random(5)
-    jobs: list[Job] = [("".join(rng.choices("abcdef", k=10)), Sampling(max_tokens=30, seed=n)) for n in range(6)]
-    engine = ahead("llama", EngineLimits(blocks=blocks, block_size=4, rows=6))
-    requests = submit(engine, jobs)
-    engine.run()
-    assert engine.counts.preempted > 0
-    check_texts(requests, MODELS["llama"], jobs)
-    check_empty(engine)
 
 
 def test_a_sliding_window_waits_for_the_host() -> None:
     jobs: list[Job] = [("abcdefgh" * 5, Sampling(max_tokens=40, seed=n)) for n in range(3)]
-    engine = ahead("gpt2", EngineLimits(blocks=64, block_size=4, rows=3))
+    engine = engine_for("gpt2", EngineLimits(blocks=64, block_size=4, rows=3), ahead=True)
     requests = submit(engine, jobs)
     engine.run()
     assert any(request.slid for request in requests)
@@ -92,7 +27,7 @@ def test_blocks_of_an_ended_text_are_reused() -> None:
     stop = alone(MODELS["llama"], ("abc", greedy)).text[2]
     jobs: list[Job] = [("abc", greedy.replace(stop=(stop,)))]
     jobs += [("bcda" + tail, greedy.replace(max_tokens=6)) for tail in "efgh"]
-    engine = ahead("llama", EngineLimits(blocks=6, block_size=4, rows=2))
+    engine = engine_for("llama", EngineLimits(blocks=6, block_size=4, rows=2), ahead=True)
     requests = submit(engine, jobs)
     engine.run()
     assert requests[0].chunks[-1].finish == "stop" and requests[0].written < 8
@@ -101,7 +36,7 @@ def test_blocks_of_an_ended_text_are_reused() -> None:
 
 
 def test_a_grammar_and_log_probabilities_beside_a_text_that_runs_ahead() -> None:
-    engine = ahead("llama", EngineLimits(rows=4, block_size=4))
+    engine = engine_for("llama", EngineLimits(rows=4, block_size=4), ahead=True)
     settings = Sampling(max_tokens=8, seed=1)
     first = engine.ask("ab", settings)
     engine.step()
@@ -116,7 +51,7 @@ def test_a_grammar_and_log_probabilities_beside_a_text_that_runs_ahead() -> None
 
 
 def test_logits_that_are_not_finite_end_only_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = ahead("llama", EngineLimits(rows=4, block_size=4))
+    engine = engine_for("llama", EngineLimits(rows=4, block_size=4), ahead=True)
     settings = Sampling(max_tokens=6, temperature=0.0)
     requests = [engine.ask(prompt, settings) for prompt in ("ab", "cd", "ef")]
     head, calls = engine.manager.head, iter(range(100))
@@ -142,7 +77,7 @@ def test_logits_that_are_not_finite_end_only_their_text(monkeypatch: pytest.Monk
 
 
 def test_an_error_ends_all_requests_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = ahead("llama", EngineLimits(rows=4, block_size=4))
+    engine = engine_for("llama", EngineLimits(rows=4, block_size=4), ahead=True)
     short = engine.ask("ab", Sampling(max_tokens=2, temperature=0.0))
     long = engine.ask("cd", Sampling(max_tokens=9, temperature=0.0))
     engine.step()

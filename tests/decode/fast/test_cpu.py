@@ -9,6 +9,7 @@ from weft.data.batch import Source
 from weft.decode.config import Sampling
 from weft.decode.fast import cuda, stepper
 from weft.decode.fast.cpu import CPUFastPath
+from weft.decode.fast.path import PlainPath
 from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
 from weft.models.config import EncoderDecoder, LayerKind, LMHead
@@ -113,12 +114,12 @@ def test_generate_uses_it_until_the_last_row_ends(monkeypatch: pytest.MonkeyPatc
             created.append(1)
             super().__init__(model, state)
 
-    def texts(*paths: type[stepper.StepPath]) -> list[tuple[int, int]]:
+    def texts(*paths: type[PlainPath]) -> list[tuple[int, int]]:
         monkeypatch.setattr(stepper, "STEP_PATHS", paths)
         settings = [Sampling(temperature=0.0, max_tokens=length) for length in (9, 4)]
         return [(token.row, token.id) for token in generate(model, [[1, 2, 3], [4, 5, 6]], settings)]
 
-    expected = texts(stepper.PlainPath)
+    expected = texts(PlainPath)
     assert texts(Counted) == expected and len(created) == 1  # it continues after a row has ended
     assert texts(*default_paths) == expected
 

@@ -9,7 +9,7 @@ from tests.pairwise import each_once
 from weft.decode.config import Sampling
 from weft.decode.fast.cuda import CUDAFastPath
 from weft.decode.fast.cuda_graphs import GraphStep, has_fixed_shape
-from weft.decode.fast.eligibility import is_llama_like
+from weft.decode.fast.path import is_llama_like
 from weft.decode.fast.stepper import Stepper
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from itertools import product
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from weft.decode.config import Sampling
 from weft.decode.engine.paging import BlockStore
 from weft.decode.fast import matmul, native, quantized_weights, stepper
 from weft.decode.fast.native_step import BYTES_PER_THREAD, NativeStep, native_decoder
+from weft.decode.fast.path import PlainPath
 from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
 from weft.models.config import Decoder
@@ -42,6 +44,8 @@ CONFIGS = {
     "biased head": LLAMA.replace(head={"kind": "lm", "tied": False, "bias": True}),
     "scaled head": LLAMA.replace(head={"kind": "lm", "tied": False, "bias": True, "scale": 0.5}),
 }
+# Neither d_model, d_head nor d_ff is a multiple of a vector's 4, 8 or 16 lanes, or of a panel's 16 rows.
+ODD_CONFIGS = {"odd LLaMA": llama(2, 90, 5, 54, 40, vocab_size=53, kv_heads=1), "odd GPT-2": gpt(2, 90, 5, 40, 53)}
 
 
 def assert_same(found: Tensor, expected: Tensor, bits: str | None) -> None:
@@ -68,20 +72,11 @@ def decode(model: Transformer, *, bytes_per_thread: int = BYTES_PER_THREAD) -> t
     return [*found, fast.cache.store], [*expected, plain.cache.store]
 
 
-@pytest.mark.parametrize(("name", "bits"), each_once(CONFIGS, [None, "bf16", "int8", "int4"]))
+@pytest.mark.parametrize(
+    ("name", "bits"), [*each_once(CONFIGS, [None, "bf16", "int8", "int4"]), *product(ODD_CONFIGS, [None, "bf16"])]
+)
 def test_equals_the_plain_step(name: str, bits: str | None) -> None:
-    model = amplified(CONFIGS[name])
-    if bits is not None:
-        quantize(model, bits)
-    for found, expected in zip(*decode(model), strict=True):
-        assert_same(found, expected, bits)
-
-
-# Neither d_model, d_head nor d_ff is a multiple of a vector's 4, 8 or 16 lanes, or of a panel's 16 rows.
-@pytest.mark.parametrize("config", [llama(2, 90, 5, 54, 40, vocab_size=53, kv_heads=1), gpt(2, 90, 5, 40, 53)])
-@pytest.mark.parametrize("bits", [None, "bf16"])
-def test_widths_that_are_no_multiple_of_a_vector(config: Decoder, bits: str | None) -> None:
-    model = amplified(config)
+    model = amplified({**CONFIGS, **ODD_CONFIGS}[name])
     if bits is not None:
         quantize(model, bits)
     for found, expected in zip(*decode(model), strict=True):
@@ -99,11 +94,11 @@ def test_products_equal_those_of_the_dequantised_weights(bits: matmul.Bits, K: i
         "int4": quantized_weights.quantize_groups(weight),
     }[bits]
     exact = F.linear(x.double(), quantized.dequantize().double())
-    product = matmul.NativeMatmul(quantized.pack(bits))
-    error = (product(x).double() - exact).norm() / exact.norm()
+    native_matmul = matmul.NativeMatmul(quantized.pack(bits))
+    error = (native_matmul(x).double() - exact).norm() / exact.norm()
     assert float(error) < (1e-6 if bits == "bf16" else 0.008)  # with integers x is quantised to 8 bits in blocks
     x[3, 5], x[4, 5] = torch.nan, torch.inf
-    found = product(x)
+    found = native_matmul(x)
     assert not found[3:5].isfinite().any() and found[[0, 1, 2, 5]].isfinite().all()
 
 
@@ -124,9 +119,9 @@ def check_integer_products() -> None:
         cases += [("int4", groups), ("int4", extreme4), ("int4", quantized_weights.quantize_symmetric(weight))]
         for bits, quantized in cases:
             w = quantized.dequantize().double()
-            product = matmul.NativeMatmul(quantized.pack(bits))
-            found = product(x)
-            assert all(torch.equal(found[row], product(x[row : row + 1])[0]) for row in range(len(x)))
+            native_matmul = matmul.NativeMatmul(quantized.pack(bits))
+            found = native_matmul(x)
+            assert all(torch.equal(found[row], native_matmul(x[row : row + 1])[0]) for row in range(len(x)))
             error = (found.double() - F.linear(x.double(), w)).abs()
             assert bool((error <= 1e-6 * F.linear(x.double().abs(), w.abs())).all()), (bits, N, K, float(error.max()))
 
@@ -164,8 +159,8 @@ def test_shapes_are_checked_before_c_is_called() -> None:
 
 
 def test_structs_have_the_sizes_that_c_has() -> None:
-    class Longer(native.CMatrix):
-        _fields_ = (("more", ctypes.c_void_p),)
+    class Longer(ctypes.Structure):
+        _fields_ = (("pointers", ctypes.c_void_p * 9),)
 
     with pytest.raises(AssertionError, match=r"step\.c"):
         compiler.load(native.SOURCE, "a step", (Longer, native.CNorm, native.CLayer, native.CModel, native.CBatch))
@@ -225,8 +220,8 @@ def exit_code(pid: int) -> int:
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_process_forked_while_another_thread_is_in_c_has_its_own_pool() -> None:
     weight = quantized_weights.quantize_rows(torch.randn(4096, 512)).pack("int8")
-    product, x, stop = matmul.NativeMatmul(weight), torch.randn(8, 512), threading.Event()
-    matrix = product.matrix()
+    native_matmul, x, stop = matmul.NativeMatmul(weight), torch.randn(8, 512), threading.Event()
+    matrix = native_matmul.matrix()
     expected = native.multiply(matrix, x, 2).numpy().tobytes()
 
     def multiply_until_stopped() -> None:
@@ -290,7 +285,7 @@ def test_generate_uses_it_for_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(stepper, "PREFILL_PATHS", paths)
         return [token.id for token in generate(model, [[1, 2, 3]], Sampling(temperature=0.0, max_tokens=9))]
 
-    assert text(Counted, stepper.PlainPath) == text(stepper.PlainPath)
+    assert text(Counted, PlainPath) == text(PlainPath)
     assert calls == ["read", *["step"] * 8]
 
 

@@ -68,7 +68,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     partial_ptr, peaks_ptr, totals_ptr, counter_ptr,
     tables_ptr, slots_ptr, table_stride, row_stride, head_stride, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr, INT8: tl.constexpr, ASM: tl.constexpr,
+    SPLITS: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = D // 2
     QUERIES: tl.constexpr = HEADS // KV_HEADS
@@ -125,16 +125,14 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
             v = tl.load(values_ptr + at, mask=valid[:, None], other=0)
             k_scales = load_scales(key_scales_ptr, offsets, valid, D)
             v_scales = load_scales(value_scales_ptr, offsets, valid, D)
-            scores = (tl.sum(to_float(k, ASM) * q[None, :], axis=1) - correction) * (256 * k_scales)
+            scores = (tl.sum(to_float(k) * q[None, :], axis=1) - correction) * (256 * k_scales)
             scores = tl.where(valid, scores, float("-inf"))
             new_peak = tl.maximum(single_peak, tl.max(scores, axis=0))
             rescale = tl.exp2(single_peak - new_peak)
             weights = tl.exp2(scores - new_peak)
             single_total = single_total * rescale + tl.sum(weights, axis=0)
             weights *= 256 * v_scales
-            sums = sums * rescale + (
-                tl.sum(weights[:, None] * to_float(v, ASM), axis=0) - 128.5 * tl.sum(weights, axis=0)
-            )
+            sums = sums * rescale + (tl.sum(weights[:, None] * to_float(v), axis=0) - 128.5 * tl.sum(weights, axis=0))
             single_peak = new_peak
         peak = tl.maximum(peak, single_peak)
         total += single_total
@@ -261,7 +259,7 @@ class DecodeAttention:
         _attend_kernel[(lengths.shape[0] * self.kv_heads, self.splits)](
             qkv, *angles, keys, values, *scales, lengths, out, self.partial, self.peaks, self.totals, self.counter,
             tables, slots, stride, keys.stride(0), keys.stride(1), scale, self.heads, self.kv_heads, self.d_head,
-            self.group, self.block, self.splits, page, pdl, keys.dtype == torch.int8, qkv.is_cuda,
+            self.group, self.block, self.splits, page, pdl, keys.dtype == torch.int8,
             num_warps=self.warps, num_stages=self.stages, **({"launch_pdl": True} if pdl else {}),
         )  # fmt: skip
         return out

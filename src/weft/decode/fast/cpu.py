@@ -9,15 +9,15 @@ product, whose fast kernels need a packed copy of the weights.
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.decode.fast import native
-from weft.decode.fast.eligibility import LLAMA, is_float32_on_cpu, others_at_default, setting_names
 from weft.decode.fast.matmul import KleidiAIInt4
+from weft.decode.fast.path import LLAMA, PlainPath, is_float32_on_cpu, others_at_default, setting_names
 from weft.decode.fast.quantize import QuantizedLinear
 from weft.models import heads
 from weft.models.base import LanguageModel, State
@@ -41,15 +41,15 @@ SETTINGS = LLAMA | setting_names(
 )
 
 
-class CPUFastPath:
+class CPUFastPath(PlainPath):
     """Decode steps of a state whose rows are equally long. Rows may be reordered between steps."""
 
-    survives_move: ClassVar[bool] = True  # every step checks where the state's memory is
-    survives_truncation: ClassVar[bool] = True
+    survives_move = survives_truncation = True  # every step checks where the state's memory is
 
     def __init__(self, model: Transformer, state: TransformerState, *, min_gemm_weights: int = MIN_GEMM_WEIGHTS):
         assert model.decoder is not None
-        config, self.model, self.state = model.config, model, state
+        super().__init__(model, state)
+        config = model.config
         self.heads, self.kv_heads, self.d_head = config.attention.heads, config.attention.groups, config.d_head
         self.window, self.scale = config.attention.window, config.embedding_factor
         self.embedding_norm, self.norm = _norm(model.decoder.embedding_norm), _norm(model.decoder.norm)
@@ -105,7 +105,7 @@ class CPUFastPath:
         state.advance(1)
         x = x if self.norm is None else self.norm(x)
         if self.lm_head is not None:
-            return self.lm_head(self.model.output.prepare(x))  # type: ignore[operator]
+            return self.lm_head(self.model.output.prepare(x))
         return self.model.head(x.unsqueeze(1))[:, 0]
 
     def _bind(self) -> None:

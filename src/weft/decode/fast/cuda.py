@@ -8,7 +8,7 @@ them text by text (`attend.py`, `chunks.py`). A text may share blocks, since its
 """
 
 from itertools import accumulate
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.decode.engine.paging import BlockStore
-from weft.decode.fast.eligibility import has_readable_weights, is_llama_like
 from weft.decode.fast.matmul import ReferenceInt8, TritonInt4, has_cuda_kernels
+from weft.decode.fast.path import PlainPath, has_readable_weights, is_llama_like
 from weft.decode.fast.quantize import QuantizedHead, QuantizedLinear
 from weft.decode.sampling import on_device
 from weft.models import heads
@@ -57,7 +57,7 @@ class FusedLayers:
         config, table = model.config, model.embedding.weight
         self.device, self.dtype = table.device, table.dtype
         self.heads, self.kv_heads, self.d_head = config.attention.heads, config.attention.groups, config.d_head
-        self.pdl = self.device.type == "cuda" and kernels.has_pdl(self.device)
+        self.pdl = kernels.has_pdl(self.device)
         positions = torch.arange(max_len, device=self.device)[None]
         angles = model.decoder.position.angles(positions, max_len, torch.float32)
         assert angles is not None
@@ -65,8 +65,7 @@ class FusedLayers:
 
     def attention_for(self, batch: int, programs_per_sm: int, int8: bool = False) -> Any:
         """Attention of a step with this many rows, over quantised keys and values if `int8`."""
-        gpu = torch.cuda.get_device_properties(self.device) if self.device.type == "cuda" else None
-        processors = 1 if gpu is None else gpu.multi_processor_count
+        processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         shape = batch, self.heads, self.kv_heads, self.d_head
         return self.attend.DecodeAttention(*shape, self.device, programs_per_sm * processors, int8)
 
@@ -121,11 +120,8 @@ class FusedLayers:
         return part(x) if residual is None else residual + part(x)
 
 
-class CUDAFastPath(FusedLayers):
+class CUDAFastPath(FusedLayers, PlainPath):
     """The kernels over the contiguous cache of one state."""
-
-    survives_move: ClassVar[bool] = False
-    survives_truncation: ClassVar[bool] = False
 
     def __init__(self, model: Transformer, state: TransformerState):
         super().__init__(model, state.max_len)

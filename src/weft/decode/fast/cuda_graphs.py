@@ -15,7 +15,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from weft.decode.config import Sampling
 from weft.decode.engine.paging import BlockStore, PagedCache
 from weft.decode.fast.cuda import CUDAFastPath, PagedFastPath, PromptChunk, supports_kernels
-from weft.decode.fast.eligibility import positions_change
 from weft.decode.fast.matmul import has_cuda_kernels
+from weft.decode.fast.path import PlainPath, positions_change
 from weft.decode.sampling import Filters, check_logits, draw, fetched, greedy, on_device
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, State
@@ -108,16 +108,13 @@ def has_fixed_shape(model: LanguageModel, state: State) -> bool:
     return isinstance(state.cache, KeyValueCache) and not positions_change(model, state.max_len)
 
 
-class GraphStep:
+class GraphStep(PlainPath):
     """Decode steps of a state as CUDA graphs, by the CUDA fast path's kernels if they fit, else by the model.
 
     With a `sampler` a step ends by choosing the tokens that the next one reads. A row that has reached its capacity
-    stays at the last position, and its logits mean nothing. The state is kept up to date. After `state.reorder` a new
-    GraphStep is needed.
+    stays at the last position, and its logits mean nothing. The state is kept up to date. After it is reordered or
+    truncated a new GraphStep is needed: graphs hold the addresses of its memory.
     """
-
-    survives_move: ClassVar[bool] = False  # graphs hold the addresses of the state's memory
-    survives_truncation: ClassVar[bool] = False  # which replaces the lengths
 
     def __init__(
         self,
@@ -127,7 +124,8 @@ class GraphStep:
         *,
         min_bucket: int = MIN_BUCKET,
     ):
-        self.model, self.state, self.sampler, self.min_bucket = model, state, sampler, min_bucket
+        super().__init__(model, state)
+        self.sampler, self.min_bucket = sampler, min_bucket
         self.kernels = CUDAFastPath(model, state) if CUDAFastPath.fits(model, state) else None
         self.device = state.lengths.device
         self.space = capture_space(self.device)
@@ -281,7 +279,7 @@ class PagedGraphs:
         self.kernels = PagedFastPath(model, store, self.tables) if kernels else None
         self.steps: dict[tuple[int, int], PagedStep] = {}  # by batch size and table width
         # Prefill is bound by compute and decode steps by memory, so they take less time side by side.
-        self.prefill_stream = torch.cuda.Stream(device) if kernels and device.type == "cuda" else None
+        self.prefill_stream = torch.cuda.Stream(device) if kernels else None
 
     def update_tables(self, changes: dict[tuple[int, int], int]) -> None:
         """Set block n of the text in slot s to changes[s, n]."""

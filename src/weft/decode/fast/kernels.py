@@ -39,13 +39,13 @@ TILES: dict[tuple[int, int, int], Tile] = {
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def to_float(tile, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
+def to_float(tile):  # type: ignore[no-untyped-def]
     """Convert to float32; 8-bit numbers q become 128.5 + q/256.
 
     An integer conversion is eight times slower than a product. But 128 + u/256 is a float whose third byte is u, so a
     byte permutation makes it; u = q + 128 is q with its first bit flipped.
     """
-    if tile.dtype == tl.int8 and ASM:
+    if tile.dtype == tl.int8:
         converted = tl.inline_asm_elementwise(
             """{
             .reg .b32 u;
@@ -61,9 +61,7 @@ def to_float(tile, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
             is_pure=True,
             pack=4,
         )
-    elif tile.dtype == tl.int8:
-        converted = tile.to(tl.float32) / 256 + 128.5
-    elif tile.dtype == tl.bfloat16 and ASM:
+    elif tile.dtype == tl.bfloat16:
         converted = tl.inline_asm_elementwise(
             "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
             "=&r,=r,r",
@@ -81,7 +79,7 @@ def to_float(tile, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
 def _matvec_kernel(  # type: ignore[no-untyped-def]
     x_ptr, w_ptr, scale_ptr, gain_ptr, residual_ptr, y_ptr, eps,
     N: tl.constexpr, K: tl.constexpr, SCALED: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
-    RESIDUAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, ASM: tl.constexpr,
+    RESIDUAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     # A thread has eight consecutive columns of both the weights and x, so nothing moves between threads.
@@ -101,10 +99,10 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
     xs = tl.zeros((BLOCK,), tl.float32)
     for start in tl.static_range(0, K, BLOCK):
         here = start + column
-        x = to_float(load_block(x_ptr + here, here < K, start + BLOCK <= K), ASM)
+        x = to_float(load_block(x_ptr + here, here < K, start + BLOCK <= K))
         if NORM:
             squares += x * x
-            x *= to_float(load_block(gain_ptr + here, here < K, start + BLOCK <= K), ASM)
+            x *= to_float(load_block(gain_ptr + here, here < K, start + BLOCK <= K))
         if SCALED:
             xs += x
         now = tile
@@ -115,9 +113,9 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
             tile = load_block(tiles + (start + BLOCK), ahead, start + 2 * BLOCK <= K)
             if GATED:
                 tile_up = load_block(tiles + (N * K + start + BLOCK), ahead, start + 2 * BLOCK <= K)
-        sums += to_float(now, ASM) * x[None, :]
+        sums += to_float(now) * x[None, :]
         if GATED:
-            sums_up += to_float(now_up, ASM) * x[None, :]
+            sums_up += to_float(now_up) * x[None, :]
     if SCALED:  # Σ (128.5 + q/256) x − 128.5 Σ x, lane by lane: the difference of the full sums would lose digits
         sums -= 128.5 * xs[None, :]
         if GATED:
@@ -214,7 +212,7 @@ def matvec(
         return y
     _matvec_kernel[(N // height,)](
         x, weight, scale, gain, residual, y, eps, N, K,
-        scale is not None, gain is not None, gated, residual is not None, height, block, pdl, x.is_cuda,
+        scale is not None, gain is not None, gated, residual is not None, height, block, pdl,
         num_warps=warps, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     return y

@@ -41,35 +41,31 @@ def store_rows(y, residual_ptr, y_ptr, rows, columns, M, N: tl.constexpr, RESIDU
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _nibbles_to_float(tile, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
+def _nibbles_to_float(tile):  # type: ignore[no-untyped-def]
     """1 + u/16 for the lower and the upper nibbles u. u is the top of such a float's mantissa, so a byte permutation
     makes it; an integer conversion would be slow."""
-    if ASM:
-        lower, upper = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 l, h;
-            shl.b32 l, $8, 3;
-            shr.b32 h, $8, 1;
-            lop3.b32 l, l, 0x78787878, 0x80808080, 0xEA;
-            lop3.b32 h, h, 0x78787878, 0x80808080, 0xEA;
-            prmt.b32 $0, l, 0x3F000000, 0x7044;
-            prmt.b32 $1, l, 0x3F000000, 0x7144;
-            prmt.b32 $2, l, 0x3F000000, 0x7244;
-            prmt.b32 $3, l, 0x3F000000, 0x7344;
-            prmt.b32 $4, h, 0x3F000000, 0x7044;
-            prmt.b32 $5, h, 0x3F000000, 0x7144;
-            prmt.b32 $6, h, 0x3F000000, 0x7244;
-            prmt.b32 $7, h, 0x3F000000, 0x7344;
-            }""",
-            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r",
-            [tile],
-            dtype=(tl.float32, tl.float32),
-            is_pure=True,
-            pack=4,
-        )
-    else:
-        lower = (tile & 15).to(tl.float32) / 16 + 1
-        upper = (tile >> 4).to(tl.float32) / 16 + 1
+    lower, upper = tl.inline_asm_elementwise(
+        """{
+        .reg .b32 l, h;
+        shl.b32 l, $8, 3;
+        shr.b32 h, $8, 1;
+        lop3.b32 l, l, 0x78787878, 0x80808080, 0xEA;
+        lop3.b32 h, h, 0x78787878, 0x80808080, 0xEA;
+        prmt.b32 $0, l, 0x3F000000, 0x7044;
+        prmt.b32 $1, l, 0x3F000000, 0x7144;
+        prmt.b32 $2, l, 0x3F000000, 0x7244;
+        prmt.b32 $3, l, 0x3F000000, 0x7344;
+        prmt.b32 $4, h, 0x3F000000, 0x7044;
+        prmt.b32 $5, h, 0x3F000000, 0x7144;
+        prmt.b32 $6, h, 0x3F000000, 0x7244;
+        prmt.b32 $7, h, 0x3F000000, 0x7344;
+        }""",
+        "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r",
+        [tile],
+        dtype=(tl.float32, tl.float32),
+        is_pure=True,
+        pack=4,
+    )
     return lower, upper
 
 
@@ -127,34 +123,31 @@ def quantize(x: Tensor, gain: Tensor | None, eps: float, pdl: bool) -> tuple[Ten
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _group_dots(tile, lower_x, upper_x, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
+def _group_dots(tile, lower_x, upper_x):  # type: ignore[no-untyped-def]
     """Σ u q of every group: tile (ROWS, BLOCK, 16), q (BLOCK, 16) for the lower and the upper nibbles → (ROWS, BLOCK).
 
     One instruction multiplies and adds four bytes. Three of the four results are 0, and adding them costs nothing. A
     sum below 2²² becomes a float by ROUND_MAGIC's bits, since an integer conversion is slow.
     """
-    if ASM:
-        sums = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 l, h;
-            and.b32 l, $4, 0x0F0F0F0F;
-            shr.b32 h, $4, 4;
-            and.b32 h, h, 0x0F0F0F0F;
-            mov.b32 $0, 0;
-            mov.b32 $1, 0;
-            mov.b32 $2, 0;
-            mov.b32 $3, 0;
-            dp4a.u32.s32 $0, l, $5, $0;
-            dp4a.u32.s32 $0, h, $6, $0;
-            }""",
-            "=&r,=&r,=&r,=&r,r,r,r",
-            [tile, lower_x[None, :, :], upper_x[None, :, :]],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=4,
-        )
-    else:
-        sums = (tile & 15).to(tl.int32) * lower_x[None, :, :] + (tile >> 4).to(tl.int32) * upper_x[None, :, :]
+    sums = tl.inline_asm_elementwise(
+        """{
+        .reg .b32 l, h;
+        and.b32 l, $4, 0x0F0F0F0F;
+        shr.b32 h, $4, 4;
+        and.b32 h, h, 0x0F0F0F0F;
+        mov.b32 $0, 0;
+        mov.b32 $1, 0;
+        mov.b32 $2, 0;
+        mov.b32 $3, 0;
+        dp4a.u32.s32 $0, l, $5, $0;
+        dp4a.u32.s32 $0, h, $6, $0;
+        }""",
+        "=&r,=&r,=&r,=&r,r,r,r",
+        [tile, lower_x[None, :, :], upper_x[None, :, :]],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=4,
+    )
     return (tl.sum(sums, axis=2) + 0x4B400000).to(tl.float32, bitcast=True) - ROUND_MAGIC
 
 
@@ -162,7 +155,7 @@ def _group_dots(tile, lower_x, upper_x, ASM: tl.constexpr):  # type: ignore[no-u
 def _matvec_kernel(  # type: ignore[no-untyped-def]
     q_ptr, x_scale_ptr, w_ptr, group_ptr, residual_ptr, y_ptr,
     N: tl.constexpr, GROUPS: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, PDL: tl.constexpr, ASM: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Multiply 4-bit weights (N, K/2) with groups (N, K/32) by a quantised x; a BLOCK counts groups."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -206,10 +199,10 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
                 tile_up = load_block(tiles + N * GROUPS * HALF, ahead[:, :, None], start + 2 * BLOCK <= GROUPS)
                 both_up = load_block(scales + N * GROUPS, ahead, start + 2 * BLOCK <= GROUPS)
         scale, centre = _split_scales(now_both)
-        sums += scale * (x_scale * _group_dots(now, lower, upper, ASM) - 8 * total) + centre * total
+        sums += scale * (x_scale * _group_dots(now, lower, upper) - 8 * total) + centre * total
         if GATED:
             scale, centre = _split_scales(now_both_up)
-            sums_up += scale * (x_scale * _group_dots(now_up, lower, upper, ASM) - 8 * total) + centre * total
+            sums_up += scale * (x_scale * _group_dots(now_up, lower, upper) - 8 * total) + centre * total
     y = tl.sum(sums, axis=1)
     if GATED:
         y = y / (1 + tl.exp(-y)) * tl.sum(sums_up, axis=1)
@@ -231,7 +224,7 @@ def matvec(
     height, block, warps = tile
     N, groups = y.shape[1], weight[1].shape[1]
     _matvec_kernel[(N // height,)](
-        *x, *weight, residual, y, N, groups, gated, residual is not None, height, block, pdl, y.is_cuda,
+        *x, *weight, residual, y, N, groups, gated, residual is not None, height, block, pdl,
         num_warps=warps, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
 
@@ -240,7 +233,7 @@ def matvec(
 def _matmul_kernel(  # type: ignore[no-untyped-def]
     x_ptr, w_ptr, group_ptr, residual_ptr, y_ptr, M,
     N: tl.constexpr, GROUPS: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, ASM: tl.constexpr,
+    DEPTH: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -256,7 +249,7 @@ def _matmul_kernel(  # type: ignore[no-untyped-def]
             w_ptr + (first + start)[:, :, None] * HALF + byte[None, None, :], mask=valid[:, :, None], other=0
         )
         scale, centre = _nibble_scales(tl.load(group_ptr + first + start, mask=valid, other=0))
-        lower, upper = _nibbles_to_float(tile, ASM)
+        lower, upper = _nibbles_to_float(tile)
         lower = (lower * scale[:, :, None] + centre[:, :, None]).to(x_ptr.dtype.element_ty)
         upper = (upper * scale[:, :, None] + centre[:, :, None]).to(x_ptr.dtype.element_ty)
         at = x_ptr + rows[:, None] * (GROUPS * GROUP) + start * GROUP + k[None, :]
@@ -269,13 +262,13 @@ def _matmul_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _dequantize_kernel(w_ptr, group_ptr, y_ptr, count, BLOCK: tl.constexpr, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
+def _dequantize_kernel(w_ptr, group_ptr, y_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
     byte = tl.arange(0, HALF)
     valid = (group < count)[:, None]
     tile = tl.load(w_ptr + group[:, None] * HALF + byte[None, :], mask=valid, other=0)
     scale, centre = _nibble_scales(tl.load(group_ptr + group, mask=group < count, other=0))
-    lower, upper = _nibbles_to_float(tile, ASM)
+    lower, upper = _nibbles_to_float(tile)
     at = y_ptr + group[:, None] * GROUP + byte[None, :]
     dtype = y_ptr.dtype.element_ty
     tl.store(at, (lower * scale[:, None] + centre[:, None]).to(dtype), mask=valid)
@@ -286,7 +279,7 @@ def dequantize(weight: Tensor, groups: Tensor, dtype: torch.dtype) -> Tensor:
     """4-bit weights (N, K/2) with their groups → (N, K) in this dtype."""
     N, count = groups.shape
     y = torch.empty(N, count * 32, dtype=dtype, device=weight.device)
-    _dequantize_kernel[(triton.cdiv(N * count, 256),)](weight, groups, y, N * count, 256, weight.is_cuda, num_warps=4)
+    _dequantize_kernel[(triton.cdiv(N * count, 256),)](weight, groups, y, N * count, 256, num_warps=4)
     return y
 
 
@@ -301,7 +294,7 @@ def matmul(x: Tensor, weight: Tensor, groups: Tensor, residual: Tensor | None = 
     columns, depth = (32, 8) if N < 8192 else (128, 4)
     rows = min(64, max(16, triton.next_power_of_2(M)))
     _matmul_kernel[(triton.cdiv(N, columns), triton.cdiv(M, rows))](
-        x, weight, groups, residual, y, M, N, count, residual is not None, rows, columns, depth, x.is_cuda,
+        x, weight, groups, residual, y, M, N, count, residual is not None, rows, columns, depth,
         num_warps=4, num_stages=3,
     )  # fmt: skip
     return y

@@ -98,17 +98,20 @@ class KleidiAIInt4(Matmul):
         return y.to(x.dtype)
 
 
-class KleidiAIInt8(Matmul):
-    """8 bits on Arm: q = 16 a + b with signed 4-bit digits a and b, which the 4-bit kernel multiplies in one call.
+def split_digits(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Split 8-bit numbers q = 16 a + b into signed 4-bit digits a and b."""
+    upper = (numbers + 8) >> 4  # rounds down; 119 + 8 is the largest that 8 bits hold
+    return upper, numbers - (upper << 4)
 
-    Faster than torch's 8-bit kernel, which converts every weight to float.
-    """
+
+class KleidiAIInt8(Matmul):
+    """8 bits on Arm, as two 4-bit digits that the 4-bit kernel multiplies in one call: faster than torch's 8-bit
+    kernel, which converts every weight to float."""
 
     def tensors(self, weight: Packed) -> dict[str, Tensor | None]:
         numbers, scales, _ = weight.unpack()
-        upper = (numbers + 8) >> 4  # rounds down; 119 + 8 is the largest that 8 bits hold
-        lower = numbers - (upper << 4)
-        return {"packed": _pack_kleidiai(torch.cat((upper, lower)), torch.cat((16 * scales, scales)))}
+        digits = torch.cat(split_digits(numbers))
+        return {"packed": _pack_kleidiai(digits, torch.cat((16 * scales, scales)))}
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.ops.aten._dyn_quant_matmul_4bit(x.float(), self.packed, self.group, self.K, 2 * self.N)

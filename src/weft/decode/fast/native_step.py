@@ -3,15 +3,15 @@
 It reads a Transformer's weights, quantised ones too, and returns the logits of `model.step` up to rounding.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from weft.decode.engine.paging import BlockStore
 from weft.decode.fast import native
-from weft.decode.fast.eligibility import LLAMA, is_float32_on_cpu, others_at_default, setting_names
 from weft.decode.fast.matmul import NativeMatmul
+from weft.decode.fast.path import LLAMA, PlainPath, is_float32_on_cpu, others_at_default, setting_names
 from weft.decode.fast.quantize import QuantizedHead, QuantizedLinear
 from weft.models import heads
 from weft.models.base import LanguageModel, State
@@ -161,15 +161,15 @@ def _matrix(part: Any) -> native.CMatrix:
     return native.matrix(part.weight.detach(), part.weight.shape, bias=bias)
 
 
-class NativeStep:
+class NativeStep(PlainPath):
     """Decode steps of a state with one row, and prefill of states with any number of rows."""
 
-    survives_move: ClassVar[bool] = False  # C holds the addresses of the state's memory
-    survives_truncation: ClassVar[bool] = True
+    survives_truncation = True  # but no move: C holds the addresses of the state's memory
 
     def __init__(self, model: Transformer, state: TransformerState):
         store = state.cache.store  # (layers, 2, rows, kv_heads, max_len, d_head): each row is one block
-        self.state, self.tables = state, torch.arange(store.shape[2])[:, None]
+        super().__init__(model, state)
+        self.tables = torch.arange(store.shape[2])[:, None]
         self.decoder = NativeDecoder(model, store[:, 0], store[:, 1])
         self.recent: tuple[int, list[int]] | None = None  # a text's length, and its last tokens, newest first
 
@@ -185,7 +185,7 @@ class NativeStep:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Read tokens (1,) → logits (1, vocab_size), valid until the next call."""
-        state, model = self.state, self.decoder.model
+        state, model = self.state, self.model
         state.reserve(1)
         x = model.embed(tokens, model.embedding)
         if model.ngrams is not None:
@@ -196,7 +196,7 @@ class NativeStep:
 
     def _last_tokens(self, token: int) -> list[int]:
         """Record a token as read, and return the last tokens that n-grams are made of, newest first."""
-        state, model = self.state, self.decoder.model
+        state, model = self.state, self.model
         assert model.ngrams is not None and state.read is not None
         if self.recent is not None and self.recent[0] == state.longest:
             before = self.recent[1]
@@ -209,7 +209,7 @@ class NativeStep:
 
     def read(self, tokens: Tensor, lengths: Tensor | None) -> Tensor:
         """Read tokens (rows, time), the first lengths[i] of row i → features (rows, time, d_model), 0 at padding."""
-        state, model, (batch, time) = self.state, self.decoder.model, tokens.shape
+        state, model, (batch, time) = self.state, self.model, tokens.shape
         state.reserve(time)
         self.recent = None
         x = model.embed_next(tokens, state.lengths, state.read)

@@ -9,7 +9,6 @@
 """
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -17,66 +16,16 @@ from weft.decode.fast.cpu import CPUFastPath
 from weft.decode.fast.cuda import CUDAFastPath
 from weft.decode.fast.cuda_graphs import DeviceSampler, GraphStep
 from weft.decode.fast.native_step import NativeStep
+from weft.decode.fast.path import PlainPath
 from weft.models.base import LanguageModel, Source, State, device_of
 from weft.models.transformer import Transformer, TransformerState
 
 FIRST_CAPACITY = 1 << 10  # tokens after the prompt that a state has capacity for at the start
 FIRST_CAPACITY_ON_CUDA = 1 << 15  # larger on a GPU: captured graphs hold addresses, and growing moves the memory
 
-
-class Path(Protocol):
-    """A way to advance one model and state."""
-
-    survives_move: ClassVar[bool]  # whether it can be used after the state's memory has moved
-    survives_truncation: ClassVar[bool]  # whether it can be used after the state has forgotten tokens
-
-    def __init__(self, model: LanguageModel, state: State): ...
-
-
-class StepPath(Path, Protocol):
-    @classmethod
-    def fits(cls, model: LanguageModel, state: State) -> bool: ...
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Read tokens (batch,) → logits (batch, V), valid until the next step."""
-
-
-class PrefillPath(Path, Protocol):
-    @classmethod
-    def fits_prefill(cls, model: LanguageModel, state: State, tokens: int) -> bool:
-        """Whether to read this many tokens, of all rows together."""
-
-    def read(self, tokens: Tensor, lengths: Tensor | None) -> Tensor:
-        """Read tokens (batch, time), the first lengths[i] of row i → features (batch, time, …) for the head."""
-
-
-class PlainPath:
-    """The model's own methods, which fit every state."""
-
-    survives_move: ClassVar[bool] = False  # in order to look for a faster path
-    survives_truncation: ClassVar[bool] = False
-
-    def __init__(self, model: LanguageModel, state: State):
-        self.model, self.state = model, state
-
-    @classmethod
-    def fits(cls, model: LanguageModel, state: State) -> bool:
-        return True
-
-    @classmethod
-    def fits_prefill(cls, model: LanguageModel, state: State, tokens: int) -> bool:
-        return True
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        return self.model.step(tokens.unsqueeze(1), self.state)[:, -1]
-
-    def read(self, tokens: Tensor, lengths: Tensor | None) -> Tensor:
-        return self.model.advance(tokens, self.state, lengths)
-
-
 # The first path that fits is used.
-STEP_PATHS: tuple[type[StepPath], ...] = (GraphStep, NativeStep, CPUFastPath, PlainPath)
-PREFILL_PATHS: tuple[type[PrefillPath], ...] = (NativeStep, CUDAFastPath, PlainPath)
+STEP_PATHS: tuple[type[PlainPath], ...] = (GraphStep, NativeStep, CPUFastPath, PlainPath)
+PREFILL_PATHS: tuple[type[PlainPath], ...] = (NativeStep, CUDAFastPath, PlainPath)
 
 
 class Stepper:
@@ -95,7 +44,7 @@ class Stepper:
         self.state = model.start(batch, capacity, source)
         if not self.state.can_grow and capacity < limit:
             self.state = model.start(batch, limit, source)
-        self._path: Any = None  # the last path used
+        self._path: PlainPath | None = None  # the last path used
         self._is_fastest = False  # whether it is the one for decode steps
 
     def read(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -103,16 +52,16 @@ class Stepper:
         if grow(self.state, tokens.shape[1], self.limit):
             self._memory_moved()
         count = tokens.numel()
-        self._use(next(path for path in PREFILL_PATHS if path.fits_prefill(self.model, self.state, count)))
         self._is_fastest = False
-        return self._path.read(tokens, lengths)
+        path = self._use(next(path for path in PREFILL_PATHS if path.fits_prefill(self.model, self.state, count)))
+        return path.read(tokens, lengths)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Read one token in every row, (batch,) → logits (batch, V), valid until the next step."""
         if grow(self.state, 1, self.limit):
             self._memory_moved()
-        if not self._is_fastest:
-            self._use(next(path for path in STEP_PATHS if path.fits(self.model, self.state)))
+        if self._path is None or not self._is_fastest:
+            self._path = self._use(next(path for path in STEP_PATHS if path.fits(self.model, self.state)))
             self._is_fastest = True
         return self._path(tokens)
 
@@ -149,9 +98,11 @@ class Stepper:
         self._drop_path()
         return GraphStep(self.model, self.state, sampler).run_ahead(logits, steps)
 
-    def _use(self, path: type[Path]) -> None:
-        if not isinstance(self._path, path):
+    def _use(self, path: type[PlainPath]) -> PlainPath:
+        """Return the current path if it is of this type, else a new one."""
+        if self._path is None or type(self._path) is not path:
             self._path = path(self.model, self.state)
+        return self._path
 
     def _memory_moved(self) -> None:
         if self._path is not None and not self._path.survives_move:

@@ -1,17 +1,46 @@
-"""Checks that the fast paths share: which models they can run."""
+"""The interface of decoding paths, and the checks that fast paths share: which models they can run."""
 
 from collections.abc import Collection
-from typing import TypeGuard
+from typing import Any, ClassVar, TypeGuard
 
 import torch
+from torch import Tensor
 
 from weft.config import Config
-from weft.models.base import LanguageModel
+from weft.models.base import LanguageModel, State
 from weft.models.config import Decoder, EncoderDecoder, LMHead
 from weft.models.transformer import Transformer
 from weft.nn.config import Gated, RMSNorm
 from weft.nn.position_config import Rotary
 from weft.nn.scaled_dot_product import Probabilities
+
+
+class PlainPath:
+    """Advances a model and its state by the model's own methods, which fit everything. Faster paths derive from it."""
+
+    survives_move: ClassVar[bool] = False  # whether it can be used after the state's memory has moved
+    survives_truncation: ClassVar[bool] = False  # whether it can be used after the state has forgotten tokens
+
+    def __init__(self, model: Any, state: Any):
+        self.model, self.state = model, state
+
+    @classmethod
+    def fits(cls, model: LanguageModel, state: State) -> bool:
+        """Whether it can take decode steps."""
+        return True
+
+    @classmethod
+    def fits_prefill(cls, model: LanguageModel, state: State, tokens: int) -> bool:
+        """Whether to read this many tokens, of all rows together."""
+        return True
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Read tokens (batch,) → logits (batch, V), valid until the next call."""
+        return self.model.step(tokens.unsqueeze(1), self.state)[:, -1]
+
+    def read(self, tokens: Tensor, lengths: Tensor | None) -> Tensor:
+        """Read tokens (batch, time), the first lengths[i] of row i → features (batch, time, …) for the head."""
+        return self.model.advance(tokens, self.state, lengths)
 
 
 def setting_names(*names: str, **nested: str) -> frozenset[str]:
