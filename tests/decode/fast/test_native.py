@@ -143,7 +143,7 @@ def test_gemm_equals_torch(N: int, K: int) -> None:
         for rows in (*range(1, 18), 25, 41, 100):
             for added in (bias, None):
                 matrix = native.matrix(weight, weight.shape, bias=added)
-                y = native.gemm(matrix, x[:rows], torch.full((rows, N), torch.nan), threads)
+                y = native.gemm(matrix, x[:rows], torch.full((rows, N), torch.nan), threads=threads)
                 torch.testing.assert_close(y, F.linear(x[:rows], weight, added), rtol=1e-5, atol=1e-4)
 
 

@@ -110,7 +110,7 @@ def multiply(weight: CMatrix, x: Tensor, threads: int | None = None) -> Tensor:
     return y
 
 
-def gemm(weight: CMatrix, x: Tensor, out: Tensor, threads: int | None = None) -> Tensor:
+def gemm(weight: CMatrix, x: Tensor, out: Tensor, *, threads: int | None = None) -> Tensor:
     """Multiply x (M, columns) by a float32 matrix (N, columns) transposed → out (M, N). Faster than `multiply` for
     several rows, but the order in which a row is summed depends on their number."""
     x = x.contiguous()
