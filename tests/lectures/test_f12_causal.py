@@ -5,7 +5,7 @@ python -m pytest tests/lectures/test_f12_causal.py
 
 import pytest
 import torch
-from tests.models.contract import SomeSource, check_causal
+from tests.models.contract import PaddedSource, check_causal
 from torch.nn import functional as F
 
 from weft.models.build import build
@@ -14,8 +14,8 @@ from weft.models.presets import bert, gpt, llama, preset, vaswani
 
 VOCAB = 31
 DECODERS = {
-    "gpt": gpt(2, 24, 4, 32, VOCAB),
-    "llama": llama(2, 24, 4, 32, 32, vocab_size=VOCAB, kv_heads=2),
+    "gpt": gpt(2, 24, 4, context=32, vocab_size=VOCAB),
+    "llama": llama(2, 24, 4, d_ff=32, context=32, vocab_size=VOCAB, kv_heads=2),
     "transformer": preset("transformer").replace(vocab_size=VOCAB, layers=2),
     "transformer++": preset("transformer++").replace(vocab_size=VOCAB, layers=2),
     "elman": Recurrent(vocab_size=VOCAB, cell="elman", d_model=16),
@@ -30,13 +30,16 @@ def test_no_position_sees_a_later_one(settings: object) -> None:
     check_causal(build(settings), VOCAB)  # type: ignore[attr-defined]
 
 
-SEQ2SEQ = {"vaswani": vaswani(2, 24, 4, 32, 0.0, vocab_size=VOCAB), "bahdanau": Bahdanau(vocab_size=VOCAB, d_model=16)}
+SEQ2SEQ = {
+    "vaswani": vaswani(2, 24, 4, d_ff=32, dropout=0.0, vocab_size=VOCAB),
+    "bahdanau": Bahdanau(vocab_size=VOCAB, d_model=16),
+}
 
 
 @pytest.mark.parametrize("settings", SEQ2SEQ.values(), ids=SEQ2SEQ)
 def test_nor_does_a_decoder_with_a_source(settings: object) -> None:
     torch.manual_seed(0)
-    source = SomeSource(torch.randint(VOCAB, (2, 5)), torch.ones(2, 5, dtype=torch.bool))
+    source = PaddedSource(torch.randint(VOCAB, (2, 5)), torch.ones(2, 5, dtype=torch.bool))
     check_causal(build(settings), VOCAB, source)  # type: ignore[attr-defined]
 
 
@@ -45,9 +48,9 @@ def loss_after_training(masked: bool) -> float:
     torch.manual_seed(0)
     common = {"vocab_size": 16, "layers": 2, "dropout": 0.0, "init": {"kind": "normal"}}
     model = (
-        build(gpt(2, 32, 4, 16, 16))
+        build(gpt(2, 32, 4, context=16, vocab_size=16))
         if masked
-        else build(bert(2, 32, 4, 16, 16).replace(**common, placement="pre", head={"kind": "lm"}))
+        else build(bert(2, 32, 4, vocab_size=16, context=16).replace(**common, placement="pre", head={"kind": "lm"}))
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(60):

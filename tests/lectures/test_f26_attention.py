@@ -19,7 +19,7 @@ T, D, H = 9, 24, 4
 
 def everything(time: int) -> AttentionMask:
     places = torch.arange(time)[None]
-    return AttentionMask(Mask(causal=False), Position(), places, places)
+    return AttentionMask(Mask(causal=False), Position(), places, keys=places)
 
 
 def test_formula_at_float64() -> None:

@@ -43,7 +43,8 @@ def heads(time: int, source: int, d_head: int, shared: int = 1, rows: int = 2) -
 
 
 def mask(causal: bool, qkv: QKV) -> AttentionMask:
-    return AttentionMask(Mask(causal), Position(), *(torch.arange(x.shape[2])[None] for x in qkv[:2]))
+    queries, keys = (torch.arange(x.shape[2])[None] for x in qkv[:2])
+    return AttentionMask(Mask(causal), Position(), queries, keys=keys)
 
 
 def gradients(function: Callable[[QKV], Tensor], qkv: QKV, upstream: Tensor) -> list[Tensor]:
@@ -67,7 +68,7 @@ def test_attention_is_the_formulas(sizes: tuple[int, int], d_head: int, shared: 
     seen = torch.ones(sizes, dtype=torch.bool).tril() if causal else None
     expected = gradients(lambda qkv: reference_attention(qkv, scale, seen)[0], exactly, upstream)
     ours = gradients(lambda qkv: fast_attention(qkv, scale, mask(causal, qkv)), qkv, upstream)
-    theirs = gradients(lambda qkv: _fused(qkv, scale, None, causal), qkv, upstream)
+    theirs = gradients(lambda qkv: _fused(qkv, scale, causal=causal), qkv, upstream)
     for found, peer, wanted in zip(ours, theirs, expected, strict=True):
         off, allowed = ((x - wanted).norm() / wanted.norm() for x in (found, peer))
         assert off <= max(1.2 * allowed, 2e-7)
@@ -125,7 +126,8 @@ def test_a_bias_learns_what_torchs_does(shape: tuple[int, ...]) -> None:
     for one, other in zip(*(torch.autograd.grad(y, given, upstream) for y in (ours, theirs)), strict=True):
         assert torch.allclose(one, other, atol=1e-6)
     layer.requires_grad_(False)
-    assert torch.allclose(*(torch.autograd.grad(y, x, upstream)[0] for y in (layer(x), F.linear(*given))), atol=1e-6)
+    one, other = (torch.autograd.grad(y, x, upstream)[0] for y in (layer(x), F.linear(*given)))
+    assert torch.allclose(one, other, atol=1e-6)
 
 
 @compiled
@@ -186,7 +188,7 @@ def test_without_a_compiler_torch_computes_it(obstacle: str, fresh: Path, monkey
     qkv, x = heads(64, 64, 32), torch.randn(300, requires_grad=True)
     upstream = torch.randn(2, 4, 64, 32)
     ours = gradients(lambda qkv: fast_attention(qkv, 0.2, mask(True, qkv)), qkv, upstream)
-    theirs = gradients(lambda qkv: _fused(qkv, 0.2, None, True), qkv, upstream)
+    theirs = gradients(lambda qkv: _fused(qkv, 0.2, causal=True), qkv, upstream)
     assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
     assert torch.allclose(gelu(x), F.gelu(x), atol=1e-6)
     assert not list(fresh.rglob("*.so"))

@@ -213,7 +213,7 @@ def _collectives(ranks: Ranks, folder: Path) -> None:
 def where(stack: Any, time: int) -> AttentionMask:
     places = torch.arange(time)[None]
     angles = stack.position.angles(places, time, torch.float32)
-    return AttentionMask(Mask(causal=True), stack.position, places, places, angles)
+    return AttentionMask(Mask(causal=True), stack.position, places, keys=places, angles=angles)
 
 
 def counts(seen: Any) -> dict[str, int]:

@@ -88,7 +88,7 @@ def test_what_does_not_fit_sixteens_is_not_quantised() -> None:
 
 def tiny() -> LanguageModel:
     torch.manual_seed(0)
-    return build_model(gpt(2, 32, 2, 16, 64))
+    return build_model(gpt(2, 32, 2, context=16, vocab_size=64))
 
 
 def test_only_the_layers_inside_blocks_get_eight_bits() -> None:

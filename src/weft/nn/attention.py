@@ -1,12 +1,12 @@
-"""Attention over many heads (Vaswani et al. 2017, §3.2): project, split into heads, score, mask, softmax, mix, project.
+"""Multi-head attention (Vaswani et al. 2017, §3.2): project, split into heads, score, mask, softmax, mix, project.
 
-The formula stands in `scaled_dot_product.py`, and which kernel computes it is decided in `attention_paths.py`.
+`scaled_dot_product.py` has the formula, and `attention_paths.py` chooses the kernel that computes it.
 """
 
 from torch import Tensor, nn
 
 from weft.nn import norm
-from weft.nn.attention_paths import Dropping, Scoring, attend, load_kernels
+from weft.nn.attention_paths import AttentionDropout, Scoring, attend, load_kernels
 from weft.nn.cache import Past
 from weft.nn.config import Attention as AttentionConfig
 from weft.nn.dropout import Dropout, RowRng
@@ -16,45 +16,47 @@ from weft.nn.scaled_dot_product import QKV, Probabilities
 
 
 class Heads(nn.Module):
-    """What self- and cross-attention have in common: the sizes, and all that comes after queries, keys and values."""
+    """Common part of self- and cross-attention: sizes, and the computation from queries, keys and values on."""
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__()
         self.heads, self.kv_heads, self.d_head = settings.heads, settings.groups, d_head
-        self.first_head = 0  # where several processes divide the heads: how many come before these
+        self.first_head = 0  # index of the first head here, if tensor parallelism divides the heads
         self.scale = settings.scale or d_head**-0.5
         self.softcap, self.clip = settings.softcap, settings.clip
         self.out = Linear(self.heads * d_head, d_model, bias=settings.biased[1], into_residual=True)
-        self.norm_heads = settings.qk_norm_over == "heads"  # all heads of a token together
+        self.norm_heads = settings.qk_norm_over == "heads"  # one norm over all heads of a token
         self.q_norm, self.k_norm = (_norm(settings, heads, d_head) for heads in (self.heads, self.kv_heads))
         self.probabilities = Probabilities()
         self.dropout = Dropout(settings.dropout)
         self.kernels = bool(settings.dropout) and load_kernels()
 
     def split(self, x: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
-        """(batch, time, heads · d_head) → (batch, heads, time, d_head), normed where there is a norm."""
+        """(batch, time, heads · d_head) → (batch, heads, time, d_head), normalised if there is a norm."""
         x = norm(x) if norm is not None and self.norm_heads else x
         x = x.unflatten(-1, (heads, self.d_head)).transpose(1, 2)
         return x if norm is None or self.norm_heads else norm(x)
 
-    def clipped(self, x: Tensor) -> Tensor:
-        """What a projection gives, (batch, time, width), cut off where there is a bound."""
+    def clip_projection(self, x: Tensor) -> Tensor:
+        """Projected values (batch, time, width), clamped to ±`clip` if it is set."""
         return x if self.clip is None else x.clamp(-self.clip, self.clip)
 
     def scoring(self, rng: RowRng | None) -> Scoring:
-        dropping = Dropping(self.dropout.p, rng, self.dropout.number, self.first_head, self.kernels)
-        return Scoring(self.scale, self.softcap, dropping if self.dropout.drops else None)
+        dropout = AttentionDropout(
+            self.dropout.p, rng=rng, number=self.dropout.number, first_head=self.first_head, kernels=self.kernels
+        )
+        return Scoring(self.scale, self.softcap, dropout if self.dropout.drops else None)
 
     def scores(self, qkv: QKV, mask: AttentionMask) -> Tensor:
-        """How well each key matches each query, (batch, heads, time, source time), before anything is masked."""
+        """Scores of each query against each key, (batch, heads, time, source time), before masking."""
         return self.scoring(None).scores(qkv)
 
     def mix(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
-        """Values mixed by how well their keys match each query → (batch, heads, time, d_head)."""
-        return attend(qkv, mask, self.scoring(rng), self.probabilities)
+        """Values weighted by the attention probabilities → (batch, heads, time, d_head)."""
+        return attend(qkv, mask, self.scoring(rng), tap=self.probabilities)
 
     def attend(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
-        """Heads of queries over heads of keys and values → (batch, time, d_model)."""
+        """Attention output after the last projection, (batch, time, d_model)."""
         return self.out(self.mix(qkv, mask, rng).transpose(1, 2).flatten(2), rng=rng)
 
 
@@ -67,35 +69,35 @@ def _norm(settings: AttentionConfig, heads: int, d_head: int) -> nn.Module | Non
 
 
 class SelfAttention(Heads):
-    """Each token attends to the tokens of its own sequence. Queries, keys and values are one matrix, in this order."""
+    """Attention of each token to the tokens of its own sequence. One matrix projects queries, keys and values."""
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__(settings, d_model, d_head)
         self.widths = [heads * d_head for heads in (self.heads, self.kv_heads, self.kv_heads)]
         self.qkv = Linear(d_model, *self.widths, bias=settings.biased[0])
 
-    def forward(self, x: Tensor, mask: AttentionMask, past: Past | None = None, rng: RowRng | None = None) -> Tensor:
-        """x (batch, time, d_model) → (batch, time, d_model); `past` gives keys and values that aren't these tokens'."""
-        q, k, v = self.rotated(self.project(x, rng), mask)
+    def forward(self, x: Tensor, mask: AttentionMask, *, past: Past | None = None, rng: RowRng | None = None) -> Tensor:
+        """x (batch, time, d_model) → (batch, time, d_model); `past` adds the keys and values of other tokens."""
+        q, k, v = self.rotate(self.project(x, rng), mask)
         if past is not None:
             k, v = past.extend(k, v)
         return self.attend(QKV(q, k, v), mask, rng)
 
     def project(self, x: Tensor, rng: RowRng | None = None) -> QKV:
-        """The queries, keys and values of x (batch, time, d_model), which know no positions yet."""
-        q, k, v = self.clipped(self.qkv(x, rng=rng)).split(self.widths, -1)
+        """Queries, keys and values of x (batch, time, d_model), before rotation."""
+        q, k, v = self.clip_projection(self.qkv(x, rng=rng)).split(self.widths, -1)
         q, k = self.split(q, self.heads, self.q_norm), self.split(k, self.kv_heads, self.k_norm)
         return QKV(q, k, self.split(v, self.kv_heads))
 
-    def rotated(self, qkv: QKV, mask: AttentionMask) -> QKV:
-        """The same with queries and keys rotated by their positions, where these are known so."""
+    def rotate(self, qkv: QKV, mask: AttentionMask) -> QKV:
+        """Rotate queries and keys by their positions, if the position encoding is rotary."""
         if mask.angles is None:
             return qkv
         return QKV(mask.position.rotate(qkv.q, mask.angles), mask.position.rotate(qkv.k, mask.angles), qkv.v)
 
 
 class CrossAttention(Heads):
-    """Each token of one sequence attends to those of another (Bahdanau et al. 2015; Vaswani et al. 2017)."""
+    """Attention of each token to the tokens of another sequence (Bahdanau et al. 2015; Vaswani et al. 2017)."""
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__(settings, d_model, d_head)
@@ -104,14 +106,14 @@ class CrossAttention(Heads):
         self.kv = Linear(d_model, keys, keys, bias=settings.biased[0])
 
     def keys_values(self, source: Tensor, rng: RowRng | None = None) -> tuple[Tensor, Tensor]:
-        """source (batch, source time, d_model) → its keys and values, each (batch, kv_heads, source time, d_head)."""
-        k, v = self.clipped(self.kv(source, rng=rng)).chunk(2, dim=-1)
+        """Keys and values, each (batch, kv_heads, source time, d_head), of source (batch, source time, d_model)."""
+        k, v = self.clip_projection(self.kv(source, rng=rng)).chunk(2, dim=-1)
         return self.split(k, self.kv_heads, self.k_norm), self.split(v, self.kv_heads)
 
     def forward(
-        self, x: Tensor, source: tuple[Tensor, Tensor], mask: AttentionMask, rng: RowRng | None = None
+        self, x: Tensor, source: tuple[Tensor, Tensor], mask: AttentionMask, *, rng: RowRng | None = None
     ) -> Tensor:
-        """x (batch, time, d_model) attends to a source's keys and values → (batch, time, d_model)."""
-        # rows side by side may share a source, which then has fewer: to it they are one row of more queries
-        queries = self.clipped(self.q(x.reshape(source[0].shape[0], -1, x.shape[-1]), rng=rng))
+        """x (batch, time, d_model), attending to the source's keys and values → (batch, time, d_model)."""
+        # adjacent rows may share a source row (beams): they are then one row with more queries
+        queries = self.clip_projection(self.q(x.reshape(source[0].shape[0], -1, x.shape[-1]), rng=rng))
         return self.attend(QKV(self.split(queries, self.heads, self.q_norm), *source), mask, rng).view(x.shape)

@@ -1,12 +1,11 @@
-"""Self-attention whose scores and values know distances, by the formula: no fused kernel has products with them."""
+"""Self-attention whose scores depend on distances between tokens, by the formula: fused kernels have none of these."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.nn.activations import capped
+from weft.nn.activations import apply_softcap
 from weft.nn.attention import SelfAttention
-from weft.nn.config import Attention as AttentionConfig
 from weft.nn.config import Block as BlockConfig
 from weft.nn.dropout import RowRng
 from weft.nn.init import Initialiser
@@ -17,64 +16,68 @@ from weft.nn.scaled_dot_product import QKV, masked_softmax
 
 
 class ScoredAttention(SelfAttention):
-    """Self-attention by the formula, with scores of its own."""
+    """Self-attention by the formula; subclasses define `scores`."""
 
     def probabilities_of(self, scores: Tensor, mask: AttentionMask, rng: RowRng | None) -> Tensor:
-        """scores (batch, heads, time, source time) → the probabilities, with some dropped."""
-        found = masked_softmax(scores, mask.dense())
-        return self.scoring(rng).drop(self.probabilities(found))
+        """Attention probabilities after dropout, from scores (batch, heads, time, source time)."""
+        probabilities = masked_softmax(scores, mask.dense())
+        return self.scoring(rng).drop(self.probabilities(probabilities))
 
 
 class RelativeAttention(ScoredAttention):
     """softmax(q(k + a_k)ᵀ)(v + a_v) with vectors a of clipped distances (Shaw et al. 2018, eq. 3–4)."""
 
-    def __init__(self, settings: AttentionConfig, d_model: int, d_head: int, rows: int):
-        super().__init__(settings, d_model, d_head)
-        self.relative_keys = nn.Parameter(torch.empty(rows, d_head))
-        self.relative_values = nn.Parameter(torch.empty(rows, d_head))
+    def __init__(self, settings: BlockConfig, distances: int):
+        super().__init__(settings.attention, settings.d_model, settings.d_head)
+        self.relative_keys = nn.Parameter(torch.empty(distances, settings.d_head))
+        self.relative_values = nn.Parameter(torch.empty(distances, settings.d_head))
 
     def reset_parameters(self, init: Initialiser) -> None:
-        """Draw the relative vectors from Xavier's range, however the other weights are drawn."""
+        """Draw the relative vectors by Xavier's rule, whatever `init` says about other weights."""
         nn.init.xavier_uniform_(self.relative_keys)
         nn.init.xavier_uniform_(self.relative_values)
 
     def scores(self, qkv: QKV, mask: AttentionMask) -> Tensor:
-        (q, k, _), near_keys = qkv.repeated(), self._near(self.relative_keys, mask)
-        scores = q @ k.mT + torch.einsum("bhtd,btsd->bhts", q, near_keys.expand(q.shape[0], -1, -1, -1))
-        return capped(scores * self.scale, self.softcap)
+        (q, k, _), relative_keys = qkv.repeat_kv(), self._gather(self.relative_keys, mask)
+        scores = q @ k.mT + torch.einsum("bhtd,btsd->bhts", q, relative_keys.expand(q.shape[0], -1, -1, -1))
+        return apply_softcap(scores * self.scale, self.softcap)
 
-    def _near(self, table: Tensor, mask: AttentionMask) -> Tensor:
-        """The table's vector of every pair's distance, (batch or 1, time, source time, d_head)."""
+    def _gather(self, table: Tensor, mask: AttentionMask) -> Tensor:
+        """Vector of every pair's distance, (batch or 1, time, source time, d_head)."""
         return F.embedding(mask.position.distances(mask.queries, mask.keys), table)
 
     def mix(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
-        (q, _, v), near_values = qkv.repeated(), self._near(self.relative_values, mask)
-        used = self.probabilities_of(self.scores(qkv, mask), mask, rng)
-        return used @ v + torch.einsum("bhts,btsd->bhtd", used, near_values.expand(q.shape[0], -1, -1, -1))
+        (q, _, v), relative_values = qkv.repeat_kv(), self._gather(self.relative_values, mask)
+        probabilities = self.probabilities_of(self.scores(qkv, mask), mask, rng)
+        relative_values = relative_values.expand(q.shape[0], -1, -1, -1)
+        return probabilities @ v + torch.einsum("bhts,btsd->bhtd", probabilities, relative_values)
 
 
 class DisentangledAttention(ScoredAttention):
-    """Scores q · k + q · k_δ + q_δ · k with queries and keys q_δ, k_δ of the distances' vectors, which the layer makes
-    as it makes those of tokens (He et al. 2021, eq. 4)."""
+    """Scores q · k + q · k_δ + q_δ · k, with queries q_δ and keys k_δ of distances δ (He et al. 2021, eq. 4).
+
+    The layer projects the distances' vectors with the same weights as its tokens.
+    """
 
     def scores(self, qkv: QKV, mask: AttentionMask) -> Tensor:
         assert isinstance(mask.position, Disentangled)
-        q, k, _ = qkv.repeated()
+        q, k, _ = qkv.repeat_kv()
         rows = mask.position.distances(mask.queries, mask.keys)[:, None].expand(q.shape[0], q.shape[1], -1, -1)
         vectors = mask.position.vectors().to(q.dtype)  # (distances, d_model)
-        near = self.clipped(self.qkv(vectors[None])).split(self.widths, -1)
-        near_q, near_k = self.split(near[0], self.heads, self.q_norm), self.split(near[1], self.kv_heads, self.k_norm)
-        near_q, near_k, _ = QKV(near_q, near_k, near_k).repeated()
-        scores = q @ k.mT + ((q @ near_k.mT).gather(-1, rows) + (k @ near_q.mT).gather(-1, rows.mT).mT)
-        return capped(scores * self.scale, self.softcap)
+        projected = self.clip_projection(self.qkv(vectors[None])).split(self.widths, -1)
+        q_distance = self.split(projected[0], self.heads, self.q_norm)
+        k_distance = self.split(projected[1], self.kv_heads, self.k_norm)
+        q_distance, k_distance, _ = QKV(q_distance, k_distance, k_distance).repeat_kv()
+        scores = q @ k.mT + ((q @ k_distance.mT).gather(-1, rows) + (k @ q_distance.mT).gather(-1, rows.mT).mT)
+        return apply_softcap(scores * self.scale, self.softcap)
 
     def mix(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
-        return self.probabilities_of(self.scores(qkv, mask), mask, rng) @ qkv.repeated().v
+        return self.probabilities_of(self.scores(qkv, mask), mask, rng) @ qkv.repeat_kv().v
 
 
 def build(settings: BlockConfig) -> SelfAttention:
-    """The self-attention of a block, as its positions need it."""
-    sizes = settings.attention, settings.d_model, settings.d_head
+    """Build the self-attention of a block, as its position encoding requires."""
     if isinstance(settings.position, Relative):
-        return RelativeAttention(*sizes, settings.position.rows)
-    return DisentangledAttention(*sizes) if settings.position.projected else SelfAttention(*sizes)
+        return RelativeAttention(settings, settings.position.rows)
+    kind = DisentangledAttention if settings.position.projected else SelfAttention
+    return kind(settings.attention, settings.d_model, settings.d_head)

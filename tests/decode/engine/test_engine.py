@@ -40,7 +40,7 @@ def decided(model: Transformer) -> Transformer:
 def build(name: str) -> Transformer:
     torch.manual_seed(0)
     if name == "llama":
-        return decided(build_model(llama(2, 16, 4, 32, vocab_size=VOCAB, kv_heads=2)))
+        return decided(build_model(llama(2, 16, 4, d_ff=32, vocab_size=VOCAB, kv_heads=2)))
     return decided(build_model(gpt(2, 16, 2, context=48, vocab_size=VOCAB)))
 
 
@@ -277,7 +277,7 @@ def test_what_continues_no_text_is_refused() -> None:
     with pytest.raises(ModelError, match="cannot generate"):
         Asking(build_model(preset("bert-tiny").replace(layers=1, vocab_size=VOCAB)).eval(), BYTES)
     with pytest.raises(ModelError, match="source"):
-        Asking(build_model(vaswani(1, 16, 2, 32, dropout=0.0, vocab_size=VOCAB)).eval(), BYTES)
+        Asking(build_model(vaswani(1, 16, 2, d_ff=32, dropout=0.0, vocab_size=VOCAB)).eval(), BYTES)
 
 
 def test_a_text_may_take_all_blocks() -> None:

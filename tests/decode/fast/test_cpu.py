@@ -34,14 +34,14 @@ from weft.nn.position_config import (
 from weft.training.weights import add_adapters
 
 CONFIGS = {
-    "plain": llama(2, 32, 4, 48, context=32, vocab_size=50),
-    "shared, tied": llama(3, 48, 6, 40, context=32, vocab_size=50, kv_heads=2, tied=True),
-    "one key head": llama(1, 32, 4, 48, context=32, vocab_size=50, kv_heads=1),
-    "stretched": llama(2, 32, 4, 48, context=32, vocab_size=50).replace(
+    "plain": llama(2, 32, 4, d_ff=48, context=32, vocab_size=50),
+    "shared, tied": llama(3, 48, 6, d_ff=40, context=32, vocab_size=50, kv_heads=2, tied=True),
+    "one key head": llama(1, 32, 4, d_ff=48, context=32, vocab_size=50, kv_heads=1),
+    "stretched": llama(2, 32, 4, d_ff=48, context=32, vocab_size=50).replace(
         position=Rotary(base=500.0, scaling=LinearScaling(factor=2.0)), embedding_scale=True
     ),
 }
-TWO = llama(2, 32, 4, 48, context=32, vocab_size=50, kv_heads=2)
+TWO = llama(2, 32, 4, d_ff=48, context=32, vocab_size=50, kv_heads=2)
 MARIAN = EncoderDecoder(
     vocab_size=50,
     context=32,
@@ -57,7 +57,7 @@ MARIAN = EncoderDecoder(
     head=LMHead(bias=True),
 )
 FAMILIES = {
-    "GPT-2": gpt(2, 32, 4, 32, vocab_size=50),
+    "GPT-2": gpt(2, 32, 4, context=32, vocab_size=50),
     "Qwen": TWO.replace(attention=Attention(heads=4, kv_heads=2, bias="qkv", qk_norm=RMSNorm())),
     "Gemma": TWO.replace(norm=RMSNorm(offset=1.0), feedforward=Gated(d_ff=40, activation="gelu-tanh")),
     "window": TWO.replace(attention=Attention(heads=4, kv_heads=2, window=4)),

@@ -122,7 +122,7 @@ def test_which_models_have_steps_of_fixed_shape_and_which_are_llamas() -> None:
     assert not shape_is_fixed(stretched, stretched.start(1, 16), 17)
     recurrent = build(Recurrent(vocab_size=VOCAB, d_model=8)).eval()
     assert not shape_is_fixed(recurrent, recurrent.start(1, 8), 8)
-    config = llama(2, 64, 2, 96)
+    config = llama(2, 64, 2, d_ff=96)
     assert llama_like(config)
     assert llama_like(config.replace(position=Rotary(base=5e5)))
     for change in (
@@ -143,7 +143,7 @@ def test_which_models_have_steps_of_fixed_shape_and_which_are_llamas() -> None:
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_kernels_equal_the_plain_step_on_a_gpu(kv_heads: int, batch: int) -> None:
     torch.manual_seed(0)
-    model = build(llama(2, 256, 4, 352, vocab_size=300, kv_heads=kv_heads)).eval().cuda().bfloat16()
+    model = build(llama(2, 256, 4, d_ff=352, vocab_size=300, kv_heads=kv_heads)).eval().cuda().bfloat16()
     lengths = torch.tensor([150, 9, 70][:batch], device="cuda")
     prompt = torch.randint(300, (batch, 150), device="cuda")
     with torch.inference_mode():

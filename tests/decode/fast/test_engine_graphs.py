@@ -92,7 +92,7 @@ def shouting(model: Transformer) -> Transformer:
 def on_gpu(kind: str, vocab_size: int) -> Transformer:
     torch.manual_seed(0)
     if kind == "fast path":
-        model = build(llama(2, 128, 4, 256, 512, vocab_size=vocab_size, kv_heads=2))
+        model = build(llama(2, 128, 4, d_ff=256, context=512, vocab_size=vocab_size, kv_heads=2))
         return shouting(model).to("cuda", torch.bfloat16).eval()
     return shouting(decoder(vocab_size=vocab_size, context=256, **KINDS[kind])).cuda()
 
@@ -145,7 +145,7 @@ def test_the_engine_on_a_gpu_writes_what_each_text_alone_gets(kind: str) -> None
 @torch.inference_mode()
 def test_the_kernels_read_blocks_as_they_read_one_piece() -> None:
     torch.manual_seed(0)
-    model = build(llama(2, 128, 4, 256, 512, vocab_size=100, kv_heads=2)).to("cuda", torch.bfloat16).eval()
+    model = build(llama(2, 128, 4, d_ff=256, context=512, vocab_size=100, kv_heads=2)).to("cuda", torch.bfloat16).eval()
     graphs = paged_graphs(model, BlockStore(model, 200, 16), 3)
     assert graphs is not None and graphs.kernels is not None
     numbers = np.random.default_rng(0).permutation(200)[:120].reshape(3, 40).tolist()
@@ -166,7 +166,9 @@ def test_the_kernels_read_blocks_as_they_read_one_piece() -> None:
 def test_chunks_of_many_prompts_beside_a_step(heads: int, kv_heads: int, d_head: int, bits: CacheBits | None) -> None:
     """Against the model's own features of whole texts, in float32."""
     torch.manual_seed(0)
-    exact = build(llama(2, heads * d_head, heads, 256, 2048, vocab_size=100, kv_heads=kv_heads)).cuda().eval()
+    exact = (
+        build(llama(2, heads * d_head, heads, d_ff=256, context=2048, vocab_size=100, kv_heads=kv_heads)).cuda().eval()
+    )
     model = copy.deepcopy(exact).bfloat16()
     graphs = paged_graphs(model, BlockStore(model, 500, 16, bits), 5)
     assert graphs is not None and graphs.kernels is not None

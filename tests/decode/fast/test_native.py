@@ -34,15 +34,15 @@ def by_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "FIRST_CREDIT", 0.0)  # whatever the clock says on a busy machine
 
 
-LLAMA = llama(2, 96, 3, 160, context=40, vocab_size=50, kv_heads=1)
+LLAMA = llama(2, 96, 3, d_ff=160, context=40, vocab_size=50, kv_heads=1)
 CONFIGS = {
     "LLaMA": LLAMA,
-    "tied": llama(3, 64, 4, 96, context=40, vocab_size=51, kv_heads=2, tied=True),
+    "tied": llama(3, 64, 4, d_ff=96, context=40, vocab_size=51, kv_heads=2, tied=True),
     "stretched, scaled": LLAMA.replace(
         position=Rotary(base=500.0, scaling=LinearScaling(factor=2.0)), embedding_scale=True, norm=RMSNorm(offset=1.0)
     ),
-    "GPT-2": gpt(2, 64, 4, 40, 50),
-    "relu": gpt(1, 64, 2, 40, 50).replace(feedforward=Plain(d_ff=96, activation="relu")),
+    "GPT-2": gpt(2, 64, 4, context=40, vocab_size=50),
+    "relu": gpt(1, 64, 2, context=40, vocab_size=50).replace(feedforward=Plain(d_ff=96, activation="relu")),
     "biased head": LLAMA.replace(head={"kind": "lm", "tied": False, "bias": True}),
     "scaled head": LLAMA.replace(head={"kind": "lm", "tied": False, "bias": True, "scale": 0.5}),
 }
@@ -176,7 +176,7 @@ def test_normalisers_are_those_of_torch(size: int) -> None:
 
 
 def test_rows_of_a_gated_layer_that_fill_no_band() -> None:
-    model = built(llama(1, 96, 3, 90, context=40, vocab_size=50, kv_heads=1))
+    model = built(llama(1, 96, 3, d_ff=90, context=40, vocab_size=50, kv_heads=1))
     for one, other in zip(*steps(model, torch.arange(1, 6)[None], torch.arange(7, 10)), strict=True):
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)
 

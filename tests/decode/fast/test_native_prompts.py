@@ -49,7 +49,7 @@ def test_a_prompt_is_read_as_the_model_reads_it(name: str, bits: str | None) -> 
 
 
 def test_a_long_prompt_goes_through_in_parts() -> None:
-    config = llama(2, 96, 3, 160, context=600, vocab_size=50, kv_heads=1)
+    config = llama(2, 96, 3, d_ff=160, context=600, vocab_size=50, kv_heads=1)
     model, tokens = built(config), torch.arange(301)[None] * 7 % 50
     quantize(model, "int4")
     whole, kept = read_in(model, tokens, [301])
@@ -62,7 +62,7 @@ def test_a_long_prompt_goes_through_in_parts() -> None:
 @pytest.mark.parametrize("heads", [(96, 3, 1), (80, 2, 2), (32, 4, 2), (160, 2, 1)])  # heads of 32, 40, 8 and 80
 def test_heads_of_any_width_look_back(heads: tuple[int, int, int]) -> None:
     width, count, shared = heads
-    model = built(llama(2, width, count, 64, context=200, vocab_size=50, kv_heads=shared))
+    model = built(llama(2, width, count, d_ff=64, context=200, vocab_size=50, kv_heads=shared))
     tokens = torch.arange(150)[None] * 7 % 50
     state = model.start(1, 150)
     with torch.inference_mode():

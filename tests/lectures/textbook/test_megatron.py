@@ -80,7 +80,7 @@ def test_two_processes_compute_what_wefts_one_does(name: str, given: dict[str, A
     layer, _ = weft_layers()[name]
     x = given["x"].clone().requires_grad_()
     places = torch.arange(TIME)[None]
-    mask = [] if name == "ffn" else [AttentionMask(Mask(causal=True), Position(), places, places)]
+    mask = [] if name == "ffn" else [AttentionMask(Mask(causal=True), Position(), places, keys=places)]
     z = layer(x, *mask)
     (z * given["upstream"]).sum().backward()
     rename = {"ffn": of_ffn, "attention": of_attention}[name]

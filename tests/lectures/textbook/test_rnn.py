@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from weft.models.build import build
 from weft.models.presets import preset
 from weft.nn.loss import linear_cross_entropy
-from weft.nn.recurrent import Carried
+from weft.nn.recurrent import CarriedState
 
 stats = Later("scipy.stats")
 
@@ -88,7 +88,7 @@ def test_carried_states_are_wefts(cell: str) -> None:
     """Three windows of a text, one after the other; together they are the whole text read at once."""
     ours, theirs = pair(cell, SHAPES[1])
     windows = torch.randint(11, (2, 12)).split(4, dim=1)
-    carried, states, rows = Carried(), None, []
+    carried, states, rows = CarriedState(), None, []
     for window in windows:
         expected = ours.head(ours.forward_features(window, carried=carried))
         logits, states = theirs(window, states)

@@ -60,7 +60,7 @@ def padded(batch: int, time: int) -> Tensor:
 def test_logits_loss_and_gradients(
     layers: int, shape: tuple[int, int, int], batch: int, times: tuple[int, int], smoothing: float
 ) -> None:
-    settings = vaswani(layers, *shape, 0.1, vocab_size=VOCAB)
+    settings = vaswani(layers, *shape[:2], d_ff=shape[2], dropout=0.1, vocab_size=VOCAB)
     ours, theirs = parity.random_weights(settings), transformer.Transformer(VOCAB, layers, *shape).eval()
     theirs.load_state_dict(rename(settings, ours.state_dict()))
     read, written = padded(batch, times[0]), padded(batch, times[1] + 1)

@@ -19,7 +19,7 @@ from weft.decode.text import Chunk as Written
 from weft.decode.text import Completion, Text, completion_of
 from weft.errors import WeftError
 from weft.models.transformer import Transformer, TransformerState
-from weft.nn.cache import ReadTokens
+from weft.nn.cache import TokenHistory
 
 CALL = 16  # a call of the model costs about as much as reading so many tokens more in one that is made anyway
 
@@ -227,7 +227,7 @@ class BlockManager:
         tables = torch.from_numpy(self.numbers[rows, : self.pool.blocks_for(max(reads) + time)])
         return tokens, torch.tensor(reads), torch.tensor(counts), tables
 
-    def _read_before(self, requests: Sequence[Request], lengths: Tensor, max_len: int) -> ReadTokens | None:
+    def _read_before(self, requests: Sequence[Request], lengths: Tensor, max_len: int) -> TokenHistory | None:
         """The last tokens that requests have read, so many as n-grams reach back."""
         if self.model.ngrams is None:
             return None
@@ -235,7 +235,7 @@ class BlockManager:
         for row, request in enumerate(requests):
             start = max(0, request.read - self.model.ngrams.reach)
             found[row, start : request.read] = request.ids[start : request.read]
-        read = ReadTokens((), lengths, 0)
+        read = TokenHistory((), lengths, 0)
         read.tokens = on_device(torch.from_numpy(found), self.device)
         return read
 
@@ -254,10 +254,10 @@ class BlockManager:
         tokens, reads, counts, tables = self._given(work)
         longest, time = int(reads.max()), tokens.shape[1]
         cache = PagedCache(self.store, on_device(tables, self.device))
-        state = TransformerState(cache, len(work), longest + time, None, None)  # type: ignore[arg-type]
+        state = TransformerState(cache, len(work), longest + time)  # type: ignore[arg-type]
         state.lengths = on_device(reads, self.device)
         state.longest, state.even = longest, int(reads.min()) == longest
-        state.read = self._read_before([request for request, _ in work], state.lengths, state.max_len)
+        state.history = self._read_before([request for request, _ in work], state.lengths, state.max_len)
         lengths = on_device(counts, self.device) if int(counts.min()) < time else None
         features = self.model.advance(on_device(tokens, self.device), state, lengths)
         if lengths is None:

@@ -19,7 +19,8 @@ from weft.decode.fast import native
 from weft.decode.fast.products import KleidiAI4
 from weft.decode.fast.quantize import QuantizedLinear
 from weft.models import heads
-from weft.models.transformer import SourceCache, Transformer, TransformerState
+from weft.models.stack import SourceCache
+from weft.models.transformer import Transformer, TransformerState
 from weft.nn.feedforward import Gated
 from weft.nn.linear import Linear
 from weft.nn.norm import RMSNorm
@@ -66,7 +67,7 @@ class CPUFastPath:
             x = F.embedding(tokens, self.model.embedding.weight)
             x = x if self.scale is None else x * self.scale
         else:
-            x = self.model.embed_next(tokens[:, None], state.lengths, state.read)[:, 0]
+            x = self.model.embed_next(tokens[:, None], state.lengths, state.history)[:, 0]
         if self.added is not None:
             x = x + self.added[place]
         if self.angles is not None:

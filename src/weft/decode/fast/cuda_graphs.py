@@ -45,8 +45,10 @@ class _Bucket(TransformerState):
     """A state as one step of fixed shape sees it: the first `seen` places, of which each row fills its own part."""
 
     def __init__(self, state: TransformerState, seen: int):
-        super().__init__(state.cache, state.lengths.shape[0], seen, state.source_cache, state.source_mask)
-        self.lengths, self.longest, self.read = state.lengths, seen - 1, state.read
+        super().__init__(
+            state.cache, state.lengths.shape[0], seen, source_cache=state.source_cache, source_mask=state.source_mask
+        )
+        self.lengths, self.longest, self.history = state.lengths, seen - 1, state.history
         self.even = False  # lengths are known to the device alone
 
     def advance(self, time: int, lengths: Tensor | None = None) -> None:
@@ -316,7 +318,7 @@ class _Shape:
         if graphs.kernels is not None:
             return graphs.kernels.step(tokens, reads, slots, self.attention)
         cache = PagedCache(graphs.store, graphs.tables[slots, : self.width].long())
-        state = TransformerState(cache, len(slots), self.width * graphs.store.block_size, None, None)  # type: ignore[arg-type]
+        state = TransformerState(cache, len(slots), self.width * graphs.store.block_size)  # type: ignore[arg-type]
         state.lengths, state.longest = reads, state.max_len - 1
         state.even = False  # lengths are known to the device alone
         return graphs.model.advance(tokens.unsqueeze(1), state)[:, -1]

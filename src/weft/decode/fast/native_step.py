@@ -154,7 +154,7 @@ class NativeStep:
         state.reserve(1)
         x = model.embed(tokens, model.embedding)
         if model.ngrams is not None:
-            x = x + model.ngrams.of_one(self._last(int(tokens)))
+            x = x + model.ngrams.embed_one(self._last(int(tokens)))
         logits = self.rows.step(x, state.lengths, self.table)
         state.advance(1)
         return logits
@@ -162,11 +162,11 @@ class NativeStep:
     def _last(self, token: int) -> list[int]:
         """The last tokens with this one, which is counted as read."""
         state, model = self.state, self.rows.model
-        assert model.ngrams is not None and state.read is not None
+        assert model.ngrams is not None and state.history is not None
         if self.last is None:
-            self.last = state.read.last(model.ngrams.reach, state.lengths)[0].tolist()[::-1]
+            self.last = state.history.last(model.ngrams.reach, state.lengths)[0].tolist()[::-1]
         last = [token, *self.last]
-        self.last, state.read.tokens[0, state.longest] = last[:-1], token
+        self.last, state.history.tokens[0, state.longest] = last[:-1], token
         return last
 
     def read(self, tokens: Tensor, lengths: Tensor | None) -> Tensor:
@@ -174,7 +174,7 @@ class NativeStep:
         state, model, (batch, time) = self.state, self.rows.model, tokens.shape
         state.reserve(time)
         self.last = None
-        x = model.embed_next(tokens, state.lengths, state.read)
+        x = model.embed_next(tokens, state.lengths, state.history)
         counts = torch.full((batch,), time) if lengths is None else lengths
         real = torch.arange(time) < counts[:, None]
         features = x.new_zeros(batch, time, model.config.d_model)

@@ -20,7 +20,7 @@ from weft.errors import ConfigError, ModelError
 from weft.models import heads
 from weft.models.base import LanguageModel
 from weft.models.transformer import Transformer
-from weft.nn.activations import capped
+from weft.nn.activations import apply_softcap
 from weft.nn.dropout import RowRng
 from weft.nn.linear import LowRank
 from weft.progress import bar
@@ -50,7 +50,7 @@ class QuantizedHead(heads.LMHead):
         self.dense = head.dense
 
     def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None, rng: RowRng | None = None) -> Tensor:
-        return capped(self.words(self.prepare(features)), self.softcap)
+        return apply_softcap(self.words(self.prepare(features)), self.softcap)
 
 
 def check_bits(bits: str) -> Bits:

@@ -24,7 +24,7 @@ from weft.decode.fast.cuda import CUDAFastPath
 from weft.decode.fast.cuda_graphs import DeviceSampler, GraphStep, PagedGraphs
 from weft.decode.fast.native_step import NativeRows, NativeStep, reading_pays, weights_are_native
 from weft.decode.fast.products import has_kernels
-from weft.models.base import LanguageModel, Source, State, device_of
+from weft.models.base import EncoderInput, LanguageModel, State, device_of
 from weft.models.config import Decoder, EncoderDecoder, LMHead
 from weft.models.ngram import Recent
 from weft.models.recurrent import HiddenStates
@@ -46,7 +46,7 @@ class Stepper:
     `first` tokens are read first, and no row grows beyond `limit`; capacity grows with the texts.
     """
 
-    def __init__(self, model: LanguageModel, batch: int, first: int, limit: int, source: Source | None = None):
+    def __init__(self, model: LanguageModel, batch: int, first: int, limit: int, source: EncoderInput | None = None):
         self.model, self.limit = model, limit
         # an answer is about as long as its source: most have ended before the others' capacity is moved
         more = FIRST_CAPACITY if source is None else source.tokens.shape[1] + 1
@@ -270,7 +270,7 @@ def _kernels_fit(model: Transformer) -> bool:
 def _readable(model: Transformer) -> bool:
     """Whether a fast path can read the weights by itself: they are all here, and nobody looks inside the model, whose
     modules only the plain way calls."""
-    return model.parts == 1 and not any(
+    return model.shards == 1 and not any(
         part.watchers if isinstance(part, Probabilities) else part._forward_hooks or part._forward_pre_hooks
         for part in model.modules()
     )
@@ -279,7 +279,7 @@ def _readable(model: Transformer) -> bool:
 def shape_is_fixed(model: LanguageModel, state: State, limit: int) -> bool:
     """Whether all steps after `state`, up to `limit` tokens, are of one shape, as a CUDA graph must be, and need no
     other process."""
-    if not (isinstance(model, Transformer) and isinstance(state, TransformerState)) or model.parts > 1:
+    if not (isinstance(model, Transformer) and isinstance(state, TransformerState)) or model.shards > 1:
         return False
     return isinstance(state.cache, KeyValueCache) and not stretches(model, limit)
 

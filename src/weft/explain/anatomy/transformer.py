@@ -8,7 +8,8 @@ from weft.costs.units import reach
 from weft.explain.anatomy.parts import Part, part, size, with_bias
 from weft.models import heads
 from weft.models.config import Encoder
-from weft.models.transformer import Stack, Transformer
+from weft.models.stack import Stack
+from weft.models.transformer import Transformer
 from weft.nn import attention, block, norm, position
 from weft.nn.attention_paths import attend
 from weft.nn.config import Block as BlockConfig

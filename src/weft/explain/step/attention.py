@@ -153,7 +153,7 @@ def _mask(opened: _Opened, scores: Tensor) -> None:
     """What positions add to the scores, and which keys are hidden."""
     way, id, place, compared = opened.way, opened.id, opened.place, opened.compared
     mask, axes = compared.mask, ("head", ("key", compared.keys))
-    bias = mask.position.heads_bias(mask.queries[:, place : place + 1], mask.keys)
+    bias = mask.position.local_bias(mask.queries[:, place : place + 1], mask.keys)
     if bias is not None:
         scores = scores + bias[0, :, 0]
         way.add(
@@ -179,7 +179,7 @@ def _mask(opened: _Opened, scores: Tensor) -> None:
         shown("seen", seen, ("key", compared.keys), scale="positive"),
         numbers={"keys": len(seen), "seen": int(seen.sum()), **{why: n for why, n in hidden.items() if n}},
         words={"hidden": "; ".join(told) or "No key is hidden from this token"},
-        by=Mask.mask_mod,
+        by=Mask.visible,
     )
 
 
