@@ -1,4 +1,4 @@
-"""Every file of lectures/ stands alone: short, typed, without weft and without the others."""
+"""Every file of lectures/ is self-contained: short, typed, and importing neither weft nor another file."""
 
 import ast
 import subprocess
@@ -11,12 +11,12 @@ import pytest
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "lectures").glob("*.py"))
 MAX_LINES = 200
-STANDARD_LIBRARY_ALONE = {"ngram", "backprop"}
+STANDARD_LIBRARY_ONLY = {"ngram", "backprop"}
 every_file = pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
 
 
 def imported(file: Path) -> set[str]:
-    """The packages that a file imports, also inside functions; "." for a relative import."""
+    """Packages that a file imports, also inside functions; "." for a relative import."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -37,14 +37,14 @@ def test_it_is_short(file: Path) -> None:
 
 @every_file
 def test_it_imports_the_standard_library_and_torch(file: Path) -> None:
-    allowed = set(sys.stdlib_module_names) | (set() if file.stem in STANDARD_LIBRARY_ALONE else {"torch"})
+    allowed = set(sys.stdlib_module_names) | (set() if file.stem in STANDARD_LIBRARY_ONLY else {"torch"})
     others = {other.stem for other in FILES}
     assert not imported(file) & others, "no file needs another"
     assert imported(file) <= allowed
 
 
 @every_file
-def test_it_loads_no_code_by_other_ways(file: Path) -> None:
+def test_it_loads_no_code_dynamically(file: Path) -> None:
     called = {
         node.func.id
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
@@ -54,11 +54,11 @@ def test_it_loads_no_code_by_other_ways(file: Path) -> None:
 
 
 @every_file
-def test_it_says_what_it_is_and_how_it_is_run(file: Path) -> None:
+def test_its_docstring_has_the_command_and_the_figure(file: Path) -> None:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     text = ast.get_docstring(tree) or ""
     assert f"python lectures/{file.name}" in text
-    assert any(character.isdigit() for character in text), "its figure stands in its first lines"
+    assert any(character.isdigit() for character in text), "a figure"
 
 
 @every_file
@@ -82,7 +82,7 @@ def test_a_wrong_path_is_one_line(file: Path, tmp_path: Path) -> None:
 
 
 def test_lint_reads_them() -> None:
-    """`make lint` runs ruff over the whole tree, and mypy over what its settings name."""
+    """`make lint` runs ruff on the whole tree, and mypy on the paths in its settings."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     assert "lectures" in settings["mypy"]["files"]
     assert not any("lectures" in path for path in settings["ruff"].get("extend-exclude", []))
