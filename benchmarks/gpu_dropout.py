@@ -29,7 +29,7 @@ def fused(qkv: QKV, mask: AttentionMask, scoring: attention_paths.Scoring) -> to
     """Attention as PyTorch fuses it, with its own dropout; every row is whole here, so masks are not needed."""
     assert scoring.dropping is not None
     return F.scaled_dot_product_attention(
-        *qkv.repeat_kv(), dropout_p=scoring.dropout.p, is_causal=mask.mask.triangular, scale=scoring.scale
+        *qkv.repeat_kv(), dropout_p=scoring.p, is_causal=mask.mask.triangular, scale=scoring.scale
     )
 
 

@@ -9,14 +9,7 @@ from torch import Tensor
 
 from weft.nn import attention_paths
 from weft.nn import mask as attention_mask
-from weft.nn.attention_paths import (
-    AttentionDropout,
-    Scoring,
-    attend_by_formula,
-    dropout_attention,
-    fast_attention,
-    load_kernels,
-)
+from weft.nn.attention_paths import Scoring, attend_by_formula, dropout_attention, fast_attention, load_kernels
 from weft.nn.dropout import RowRng, row_keys
 from weft.nn.mask import AttentionMask, Mask
 from weft.nn.position import Position, build
@@ -199,8 +192,8 @@ def test_kernels_drop_what_the_formula_drops(mask: dict[str, Any], d_head: int) 
 
     def run(dtype: torch.dtype, kernels: bool) -> list[Tensor]:
         leaves = [tensor.to(dtype).requires_grad_() for tensor in inputs]
-        dropout = AttentionDropout(0.25, RowRng(row_keys(5, torch.arange(rows, device="cuda"))), kernels=kernels)
-        out = dropout_attention(QKV(*leaves), where, Scoring(d_head**-0.5, dropout=dropout))
+        rng = RowRng(row_keys(5, torch.arange(rows, device="cuda")))
+        out = dropout_attention(QKV(*leaves), where, Scoring(d_head**-0.5, p=0.25, rng=rng, kernels=kernels))
         return [out.detach(), *torch.autograd.grad(out, leaves, upstream.to(dtype))]
 
     assert load_kernels(), "Triton is missing"

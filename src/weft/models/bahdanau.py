@@ -31,9 +31,7 @@ class Encoded(NamedTuple):
 
 class AdditiveAttention(nn.Module):
     """e_j = v · tanh(W_q s + W_k h_j), a = softmax(e): a small network scores how well each source token matches.
-
-    Probabilities (batch, target time, source time) of a whole sequence pass through the tap in one call.
-    """
+    Probabilities (batch, target time, source time) of a whole sequence pass through the tap in one call."""
 
     def __init__(self, d_query: int, d_key: int, d_attention: int):
         super().__init__()
@@ -105,10 +103,8 @@ class Bahdanau(LanguageModel):
         return self.attention.probabilities
 
     def encode(self, source: EncoderInput, rng: RowRng | None = None) -> Encoded:
-        """Read source.tokens (batch, source time) in both directions; padding on either side is skipped.
-
-        The decoder starts from tanh(W ←h_1): the backward state at the first token has read all others.
-        """
+        """Read source.tokens (batch, source time) in both directions; padding on either side is skipped. The decoder
+        starts from tanh(W ←h_1): the backward state at the first token has read all others."""
         tokens = source.tokens
         check_tokens(tokens, self.config.source_vocab_size or self.config.vocab_size)
         mask = torch.ones_like(tokens, dtype=torch.bool) if source.mask is None else source.mask.bool()

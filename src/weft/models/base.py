@@ -120,11 +120,8 @@ class LanguageModel(nn.Module):
         return self.features(batch.tokens, **inputs(batch, carried))
 
     def wrap(self, around: Callable[[Pass], Pass]) -> None:
-        """Replace the pass over whole sequences by `around(pass)`.
-
-        This is the only way to change how a pass is computed: compiled, padded, or in pipeline stages. The last wrapper
-        is entered first.
-        """
+        """Replace the pass over whole sequences by `around(pass)`. This is the only way to change how a pass is
+        computed: compiled, padded, or in pipeline stages. The last wrapper is entered first."""
         self._wrapped.append(around(self._wrapped[-1] if self._wrapped else self.forward_features))
 
     @contextmanager

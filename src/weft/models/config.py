@@ -14,10 +14,8 @@ Pooling = Literal["first", "mean", "last"]
 
 
 class LMHead(Config):
-    """Next token: features times a (vocab_size, d_model) table.
-
-    Features are multiplied by `scale`; a `softcap` c replaces each logit z by c · tanh(z/c) (Gemma 2).
-    """
+    """Next token: features times a (vocab_size, d_model) table. Features are multiplied by `scale`; a `softcap` c
+    replaces each logit z by c · tanh(z/c) (Gemma 2)."""
 
     kind: Literal["lm"] = "lm"
     tied: bool = Field(True, description="use the embeddings as the table")
@@ -62,10 +60,8 @@ class Transform(Config):
 
 
 class ClassificationHead(Config):
-    """One of `labels` for a whole sequence; a single label is a regression.
-
-    In front is a `pooler`, a dense layer with `activation` (tanh in BERT, relu in DistilBERT), or a `transform`.
-    """
+    """One of `labels` for a whole sequence; a single label is a regression. In front is a `pooler`, a dense layer with
+    `activation` (tanh in BERT, relu in DistilBERT), or a `transform`."""
 
     kind: Literal["sequence"] = "sequence"
     labels: PositiveInt = Field(description="number of labels")
@@ -246,11 +242,8 @@ class TransformerConfig(Block):
 
 
 class Decoder(TransformerConfig):
-    """Stack that sees only the past: GPT, LLaMA.
-
-    With `d_embedding`, a matrix projects the token embeddings to d_model, where positions are added, and another
-    projects back before the logits (Zhang et al. 2022, OPT-350m).
-    """
+    """Stack that sees only the past: GPT, LLaMA. With `d_embedding`, a matrix projects the token embeddings to d_model,
+    where positions are added, and another projects back before the logits (Zhang et al. 2022, OPT-350m)."""
 
     kind: Literal["decoder"] = "decoder"
     d_embedding: PositiveInt | None = Field(None, description="width of the embeddings; absent: d_model")

@@ -96,31 +96,26 @@ def pool(features: Tensor, mask: Tensor | None, pooling: config.Pooling) -> Tens
     return (features * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
 
 
-class Pooler(nn.Module):
-    """f(dense(x)) of a pooled vector; with tanh, BERT's pooler."""
-
-    def __init__(self, d_model: int, activation: Activation = "tanh"):
-        super().__init__()
-        self.dense = Linear(d_model, d_model)
-        self.activation = activations[activation]
-
-    def forward(self, pooled: Tensor) -> Tensor:
-        """(batch, d_model) → (batch, d_model)."""
-        return self.activation(self.dense(pooled))
-
-
 class Transform(nn.Module):
-    """norm(f(dense(x))), before every head in ModernBERT."""
+    """f(dense(x)), BERT's pooler with tanh; or norm(f(dense(x))), before every head in ModernBERT."""
 
-    def __init__(self, settings: config.Transform, model: config.TransformerConfig):
+    def __init__(self, d_model: int, activation: Activation, *, bias: bool = True, norm: nn.Module | None = None):
         super().__init__()
-        self.dense = Linear(model.d_model, model.d_model, bias=settings.bias)
-        self.norm = norm.build(model.norm, model.d_model)
-        self.activation = activations[settings.activation]
+        self.dense = Linear(d_model, d_model, bias=bias)
+        self.norm = norm
+        self.activation = activations[activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, d_model) → (…, d_model)."""
-        return self.norm(self.activation(self.dense(x)))
+        x = self.activation(self.dense(x))
+        return x if self.norm is None else self.norm(x)
+
+
+def _transform(settings: config.Transform | None, model: config.TransformerConfig) -> Transform | None:
+    if settings is None:
+        return None
+    last = norm.build(model.norm, model.d_model)
+    return Transform(model.d_model, settings.activation, bias=settings.bias, norm=last)
 
 
 NEXT_SENTENCE = config.ClassificationHead(labels=2, dropout=0.0)  # whether the second sentence follows the first
@@ -132,8 +127,8 @@ class Classifier(nn.Module):
     def __init__(self, settings: config.ClassificationHead, model: config.TransformerConfig):
         super().__init__()
         self.pooling = settings.pooling
-        self.pooler = Pooler(model.d_model, settings.activation) if settings.pooler else None
-        self.transform = None if settings.transform is None else Transform(settings.transform, model)
+        self.pooler = Transform(model.d_model, settings.activation) if settings.pooler else None
+        self.transform = _transform(settings.transform, model)
         self.dropout = Dropout(settings.dropout)
         self.out = Linear(model.d_model, settings.labels, bias=settings.bias)
 
@@ -165,7 +160,7 @@ class Tagger(nn.Module):
 
     def __init__(self, settings: config.TaggingHead | config.SpanHead, model: config.TransformerConfig, labels: int):
         super().__init__()
-        self.transform = None if settings.transform is None else Transform(settings.transform, model)
+        self.transform = _transform(settings.transform, model)
         self.dropout = Dropout(settings.dropout)
         self.out = Linear(model.d_model, labels)
 

@@ -90,11 +90,8 @@ class NGram(LanguageModel):
         return [distinct] + [len(self._table("words", n)) for n in range(2, self.config.order + 1)]
 
     def log_prob(self, tokens: Ints, boundaries: Ints | None = None) -> NDArray[np.float32]:
-        """log p(token | its context) for each of tokens (time,), in nats; `boundaries` as for `fit`.
-
-        Unlike `head`, this looks up only the tokens that occur, not the whole vocabulary: a million tokens per second
-        on one core.
-        """
+        """log p(token | its context) for each of tokens (time,), in nats; `boundaries` as for `fit`. Unlike `head`,
+        this looks up only the tokens that occur, not the whole vocabulary: a million tokens per second on one core."""
         self._check_fitted()
         documents = Documents(tokens, document_starts(len(tokens), boundaries))
         levels = range(1, self.config.order + 1)
@@ -136,10 +133,8 @@ class NGram(LanguageModel):
         positions: Tensor | None = None,
         rng: RowRng | None = None,
     ) -> Tensor:
-        """Context (batch, time, order − 1) of the word after each of tokens (batch, time), oldest word first.
-
-        With document ids (batch, time), a context has only words of its document. `positions` and `rng` are ignored.
-        """
+        """Context (batch, time, order − 1) of the word after each of tokens (batch, time), oldest word first. With
+        document ids (batch, time), a context has only words of its document. `positions` and `rng` are ignored."""
         check_tokens(tokens, self.config.vocab_size)
         width = self.config.order - 1
         if not width:
@@ -173,10 +168,8 @@ class NGram(LanguageModel):
         return rows.view(B, T, V).to(features.device)
 
     def _suffixes(self, contexts: Tensor) -> list[Tensor]:
-        """Indices of the last n words of contexts (rows, words), for n = 1, 2, …; −1 where unseen or missing.
-
-        All suffixes of a context are looked up in parallel, from their first word to their last.
-        """
+        """Indices of the last n words of contexts (rows, words), for n = 1, 2, …; −1 where unseen or missing. All
+        suffixes of a context are looked up in parallel, from their first word to their last."""
         width, V = contexts.shape[1], self.config.vocab_size
         indices = torch.where(contexts < V, contexts, -1).flip(1)  # column i: the suffix of i + 1 words
         found = [indices[:, 0]] if width else []

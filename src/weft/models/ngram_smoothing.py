@@ -165,9 +165,7 @@ def _kneser_ney(
 
 def _suffixes(trie: Trie, n: int, suffixes: Ints) -> Ints:
     """Index in level `n` of each n-gram of level `n + 1` without its first word; `suffixes` are those of level `n`.
-
-    Empty if level `n` is the highest order.
-    """
+    Empty if level `n` is the highest order."""
     if n + 1 == len(trie):
         return np.empty(0, dtype=np.int32)
     above, level = trie[n], trie[n + 1]
@@ -204,9 +202,7 @@ def _discounted_mass(above: TrieLevel, adjusted: Ints, discounts: Discounts) -> 
 
 def _three_discounts(adjusted: Ints) -> Discounts:
     """D₁ = 1 − 2Y n₂/n₁, D₂ = 2 − 3Y n₃/n₂, D₃₊ = 3 − 4Y n₄/n₃ with Y = n₁/(n₁ + 2n₂) (Chen and Goodman 1999, eq. 26).
-
-    A single discount, three times, if there are too few counts to estimate three.
-    """
+    A single discount, three times, if there are too few counts to estimate three."""
     n1, n2, n3, n4 = (int(np.count_nonzero(adjusted == times)) for times in (1, 2, 3, 4))
     one = _discount(adjusted)
     if not (n1 and n2 and n3):

@@ -19,10 +19,8 @@ from weft.nn.recurrent import CarriedState, InterLayerDropout, read, read_docume
 
 
 class HiddenStates(State):
-    """States of a stack after every token so far, so that truncation to any length is exact.
-
-    `states` (batch, max_len + 1, parts, layers, d_model): index n is the state after n tokens, zeros at index 0.
-    """
+    """States of a stack after every token so far, so that truncation to any length is exact: `states` (batch,
+    max_len + 1, parts, layers, d_model), where index n is the state after n tokens, zeros at index 0."""
 
     can_grow = True
 

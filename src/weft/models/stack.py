@@ -92,9 +92,7 @@ class Stack(nn.Module):
         rng: RowRng | None = None,
     ) -> Tensor:
         """x (batch, time, width) at `positions` → (batch, time, d_model); without positions, x are hidden states.
-
-        `masks` has one mask per kind of layer, `past` one element per layer.
-        """
+        `masks` has one mask per kind of layer, `past` one element per layer."""
         x = _residual_dtype(x) if positions is None else self.begin(x, positions, rng)
         recomputes = self.recompute and torch.is_grad_enabled()
         if recomputes:

@@ -40,11 +40,8 @@ class RowInputs(NamedTuple):
 
 
 class TransformerState(State):
-    """Keys and values of the tokens read so far, and of the source if there is one.
-
-    Adjacent rows with one source, such as beams, share its keys, values and mask: these have a row for every `sharing`
-    rows.
-    """
+    """Keys and values of the tokens read so far, and of the source if there is one. Adjacent rows with one source, such
+    as beams, share its keys, values and mask: these have a row for every `sharing` rows."""
 
     can_grow = True
 

@@ -26,46 +26,34 @@ QUERY_BLOCK = 512  # queries per block where attention is computed block by bloc
 MAX_KEPT_ENTRIES = 2**28  # probabilities, over all rows and heads, that a GPU keeps for the backward pass
 
 
-class AttentionDropout(NamedTuple):
-    """Dropout of attention probabilities with probability p, drawn from the rows' `rng` and the dropout's number.
-
-    Tensor parallelism sets `first_head`, the index of this process's first head. `kernels`: weft's GPU kernels are
-    loaded.
-    """
-
-    p: float
-    rng: RowRng | None = None
-    number: int = 0
-    first_head: int = 0
-    kernels: bool = False
-
-    def keys(self, shape: torch.Size, first_query: int = 0) -> Tensor | None:
-        """Random keys of `shape` (batch, heads, time); None if torch's generator draws."""
-        if self.rng is None:
-            return None
-        return position_keys(self.rng, self.number, shape, first=(self.first_head, first_query))
-
-    def __call__(self, probabilities: Tensor, first_query: int = 0, first_key: int = 0) -> Tensor:
-        """Probabilities (batch, heads, time, source time) of a block of queries and keys, after dropout."""
-        keys = self.keys(probabilities.shape[:-1], first_query)
-        return drop_values(probabilities, self.p, keys, first=first_key)
-
-
 class Scoring(NamedTuple):
-    """Scores are multiplied by `scale` and bounded by `softcap`; `dropout` is applied to their softmax."""
+    """Computation of attention probabilities from queries and keys: scale, softcap and dropout."""
 
     scale: float
     softcap: float | None = None
-    dropout: AttentionDropout | None = None
+    p: float = 0.0  # probability of dropout
+    rng: RowRng | None = None  # generator for dropout; None: torch's
+    number: int = 0  # of the dropout in its model
+    first_head: int = 0  # index of this process's first head, under tensor parallelism
+    kernels: bool = False  # whether weft's GPU kernels are loaded
 
     def scores(self, qkv: QKV) -> Tensor:
         """Scores (batch, heads, time, source time) before masking."""
         q, k, _ = qkv.repeat_kv()
         return apply_softcap(q @ k.mT * self.scale, self.softcap)
 
-    def drop(self, probabilities: Tensor) -> Tensor:
-        """Attention probabilities after dropout."""
-        return probabilities if self.dropout is None else self.dropout(probabilities)
+    def random_keys(self, shape: torch.Size, first_query: int = 0) -> Tensor | None:
+        """Random keys of `shape` (batch, heads, time); None if torch's generator draws."""
+        if self.rng is None:
+            return None
+        return position_keys(self.rng, self.number, shape, first=(self.first_head, first_query))
+
+    def drop(self, probabilities: Tensor, first_query: int = 0, first_key: int = 0) -> Tensor:
+        """Attention probabilities after dropout, of a block of queries and keys."""
+        if not self.p:
+            return probabilities
+        keys = self.random_keys(probabilities.shape[:-1], first_query)
+        return drop_values(probabilities, self.p, keys, first=first_key)
 
 
 def attend(qkv: QKV, mask: AttentionMask, scoring: Scoring, *, tap: Probabilities | None = None) -> Tensor:
@@ -81,7 +69,7 @@ def attend(qkv: QKV, mask: AttentionMask, scoring: Scoring, *, tap: Probabilitie
             return scoring.drop(replaced) @ qkv.repeat_kv().v
     if scoring.softcap is not None:
         return attend_by_formula(qkv, mask, scoring)
-    if scoring.dropout is not None:
+    if scoring.p:
         return dropout_attention(qkv, mask, scoring)
     return fast_attention(qkv, scoring.scale, mask)
 
@@ -98,28 +86,26 @@ def fast_attention(qkv: QKV, scale: float, mask: AttentionMask) -> Tensor:
     if mask.fits_flex_attention:
         return _flex()(*qkv, block_mask=mask.block_mask(), scale=scale, enable_gqa=qkv.grouped)
 
+    if qkv.pairs <= MAX_DENSE_ENTRIES:
+        return _fused(qkv, scale, mask=_match_dtype(mask.dense(), qkv.q))
+
     def attend_block(part: QKV, queries: slice, keys: slice) -> Tensor:
         return _fused(part, scale, mask=_match_dtype(mask.part(queries, keys), part.q))
 
-    if qkv.pairs <= MAX_DENSE_ENTRIES:
-        return _fused(qkv, scale, mask=_match_dtype(mask.dense(), qkv.q))
     return _by_query_blocks(qkv, mask, attend_block)
 
 
 def dropout_attention(qkv: QKV, mask: AttentionMask, scoring: Scoring) -> Tensor:
     """Compute attention with dropout of the probabilities, by weft's kernels where they fit, else by the formula.
-
-    PyTorch's fused kernels draw dropout from a row's place in the batch of one process.
-    """
-    assert scoring.dropout is not None
-    fits = scoring.dropout.kernels and _dropout_kernels_fit(qkv, mask)
-    random_keys = scoring.dropout.keys(qkv.q.shape[:-1]) if fits else None
+    PyTorch's fused kernels draw dropout from a row's place in the batch of one process."""
+    fits = scoring.kernels and _dropout_kernels_fit(qkv, mask)
+    random_keys = scoring.random_keys(qkv.q.shape[:-1]) if fits else None
     if random_keys is None:
         return attend_by_formula(qkv, mask, scoring)
     limits, rows = mask.mask, qkv.q.shape[0]
     documents = None if limits.documents is None else limits.documents[0].expand(rows, -1).contiguous()
     real = None if limits.real is None else limits.real.expand(rows, -1).contiguous()
-    options = limits.causal, limits.window or 0, scoring.scale, scoring.dropout.p
+    options = limits.causal, limits.window or 0, scoring.scale, scoring.p
     out: Tensor = torch.ops.weft.dropped_attention(*qkv, random_keys, real, documents, *options)[0]
     return out
 
@@ -129,10 +115,7 @@ def attend_by_formula(qkv: QKV, mask: AttentionMask, scoring: Scoring) -> Tensor
 
     def attend_block(part: QKV, queries: slice, keys: slice) -> Tensor:
         def drop(probabilities: Tensor) -> Tensor:
-            probabilities = probabilities.to(part.v.dtype)
-            return (
-                probabilities if scoring.dropout is None else scoring.dropout(probabilities, queries.start, keys.start)
-            )
+            return scoring.drop(probabilities.to(part.v.dtype), queries.start, keys.start)
 
         visible = mask.part(queries, keys)
         return reference_attention(part, scoring.scale, visible, drop=drop, softcap=scoring.softcap)[0]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from weft.nn import feedforward, norm, relative_attention
+from weft.nn import attention, feedforward, norm
 from weft.nn.attention import CrossAttention
 from weft.nn.cache import Past
 from weft.nn.config import Block as BlockConfig
@@ -49,16 +49,14 @@ class Sublayer(nn.Module):
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention if there is a source, and feed-forward, in sequence or in parallel.
-
-    `kind` is the index of the layer's kind in the stack's pattern. `has_norm = False`: no norm before attention.
-    """
+    """Self-attention, cross-attention if there is a source, and feed-forward, in sequence or in parallel. `kind` is the
+    index of the layer's kind in the stack's pattern. `has_norm = False`: no norm before attention."""
 
     def __init__(self, settings: BlockConfig, cross: bool, *, kind: int = 0, has_norm: bool = True):
         super().__init__()
         self.kind = kind
         d_model, d_head = settings.d_model, settings.d_head
-        self.attention = relative_attention.build(settings)
+        self.attention = attention.build(settings)
         self.attention_skip = Sublayer(settings, has_norm)
         self.cross = CrossAttention(settings.attention, d_model, d_head) if cross else None
         self.cross_skip = Sublayer(settings) if cross else None
@@ -75,10 +73,8 @@ class Block(nn.Module):
         source: tuple[tuple[Tensor, Tensor], AttentionMask] | None = None,
         rng: RowRng | None = None,
     ) -> Tensor:
-        """x (batch, time, d_model) → (batch, time, d_model).
-
-        `source`: this layer's keys and values of the source for cross-attention, and the mask over them.
-        """
+        """x (batch, time, d_model) → (batch, time, d_model). `source`: this layer's keys and values of the source for
+        cross-attention, and the mask over them."""
         if self.parallel:
             h = self.attention_skip.read(x)
             feedforward_input = h if self.feedforward_skip.norm is None else self.feedforward_skip.read(x)

@@ -9,10 +9,8 @@ from torch.nn import functional as F
 
 
 class Past(Protocol):
-    """Keys and values of other tokens in one layer: cached, or read by other processes (`Stack.context`).
-
-    `extend` adds keys and values (batch, kv_heads, time, d_head) and returns all of them, up to the longest row.
-    """
+    """Keys and values of other tokens in one layer: cached, or read by other processes (`Stack.context`). `extend` adds
+    keys and values (batch, kv_heads, time, d_head) and returns all of them, up to the longest row."""
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
 

@@ -82,10 +82,8 @@ def _position_keys(rng: RowRng, number: int, shape: torch.Size, *, first: tuple[
 
 
 def drop_values(x: Tensor, p: float, keys: Tensor | None, *, first: int = 0) -> Tensor:
-    """x (…, width) with elements zeroed with probability p and the others scaled by 1 / (1 − p).
-
-    keys (…) are the keys of the vectors, whose elements count from `first`; None: torch's generator draws.
-    """
+    """x (…, width) with elements zeroed with probability p and the others scaled by 1 / (1 − p). keys (…) are the keys
+    of the vectors, whose elements count from `first`; None: torch's generator draws."""
     if keys is None:
         return F.dropout(x, p)
     limit, scale = threshold(p)
@@ -183,10 +181,8 @@ class Dropout(nn.Module):
 
 
 def number_dropouts(model: nn.Module, runs: Callable[[nn.Module], int] = lambda part: 0) -> None:
-    """Number the dropouts of a model in module order.
-
-    A part with `runs(part)` > 0 runs that many times in a pass and gets numbers for each run (`RowRng.for_repeat`).
-    """
+    """Number the dropouts of a model in module order. A part with `runs(part)` > 0 runs that many times in a pass and
+    gets numbers for each run (`RowRng.for_repeat`)."""
     number = 0
 
     def visit(part: nn.Module) -> None:

@@ -44,11 +44,8 @@ class NGramEmbedding(nn.Module):
         self.weight.zero_()
 
     def indices(self, tokens: Tensor, before: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        """Rows of `weight`, (batch, time, orders), for tokens (batch, time).
-
-        `before` (batch, reach) are the preceding tokens, −1 where there are none. N-grams do not cross the boundaries
-        between `documents` (batch, time).
-        """
+        """Rows of `weight`, (batch, time, orders), for tokens (batch, time). `before` (batch, reach) are the preceding
+        tokens, −1 where there are none. N-grams do not cross the boundaries between `documents` (batch, time)."""
         time, reach = tokens.shape[1], self.reach
         padded = F.pad(tokens, (reach, 0), value=-1) if before is None else torch.cat((before, tokens), dim=1)
         shifted = [padded[:, reach - back : reach - back + time] for back in range(reach + 1)]

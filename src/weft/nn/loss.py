@@ -49,9 +49,7 @@ class VocabShard(Protocol):
 
 class Readout(NamedTuple):
     """Factors of the logits: features (…, D), weight (V, D) and bias (V,); with `shard`, local rows of weight and bias.
-
-    With `softcap` c, the logits are c · tanh(product/c).
-    """
+    With `softcap` c, the logits are c · tanh(product/c)."""
 
     features: Tensor
     weight: Tensor
@@ -141,9 +139,7 @@ def sharded_chunk_loss(
     logits: Tensor, targets: Tensor, weights: Tensor, *, shard: VocabShard, terms: LossTerms
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`chunk_loss` of local logits (N, local size) of a sharded vocabulary; targets are ids of the whole vocabulary.
-
-    Two all-reduces: the largest logit of each row, then its sums (Shoeybi et al. 2019, §3).
-    """
+    Two all-reduces: the largest logit of each row, then its sums (Shoeybi et al. 2019, §3)."""
     smoothing = terms.smoothing
     exact, size = logits.float(), logits.shape[-1]
     is_local = (targets >= shard.first) & (targets < shard.first + size)

@@ -84,7 +84,7 @@ class FusedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scale: float, causal: bool, *qkv: Tensor) -> Tensor:
         q = qkv[0]
-        out, log_totals = _empty_token_major(q), q.new_empty(q.shape[:3])
+        out, log_totals = empty_token_major(q), q.new_empty(q.shape[:3])
         _attend([*qkv, out], log_totals, scale, causal=causal)
         ctx.save_for_backward(*qkv, out, log_totals)
         ctx.scale, ctx.causal = scale, causal
@@ -95,12 +95,12 @@ class FusedAttention(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         *saved, log_totals = ctx.saved_tensors
         upstream = upstream if upstream.stride(-1) == 1 else upstream.contiguous()
-        gradients = [_empty_token_major(x) for x in saved[:3]]
+        gradients = [empty_token_major(x) for x in saved[:3]]
         _attend([*saved, upstream, *gradients], log_totals, ctx.scale, causal=ctx.causal)
         return None, None, *gradients
 
 
-def _empty_token_major(x: Tensor) -> Tensor:
+def empty_token_major(x: Tensor) -> Tensor:
     """Empty (batch, heads, time, d_head) in which the heads of a token are adjacent, as the next layer reads them."""
     return torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 

@@ -7,7 +7,7 @@ its class here only computes distances.
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,11 @@ Angles = tuple[Tensor, Tensor]  # cos and sin, each (batch or 1, 1, time, pairs)
 
 
 class Position(nn.Module):
-    """No position encoding, and the base class of all others.
-
-    A subclass names its settings, `class Learned(Position, settings=config.Learned)`, and is built from them and the
-    stack's `Sizes`. Its table, if it has one, is `weight`.
-    """
+    """No position encoding, and the base class of all others. A subclass names its settings in its class statement
+    (`settings=config.Learned`) and is built from them and the stack's `Sizes`. Its table, if any, is `weight`."""
 
     classes: ClassVar[dict[type[config.PositionConfig], Callable[[Any, config.Sizes], "Position"]]] = {
-        config.NoPosition: lambda settings, sizes: Position()
+        config.NoPosition: lambda settings, sizes: Position(settings, sizes)
     }
     biases: ClassVar[bool] = False  # whether a subclass overrides `bias`
     heads_here: slice | None = None  # heads of this process, if tensor parallelism divides them
@@ -40,6 +37,10 @@ class Position(nn.Module):
         super().__init_subclass__()
         cls.classes[settings] = cls
         cls.biases = cls.bias is not Position.bias
+
+    def __init__(self, settings: Any = None, sizes: config.Sizes | None = None):
+        super().__init__()
+        self.settings, self.sizes = settings, cast(config.Sizes, sizes)
 
     def reset_parameters(self, init: Initialiser) -> None:
         """Draw the table like the token embeddings."""
@@ -86,11 +87,8 @@ def _(x: Tensor) -> Tensor:
 
 
 def compute_once(x: Tensor) -> Tensor:
-    """Return x, but keep a compiler from fusing its computation into every layer.
-
-    Computing sines again in each layer costs many times what reading them does. Exported models do without: only weft
-    has this operation.
-    """
+    """Return x, but keep a compiler from fusing its computation into every layer. Computing sines again in each layer
+    costs many times what reading them does. Exported models do without: only weft has this operation."""
     return _kept(x) if torch.compiler.is_dynamo_compiling() else x
 
 
@@ -108,13 +106,9 @@ def sinusoids(positions: Tensor, d_model: int, layout: str = "interleaved", *, b
 class Sinusoidal(Position, settings=config.Sinusoidal):
     """Sines and cosines added to the embeddings, computed on the fly: the length is not limited."""
 
-    def __init__(self, settings: config.Sinusoidal, sizes: config.Sizes):
-        super().__init__()
-        self.settings, self.d_model = settings, sizes.d_model
-
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         shifted, layout = positions + self.settings.offset, self.settings.layout
-        waves = sinusoids(shifted, self.d_model, layout, base=self.settings.base)
+        waves = sinusoids(shifted, self.sizes.d_model, layout, base=self.settings.base)
         return x + compute_once((self.settings.amplitude * waves).to(x.dtype))
 
 
@@ -122,24 +116,22 @@ class Learned(Position, settings=config.Learned):
     """Table of trained vectors, one per position."""
 
     def __init__(self, settings: config.Learned, sizes: config.Sizes):
-        super().__init__()
-        self.offset, self.context = settings.offset, sizes.context
+        super().__init__(settings, sizes)
         self.weight = nn.Parameter(torch.empty(sizes.context + settings.offset, sizes.d_model))
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         # Only the time is known on the host; with a cache, `Transformer.start` has checked the length.
-        if x.shape[1] > self.context:
-            exceeded = f"{self.context} positions that this model has learned (model.context)"
-            raise ModelError(f"{x.shape[1]} tokens exceed the {exceeded}")
-        return x + nn.functional.embedding(positions + self.offset, self.weight)
+        if x.shape[1] > self.sizes.context:
+            learned = f"{self.sizes.context} positions that this model has learned (model.context)"
+            raise ModelError(f"{x.shape[1]} tokens exceed the {learned}")
+        return x + nn.functional.embedding(positions + self.settings.offset, self.weight)
 
 
 class Rotary(Position, settings=config.Rotary):
     """Rotation of pairs of coordinates by position × frequency (Su et al. 2021)."""
 
     def __init__(self, settings: config.Rotary, sizes: config.Sizes):
-        super().__init__()
-        self.settings, self.context = settings, sizes.context
+        super().__init__(settings, sizes)
         self.rotated = settings.rotated(sizes.d_head)
         self.whole = self.rotated == sizes.d_head
         if isinstance(settings.scaling, LongRoPE):
@@ -149,8 +141,8 @@ class Rotary(Position, settings=config.Rotary):
         """Radians per position of each rotated pair, scaled for texts of up to `longest` tokens: (pairs,), or
         (batch, 1, 1, pairs) if `longest` has each row's length."""
         base, width, scaling = self.settings.base, self.rotated, self.settings.scaling
-        if isinstance(scaling, DynamicNTK) and not isinstance(longest, Tensor) and longest > self.context:
-            growth = scaling.factor * longest / self.context - (scaling.factor - 1)
+        if isinstance(scaling, DynamicNTK) and not isinstance(longest, Tensor) and longest > self.sizes.context:
+            growth = scaling.factor * longest / self.sizes.context - (scaling.factor - 1)
             base = base * growth ** (width / (width - 2))
         k = torch.arange(0, width, 2, device=device, dtype=torch.float32)
         theta = 1.0 / base ** (k / width)
@@ -217,22 +209,17 @@ def yarn_ramp(scaling: YaRN, base: float, width: int, *, device: torch.device) -
 class Relative(Position, settings=config.Relative):
     """Clipped distances, key minus query, indexing 2 · max_distance + 1 vectors (Shaw et al. 2018, §3.2)."""
 
-    def __init__(self, settings: config.Relative, sizes: config.Sizes):
-        super().__init__()
-        self.max_distance = settings.max_distance
-
     def distances(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Distances (batch or 1, time, source time), shifted to 0 … 2 · max_distance."""
-        distance = keys[:, None, :] - queries[:, :, None]
-        return distance.clamp(-self.max_distance, self.max_distance) + self.max_distance
+        distance, max_distance = keys[:, None, :] - queries[:, :, None], self.settings.max_distance
+        return distance.clamp(-max_distance, max_distance) + max_distance
 
 
 class Disentangled(Position, settings=config.Disentangled):
     """Table of 2 · buckets vectors of distances; every layer projects them to queries and keys (He et al. 2021)."""
 
     def __init__(self, settings: config.Disentangled, sizes: config.Sizes):
-        super().__init__()
-        self.settings = settings
+        super().__init__(settings, sizes)
         self.weight = nn.Parameter(torch.empty(2 * settings.buckets, sizes.d_model))
         self.norm = None if settings.norm_eps is None else LayerNorm(sizes.d_model, settings.norm_eps)
 
@@ -254,14 +241,13 @@ class T5Bias(Position, settings=config.T5Bias):
     """Trained bias per head and bucket of distances; half of the buckets are exact, the others logarithmic."""
 
     def __init__(self, settings: config.T5Bias, sizes: config.Sizes):
-        super().__init__()
-        self.settings, self.causal = settings, sizes.causal
+        super().__init__(settings, sizes)
         self.weight = nn.Parameter(torch.empty(settings.buckets, sizes.heads))
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Bucket of each distance, key minus query."""
         buckets = self.settings.buckets
-        if self.causal:
+        if self.sizes.causal:
             first, magnitude = torch.zeros_like(distance), (-distance).clamp(min=0)
         else:
             buckets //= 2
@@ -280,7 +266,7 @@ class LearnedT5(Position, settings=config.LearnedT5):
     """`Learned` positions and a `T5Bias`, together."""
 
     def __init__(self, settings: config.LearnedT5, sizes: config.Sizes):
-        super().__init__()
+        super().__init__(settings, sizes)
         self.added, self.scored = Learned(settings.added, sizes), T5Bias(settings.scored, sizes)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -302,12 +288,8 @@ def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
 class ALiBi(Position, settings=config.ALiBi):
     """−slope · |distance| on every score (Press et al. 2022)."""
 
-    def __init__(self, settings: config.ALiBi, sizes: config.Sizes):
-        super().__init__()
-        self.settings, self.heads = settings, sizes.heads
-
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        slopes = alibi_slopes(self.heads, keys.device)
+        slopes = alibi_slopes(self.sizes.heads, keys.device)
         if self.settings.rounded:  # key positions serve as distances: a query's position is the same for all its keys
             slopes, positions = (x.bfloat16().float() for x in (slopes[:, None], keys[:, None]))
             penalties = (slopes * positions).bfloat16().float() * self.settings.factor

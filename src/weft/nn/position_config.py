@@ -22,10 +22,8 @@ class Sizes:
 
 
 class PositionConfig(Config):
-    """Settings of a position encoding. A subclass with a `kind` is a variant that recipes can name.
-
-    Its costs are given here, so that they can be counted without building a model; the defaults are 0.
-    """
+    """Settings of a position encoding. A subclass with a `kind` is a variant that recipes can name. Its costs are given
+    here, so that they can be counted without building a model; the defaults are 0."""
 
     bounded: ClassVar[bool] = False  # positions end at `context`
     rotates: ClassVar[bool] = False  # every layer rotates queries and keys
@@ -81,10 +79,8 @@ class Sinusoidal(PositionConfig):
 
 
 class Learned(PositionConfig):
-    """One trained vector per position, added to the embeddings; no text can exceed `context` positions.
-
-    The table begins with `offset` unused rows, as in RoBERTa and BART.
-    """
+    """One trained vector per position, added to the embeddings; no text can exceed `context` positions. The table
+    begins with `offset` unused rows, as in RoBERTa and BART."""
 
     bounded: ClassVar[bool] = True
     kind: Literal["learned"] = "learned"

@@ -13,10 +13,8 @@ from weft.nn.activations import apply_softcap
 
 
 class QKV(NamedTuple):
-    """q (batch, heads, time, d_head); k and v (batch, kv_heads, source time, d_head).
-
-    Each head of keys and values is shared by heads / kv_heads heads of queries.
-    """
+    """q (batch, heads, time, d_head); k and v (batch, kv_heads, source time, d_head). Each head of keys and values is
+    shared by heads / kv_heads heads of queries."""
 
     q: Tensor
     k: Tensor
@@ -74,10 +72,8 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class Probabilities(nn.Module):
-    """Tap where attention probabilities can be observed or replaced.
-
-    Fused kernels never materialise them, so they are computed only while a watcher is registered.
-    """
+    """Tap where attention probabilities can be observed or replaced. Fused kernels never materialise them, so they are
+    computed only while a watcher is registered."""
 
     def __init__(self) -> None:
         super().__init__()

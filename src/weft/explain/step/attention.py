@@ -12,10 +12,9 @@ from weft.errors import counted
 from weft.explain.anatomy.parts import with_bias
 from weft.explain.step.passing import Compared, Followed
 from weft.explain.step.stage import Way, cost, products, shown
-from weft.nn.attention import CrossAttention, Heads, SelfAttention
+from weft.nn.attention import CrossAttention, Heads, RelativeAttention, ScoredAttention, SelfAttention
 from weft.nn.attention_paths import Scoring
 from weft.nn.mask import Mask
-from weft.nn.relative_attention import RelativeAttention, ScoredAttention
 from weft.nn.scaled_dot_product import masked_softmax, reference_attention
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from weft.nn.dropout import threshold
 from weft.nn.kernels.dropout import GOLDEN, last_hash
+from weft.nn.native import empty_token_major
 
 LOG2E = 1.4426950408889634
 # Tile sizes, the fastest on an H200. Tiles of 32 queries give wrong gradients there: Triton 3.6 overwrites operands of
@@ -237,11 +238,6 @@ def _mask_pointers(unused: Tensor, real: Tensor | None, documents: Tensor | None
     return unused if real is None else real.view(torch.uint8), unused if documents is None else documents
 
 
-def _empty_token_major(x: Tensor) -> Tensor:
-    """Empty tensor like x (batch, heads, time, d_head) in which the heads of a token are adjacent."""
-    return x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
-
-
 def _contiguous_vectors(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 else x.contiguous()
 
@@ -267,7 +263,7 @@ def dropped_attention(
     """
     q, k, v = (_contiguous_vectors(x) for x in (q, k, v))
     batch, heads, time, d_head = q.shape
-    out, lse = _empty_token_major(q), q.new_empty(batch, heads, time, dtype=torch.float32)
+    out, lse = empty_token_major(q), q.new_empty(batch, heads, time, dtype=torch.float32)
     limit, keep_scale = threshold(p)
     with torch.cuda.device_of(q):
         _forward[(triton.cdiv(time, QUERIES), batch * heads)](
@@ -281,7 +277,7 @@ def dropped_attention(
 
 @dropped_attention.register_fake
 def _(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    return _empty_token_major(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return empty_token_major(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op("weft::dropped_attention_backward", mutates_args=())
@@ -301,7 +297,7 @@ def dropped_attention_backward(
     (batch, heads, time, d_head), source = q.shape, k.shape[2]
     limit, keep_scale = threshold(p)
     delta = (d_out.float() * out.float()).sum(-1)
-    dq = _empty_token_major(q)
+    dq = empty_token_major(q)
     dk, dv = (q.new_empty(batch, source, heads, d_head).transpose(1, 2) for _ in range(2))
     masks = _mask_pointers(q, real, documents)
     common = (scale * LOG2E, limit, keep_scale, scale, *_strides(q, k, v, d_out))
@@ -325,8 +321,8 @@ def dropped_attention_backward(
 def _(d_out: Tensor, saved: list[Tensor], *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = saved[:3]
     if q.shape[1] == k.shape[1]:
-        return _empty_token_major(q), _empty_token_major(k), _empty_token_major(v)
-    return _empty_token_major(q), k.new_empty(k.shape), v.new_empty(v.shape)
+        return empty_token_major(q), empty_token_major(k), empty_token_major(v)
+    return empty_token_major(q), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
