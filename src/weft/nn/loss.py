@@ -31,7 +31,7 @@ PLAIN = LossTerms()
 
 
 class VocabShard(Protocol):
-    """This process's shard of a vocabulary divided by tensor parallelism: the ids from `first` on.
+    """Local shard of a vocabulary that tensor parallelism divides: the ids from `first` on.
 
     `sum_` and `max_` all-reduce in place; `local` selects this process's rows of a table; `gather` turns local logits
     (…, local size) into (…, vocab_size) on every process.
