@@ -3,7 +3,6 @@
 import importlib.util
 import io
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -50,16 +49,6 @@ def assert_refused(module: ModuleType, path: Path, problem: str) -> None:
     assert (ended.value.code, out.getvalue()) == (2, "")
     assert err.getvalue().count("\n") == 1
     assert str(path) in err.getvalue() and problem in err.getvalue()
-
-
-def assert_figure(module: ModuleType, printed: str, pattern: str, rel: float) -> None:
-    """Check that `pattern` finds in the docstring's figure the last number that it finds in the output."""
-    assert module.__doc__ is not None
-    figure = module.__doc__[module.__doc__.index("Figure:") :]
-    stated, measured = re.findall(pattern, figure), re.findall(pattern, printed)
-    assert stated, figure
-    assert measured, printed
-    assert float(measured[-1]) == pytest.approx(float(stated[0]), rel=rel)
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:

@@ -1,6 +1,5 @@
 """Comparison of a model in lectures/ with weft's: loss and gradients, under mapped names."""
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -66,10 +65,3 @@ def split(weights: Tensors, theirs: str, names: tuple[str, ...], ours: str, heig
             pieces = weights[f"{ours}.{part}"].split(heights)
             found |= {f"{theirs}.{name}.{part}": piece for name, piece in zip(names, pieces, strict=True)}
     return found
-
-
-def numbers(pattern: str, text: str | None) -> list[float]:
-    """Numbers that a pattern finds, with any white space between its words."""
-    found = re.search(pattern.replace(" ", r"\s+"), text or "")
-    assert found is not None, f"{pattern!r} is not in {text!r}"
-    return [float(number.rstrip(".")) for number in found.groups()]

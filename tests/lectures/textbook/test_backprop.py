@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.lectures.textbook.lecture import assert_figure, assert_gradients, assert_refused, gradients, load, run
+from tests.lectures.textbook.lecture import assert_gradients, gradients, load, run
 from torch import Tensor, nn
 
 from weft.models.presets import preset
@@ -101,22 +101,6 @@ def test_the_gradients_of_wefts_elman_network() -> None:
     assert J.value == pytest.approx(loss.item(), rel=1e-6)  # weft sums losses in float32
     found = {name: node_gradients(rows) for name, rows in weights.items()}
     assert_gradients(found, {name: grad.reshape(len(grad), -1) for name, grad in gradients(model).items()})
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    assert_refused(backprop, tmp_path / "none.csv", "No such file or directory")
-    (tmp_path / "words.csv").write_text("a,b\n")
-    assert_refused(backprop, tmp_path / "words.csv", "could not convert")
-    (tmp_path / "empty.csv").write_text("")
-    assert_refused(backprop, tmp_path / "empty.csv", "expected rows of numbers")
-
-
-@pytest.mark.slow
-def test_its_figure() -> None:
-    code, out, err = run("backprop")
-    assert (code, err) == (0, "")
-    assert_figure(backprop, out, r"(\d) of 4", rel=0)
-    assert_figure(backprop, out, r"mean cross-entropy (?:of )?(\d\.\d+)", rel=0.01)
 
 
 @pytest.mark.slow

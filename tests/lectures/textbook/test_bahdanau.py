@@ -1,19 +1,15 @@
 """lectures/bahdanau.py computes weft's Bahdanau model: logits, loss, gradients, alignment."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.lectures.textbook.lecture import (
     TOLERANCE,
-    assert_figure,
     assert_gradients,
-    assert_refused,
     gradients,
     load,
-    run,
 )
 from torch import Tensor
 
@@ -109,18 +105,3 @@ def test_the_generated_french() -> None:
     for x, y in pairs.items():
         assert len(x.split()) == len(y.split())
         assert ("cow" in x or "goat" in x) == ("la " in y)
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    assert_refused(bahdanau, tmp_path / "none.tsv", "No such file or directory")
-    (tmp_path / "short.tsv").write_text("a cow\tune vache\n")
-    assert_refused(bahdanau, tmp_path / "short.tsv", "at least 320")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1000)
-def test_its_figure() -> None:
-    code, out, err = run("bahdanau")
-    assert (code, err) == (0, "")
-    assert_figure(bahdanau, out, r"(\d+) %", rel=0.02)
-    assert "█" in out

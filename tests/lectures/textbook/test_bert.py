@@ -1,12 +1,11 @@
 """lectures/bert.py is weft's BERT: logits, losses and gradients of both pretraining tasks, and of the classifier."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from tests.lectures.textbook import parity
-from tests.lectures.textbook.lecture import assert_refused, load, run
+from tests.lectures.textbook.lecture import load
 from tests.lectures.textbook.parity import Tensors, linear, split
 from tests.pairwise import pairwise
 from torch import Tensor, nn
@@ -157,18 +156,3 @@ def test_rows_are_framed() -> None:
     cls, sep, pad = bert.CLS, bert.SEP, bert.PAD
     assert tokens.tolist() == [[cls, 7, 8, sep, 9, sep, pad], [cls, 7, sep, 8, 9, 9, sep]]
     assert segments.tolist() == [[0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1, 1]] and labels.tolist() == [1, 0]
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    assert_refused(bert, tmp_path / "absent.txt", "No such file")
-    (tmp_path / "short.txt").write_text("One sentence. Another.\n")
-    assert_refused(bert, tmp_path / "short.txt", "at least 500 paragraphs")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_docstrings_figure() -> None:
-    code, out, err = run("bert")
-    assert code == 0, err
-    stated = parity.numbers(r"it labels (\d+) % of 500 other reviews right", bert.__doc__)
-    assert parity.numbers(r"of unseen texts, ([\d.]+)% are labelled right", out) == pytest.approx(stated, abs=5)

@@ -4,11 +4,10 @@ import json
 import random
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lectures.textbook.lecture import assert_figure, assert_refused, load, run
+from tests.lectures.textbook.lecture import load
 
 from weft.text.builtin import task_rows
 from weft.text.config import BPE, Unigram, WordPiece
@@ -129,25 +128,3 @@ def test_unigram_learns_recurring_pieces() -> None:
     log_p = bpe.learn_unigram(Counter(bpe.cut_words(bpe.make_text(3000))), 60)
     assert {"transform", "ing", "able"} <= {piece.strip() for piece in log_p}
     assert bpe.unigram(" unlearnable", log_p)[-1] == "able"
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    assert_refused(bpe, tmp_path / "none.txt", "No such file or directory")
-    (tmp_path / "latin.txt").write_bytes("Grüße".encode("latin-1"))
-    assert_refused(bpe, tmp_path / "latin.txt", "utf-8")
-
-
-@pytest.mark.slow
-def test_its_figure() -> None:
-    code, out, err = run("bpe")
-    assert (code, err) == (0, "")
-    assert_figure(bpe, out, r"(\d\.\d+) bytes per token", rel=0.005)
-    assert "|".join(bpe.SLIDE_PIECES) in out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", ["", "x", "日本語 " * 50])
-def test_it_reads_any_file(tmp_path: Path, text: str) -> None:
-    (tmp_path / "book.txt").write_text(text)
-    code, _, err = run("bpe", str(tmp_path / "book.txt"))
-    assert (code, err) == (0, "")

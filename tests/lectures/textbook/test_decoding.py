@@ -4,14 +4,13 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.later import Later
-from tests.lectures.textbook.lecture import assert_figure, assert_refused, load, run
+from tests.lectures.textbook.lecture import load
 from torch import Tensor
 
 from weft.decode.beam import beam_search
@@ -148,22 +147,3 @@ def test_the_counting_model_is_a_distribution() -> None:
     # c(0 1 2) = 2 of c(0 1) = 2; c(1 2) = 2 of 3; c(2) = 3 of 9; 1/4
     p = (2 + 2 * (2 + 2 * (3 + 2 / 4) / 11) / 5) / 4
     assert rows[1, 2].exp().item() == pytest.approx(p, rel=1e-6)
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    assert_refused(decoding, tmp_path / "none.txt", "No such file or directory")
-
-
-@pytest.mark.slow
-def test_its_figure() -> None:
-    code, out, err = run("decoding")
-    assert (code, err) == (0, "")
-    assert_figure(decoding, out, r"(\d\.\d+) tokens", rel=0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", ["", "x", "日本語\n" * 50])
-def test_it_reads_any_file(tmp_path: Path, text: str) -> None:
-    (tmp_path / "book.txt").write_text(text)
-    code, _, err = run("decoding", str(tmp_path / "book.txt"))
-    assert (code, err) == (0, "")

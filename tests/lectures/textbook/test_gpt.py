@@ -1,12 +1,11 @@
 """lectures/gpt.py is weft's GPT: the same logits, loss and gradients, cache and filters."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from tests.lectures.textbook import parity
-from tests.lectures.textbook.lecture import assert_refused, load, run
+from tests.lectures.textbook.lecture import load
 from tests.lectures.textbook.parity import Tensors, linear, norm, split
 from tests.pairwise import pairwise
 from torch import Tensor
@@ -86,21 +85,3 @@ def test_generation_follows_the_filter() -> None:
     assert text.shape == (2, 9) and torch.equal(text[:, :3], prompt)
     with torch.no_grad():
         assert torch.equal(text[:, 3:], model(text)[:, 2:-1].argmax(dim=-1))
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "short.txt").write_text("too short")
-    (tmp_path / "image.png").write_bytes(b"\x89PNG\xff")
-    problems = {"absent.txt": "No such file", "short.txt": "too few", "image.png": "utf-8", ".": "directory"}
-    for name, problem in problems.items():
-        assert_refused(gpt, tmp_path / name, problem)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_docstrings_figure() -> None:
-    code, out, err = run("gpt")
-    assert code == 0, err
-    stated = parity.numbers(r"the loss is ([\d.]+) nats per character; the grammar's entropy is ([\d.]+)", gpt.__doc__)
-    found = parity.numbers(r"unseen text: ([\d.]+) entropy of the grammar: ([\d.]+)", out)
-    assert found == pytest.approx(stated, abs=0.02) and found[0] > found[1]

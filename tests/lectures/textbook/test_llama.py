@@ -1,12 +1,11 @@
 """lectures/llama.py is weft's LLaMA: the same logits, loss, gradients and cache."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from tests.lectures.textbook import parity
-from tests.lectures.textbook.lecture import assert_refused, load, run
+from tests.lectures.textbook.lecture import load
 from tests.lectures.textbook.parity import Tensors, linear, norm, split
 from tests.pairwise import pairwise
 from torch import Tensor
@@ -97,20 +96,3 @@ def test_products_depend_only_on_distances() -> None:
         for m in (3, 4, 50)
     ]
     torch.testing.assert_close(products[1:], products[:1] * 2, rtol=1e-5, atol=1e-8)
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    assert_refused(llama, tmp_path / "absent.txt", "No such file")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_docstrings_figure() -> None:
-    code, out, err = run("llama")
-    assert code == 0, err
-    stated = parity.numbers(
-        r"the loss is ([\d.]+) nats per character; the grammar's entropy is ([\d.]+)", llama.__doc__
-    )
-    found = parity.numbers(r"unseen text: ([\d.]+) entropy of the grammar: ([\d.]+)", out)
-    assert found == pytest.approx(stated, abs=0.02) and found[0] > found[1]
-    assert "keys and values of 2 heads, for 4 heads of queries" in out

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.lectures.textbook import parity
-from tests.lectures.textbook.lecture import assert_refused, gradients, load, run
+from tests.lectures.textbook.lecture import gradients, load
 from tests.lectures.textbook.parity import split
 from torch import Tensor
 
@@ -111,22 +111,3 @@ def test_each_process_holds_half_of_every_matrix() -> None:
             columns = key.split(".")[0] in megatron.COLUMNS
             rejoined = halves[0] if replicated else torch.cat(halves, dim=0 if columns else 1)
             assert torch.equal(rejoined, weight)
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    assert_refused(megatron, tmp_path / "absent.txt", "No such file")
-    (tmp_path / "short.txt").write_text("too short")
-    assert_refused(megatron, tmp_path / "short.txt", "too few")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_docstrings_figure() -> None:
-    code, out, err = run("megatron")
-    assert code == 0, err
-    stated = parity.numbers(
-        r"each reach a loss of ([\d.]+), and one with all of them reaches ([\d.]+)\.", megatron.__doc__
-    )
-    one, two = (parity.numbers(rf"{name}: [\s\S]*?step 200 loss ([\d.]+)", out)[0] for name in ("process", "processes"))
-    assert [two, one] == pytest.approx(stated, abs=0.05) and one == pytest.approx(two, abs=0.01)
-    assert out.count("2 forward, 2 backward") == 2

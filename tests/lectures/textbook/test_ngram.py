@@ -4,13 +4,12 @@ import math
 import random
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tests.later import Later
-from tests.lectures.textbook.lecture import assert_figure, assert_refused, load, run
+from tests.lectures.textbook.lecture import load
 
 from weft.models.ngram import NGram
 from weft.models.presets import preset
@@ -94,23 +93,3 @@ def test_sampling_follows_p() -> None:
     for h in vocabulary:
         counts = [pairs[h, w] for w in vocabulary]
         assert stats.chisquare(counts, [sum(counts) * model.p(w, (h,)) for w in vocabulary]).pvalue > 1e-3
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    assert_refused(ngram, tmp_path / "none.txt", "No such file or directory")
-    (tmp_path / "short.txt").write_text("only a few words")
-    assert_refused(ngram, tmp_path / "short.txt", "at least 100")
-
-
-@pytest.mark.slow
-def test_its_figure() -> None:
-    code, out, err = run("ngram")
-    assert (code, err) == (0, "")
-    assert_figure(ngram, out, r"(\d\.\d+)(?: at N = 6| with)", rel=0.005)
-    assert_figure(ngram, out, r"grammar's own (?:is|perplexity:) (\d\.\d+)", rel=0.005)
-
-
-@pytest.mark.slow
-def test_it_reads_a_file(tmp_path: Path) -> None:
-    (tmp_path / "book.txt").write_text("\n".join(["le", "chat", "mange", "une", "souris", "🐭", "."] * 40))
-    assert run("ngram", str(tmp_path / "book.txt"))[0] == 0

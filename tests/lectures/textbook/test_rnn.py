@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +9,9 @@ import torch
 from tests.later import Later
 from tests.lectures.textbook.lecture import (
     TOLERANCE,
-    assert_figure,
     assert_gradients,
-    assert_refused,
     gradients,
     load,
-    run,
 )
 from torch import Tensor
 
@@ -132,18 +128,3 @@ def test_sampling_follows_the_softmax() -> None:
     assert stats.chisquare(counts.double(), 600 * p.detach() / p.sum().item()).pvalue > 1e-3
     written = rnn.sample(model, [1, 2], 5, torch.Generator().manual_seed(1))
     assert written == rnn.sample(model, [1, 2], 5, torch.Generator().manual_seed(1))
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    assert_refused(rnn, tmp_path / "none.txt", "No such file or directory")
-    (tmp_path / "short.txt").write_text("short")
-    assert_refused(rnn, tmp_path / "short.txt", "at least 5,000 characters")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1000)
-def test_its_figure() -> None:
-    code, out, err = run("rnn")
-    assert (code, err) == (0, "")
-    assert_figure(rnn, out, r"held-out loss (?:of )?(\d\.\d+)", rel=0.05)
-    assert_figure(rnn, out, r"entropy (?:is )?(\d\.\d+)", rel=0.005)

@@ -1,12 +1,11 @@
 """lectures/transformer.py is weft's Transformer: logits, smoothed loss, gradients and learning rate."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from tests.lectures.textbook import parity
-from tests.lectures.textbook.lecture import assert_refused, load, run
+from tests.lectures.textbook.lecture import load
 from tests.lectures.textbook.parity import Tensors, linear, norm, split
 from tests.pairwise import pairwise
 from torch import Tensor
@@ -101,20 +100,3 @@ def test_greedy_decoding() -> None:
     with torch.no_grad():
         logits = model.decode(torch.tensor([[transformer.BEGIN, *target]]), *model.encode(torch.tensor([source])))
     assert logits[0, :-1].argmax(dim=-1).tolist() == target
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    assert_refused(transformer, tmp_path / "absent.tsv", "No such file")
-    for name, text in {"short.tsv": "a\tb\n", "plain.txt": "no tab\n" * 1000}.items():
-        (tmp_path / name).write_text(text)
-        assert_refused(transformer, tmp_path / name, "at least 500 lines")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_docstrings_figure() -> None:
-    code, out, err = run("transformer")
-    assert code == 0, err
-    (stated,) = parity.numbers(r"it writes ([\d.]+) % without a mistake", transformer.__doc__)
-    (found,) = parity.numbers(r"without a mistake: ([\d.]+) %", out)
-    assert found == pytest.approx(stated, abs=2.0)
