@@ -106,7 +106,7 @@ def theirs(config: Decoder, model: Any) -> Any:
 
 def shape(tiny: bool) -> Decoder:
     layers, D, heads, d_ff, V, shared = (2, 64, 4, 96, 200, 2) if tiny else (30, 576, 9, 1536, 49152, 3)
-    return llama(layers, D, heads, d_ff, 2048, vocab_size=V, kv_heads=shared, tied=True)
+    return llama(layers, D, heads, d_ff=d_ff, context=2048, vocab_size=V, kv_heads=shared, tied=True)
 
 
 def contestants(options: argparse.Namespace) -> dict[str, Callable[[int], list[int]]]:

@@ -82,7 +82,7 @@ def main() -> None:
     d_model = given.d_model
     heads = d_model // (128 if d_model >= 1024 else 32)
     d_ff, vocab_size = given.d_ff or 3 * d_model, given.vocab or tokenizer.vocab_size
-    config = llama(given.layers, d_model, heads, d_ff, vocab_size=vocab_size, context=32768)
+    config = llama(given.layers, d_model, heads, d_ff=d_ff, vocab_size=vocab_size, context=32768)
     gpu = torch.cuda.is_available()
     torch.set_default_dtype(torch.bfloat16 if gpu else torch.float32)
     with torch.device("cuda" if gpu else "cpu"):

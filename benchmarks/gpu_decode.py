@@ -63,7 +63,7 @@ class Bench:
         self.out: Path | None = options.out
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.rounds = 1 if options.tiny else 3
-        self.config = llama(2, 128, 4, 256, vocab_size=256) if options.tiny else llama(32, 4096, 32, 11008)
+        self.config = llama(2, 128, 4, d_ff=256, vocab_size=256) if options.tiny else llama(32, 4096, 32, d_ff=11008)
         self.model: Any = None
         self.kind: str | None = None
 
@@ -138,9 +138,9 @@ def build(config: Decoder, device: torch.device, dtype: torch.dtype) -> Any:
 def check(bench: Bench) -> None:
     """The captured steps against the plain step, on small models, for one row and for three of unequal length."""
     shapes = {
-        "llama": llama(4, 512, 8, 1408, vocab_size=1000),
-        "llama, shared": llama(4, 512, 8, 1408, vocab_size=1000, kv_heads=2, tied=True),
-        "gpt": gpt(4, 256, 4, 512, vocab_size=1000),
+        "llama": llama(4, 512, 8, d_ff=1408, vocab_size=1000),
+        "llama, shared": llama(4, 512, 8, d_ff=1408, vocab_size=1000, kv_heads=2, tied=True),
+        "gpt": gpt(4, 256, 4, context=512, vocab_size=1000),
     }
     for name, config in shapes.items():
         for width in ("bf16", "int8", "int4"):

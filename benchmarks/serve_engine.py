@@ -84,7 +84,7 @@ def random_run(given: argparse.Namespace) -> Run:
     tokenizer = build_tokenizer(Word(), [" ".join(f"w{number}" for number in range(given.vocab - 4))])
     gpu = torch.cuda.is_available()
     heads = given.d_model // (128 if given.d_model >= 1024 else 32)
-    config = llama(given.layers, given.d_model, heads, given.d_ff, vocab_size=given.vocab, context=2048)
+    config = llama(given.layers, given.d_model, heads, d_ff=given.d_ff, vocab_size=given.vocab, context=2048)
     torch.set_default_dtype(torch.bfloat16 if gpu else torch.float32)
     with torch.device("cuda" if gpu else "cpu"):
         model = build(config).eval()

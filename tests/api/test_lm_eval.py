@@ -82,8 +82,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path
     torch.manual_seed(0)
     made, size = tmp_path_factory.mktemp("runs"), tokenizer.vocab_size
     settings: dict[str, tuple[Any, Tokenizer]] = {
-        "gpt": (gpt(2, 32, 4, CONTEXT, vocab_size=size), tokenizer),
-        "llama": (llama(2, 32, 4, 48, CONTEXT, vocab_size=size, kv_heads=2), framed(tokenizer)),
+        "gpt": (gpt(2, 32, 4, context=CONTEXT, vocab_size=size), tokenizer),
+        "llama": (llama(2, 32, 4, d_ff=48, context=CONTEXT, vocab_size=size, kv_heads=2), framed(tokenizer)),
     }
     for name, (model, cutter) in settings.items():
         theirs = exported(replace(sharp(model), tokenizer=cutter), made / f"{name}-first")

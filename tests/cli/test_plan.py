@@ -160,7 +160,7 @@ def test_a_step_of_so_many_tokens(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             ["gpt2", "--gpus", "8", "--layout", "tensor=3"],
-            "tensor 3 takes 3 processes or a multiple of it",
+            "tensor 3 needs 3 processes or a multiple",
         ),
         (["gpt2", "--gpus", "8", "--layout", "tensr=2"], "tensr: unknown key; did you mean 'tensor'"),
         (["lstm", "--gpus", "8", "--layout", "shard=8"], "--layout: this model can't be planned over a mesh"),

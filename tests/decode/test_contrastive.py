@@ -22,7 +22,7 @@ V = 17
 
 def models() -> tuple[LanguageModel, LanguageModel]:
     torch.manual_seed(0)
-    expert = build(llama(2, 32, 2, 48, 32, vocab_size=V)).eval()
+    expert = build(llama(2, 32, 2, d_ff=48, context=32, vocab_size=V)).eval()
     amateur = build(Recurrent(vocab_size=V, cell="gru", d_model=8)).eval()
     for parameter in [*expert.parameters(), *amateur.parameters()]:
         torch.nn.init.normal_(parameter, std=0.4)
@@ -73,7 +73,7 @@ def test_it_is_sampled_and_searched_as_any_model_is() -> None:
 def test_what_cannot_be_contrasted() -> None:
     expert, amateur = models()
     with pytest.raises(ConfigError, match="17 tokens can't be contrasted with one of 5"):
-        Contrasted(expert, build(gpt(1, 8, 1, 8, 5)))
+        Contrasted(expert, build(gpt(1, 8, 1, context=8, vocab_size=5)))
     with pytest.raises(ConfigError, match="strength = -1"):
         Contrasted(expert, amateur, strength=-1)
     with pytest.raises(ConfigError, match="plausible = 0"):

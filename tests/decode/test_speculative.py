@@ -44,8 +44,8 @@ def ngram(seed: int) -> LanguageModel:
 def models() -> dict[str, LanguageModel]:
     torch.manual_seed(0)
     return {
-        "llama": sharp(build(llama(2, 16, 2, 24, 64, vocab_size=VOCAB)), 4.0),
-        "gpt": sharp(build(gpt(1, 16, 2, 40, VOCAB)), 4.0),
+        "llama": sharp(build(llama(2, 16, 2, d_ff=24, context=64, vocab_size=VOCAB)), 4.0),
+        "gpt": sharp(build(gpt(1, 16, 2, context=40, vocab_size=VOCAB)), 4.0),
         "lstm": sharp(build(Recurrent(vocab_size=VOCAB, d_model=12, cell="lstm")), 2.0),
         "ngram": ngram(1),
     }
@@ -141,7 +141,7 @@ def test_a_good_draft_saves_steps(models: dict[str, LanguageModel]) -> None:
 
     settings = Sampling(temperature=0.0, max_tokens=30)
     torch.manual_seed(0)
-    twin = sharp(build(llama(2, 16, 2, 24, 64, vocab_size=VOCAB)), 4.0)
+    twin = sharp(build(llama(2, 16, 2, d_ff=24, context=64, vocab_size=VOCAB)), 4.0)
     handle = model.decoder.blocks[0].register_forward_hook(count)
     list(speculate(model, Draft(twin, Prompt([1, 2, 3]), settings), [1, 2, 3], settings))
     handle.remove()
@@ -160,7 +160,7 @@ def test_look_up_takes_the_longest_and_latest_match() -> None:
 
 def test_a_draft_with_a_short_window_stops_guessing_and_the_text_goes_on(models: dict[str, LanguageModel]) -> None:
     torch.manual_seed(1)
-    short = build(gpt(1, 16, 2, 10, VOCAB)).eval()
+    short = build(gpt(1, 16, 2, context=10, vocab_size=VOCAB)).eval()
     settings = Sampling(temperature=0.0, max_tokens=25)
     plain = [t.id for t in generate(models["llama"], [[1, 2, 3]], settings)]
     draft = Draft(short, Prompt([1, 2, 3]), settings)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.decode.small import VOCAB, complete, decoder
 from tests.lectures.test_f19_search import FIRST, MODEL, SECOND
-from tests.models.contract import SomeSource
+from tests.models.contract import PaddedSource
 
 from weft.decode.beam import beam_search
 from weft.decode.config import Beam, Branching, Sampling
@@ -26,8 +26,8 @@ def models():
     torch.manual_seed(0)
     yield "decoder", decoder(), None
     yield "recurrent", build(Recurrent(vocab_size=VOCAB, d_model=16)).eval(), None
-    source = SomeSource(torch.tensor([[3, 9, 4, 1]]))
-    yield "vaswani", build(vaswani(2, 16, 2, 32, 0.0, vocab_size=VOCAB)).eval(), source
+    source = PaddedSource(torch.tensor([[3, 9, 4, 1]]))
+    yield "vaswani", build(vaswani(2, 16, 2, d_ff=32, dropout=0.0, vocab_size=VOCAB)).eval(), source
     yield "bahdanau", build(Bahdanau(vocab_size=VOCAB, d_model=16)).eval(), source
 
 
@@ -46,7 +46,7 @@ def test_leaves_are_what_decoding_writes(name, model, source) -> None:
     assert trees.beam.written[0].logprob == pytest.approx(best.logprob, abs=1e-9)
 
     texts: list[list[int]] = [[] for _ in range(6)]
-    rows = None if source is None else SomeSource(source.tokens.expand(6, -1))
+    rows = None if source is None else PaddedSource(source.tokens.expand(6, -1))
     for chunk in generate(model, [prompt] * 6, Sampling(max_tokens=5, seed=3), source=rows):
         texts[chunk.row].append(chunk.id)
     assert [list(trees.sampling.path(each.leaf)) for each in trees.sampling.written] == texts

@@ -25,7 +25,7 @@ def words() -> Tokenizer:
 def model(words: Tokenizer) -> LanguageModel:
     """Its table is written by hand: a toad is nearly a frog, a river is at a right angle, money is the opposite."""
     torch.manual_seed(0)
-    built = build(bert(1, 4, 2, words.vocab_size, 32))
+    built = build(bert(1, 4, 2, vocab_size=words.vocab_size, context=32))
     angles = {"frog": 0.0, "toad": 0.1, "leapt": 0.6, "river": 1.5708, "money": 3.1416}
     with torch.no_grad():
         table = built.embedding.weight
@@ -75,7 +75,7 @@ def test_a_word_is_meant_as_it_stands_inside_a_text() -> None:
 
 def test_every_word_has_the_vector_of_its_own_place(words: Tokenizer) -> None:
     torch.manual_seed(1)
-    model = build(bert(2, 16, 2, words.vocab_size, 32))
+    model = build(bert(2, 16, 2, vocab_size=words.vocab_size, context=32))
     context = in_context(model, words, [TEXT[1], TEXT[0]])
     assert [place.text for place in context.places] == [*TEXT[1].split(), *TEXT[0].split()]
     assert all(context.sentences[p.sentence][p.start : p.end] == p.text for p in context.places)
@@ -95,7 +95,7 @@ def context_place(context, word: str) -> int:  # type: ignore[no-untyped-def]
 
 def test_one_word_two_vectors_and_the_nearest_of_each(words: Tokenizer) -> None:
     torch.manual_seed(1)
-    model = build(bert(2, 16, 2, words.vocab_size, 32))
+    model = build(bert(2, 16, 2, vocab_size=words.vocab_size, context=32))
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(4.0)
@@ -115,7 +115,7 @@ def test_one_word_two_vectors_and_the_nearest_of_each(words: Tokenizer) -> None:
 
 def test_pieces_make_words_and_a_long_sentence_ends_at_the_window() -> None:
     tokenizer = build_tokenizer(BPE(), ["the frog leapt, the frog's pond"] * 20)
-    model = build(gpt(1, 8, 2, 20, tokenizer.vocab_size))
+    model = build(gpt(1, 8, 2, context=20, vocab_size=tokenizer.vocab_size))
     context = in_context(model, tokenizer, ["the frog's  pond, naïve"])
     assert [place.text for place in context.places] == ["the", "frog's", "pond", "naïve"]
     long = in_context(model, tokenizer, ["the frog " * 20])

@@ -63,7 +63,7 @@ def _processor() -> Iterator[Finding]:
     one, all_ = machine.bandwidth(threads=1), machine.bandwidth()
     speeds = f"one thread {one / 1e9:.3g} GB/s, all {all_ / 1e9:.3g} GB/s"
     yield Finding("memory bandwidth", speeds, {"one thread": one, "all threads": all_})
-    rates = machine.products(*LAYER, ("fp32", "bf16", "int8"))
+    rates = machine.matmul_rates(*LAYER, dtypes=("fp32", "bf16", "int8"))
     yield Finding("products", _rates(rates), rates)
     if not torch.cuda.is_available():
         precision, why = faster_format(rates)
@@ -94,7 +94,7 @@ def _gpus() -> Iterator[Finding]:
         yield Finding("GPU", "none that torch can use; models train on the CPU")
     for index in range(torch.cuda.device_count()):
         device, about, triton = f"cuda:{index}", torch.cuda.get_device_properties(index), machine.has_triton()
-        rates, read = machine.products(*GPU_LAYER, ("fp32", "bf16"), device), machine.bandwidth(device)
+        rates, read = machine.matmul_rates(*GPU_LAYER, device=device), machine.bandwidth(device)
         kernels = "with Triton" if triton else "without Triton, which weft's own kernels need"
         memory = about.total_memory
         speeds = f"{_rates(rates)}, memory is read at {read / 1e9:,.4g} GB/s"

@@ -25,7 +25,7 @@ from weft.data.shards import Shards
 from weft.data.sources import files
 from weft.data.split import some_texts, train_texts
 from weft.errors import ConfigError, DataError, LostError, RunError, TokenizerError, WeftError
-from weft.machine import pick_device, products
+from weft.machine import matmul_rates, pick_device
 from weft.models.base import device_of
 from weft.objectives import table as objectives
 from weft.parallel.ranks import ALONE, Ranks, job, join, reaching, restarts
@@ -228,7 +228,7 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
         files(sources, column, data.encoding, lambda line: folder.event("left out", line=line), apart)
     facts = objectives.build(recipe, folder, tokenizers).prepare(log)
     facts = replace(facts, trained=_tokens_learned(recipe.init))
-    settled, more = settle(recipe, facts, device, products)
+    settled, more = settle(recipe, facts, device, matmul_rates)
     choices = [*choices, *more]
     _announce(settled, facts, choices, log)
     return settled, objectives.build(settled, folder, tokenizers), choices

@@ -18,7 +18,7 @@ from weft.decode.prompt import Prompt, Prompts, check_prompts, choices, context_
 from weft.decode.sampling import Past, apply_rules, likeliest, log_total
 from weft.decode.text import Completion, Detokenizer, Ending, Finish
 from weft.errors import ConfigError, ModelError
-from weft.models.base import LanguageModel, Source
+from weft.models.base import EncoderInput, LanguageModel
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,11 @@ Replace = Callable[[int, tuple[int, ...]], Mapping[int, str]]  # of a prompt's n
 
 
 def beam_search(
-    model: LanguageModel, prompts: Prompts, settings: Beam, source: Source | None = None, watch: Watch | None = None
+    model: LanguageModel,
+    prompts: Prompts,
+    settings: Beam,
+    source: EncoderInput | None = None,
+    watch: Watch | None = None,
 ) -> list[list[Hypothesis]]:
     """For each of `prompts`, of one vocabulary, or lists of ids, the `settings.n` best continuations, best first.
 
@@ -60,7 +64,7 @@ def search_texts(
     model: LanguageModel,
     prompts: Sequence[Prompt],
     settings: Beam,
-    source: Source | None = None,
+    source: EncoderInput | None = None,
     instead: Replace | None = None,
     watch: Watch | None = None,
 ) -> list[list[Completion]]:
@@ -179,7 +183,7 @@ class _Batch:
 
     @torch.inference_mode()
     def __init__(
-        self, model: LanguageModel, every: Sequence[_Search], source: Source | None, coverage: "_Coverage | None"
+        self, model: LanguageModel, every: Sequence[_Search], source: EncoderInput | None, coverage: "_Coverage | None"
     ):
         self.model, self.settings, self.coverage, first = model, every[0].settings, coverage, every[0].prompt
         self.size, self.eos_id = choices(model, first.vocab_size), first.eos_id
@@ -208,7 +212,7 @@ class _Batch:
         total = (self.scores.unsqueeze(-1) + log_p.view(*self.scores.shape, -1)).flatten(1)
         best, places = total.topk(min(few, total.shape[1]), dim=-1)
         parents, tokens = places // log_p.shape[1], ids.view(total.shape).gather(1, places)
-        if self.model.parts > 1:
+        if self.model.shards > 1:
             agreed = self.model.agree([best.tolist(), parents.tolist(), tokens.tolist()])
             best, parents, tokens = best.new_tensor(agreed[0]), *(places.new_tensor(each) for each in agreed[1:])
         self.written += 1
@@ -272,7 +276,7 @@ class _Coverage:
         probabilities = model.alignment
         if probabilities is None:
             raise ConfigError("coverage_penalty: this model looks at no source; leave it out")
-        if model.parts > 1:
+        if model.shards > 1:
             raise ConfigError("coverage_penalty: it looks at all heads, which several processes divide here; start one")
         self.seen = torch.empty(0)
         self.latest = torch.empty(0)  # of the last reading, (rows, time, source time), the mean of all heads

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import ConfigError
-from weft.models.base import LanguageModel, Source, State
+from weft.models.base import EncoderInput, LanguageModel, State
 
 NEVER = -100.0  # log p of what the weak model thinks impossible
 
@@ -55,7 +55,7 @@ class Contrasted(LanguageModel):
         self.width, self.types = 0, (torch.float32, torch.float32)
         self.train(expert.training)
 
-    def start(self, batch: int, max_len: int, source: Source | None = None) -> BothStates:
+    def start(self, batch: int, max_len: int, source: EncoderInput | None = None) -> BothStates:
         return BothStates(self.expert.start(batch, max_len, source), self.amateur.start(batch, max_len, source), batch)
 
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:

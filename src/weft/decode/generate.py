@@ -18,7 +18,7 @@ from weft.decode.fast.stepper import FIRST_CAPACITY, Stepper
 from weft.decode.prompt import Prompt, Prompts, check_prompts, choices, context_window
 from weft.decode.text import Chunk, Completion, Text, adjusted, gather, write
 from weft.errors import ModelError
-from weft.models.base import LanguageModel, Source, device_of
+from weft.models.base import EncoderInput, LanguageModel, device_of
 from weft.models.transformer import Transformer
 
 MAX_ENGINE_ROWS = 256  # texts that the engine writes at a time
@@ -32,7 +32,7 @@ def generate(
     prompts: Prompts,
     settings: Sampling | Sequence[Sampling],
     seeds: Sequence[int] | None = None,
-    source: Source | None = None,
+    source: EncoderInput | None = None,
 ) -> Iterator[Chunk]:
     """Continue `prompts`, of one vocabulary, or lists of ids; chunks come step by step, rows in order within a step.
 
@@ -54,7 +54,7 @@ Writing = Generator[Chunk, None, list[Text]]  # chunks; then the texts that go o
 
 
 @torch.inference_mode()  # as a decorator: a `with` would stay in force in the caller, between two chunks
-def _steps(model: LanguageModel, texts: list[Text], source: Source | None) -> Iterator[Chunk]:
+def _steps(model: LanguageModel, texts: list[Text], source: EncoderInput | None) -> Iterator[Chunk]:
     while texts:
         for text in texts:
             if text.full:
@@ -62,7 +62,7 @@ def _steps(model: LanguageModel, texts: list[Text], source: Source | None) -> It
         texts = yield from _until_full(model, texts, source)
 
 
-def _until_full(model: LanguageModel, texts: list[Text], source: Source | None) -> Writing:
+def _until_full(model: LanguageModel, texts: list[Text], source: EncoderInput | None) -> Writing:
     """Read the texts, and write until all have ended or one no longer fits into the window."""
     size, device = choices(model, texts[0].prompt.vocab_size), device_of(model)
     # rows step together and the cache is as wide as the longest text, so the two maxima add up
@@ -103,7 +103,7 @@ def _run_ahead(stepper: Stepper, texts: Sequence[Text], logits: Tensor, vocab_si
 
 
 def read_prompts(
-    model: LanguageModel, prompts: Sequence[Sequence[int]], limit: int, source: Source | None
+    model: LanguageModel, prompts: Sequence[Sequence[int]], limit: int, source: EncoderInput | None
 ) -> tuple[Stepper, Tensor]:
     """A stepper that has read the prompts' ids and can grow to `limit`, and logits (B, V) after the last token of each.
     Only these places go through the head, and prompts that are the same are read once."""
@@ -140,7 +140,7 @@ def complete(
     prompts: Sequence[Prompt],
     settings: Sampling,
     seeds: Sequence[int] | None = None,
-    source: Source | None = None,
+    source: EncoderInput | None = None,
 ) -> list[Completion]:
     """Continue `prompts` and return the new text of each, without the prompts. No prompts give no texts. The text of
     prompt i is drawn with seeds[i], by default the settings' seed + i."""
@@ -201,7 +201,7 @@ def engine_is_faster(model: LanguageModel, prompts: Sequence[Prompt], settings: 
 def engine_can_hold(model: LanguageModel, longest: int) -> TypeGuard[Transformer]:
     """Whether the engine can write texts of up to `longest` tokens with a model: a decoder in one piece, whose
     positions stay as they are while a text grows, since a block holds what was read by one angle."""
-    if not isinstance(model, Transformer) or model.encoder is not None or model.parts > 1:
+    if not isinstance(model, Transformer) or model.encoder is not None or model.shards > 1:
         return False
     return longest <= MAX_ENGINE_LENGTH and not positions_change(model, longest)
 

@@ -16,7 +16,7 @@ from weft.decode.config import Beam, Branching, Sampling
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
 from weft.decode.text import Chunk, spelled
-from weft.models.base import LanguageModel, Source
+from weft.models.base import EncoderInput, LanguageModel
 
 State = Literal["chosen", "kept", "pruned"]
 
@@ -73,7 +73,7 @@ class Trees(NamedTuple):
 
 
 def search_trees(
-    model: LanguageModel, prompt: Prompt, settings: Branching | None = None, source: Source | None = None
+    model: LanguageModel, prompt: Prompt, settings: Branching | None = None, source: EncoderInput | None = None
 ) -> Trees:
     """Continue a prompt for a few tokens: greedily, with a beam, and with samples, of which number i has seed + i. An
     encoder–decoder writes from `source`, (1, source time)."""
@@ -138,7 +138,7 @@ def _written(name: str, chunks: Iterable[Chunk], prompt: Prompt, rows: int) -> T
     return tree.tree(name, leaves)
 
 
-def _beam(model: LanguageModel, prompt: Prompt, settings: Branching, source: Source | None) -> Tree:
+def _beam(model: LanguageModel, prompt: Prompt, settings: Branching, source: EncoderInput | None) -> Tree:
     tree, alive = _Growing(prompt), [-1]
 
     def watch(candidates: Sequence[Candidate], kept: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ from weft.data.shards import Ids, Tokens
 from weft.errors import DataError
 from weft.models.base import LanguageModel, device_of, evaluating
 from weft.models.ngram import NGram
-from weft.nn.recurrent import Carried
+from weft.nn.recurrent import CarriedState
 
 BYTE = 8 * math.log(2)  # nats that a byte costs which no token spells
 LANE_WINDOWS = 64  # at least so many windows follow each other at each place of a text that is read with carried states
@@ -185,7 +185,7 @@ def _score_lanes(model: LanguageModel, text: Tokens, tokens: int, reading: Readi
     for some, begin, time in windows:
         starts = np.array([lane * each + begin for lane in some])
         rows = torch.stack([_row(text, Span(start, time, time), reading.first) for start in starts.tolist()]).to(device)
-        carried = Carried(state if state is None else state[:, :, -len(some) :])
+        carried = CarriedState(state if state is None else state[:, :, -len(some) :])
         with torch.no_grad():  # not around the `yield`, behind which others go on
             features = model.features(rows[:, :-1], carried=carried)
             losses = token_losses(model, features.flatten(0, 1), rows[:, 1:].flatten())

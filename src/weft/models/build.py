@@ -1,4 +1,4 @@
-"""From settings to a model with fresh weights."""
+"""Builds models from settings."""
 
 from weft.models import config
 from weft.models.bahdanau import Bahdanau
@@ -9,7 +9,7 @@ from weft.models.transformer import Transformer
 
 
 def build(settings: config.Model) -> LanguageModel:
-    """The model that `settings` describe, with fresh weights; an n-gram model with empty counts."""
+    """Build the model that `settings` describe, with new weights; an n-gram model has no counts yet."""
     if isinstance(settings, config.Recurrent):
         return Recurrent(settings)
     if isinstance(settings, config.Bahdanau):

@@ -22,7 +22,7 @@ from weft.decode.generate import read_prompts
 from weft.decode.prompt import Prompt, check_prompts, choices, context_window
 from weft.errors import WeftError
 from weft.explain import views
-from weft.models.base import Source, evaluating
+from weft.models.base import EncoderInput, evaluating
 from weft.models.hidden import context_of
 from weft.models.transformer import Transformer
 from weft.serve.errors import RefusedError
@@ -40,7 +40,7 @@ MAX_PIECES = 500  # of a cut text that are told one by one
 router = APIRouter()
 
 
-def _begun(run: Run, body: Begun, server: Server) -> tuple[Prompt, Source | None]:
+def _begun(run: Run, body: Begun, server: Server) -> tuple[Prompt, EncoderInput | None]:
     """What a text is written after: a prompt, and a source where the model writes one text from another."""
     size = choices(run.model, run.tokenizer.vocab_size)
     if body.tokens and max(body.tokens) >= size:

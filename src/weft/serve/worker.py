@@ -24,7 +24,7 @@ from weft.decode.prompt import Prompt, check_prompts, context_window
 from weft.decode.text import Chunk
 from weft.errors import WeftError
 from weft.machine import free_memory
-from weft.models.base import Source, device_of
+from weft.models.base import EncoderInput, device_of
 from weft.serve.config import Limits
 from weft.serve.errors import RefusedError, as_refused
 
@@ -51,7 +51,7 @@ class Ticket:
     client: str
     arrived: "asyncio.Queue[tuple[int, Arrived]]"
     loop: asyncio.AbstractEventLoop
-    source: Source | None = None
+    source: EncoderInput | None = None
     deadline: float = 0.0
     cancelled: bool = False
     request: Request | None = None

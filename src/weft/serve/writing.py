@@ -18,7 +18,7 @@ from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar
 from weft.decode.prompt import Prompt, before_reply, chat_prompt, context_window
 from weft.decode.text import Chunk, Finish, spelled
-from weft.models.base import Source
+from weft.models.base import EncoderInput
 from weft.objectives.pairs import Pairs
 from weft.objectives.spans import Spans
 from weft.serve.config import Limits, Serving
@@ -102,7 +102,7 @@ class Asked:
     settings: Sampling | Beam
     n: int
     client: str
-    source: Source | None = None  # of a model that writes one text from another, token by token
+    source: EncoderInput | None = None  # of a model that writes one text from another, token by token
 
     @property
     def prompt_tokens(self) -> int:

@@ -30,7 +30,7 @@ from weft.text.tokenizer import build_tokenizer
 BYTES = build_tokenizer(Byte(), ["any"])
 VOCAB = BYTES.vocab_size
 MODELS = {
-    "llama": sharpen(build_transformer(llama(2, 16, 4, 32, vocab_size=VOCAB, kv_heads=2))),
+    "llama": sharpen(build_transformer(llama(2, 16, 4, d_ff=32, vocab_size=VOCAB, kv_heads=2))),
     "gpt2": sharpen(build_transformer(gpt(2, 16, 2, context=48, vocab_size=VOCAB))),
 }
 NO_EOS = (BYTES.eos_id or 0,)
@@ -276,7 +276,7 @@ def test_models_that_continue_no_text_are_refused() -> None:
     with pytest.raises(ModelError, match="cannot generate"):
         Asking(build_transformer(preset("bert-tiny").replace(layers=1, vocab_size=VOCAB)), BYTES)
     with pytest.raises(ModelError, match="source"):
-        Asking(build_transformer(vaswani(1, 16, 2, 32, dropout=0.0, vocab_size=VOCAB)), BYTES)
+        Asking(build_transformer(vaswani(1, 16, 2, d_ff=32, dropout=0.0, vocab_size=VOCAB)), BYTES)
 
 
 def test_a_text_may_take_all_blocks() -> None:

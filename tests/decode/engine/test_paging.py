@@ -8,7 +8,7 @@ from tests.models.contract import check_step_equals_forward
 from torch import Tensor
 
 from weft.decode.engine.paging import BlockStore, PagedCache
-from weft.models.base import Source
+from weft.models.base import EncoderInput
 from weft.models.config import Decoder
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.config import Attention, Gated, RMSNorm
@@ -36,12 +36,12 @@ class ReorderedCache(PagedCache):
 class PagedTransformer(Transformer):
     """A Transformer with a cache in scattered blocks of three tokens."""
 
-    def start(self, batch: int, max_len: int, source: Source | None = None) -> TransformerState:
+    def start(self, batch: int, max_len: int, source: EncoderInput | None = None) -> TransformerState:
         width, count = -(-max_len // 3), 400
         blocks = random.Random(max_len).sample(range(count), count)
         cache = ReorderedCache(BlockStore(self, count, 3), torch.tensor(blocks[: batch * width]).view(batch, width))
         cache.spare = blocks[batch * width :]
-        state = TransformerState(cache, batch, max_len, None, None)  # type: ignore[arg-type]
+        state = TransformerState(cache, batch, max_len)  # type: ignore[arg-type]
         state.can_grow = False  # the tables are full
         return state
 

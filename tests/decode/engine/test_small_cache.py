@@ -46,13 +46,13 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def rounded_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Round the keys and values of all attention to 8 bits."""
-    rotated = SelfAttention.rotated
+    rotate = SelfAttention.rotate
 
-    def rotated_and_rounded(self: SelfAttention, qkv: QKV, mask: AttentionMask) -> QKV:
-        q, k, v = rotated(self, qkv, mask)
+    def rotate_and_round(self: SelfAttention, qkv: QKV, mask: AttentionMask) -> QKV:
+        q, k, v = rotate(self, qkv, mask)
         return QKV(q, rounded(k), rounded(v))
 
-    monkeypatch.setattr(SelfAttention, "rotated", rotated_and_rounded)
+    monkeypatch.setattr(SelfAttention, "rotate", rotate_and_round)
 
 
 @torch.inference_mode()

@@ -103,7 +103,7 @@ def test_everything_works_without_it(obstacle: str, empty_cache: Path, monkeypat
     else:
         monkeypatch.setenv("WEFT_NATIVE", "0")
     assert native.library() is None and not list(empty_cache.rglob("*.so"))
-    model = amplified(llama(2, 96, 3, 160, context=40, vocab_size=50, kv_heads=1))
+    model = amplified(llama(2, 96, 3, d_ff=160, context=40, vocab_size=50, kv_heads=1))
     assert not NativeStep.fits(model, model.start(1, 8))
     quantize(model, "int8")
     assert not any(isinstance(part, matmul.NativeMatmul) for part in model.modules())

@@ -34,14 +34,14 @@ from weft.nn.position_config import (
 from weft.training.weights import add_adapters
 
 CONFIGS = {
-    "plain": llama(2, 32, 4, 48, context=32, vocab_size=50),
-    "grouped-query, tied": llama(3, 48, 6, 40, context=32, vocab_size=50, kv_heads=2, tied=True),
-    "multi-query": llama(1, 32, 4, 48, context=32, vocab_size=50, kv_heads=1),
-    "scaled positions": llama(2, 32, 4, 48, context=32, vocab_size=50).replace(
+    "plain": llama(2, 32, 4, d_ff=48, context=32, vocab_size=50),
+    "grouped-query, tied": llama(3, 48, 6, d_ff=40, context=32, vocab_size=50, kv_heads=2, tied=True),
+    "multi-query": llama(1, 32, 4, d_ff=48, context=32, vocab_size=50, kv_heads=1),
+    "scaled positions": llama(2, 32, 4, d_ff=48, context=32, vocab_size=50).replace(
         position=Rotary(base=500.0, scaling=LinearScaling(factor=2.0)), embedding_scale=True
     ),
 }
-GQA = llama(2, 32, 4, 48, context=32, vocab_size=50, kv_heads=2)
+GQA = llama(2, 32, 4, d_ff=48, context=32, vocab_size=50, kv_heads=2)
 MARIAN = EncoderDecoder(
     vocab_size=50,
     context=32,
@@ -57,7 +57,7 @@ MARIAN = EncoderDecoder(
     head=LMHead(bias=True),
 )
 FAMILIES = {
-    "GPT-2": gpt(2, 32, 4, 32, vocab_size=50),
+    "GPT-2": gpt(2, 32, 4, context=32, vocab_size=50),
     "Qwen": GQA.replace(attention=Attention(heads=4, kv_heads=2, bias="qkv", qk_norm=RMSNorm())),
     "Gemma": GQA.replace(norm=RMSNorm(offset=1.0), feedforward=Gated(d_ff=40, activation="gelu-tanh")),
     "window": GQA.replace(attention=Attention(heads=4, kv_heads=2, window=4)),

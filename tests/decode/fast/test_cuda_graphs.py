@@ -121,7 +121,7 @@ def test_which_models_have_fixed_shapes() -> None:
 
 
 def test_which_models_are_llama_like() -> None:
-    config = llama(2, 64, 2, 96)
+    config = llama(2, 64, 2, d_ff=96)
     assert is_llama_like(config)
     assert is_llama_like(config.replace(position=Rotary(base=5e5)))
     for change in (
@@ -141,7 +141,7 @@ def test_which_models_are_llama_like() -> None:
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_kernels_equal_the_plain_step_on_a_gpu(kv_heads: int, batch: int) -> None:
-    model = build_transformer(llama(2, 256, 4, 352, vocab_size=300, kv_heads=kv_heads)).cuda().bfloat16()
+    model = build_transformer(llama(2, 256, 4, d_ff=352, vocab_size=300, kv_heads=kv_heads)).cuda().bfloat16()
     lengths = torch.tensor([150, 9, 70], device="cuda") if batch > 1 else None
     prompt = torch.randint(300, (batch, 150), device="cuda")
     with torch.inference_mode():

@@ -85,7 +85,7 @@ def test_unsupported_devices_and_positions() -> None:
 
 def on_gpu(kind: str, vocab_size: int) -> Transformer:
     if kind == "fast path":
-        model = build_transformer(llama(2, 128, 4, 256, 512, vocab_size=vocab_size, kv_heads=2))
+        model = build_transformer(llama(2, 128, 4, d_ff=256, context=512, vocab_size=vocab_size, kv_heads=2))
         return sharpen(model).to("cuda", torch.bfloat16)
     return sharpen(decoder(vocab_size=vocab_size, context=256, **KINDS[kind])).cuda()
 
@@ -137,7 +137,9 @@ def test_the_engine_on_a_gpu_writes_what_each_text_alone_gets(kind: str) -> None
 @pytest.mark.gpu
 @torch.inference_mode()
 def test_the_kernels_read_blocks_as_they_read_a_contiguous_cache() -> None:
-    model = build_transformer(llama(2, 128, 4, 256, 512, vocab_size=100, kv_heads=2)).to("cuda", torch.bfloat16)
+    model = build_transformer(llama(2, 128, 4, d_ff=256, context=512, vocab_size=100, kv_heads=2)).to(
+        "cuda", torch.bfloat16
+    )
     graphs = paged_graphs(model, BlockStore(model, 200, 16), 3)
     assert graphs is not None and graphs.kernels is not None
     set_tables(graphs, random_tables(200, 3, 40))
@@ -155,7 +157,9 @@ def test_the_kernels_read_blocks_as_they_read_a_contiguous_cache() -> None:
 @torch.inference_mode()
 def test_chunks_of_many_prompts_beside_a_step(heads: int, kv_heads: int, d_head: int, bits: CacheBits | None) -> None:
     """Compare with the model's features of whole texts, in float32."""
-    exact = build_transformer(llama(2, heads * d_head, heads, 256, 2048, vocab_size=100, kv_heads=kv_heads)).cuda()
+    exact = build_transformer(
+        llama(2, heads * d_head, heads, d_ff=256, context=2048, vocab_size=100, kv_heads=kv_heads)
+    ).cuda()
     model = copy.deepcopy(exact).bfloat16()
     graphs = paged_graphs(model, BlockStore(model, 500, 16, bits=bits), 5)
     assert graphs is not None and graphs.kernels is not None

@@ -32,20 +32,23 @@ pytestmark = [
     pytest.mark.skipif(native.library() is None, reason="no C compiler"),
     pytest.mark.usefixtures("prefer_native"),
 ]
-LLAMA = llama(2, 96, 3, 160, context=40, vocab_size=50, kv_heads=1)
+LLAMA = llama(2, 96, 3, d_ff=160, context=40, vocab_size=50, kv_heads=1)
 CONFIGS = {
     "LLaMA": LLAMA,
-    "tied": llama(3, 64, 4, 96, context=40, vocab_size=51, kv_heads=2, tied=True),
+    "tied": llama(3, 64, 4, d_ff=96, context=40, vocab_size=51, kv_heads=2, tied=True),
     "scaled positions": LLAMA.replace(
         position=Rotary(base=500.0, scaling=LinearScaling(factor=2.0)), embedding_scale=True, norm=RMSNorm(offset=1.0)
     ),
-    "GPT-2": gpt(2, 64, 4, 40, 50),
-    "relu": gpt(1, 64, 2, 40, 50).replace(feedforward=Plain(d_ff=96, activation="relu")),
+    "GPT-2": gpt(2, 64, 4, context=40, vocab_size=50),
+    "relu": gpt(1, 64, 2, context=40, vocab_size=50).replace(feedforward=Plain(d_ff=96, activation="relu")),
     "biased head": LLAMA.replace(head={"kind": "lm", "tied": False, "bias": True}),
     "scaled head": LLAMA.replace(head={"kind": "lm", "tied": False, "bias": True, "scale": 0.5}),
 }
 # Neither d_model, d_head nor d_ff is a multiple of a vector's 4, 8 or 16 lanes, or of a panel's 16 rows.
-ODD_CONFIGS = {"odd LLaMA": llama(2, 90, 5, 54, 40, vocab_size=53, kv_heads=1), "odd GPT-2": gpt(2, 90, 5, 40, 53)}
+ODD_CONFIGS = {
+    "odd LLaMA": llama(2, 90, 5, d_ff=54, context=40, vocab_size=53, kv_heads=1),
+    "odd GPT-2": gpt(2, 90, 5, context=40, vocab_size=53),
+}
 
 
 def assert_same(found: Tensor, expected: Tensor, bits: str | None) -> None:

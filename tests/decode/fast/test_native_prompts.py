@@ -49,7 +49,7 @@ def test_a_prompt_equals_the_models(name: str, bits: str | None) -> None:
 
 
 def check_a_long_prompt() -> None:
-    model = amplified(llama(2, 96, 3, 160, context=600, vocab_size=50, kv_heads=1))
+    model = amplified(llama(2, 96, 3, d_ff=160, context=600, vocab_size=50, kv_heads=1))
     tokens = torch.arange(301)[None] * 7 % 50
     quantize(model, "int4")
     features, store = read_in(model, tokens, [301])
@@ -61,7 +61,7 @@ def check_a_long_prompt() -> None:
 
 
 def check_heads(d_model: int, heads: int, kv_heads: int) -> None:
-    model = amplified(llama(2, d_model, heads, 64, context=200, vocab_size=50, kv_heads=kv_heads))
+    model = amplified(llama(2, d_model, heads, d_ff=64, context=200, vocab_size=50, kv_heads=kv_heads))
     tokens = torch.arange(150)[None] * 7 % 50
     state = model.start(1, 150)
     with torch.inference_mode():

@@ -138,10 +138,10 @@ def test_odd_widths_are_stored_in_8_bits() -> None:
 
 
 MODELS = {
-    "llama": llama(2, 64, 4, 96, context=32, vocab_size=80, kv_heads=2, tied=True),
-    "untied": llama(2, 64, 4, 96, context=32, vocab_size=80),
-    "gpt": gpt(2, 64, 4, 32, vocab_size=80),
-    "seq2seq": vaswani(1, 64, 4, 96, 0.0, vocab_size=80, context=32),
+    "llama": llama(2, 64, 4, d_ff=96, context=32, vocab_size=80, kv_heads=2, tied=True),
+    "untied": llama(2, 64, 4, d_ff=96, context=32, vocab_size=80),
+    "gpt": gpt(2, 64, 4, context=32, vocab_size=80),
+    "seq2seq": vaswani(1, 64, 4, d_ff=96, dropout=0.0, vocab_size=80, context=32),
 }
 
 

@@ -18,7 +18,7 @@ from weft.decode.sampling import on_device
 from weft.decode.text import Chunk, Completion, Text, completion_of
 from weft.errors import WeftError
 from weft.models.transformer import Transformer, TransformerState
-from weft.nn.cache import ReadTokens
+from weft.nn.cache import TokenHistory
 
 CALL_TOKENS = 16  # padded tokens that cost about as much as another call of the model
 
@@ -225,7 +225,7 @@ class BlockManager:
         tables = torch.from_numpy(self.table_rows[rows, : self.pool.blocks_for(max(lengths) + time)])
         return tokens, torch.tensor(lengths), torch.tensor(counts), tables
 
-    def _read_tokens(self, work: Work, lengths: Tensor, max_len: int) -> ReadTokens | None:
+    def _read_tokens(self, work: Work, lengths: Tensor, max_len: int) -> TokenHistory | None:
         """The last tokens that requests have read, as far back as n-grams reach; None for models without n-grams."""
         if self.model.ngrams is None:
             return None
@@ -233,7 +233,7 @@ class BlockManager:
         for row, (request, _) in enumerate(work):
             start = max(0, request.read - self.model.ngrams.reach)
             tokens[row, start : request.read] = request.ids[start : request.read]
-        read = ReadTokens((), lengths, 0)
+        read = TokenHistory((), lengths, 0)
         read.tokens = on_device(torch.from_numpy(tokens), self.device)
         return read
 
@@ -251,10 +251,10 @@ class BlockManager:
         tokens, read, counts, tables = self._inputs(work)
         longest, time = int(read.max()), tokens.shape[1]
         cache = PagedCache(self.store, on_device(tables, self.device))
-        state = TransformerState(cache, len(work), longest + time, None, None)  # type: ignore[arg-type]
+        state = TransformerState(cache, len(work), longest + time)  # type: ignore[arg-type]
         state.lengths = on_device(read, self.device)
         state.longest, state.even = longest, int(read.min()) == longest
-        state.read = self._read_tokens(work, state.lengths, state.max_len)
+        state.history = self._read_tokens(work, state.lengths, state.max_len)
         lengths = on_device(counts, self.device) if int(counts.min()) < time else None
         features = self.model.advance(on_device(tokens, self.device), state, lengths)
         if lengths is None:

@@ -22,7 +22,8 @@ from weft.decode.fast.quantize import QuantizedLinear
 from weft.models import heads
 from weft.models.base import LanguageModel, State
 from weft.models.config import Decoder, EncoderDecoder
-from weft.models.transformer import SourceCache, Transformer, TransformerState
+from weft.models.stack import SourceCache
+from weft.models.transformer import Transformer, TransformerState
 from weft.nn.cache import KeyValueCache
 from weft.nn.feedforward import Gated
 from weft.nn.linear import Linear
@@ -90,7 +91,7 @@ class CPUFastPath(PlainPath):
             x = F.embedding(tokens, self.model.embedding.weight)
             x = x if self.scale is None else x * self.scale
         else:
-            x = self.model.embed_next(tokens[:, None], state.lengths, state.read)[:, 0]
+            x = self.model.embed_next(tokens[:, None], state.lengths, state.history)[:, 0]
         if self.position_embeddings is not None:
             x = x + self.position_embeddings[position]
         if self.angles is not None:

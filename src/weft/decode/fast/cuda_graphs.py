@@ -92,8 +92,10 @@ class BucketState(TransformerState):
     """A state as a step of fixed shape sees it: the first `size` positions, of which each row fills a part."""
 
     def __init__(self, state: TransformerState, size: int):
-        super().__init__(state.cache, state.lengths.shape[0], size, state.source_cache, state.source_mask)
-        self.lengths, self.longest, self.read = state.lengths, size - 1, state.read
+        super().__init__(
+            state.cache, state.lengths.shape[0], size, source_cache=state.source_cache, source_mask=state.source_mask
+        )
+        self.lengths, self.longest, self.history = state.lengths, size - 1, state.history
         self.even = False  # only the device knows the lengths
 
     def advance(self, time: int, lengths: Tensor | None = None) -> None:
@@ -103,7 +105,7 @@ class BucketState(TransformerState):
 def has_fixed_shape(model: LanguageModel, state: State) -> bool:
     """Whether all steps within the capacity of `state` have one shape, as CUDA graphs need, and involve no other
     process."""
-    if not isinstance(model, Transformer) or not isinstance(state, TransformerState) or model.parts > 1:
+    if not isinstance(model, Transformer) or not isinstance(state, TransformerState) or model.shards > 1:
         return False
     return isinstance(state.cache, KeyValueCache) and not positions_change(model, state.max_len)
 
@@ -349,7 +351,7 @@ class PagedStep:
         if graphs.kernels is not None:
             return graphs.kernels.step(tokens, lengths, slots, attention=self.attention)
         cache = PagedCache(graphs.store, graphs.tables[slots, : self.width].long())
-        state = TransformerState(cache, len(slots), self.width * graphs.store.block_size, None, None)  # type: ignore[arg-type]
+        state = TransformerState(cache, len(slots), self.width * graphs.store.block_size)  # type: ignore[arg-type]
         state.lengths, state.longest = lengths, state.max_len - 1
         state.even = False  # only the device knows the lengths
         return graphs.model.advance(tokens.unsqueeze(1), state)[:, -1]

@@ -189,7 +189,7 @@ class NativeStep(PlainPath):
         state.reserve(1)
         x = model.embed(tokens, model.embedding)
         if model.ngrams is not None:
-            x = x + model.ngrams.of_one(self._last_tokens(int(tokens)))
+            x = x + model.ngrams.embed_one(self._last_tokens(int(tokens)))
         logits = self.decoder.step(x, state.lengths, self.tables)
         state.advance(1)
         return logits
@@ -197,13 +197,13 @@ class NativeStep(PlainPath):
     def _last_tokens(self, token: int) -> list[int]:
         """Record a token as read, and return the last tokens that n-grams are made of, newest first."""
         state, model = self.state, self.model
-        assert model.ngrams is not None and state.read is not None
+        assert model.ngrams is not None and state.history is not None
         if self.recent is not None and self.recent[0] == state.longest:
             before = self.recent[1]
         else:
-            before = state.read.last(model.ngrams.reach, state.lengths)[0].tolist()[::-1]
+            before = state.history.last(model.ngrams.reach, state.lengths)[0].tolist()[::-1]
         last = [token, *before]
-        state.read.tokens[0, state.longest] = token
+        state.history.tokens[0, state.longest] = token
         self.recent = state.longest + 1, last[:-1]
         return last
 
@@ -212,7 +212,7 @@ class NativeStep(PlainPath):
         state, model, (batch, time) = self.state, self.model, tokens.shape
         state.reserve(time)
         self.recent = None
-        x = model.embed_next(tokens, state.lengths, state.read)
+        x = model.embed_next(tokens, state.lengths, state.history)
         counts = torch.full((batch,), time) if lengths is None else lengths
         real = torch.arange(time) < counts[:, None]
         features = x.new_zeros(batch, time, model.config.d_model)

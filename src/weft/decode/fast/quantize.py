@@ -19,7 +19,7 @@ from weft.errors import ConfigError, ModelError
 from weft.models import heads
 from weft.models.base import LanguageModel
 from weft.models.transformer import Transformer
-from weft.nn.activations import capped
+from weft.nn.activations import apply_softcap
 from weft.nn.dropout import RowRng
 from weft.nn.linear import LowRank
 from weft.progress import bar
@@ -48,8 +48,8 @@ class QuantizedHead(heads.LMHead):
         self.scale, self.softcap, self.weight, self.words = head.scale, head.softcap, None, words
         self.dense = head.dense
 
-    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None, rng: RowRng | None = None) -> Tensor:
-        return capped(self.words(self.prepare(features)), self.softcap)
+    def forward(self, x: Tensor, table: Tensor, mask: Tensor | None = None, *, rng: RowRng | None = None) -> Tensor:
+        return apply_softcap(self.words(self.prepare(x)), self.softcap)
 
 
 def check_bits(bits: str) -> Bits:

@@ -17,7 +17,7 @@ from weft.decode.fast.cuda import CUDAFastPath
 from weft.decode.fast.cuda_graphs import DeviceSampler, GraphStep
 from weft.decode.fast.native_step import NativeStep
 from weft.decode.fast.path import PlainPath
-from weft.models.base import LanguageModel, Source, State, device_of
+from weft.models.base import EncoderInput, LanguageModel, State, device_of
 from weft.models.transformer import Transformer, TransformerState
 
 FIRST_CAPACITY = 1 << 10  # tokens after the prompt that a state has capacity for at the start
@@ -35,7 +35,7 @@ class Stepper:
     """
 
     def __init__(
-        self, model: LanguageModel, batch: int, *, prompt_tokens: int, limit: int, source: Source | None = None
+        self, model: LanguageModel, batch: int, *, prompt_tokens: int, limit: int, source: EncoderInput | None = None
     ):
         self.model, self.limit = model, limit
         # A text is about as long as its source, so most end before the capacity has to grow.

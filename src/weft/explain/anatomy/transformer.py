@@ -8,7 +8,8 @@ from weft.costs.units import reach
 from weft.explain.anatomy.parts import Part, part, size, with_bias
 from weft.models import heads
 from weft.models.config import Encoder
-from weft.models.transformer import Stack, Transformer
+from weft.models.stack import Stack
+from weft.models.transformer import Transformer
 from weft.nn import attention, block, norm, position
 from weft.nn.attention_paths import attend
 from weft.nn.config import Block as BlockConfig
@@ -349,7 +350,7 @@ def _words(model: Transformer, module: heads.TokenHead) -> Part:
 
 def _classes(settings: Any, module: heads.Classifier, name: str) -> Part:
     D, labels, given = settings.d_model, module.out.out_features, f"x_{module.pooling}"
-    by: list[Any] = [heads.Classifier.forward, *([] if module.pooler is None else [heads.Pooler.forward])]
+    by: list[Any] = [heads.Classifier.forward, *([] if module.pooler is None else [heads.Transform.forward])]
     f = getattr(settings.head, "activation", "tanh") if name == "classes" else "tanh"
     formula = f"{given} W + b" if module.pooler is None else f"{f}({given} W_p + b_p) W + b"
     if module.transform is not None:

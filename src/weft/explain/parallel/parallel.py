@@ -261,7 +261,7 @@ def _attention(sizes: Sizes) -> Block:
     own = SelfAttention(config.Attention(heads=sizes.heads, bias="all"), sizes.d_model, d_head).double()
     places = torch.arange(sizes.tokens)[None]
     shape = position_config.Sizes(sizes.d_model, sizes.heads, d_head, sizes.tokens, causal=True, layers=1)
-    where = AttentionMask(Mask(causal=True), position.build(position_config.NoPosition(), shape), places, places)
+    where = AttentionMask(Mask(causal=True), position.build(position_config.NoPosition(), shape), places, keys=places)
 
     def attend(u: Tensor) -> Tensor:
         """(batch, time, heads · 3 · d_head) → (batch, time, heads · d_head), for any number of heads."""

@@ -12,10 +12,9 @@ from weft.errors import counted
 from weft.explain.anatomy.parts import with_bias
 from weft.explain.step.passing import Compared, Followed
 from weft.explain.step.stage import Way, cost, products, shown
-from weft.nn.attention import CrossAttention, Heads, SelfAttention
+from weft.nn.attention import CrossAttention, Heads, RelativeAttention, ScoredAttention, SelfAttention
 from weft.nn.attention_paths import Scoring
 from weft.nn.mask import Mask
-from weft.nn.relative_attention import RelativeAttention, ScoredAttention
 from weft.nn.scaled_dot_product import masked_softmax, reference_attention
 
 
@@ -153,7 +152,7 @@ def _mask(opened: _Opened, scores: Tensor) -> None:
     """What positions add to the scores, and which keys are hidden."""
     way, id, place, compared = opened.way, opened.id, opened.place, opened.compared
     mask, axes = compared.mask, ("head", ("key", compared.keys))
-    bias = mask.position.heads_bias(mask.queries[:, place : place + 1], mask.keys)
+    bias = mask.position.local_bias(mask.queries[:, place : place + 1], mask.keys)
     if bias is not None:
         scores = scores + bias[0, :, 0]
         way.add(
@@ -179,7 +178,7 @@ def _mask(opened: _Opened, scores: Tensor) -> None:
         shown("seen", seen, ("key", compared.keys), scale="positive"),
         numbers={"keys": len(seen), "seen": int(seen.sum()), **{why: n for why, n in hidden.items() if n}},
         words={"hidden": "; ".join(told) or "No key is hidden from this token"},
-        by=Mask.mask_mod,
+        by=Mask.visible,
     )
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from weft.explain.capture import Seen, capture, taps
-from weft.models.transformer import Stack, Transformer
+from weft.models.stack import Stack
+from weft.models.transformer import Transformer
 from weft.nn.mask import AttentionMask
 from weft.nn.scaled_dot_product import QKV
 
@@ -89,8 +90,8 @@ class Followed:
         module, given = getattr(self.block(self.opened), part), self.given[f"{self.name}.{block}.{part}"][turn]
         if part == "attention":
             plain = module.project(given[0])
-            return Compared(plain, module.rotated(plain, given[1]), given[1], self.pieces)
-        queries = module.split(module.clipped(module.q(given[0])), module.heads, module.q_norm)
+            return Compared(plain, module.rotate(plain, given[1]), given[1], self.pieces)
+        queries = module.split(module.clip_projection(module.q(given[0])), module.heads, module.q_norm)
         plain = QKV(queries, *given[1])
         return Compared(plain, plain, given[2], self.other)
 

@@ -14,7 +14,7 @@ from weft.explain.step.head import Choice, word_stages
 from weft.explain.step.stage import Way, cost, products, shown, token_stage
 from weft.models.bahdanau import AdditiveAttention, Bahdanau
 from weft.models.recurrent import Recurrent
-from weft.nn.recurrent import SigmoidElman, parts, read
+from weft.nn.recurrent import SigmoidElman, read, state_parts
 
 GATES = {
     "lstm": ("input", "forget", "candidate", "output"),
@@ -56,7 +56,7 @@ def unrolled(stack: nn.RNNBase, inputs: Tensor, first: Tensor | None = None) -> 
     """Every layer of a stack over inputs (time, d_input), from the states (parts, layers, d_model), or from zeros."""
     step, layers = CELLS[kind_of(stack)], []
     for layer, weights in enumerate(stack.all_weights):
-        zeros = inputs.new_zeros(parts(stack), stack.hidden_size)
+        zeros = inputs.new_zeros(state_parts(stack), stack.hidden_size)
         state = start = zeros if first is None else first[:, layer]
         found = []
         for x in inputs:

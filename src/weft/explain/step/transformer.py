@@ -8,7 +8,8 @@ from weft.explain.anatomy.parts import with_bias
 from weft.explain.step.attention import attention_stages
 from weft.explain.step.passing import NAMES, Followed
 from weft.explain.step.stage import Way, cost, products, shown, token_stage
-from weft.models.transformer import Stack, Transformer
+from weft.models.stack import Stack
+from weft.models.transformer import Transformer
 from weft.nn import feedforward, norm
 from weft.nn.block import Block, Sublayer
 from weft.nn.hashed_ngrams import NGramEmbedding

@@ -251,7 +251,7 @@ static void attend_backward(void *argument, int thread, int threads) {
 }
 
 /* Floats of scratch memory that each thread needs. */
-int64_t weft_attention_space(int time, int source, int d_head) {
+int64_t weft_attention_scratch(int time, int source, int d_head) {
     Scratch s;
     return lay_out(&s, time, source, d_head, 0);
 }
