@@ -101,7 +101,8 @@ static inline __attribute__((always_inline)) void lanes_gemm8(
     for (int b = 0; b < blocks; b++, w += BLOCK_WORDS8 * PANEL_ROWS) {
         IntVector t[MAX_BATCH];
         prefetch(w, 4 * BLOCK_WORDS8 * PANEL_ROWS);
-        for (int r = 0; r < count; r++) t[r] = (IntVector){0} + x.offsets[r * blocks + b] * (WEIGHT_BIAS / 8);
+        for (int r = 0; r < count; r++)
+            t[r] = (IntVector){0} + wrapping_multiply_add(x.offsets[r * blocks + b], WEIGHT_BIAS / 8, 0);
 #pragma GCC unroll 8
         for (int j = 0; j < BLOCK_WORDS8; j++) {
             WeightBytes four = prepare8(LOAD_INT(w + j * PANEL_ROWS));

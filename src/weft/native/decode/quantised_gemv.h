@@ -44,11 +44,16 @@ static inline float max_lane(Vector v) {
     return max;
 }
 static inline int reduce_int(IntVector v) {
-    int sum = 0;
-    for (int i = 0; i < LANES; i++) sum += v[i];
-    return sum;
+    uint32_t sum = 0;
+    for (int i = 0; i < LANES; i++) sum += (uint32_t)v[i];
+    return (int)sum;
 }
 #endif
+
+/* a · b + c modulo 2³². In a block with NaN or infinity the integers are meaningless, and may overflow. */
+static inline int32_t wrapping_multiply_add(int32_t a, int32_t b, int32_t c) {
+    return (int32_t)((uint32_t)a * (uint32_t)b + (uint32_t)c);
+}
 
 static void quantise_row(const float *x, int n, QuantisedRows out) {
     const IntVector magnitude = (IntVector){0} + INT32_MAX;
@@ -70,7 +75,7 @@ static void quantise_row(const float *x, int n, QuantisedRows out) {
             counts += q;
         }
         out.scales[b] = scale;
-        out.offsets[b] = SUM_START - 8 * reduce_int(counts);
+        out.offsets[b] = wrapping_multiply_add(reduce_int(counts), -8, SUM_START);
         out.sums[b] = sum;
     }
 }
@@ -231,8 +236,8 @@ static void panel_gemv8(const int32_t *w, const float *scales, QuantisedRows x, 
     for (int b = 0; b < blocks; b++, w += BLOCK_WORDS8 * PANEL_ROWS) {
         IntVector t[PANEL_VECTORS];
         prefetch(w, 4 * BLOCK_WORDS8 * PANEL_ROWS);
-        for (int p = 0; p < PANEL_VECTORS; p++)
-            t[p] = (IntVector){0} + (SUM_START + (x.offsets[b] - SUM_START) * (WEIGHT_BIAS / 8));
+        int32_t start = wrapping_multiply_add(x.offsets[b], WEIGHT_BIAS / 8, SUM_START * (1 - WEIGHT_BIAS / 8));
+        for (int p = 0; p < PANEL_VECTORS; p++) t[p] = (IntVector){0} + start;
         add_block8(t, w, x.values + b * BLOCK);
         for (int p = 0; p < PANEL_VECTORS; p++) s[p] += AS_FLOAT(t[p]) * x.scales[b];
     }
