@@ -9,7 +9,7 @@ import torch
 from tests.decode.small import complete
 from tests.later import Later
 from tests.models.contract import PaddedSource
-from tests.models.test_parity import fill, randomise
+from tests.models.test_parity import load, randomise
 from tests.pairwise import pairwise
 
 from weft.data.batch import Source
@@ -54,7 +54,7 @@ def pair() -> tuple[LanguageModel, Any]:
     with torch.no_grad():
         theirs.lm_head.weight.mul_(4.0)
     ours = build(llama(2, D, 2, d_ff=24, context=64, vocab_size=VOCAB)).eval()
-    fill(ours, theirs, LLAMA)
+    load(ours, theirs.state_dict(), LLAMA.rules(ours.config))
     return ours, theirs
 
 

@@ -46,13 +46,13 @@ def back(x: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """All attention is to keys and values that were rounded to 8 bits."""
-    rotated = SelfAttention.rotated
+    rotate = SelfAttention.rotate
 
     def rounded(self: SelfAttention, qkv: QKV, mask: AttentionMask) -> QKV:
-        q, k, v = rotated(self, qkv, mask)
+        q, k, v = rotate(self, qkv, mask)
         return QKV(q, back(k), back(v))
 
-    monkeypatch.setattr(SelfAttention, "rotated", rounded)
+    monkeypatch.setattr(SelfAttention, "rotate", rounded)
 
 
 @torch.inference_mode()
