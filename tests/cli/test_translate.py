@@ -96,7 +96,7 @@ def test_the_coverage_penalty_lowers_scores(trained: Path) -> None:
     def best(penalty: float) -> float:
         settings = beam(beams=1, coverage_penalty=penalty, max_tokens=3)
         opening = [decoding.Prompt.of(loaded.tokenizer, [loaded.tokenizer.need("bos")])]
-        found = decoding.search_texts(loaded.model, opening, settings, source)[0][0].score
+        found = decoding.search_texts(loaded.model, opening, settings, source=source)[0][0].score
         assert found is not None
         return found
 

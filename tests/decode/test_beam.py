@@ -17,7 +17,7 @@ from weft.decode.beam import beam_search, search_texts
 from weft.decode.config import Beam, GNMTLength, PowerLength, Sampling
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
-from weft.decode.sampling import likeliest
+from weft.decode.sampling import top_log_probs
 from weft.errors import ConfigError, ModelError
 from weft.interop.families.llama import LLAMA
 from weft.models.base import LanguageModel
@@ -222,7 +222,7 @@ def test_a_search_that_ends_early_finds_what_one_to_the_limit_finds(
             weight.normal_(std=0.6)
     settings = Beam(beams=3, n=2, max_tokens=30, length_penalty=penalty, patience=patience)
     prompts, limits = [[1], [5, 6, 2], [8, 0]], [4, 6, 8]
-    asked = [replace(prompt, most=most) for prompt, most in zip(ending(*prompts), limits, strict=True)]
+    asked = [replace(prompt, max_tokens=most) for prompt, most in zip(ending(*prompts), limits, strict=True)]
     found = beam_search(model, asked, settings)
     for prompt, most, hypotheses in zip(prompts, limits, found, strict=True):
         expected = naive_search(model, prompt, settings, most)
@@ -248,7 +248,7 @@ def test_the_likeliest_of_a_large_vocabulary() -> None:
         logits = torch.randn(5, size) * 4
         logits[1, : size // 2] = -torch.inf
         logits[2] = -torch.inf
-        log_p, ids = likeliest(logits, 6)
+        log_p, ids = top_log_probs(logits, 6)
         expected, places = logits.double().log_softmax(-1).topk(6)
         alive = [0, 1, 3, 4]
         assert ids[alive].equal(places[alive])
@@ -256,7 +256,7 @@ def test_the_likeliest_of_a_large_vocabulary() -> None:
         assert (log_p[2] == -torch.inf).all()
         logits[3, 1] = torch.nan
         with pytest.raises(ModelError, match="NaN or infinite"):
-            likeliest(logits, 6)
+            top_log_probs(logits, 6)
 
 
 def test_gnmt_is_the_papers_formula() -> None:
@@ -288,15 +288,15 @@ def test_every_family_searches_and_a_beam_of_one_is_greedy(name: str) -> None:
     greedy: list[list[int]] = [[], []]
     for token in generate(model, ending(*prompts), Sampling(temperature=0.0, max_tokens=7), source=source):
         greedy[token.row].append(token.id)
-    one = beam_search(model, ending(*prompts), Beam(beams=1, max_tokens=7), source)
+    one = beam_search(model, ending(*prompts), Beam(beams=1, max_tokens=7), source=source)
     assert [list(row[0].ids) for row in one] == greedy
-    four = beam_search(model, ending(*prompts), Beam(beams=4, n=2, max_tokens=7), source)
+    four = beam_search(model, ending(*prompts), Beam(beams=4, n=2, max_tokens=7), source=source)
     for row in range(2):
         assert four[row][0].score >= four[row][1].score
         assert four[row][0].ids != four[row][1].ids
-        alone = beam_search(model, ending(prompts[row]), Beam(beams=4, n=2, max_tokens=7), source and source.row(row))[
-            0
-        ]
+        alone = beam_search(
+            model, ending(prompts[row]), Beam(beams=4, n=2, max_tokens=7), source=source and source.row(row)
+        )[0]
         assert [h.ids for h in alone] == [h.ids for h in four[row]]
         given = {} if source is None else {"source": source.row(row)}
         best = four[row][0]
@@ -366,7 +366,7 @@ def test_coverage_lowers_the_score_by_what_was_left_out(kind: str) -> None:
     source = Source(read, torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]], dtype=torch.bool))
     plain = Beam(beams=3, n=3, max_tokens=6)
     watched = plain.replace(coverage_penalty=0.7)
-    for row, found in enumerate(beam_search(model, ending([2], [2], eos_id=1), watched, source)):
+    for row, found in enumerate(beam_search(model, ending([2], [2], eos_id=1), watched, source=source)):
         for text in found:
             # the same weights, from one reading of the whole text
             seen: list[torch.Tensor] = []
@@ -379,5 +379,5 @@ def test_coverage_lowers_the_score_by_what_was_left_out(kind: str) -> None:
             total = weights[0].sum(0)[one.mask[0]]
             expected = text.logprob / len(text.ids) + 0.7 * float(total.clamp(max=1.0).log().sum())
             assert text.score == pytest.approx(expected, abs=1e-4)
-    with pytest.raises(ConfigError, match="looks at no source"):
+    with pytest.raises(ConfigError, match="no attention to a source"):
         beam_search(build(resolve("gpt-tiny").model).eval(), [[1]], watched)

@@ -10,7 +10,7 @@ from tests.decode.small import VOCAB, decoder
 from weft.api.settings import sampling
 from weft.decode.beam import beam_search
 from weft.decode.config import Beam, Sampling
-from weft.decode.contrastive import Contrasted
+from weft.decode.contrastive import ContrastiveModel
 from weft.decode.fast import stepper
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
@@ -34,7 +34,7 @@ def build(name: str) -> LanguageModel:
         case "lstm":
             return build_model(Recurrent(vocab_size=VOCAB, d_model=16, cell="lstm", layers=2)).eval()
         case "contrast":
-            return Contrasted(decoder(), decoder(d_model=8)).eval()
+            return ContrastiveModel(decoder(), decoder(d_model=8)).eval()
         case _:
             model = build_model(NGram(vocab_size=VOCAB, order=3))
             model.fit(np.arange(400) ** 2 % VOCAB)
@@ -51,7 +51,7 @@ def test_a_text_that_outgrows_its_capacity(name: str, monkeypatch: pytest.Monkey
         many = list(generate(model, [prompt for prompt in PROMPTS for _ in "ab"], settings))
         best = beam_search(model, PROMPTS, Beam(beams=3, max_tokens=16))
         draft = Draft(model, Prompt(PROMPTS[0]), settings)
-        return [one, many, best, list(speculate(model, draft, PROMPTS[0], settings))]
+        return [one, many, best, list(speculate(model, PROMPTS[0], settings, drafter=draft))]
 
     whole = texts()
     grown: list[bool] = []

@@ -276,7 +276,7 @@ def test_a_constrained_text_is_the_same_with_guesses() -> None:
     pattern = regex(tokenizer, "(ab|ba)*!")
     plain = complete(model, tokenizer, ["a"], settings, grammar=pattern)
     prompt = Prompt.of(tokenizer, "a", pattern)
-    assert gather(speculate(model, LookUp(3), prompt, settings), [prompt]) == plain
+    assert gather(speculate(model, prompt, settings, drafter=LookUp(3)), [prompt]) == plain
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

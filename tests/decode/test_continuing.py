@@ -13,7 +13,7 @@ from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import regex
 from weft.decode.engine.engine import Limits
 from weft.decode.generate import generate
-from weft.decode.prompt import Prompt, has_begun
+from weft.decode.prompt import Prompt, ends_mid_text
 from weft.decode.speculative import Draft, LookUp, speculate
 from weft.decode.text import gather
 from weft.errors import ModelError
@@ -58,7 +58,7 @@ def test_every_way_of_writing_goes_on_with_the_prompt(tokenizer: Tokenizer) -> N
         request = engine.ask(prompt, SETTINGS)
         engine.run()
         assert request.completion().text == whole.removeprefix(prompt)
-        guessed = speculate(model, LookUp(2), asked, SETTINGS)
+        guessed = speculate(model, asked, SETTINGS, drafter=LookUp(2))
         assert gather(guessed, [asked])[0].text == whole.removeprefix(prompt)
         (best,) = search_texts(model, [asked], Beam(beams=1, max_tokens=9))[0]
         assert best.text == complete(model, tokenizer, [prompt], Sampling(temperature=0.0, max_tokens=9))[0].text
@@ -74,7 +74,7 @@ def test_the_tokens_that_come_with_their_probabilities_spell_the_text(tokenizer:
 
 def test_an_empty_prompt_begins_a_text_without_a_space(tokenizer: Tokenizer) -> None:
     model = decoder(vocab_size=tokenizer.vocab_size)
-    new = replace(Prompt.of(tokenizer, texts_of(tokenizer)[0]), begun=False)  # a text of its own after any prompt
+    new = replace(Prompt.of(tokenizer, texts_of(tokenizer)[0]), mid_text=False)  # a text of its own after any prompt
     for prompt in (Prompt.of(tokenizer, ""), new):
         written = list(generate(model, [prompt], SETTINGS))
         assert "".join(each.text for each in written) == tokenizer.decode([each.id for each in written])
@@ -91,20 +91,20 @@ def test_stop_strings_with_a_space_are_found_in_the_first_word() -> None:
 
 def test_a_space_that_the_tokenizer_does_not_keep_is_the_first_words() -> None:
     word, byte = MAKERS["word"](), MAKERS["byte"]()
-    assert [has_begun(word, prompt) for prompt in ("the", "the ", "", " ")] == [True, False, False, False]
-    assert [has_begun(byte, prompt) for prompt in ("the", "the ", "", " ")] == [True, True, False, True]
-    assert has_begun(word, word.encode("the")) and not has_begun(word, [])
+    assert [ends_mid_text(word, prompt) for prompt in ("the", "the ", "", " ")] == [True, False, False, False]
+    assert [ends_mid_text(byte, prompt) for prompt in ("the", "the ", "", " ")] == [True, True, False, True]
+    assert ends_mid_text(word, word.encode("the")) and not ends_mid_text(word, [])
     bos = MAKERS["sentencepiece"]()
-    assert not has_begun(bos, [bos.need("bos")])
+    assert not ends_mid_text(bos, [bos.need("bos")])
 
 
 @pytest.mark.parametrize("kind", ["word", "unigram", "sentencepiece"])
 def test_patterns_know_whether_the_text_has_begun(kind: str) -> None:
     tokenizer = MAKERS[kind]()
     model, text = decoder(vocab_size=tokenizer.vocab_size), "a" if kind == "sentencepiece" else "the"
-    for expression, begun, prompt in ((" (a|b|cat)+", True, text), ("(a|b|cat)+", False, "")):
+    for expression, mid_text, prompt in ((" (a|b|cat)+", True, text), ("(a|b|cat)+", False, "")):
         pattern = regex(tokenizer, expression)
-        assert Prompt.of(tokenizer, prompt).begun == begun
+        assert Prompt.of(tokenizer, prompt).mid_text == mid_text
         written = complete(model, tokenizer, [prompt], Sampling(max_tokens=3, seed=1), grammar=pattern)[0].text
         assert written and pattern.matches(written)
         assert not pattern.matches(written + "!")
@@ -130,7 +130,7 @@ def test_the_coldest_temperatures_are_greedy(degree: float) -> None:
     mixed = complete(model, tokenizer, ["the", "a"], [cold, Sampling(max_tokens=12)])
     assert mixed[0] == best[0]
     prompt = Prompt.of(tokenizer, "the")
-    assert gather(speculate(model, Draft(model, prompt, cold), prompt, cold), [prompt]) == best
+    assert gather(speculate(model, prompt, cold, drafter=Draft(model, prompt, cold)), [prompt]) == best
     engine = Asking(model, tokenizer, Limits(blocks=8))
     request = engine.ask("the", cold)
     engine.run()
@@ -145,7 +145,7 @@ def test_the_end_of_a_long_prompt_tells_whether_it_has_begun() -> None:
             prompt = long[size:] if long[size - 1 : size] in ("", " ") else "the " + long
             text = tokenizer.decode(tokenizer.encode(prompt))
             lost = prompt[-1:].isspace() and not text[-1:].isspace()
-            assert has_begun(tokenizer, prompt) == (bool(text) and not lost)
+            assert ends_mid_text(tokenizer, prompt) == (bool(text) and not lost)
     ids = tokenizer.encode("the cat sees a dog " * 40)
-    assert has_begun(tokenizer, ids)
-    assert not has_begun(tokenizer, [])
+    assert ends_mid_text(tokenizer, ids)
+    assert not ends_mid_text(tokenizer, [])

@@ -8,7 +8,7 @@ import torch
 
 from weft.decode.beam import beam_search
 from weft.decode.config import Beam, Sampling
-from weft.decode.contrastive import Contrasted
+from weft.decode.contrastive import ContrastiveModel
 from weft.decode.generate import generate
 from weft.errors import ConfigError
 from weft.models.base import LanguageModel
@@ -40,7 +40,7 @@ def test_the_formula(which: str) -> None:
     """An n-gram model on either side too: its features are tokens, not real numbers, and some of its p are zero."""
     expert, amateur = models()
     expert, amateur = (counted() if which == "expert" else expert), (counted() if which == "amateur" else amateur)
-    both = Contrasted(expert, amateur, strength=0.7, plausible=0.21)
+    both = ContrastiveModel(expert, amateur, strength=0.7, plausible=0.21)
     tokens = torch.randint(0, V, (2, 5))
     with torch.no_grad():
         found = both.step(tokens, both.start(2, 8))
@@ -54,7 +54,7 @@ def test_the_formula(which: str) -> None:
 
 def test_without_strength_and_with_all_plausible_it_is_the_expert() -> None:
     expert, amateur = models()
-    both = Contrasted(expert, amateur, strength=0.0, plausible=1e-30)
+    both = ContrastiveModel(expert, amateur, strength=0.0, plausible=1e-30)
     settings = Sampling(max_tokens=10, seed=3)
     alone = [token.id for token in generate(expert, [[1, 2]], settings)]
     assert [token.id for token in generate(both, [[1, 2]], settings)] == alone
@@ -62,7 +62,7 @@ def test_without_strength_and_with_all_plausible_it_is_the_expert() -> None:
 
 def test_it_is_sampled_and_searched_as_any_model_is() -> None:
     expert, amateur = models()
-    both = Contrasted(expert, amateur)
+    both = ContrastiveModel(expert, amateur)
     greedy = [token.id for token in generate(both, [[1, 2, 3]], Sampling(temperature=0.0, max_tokens=6))]
     found = beam_search(both, [[1, 2, 3]], Beam(beams=1, max_tokens=6))
     assert list(found[0][0].ids) == greedy
@@ -73,8 +73,8 @@ def test_it_is_sampled_and_searched_as_any_model_is() -> None:
 def test_what_cannot_be_contrasted() -> None:
     expert, amateur = models()
     with pytest.raises(ConfigError, match="17 tokens can't be contrasted with one of 5"):
-        Contrasted(expert, build(gpt(1, 8, 1, 8, 5)))
+        ContrastiveModel(expert, build(gpt(1, 8, 1, 8, 5)))
     with pytest.raises(ConfigError, match="strength = -1"):
-        Contrasted(expert, amateur, strength=-1)
+        ContrastiveModel(expert, amateur, strength=-1)
     with pytest.raises(ConfigError, match="plausible = 0"):
-        Contrasted(expert, amateur, plausible=0)
+        ContrastiveModel(expert, amateur, plausible=0)

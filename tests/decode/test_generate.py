@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.decode.config import Sampling
 from weft.decode.generate import generate
-from weft.decode.prompt import Prompt, opening
+from weft.decode.prompt import Prompt, start_token
 from weft.decode.text import Chunk
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, State
@@ -218,9 +218,9 @@ def test_half_a_character_at_the_limit_is_not_lost_silently() -> None:
 
 
 def test_an_empty_prompt_begins_a_new_text() -> None:
-    assert opening(BYTES) == BYTES.eos_id
+    assert start_token(BYTES) == BYTES.eos_id
     bare = build_tokenizer(Char(specials=Char().specials.replace(bos=None, eos=None)), ["a b\nc"])
-    assert bare.decode([opening(bare)]) == "\n"
+    assert bare.decode([start_token(bare)]) == "\n"
     model = build(Recurrent(vocab_size=BYTES.vocab_size, d_model=8, cell="elman")).eval()
     empty = complete(model, BYTES, [""], Sampling(max_tokens=5))[0]
     assert empty.tokens == 5 or empty.finish == "eos"

@@ -127,7 +127,7 @@ def test_the_engine_shares_beginnings_and_reads_in_chunks() -> None:
 def test_guesses_that_are_taken_back_leave_nothing(guesser: str) -> None:
     for prompt, expected in zip(PROMPTS, EXPECTED, strict=True):
         draft = LookUp(2) if guesser == "look-up" else Draft(NARROW, Prompt(prompt), GREEDY)
-        assert [chunk.id for chunk in speculate(MODEL, draft, prompt, GREEDY)] == expected
+        assert [chunk.id for chunk in speculate(MODEL, prompt, GREEDY, drafter=draft)] == expected
 
 
 def test_beams_take_what_they_read_along() -> None:

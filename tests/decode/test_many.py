@@ -6,7 +6,7 @@ from tests.decode.small import complete as lockstep
 from tests.decode.small import decoder
 
 from weft.decode import generate as many
-from weft.decode.bulk import Job, texts_of
+from weft.decode.bulk import BulkJob, generate_many
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import regex
 from weft.decode.generate import complete, completions, engine_is_faster
@@ -43,10 +43,12 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("rows", [1, 3, 7])
 def test_both_ways_write_the_same_in_order(rows: int, engines: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = range(40, 40 + len(TEXTS))
-    by_engine = list(completions(MODEL, prompts(), SETTINGS, seeds, rows))
+    by_engine = list(completions(MODEL, prompts(), SETTINGS, seeds=seeds, rows=rows))
     assert engines == [rows]
-    monkeypatch.setattr(many, "engine_is_faster", lambda *given: False)
-    assert [each.text for each in completions(MODEL, prompts(), SETTINGS, seeds, rows)] == [t.text for t in by_engine]
+    monkeypatch.setattr(many, "engine_is_faster", lambda *_, **__: False)
+    assert [each.text for each in completions(MODEL, prompts(), SETTINGS, seeds=seeds, rows=rows)] == [
+        t.text for t in by_engine
+    ]
     assert engines == [rows]
     for text, seed, found in zip(TEXTS, seeds, by_engine, strict=True):
         (alone,) = lockstep(MODEL, BYTES, [text], SETTINGS, seeds=[seed])
@@ -66,7 +68,7 @@ def test_texts_come_as_soon_as_all_before_them_are_there(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(many.Engine, "step", counted)
     settings = Sampling(max_tokens=10, temperature=0.0, banned=(BYTES.eos_id or 0,))
-    found = completions(MODEL, prompts(), settings, [0] * len(TEXTS), 2)
+    found = completions(MODEL, prompts(), settings, seeds=[0] * len(TEXTS), rows=2)
     next(found)
     first = steps
     assert len(list(found)) == len(TEXTS) - 1
@@ -74,20 +76,20 @@ def test_texts_come_as_soon_as_all_before_them_are_there(monkeypatch: pytest.Mon
 
 
 def test_where_the_engine_is_taken() -> None:
-    assert engine_is_faster(MODEL, prompts(), SETTINGS, 4)
-    assert not engine_is_faster(MODEL, prompts(), SETTINGS, 8)  # one batch, and a small one
-    assert engine_is_faster(MODEL, prompts(TEXTS * 4), SETTINGS, 100)
-    assert not engine_is_faster(MODEL, prompts(["one", "two"] * 20), SETTINGS, 4)  # of one length
-    assert not engine_is_faster(MODEL, prompts(), SETTINGS.replace(max_tokens=10**9), 4)
+    assert engine_is_faster(MODEL, prompts(), SETTINGS, rows=4)
+    assert not engine_is_faster(MODEL, prompts(), SETTINGS, rows=8)  # one batch, and a small one
+    assert engine_is_faster(MODEL, prompts(TEXTS * 4), SETTINGS, rows=100)
+    assert not engine_is_faster(MODEL, prompts(["one", "two"] * 20), SETTINGS, rows=4)  # of one length
+    assert not engine_is_faster(MODEL, prompts(), SETTINGS.replace(max_tokens=10**9), rows=4)
     recurrent = build(Recurrent(vocab_size=BYTES.vocab_size, d_model=8)).eval()
-    assert not engine_is_faster(recurrent, prompts(), SETTINGS, 4)
+    assert not engine_is_faster(recurrent, prompts(), SETTINGS, rows=4)
     # a window bounds what a text can reach
     learned = decoder(vocab_size=BYTES.vocab_size, position=Learned(), norm=LayerNorm(), context=64)
-    assert engine_is_faster(learned, prompts(), SETTINGS.replace(max_tokens=10**9), 4)
+    assert engine_is_faster(learned, prompts(), SETTINGS.replace(max_tokens=10**9), rows=4)
     # a block of a text whose angles change as it grows would serve no other
     stretched = decoder(vocab_size=BYTES.vocab_size, position=Rotary(scaling=DynamicNTK(factor=2.0)), context=64)
-    assert engine_is_faster(stretched, prompts(), SETTINGS, 4)
-    assert not engine_is_faster(stretched, prompts(), SETTINGS.replace(max_tokens=64), 4)
+    assert engine_is_faster(stretched, prompts(), SETTINGS, rows=4)
+    assert not engine_is_faster(stretched, prompts(), SETTINGS.replace(max_tokens=64), rows=4)
 
 
 @pytest.mark.slow
@@ -123,8 +125,8 @@ def test_weights_that_are_damaged_are_an_error(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("batch", [1, 2, 8, 100])
 def test_several_texts_for_each_prompt(batch: int, engines: list[int]) -> None:
-    job = Job(SETTINGS, n=3, batch=batch)
-    found = list(texts_of(MODEL, BYTES, TEXTS, job, first=7))
+    job = BulkJob(SETTINGS, n=3, batch=batch)
+    found = list(generate_many(MODEL, BYTES, TEXTS, job=job, first=7))
     assert engines == ([3 * batch] if batch < 8 else [])
     for number, (text, several) in enumerate(zip(TEXTS, found, strict=True), start=7):
         seeds = range(5 + 3 * number, 8 + 3 * number)
@@ -134,7 +136,9 @@ def test_several_texts_for_each_prompt(batch: int, engines: list[int]) -> None:
 
 def test_patterns_and_beams_for_many_prompts() -> None:
     pattern = regex(BYTES, "(yes|no)!")
-    drawn = list(texts_of(MODEL, BYTES, TEXTS, Job(Sampling(max_tokens=9), n=2, batch=3, grammar=pattern)))
+    drawn = list(generate_many(MODEL, BYTES, TEXTS, job=BulkJob(Sampling(max_tokens=9), n=2, batch=3, grammar=pattern)))
     assert {each.text for several in drawn for each in several} <= {"yes!", "no!"}
-    best = list(texts_of(MODEL, BYTES, TEXTS, Job(Beam(beams=4, n=2, max_tokens=9), batch=3, grammar=pattern)))
+    best = list(
+        generate_many(MODEL, BYTES, TEXTS, job=BulkJob(Beam(beams=4, n=2, max_tokens=9), batch=3, grammar=pattern))
+    )
     assert [{each.text for each in several} for several in best] == [{"yes!", "no!"}] * len(TEXTS)

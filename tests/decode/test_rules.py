@@ -10,13 +10,13 @@ from weft.decode.config import Beam, Rules, Sampling
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
 from weft.decode.sampling import (
-    Past,
+    TokenHistory,
     apply_rules,
+    choose_tokens,
     count_penalties,
-    filtered,
+    filter_logits,
     min_p,
     no_repeat_ngram,
-    picked,
     repetition_penalty,
     top_k,
     top_p,
@@ -43,8 +43,8 @@ def read() -> Tensor:
     return torch.randint(V, (B, 12), generator=torch.Generator().manual_seed(1))
 
 
-def past_of(read: Tensor, written: Tensor) -> Past:
-    past = Past(read.tolist(), V, torch.device("cpu"))
+def past_of(read: Tensor, written: Tensor) -> TokenHistory:
+    past = TokenHistory(read.tolist(), V, torch.device("cpu"))
     for column in written.T:
         past.push(column.tolist())
     return past
@@ -53,7 +53,7 @@ def past_of(read: Tensor, written: Tensor) -> Past:
 @pytest.mark.parametrize("amount", [0.2, 0.5, 0.9])
 def test_filters_equal_transformers(logits: Tensor, read: Tensor, amount: float) -> None:
     for ours, theirs in [
-        (filtered(logits, [Sampling(temperature=amount)] * B), transformers.TemperatureLogitsWarper(amount)),
+        (filter_logits(logits, [Sampling(temperature=amount)] * B), transformers.TemperatureLogitsWarper(amount)),
         (top_k(logits, int(amount * 20)), transformers.TopKLogitsWarper(int(amount * 20))),
         (top_p(logits, amount), transformers.TopPLogitsWarper(amount)),
         (min_p(logits, amount), transformers.MinPLogitsWarper(amount)),
@@ -70,20 +70,20 @@ def test_penalties_and_bans_equal_transformers(logits: Tensor, read: Tensor, pen
 
     banned = transformers.SuppressTokensLogitsProcessor([3, 7])(read, logits.clone())
     rules = [Rules(banned=(3, 7))] * B
-    torch.testing.assert_close(apply_rules(logits, rules, None, [0] * B, None), banned)
+    torch.testing.assert_close(apply_rules(logits, rules, [0] * B), banned)
 
     biased = transformers.SequenceBiasLogitsProcessor([[[5], penalty], [[9], -penalty]])(read, logits.clone())
-    ours = apply_rules(logits, [Rules(logit_bias={5: penalty, 9: -penalty})] * B, None, [0] * B, None)
+    ours = apply_rules(logits, [Rules(logit_bias={5: penalty, 9: -penalty})] * B, [0] * B)
     torch.testing.assert_close(ours, biased)
 
     early = transformers.MinNewTokensLengthLogitsProcessor(10, 4, 2)
     for count, ids in ((1, read[:, :11]), (4, read[:, :14])):
         held = torch.cat([ids, ids], 1)[:, : 10 + count]
-        ours = apply_rules(logits, [Rules(min_tokens=4)] * B, None, [count] * B, 2)
+        ours = apply_rules(logits, [Rules(min_tokens=4)] * B, [count] * B, eos_id=2)
         torch.testing.assert_close(ours, early(held, logits.clone()))
 
     first = transformers.ForcedBOSTokenLogitsProcessor(8)(read[:, :1], logits.clone())
-    torch.testing.assert_close(apply_rules(logits, [Rules(forced=(8,))] * B, None, [0] * B, None), first)
+    torch.testing.assert_close(apply_rules(logits, [Rules(forced=(8,))] * B, [0] * B), first)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -94,7 +94,7 @@ def test_no_ngram_comes_twice_as_in_transformers(logits: Tensor, size: int) -> N
     theirs = transformers.NoRepeatNGramLogitsProcessor(size)
     expected = theirs(read, logits.clone())
     assert (expected == -torch.inf).any(dim=1).sum() > B // 2
-    ours = apply_rules(logits, [Rules(no_repeat_ngram=size)] * B, past, [5] * B, None)
+    ours = apply_rules(logits, [Rules(no_repeat_ngram=size)] * B, [5] * B, history=past)
     torch.testing.assert_close(ours, expected)
     for short in (read[:, :1], read[:, :2]):
         torch.testing.assert_close(no_repeat_ngram(logits, short.tolist(), [size] * B), theirs(short, logits.clone()))
@@ -108,16 +108,16 @@ def test_frequency_and_presence_follow_their_formulas(logits: Tensor) -> None:
     for row in range(B):
         for token in range(V):
             expected[row, token] -= 0.4 * counts[row, token] + 1.5 * float(counts[row, token] > 0)
-    torch.testing.assert_close(count_penalties(logits, counts, 0.4, 1.5), expected)
+    torch.testing.assert_close(count_penalties(logits, counts, 0.4, presence=1.5), expected)
 
 
 def test_only_repetition_counts_the_prompt(logits: Tensor, read: Tensor) -> None:
     written = torch.full((B, 2), 20)
     past = past_of(read, written)
-    one = apply_rules(logits, [Rules(presence_penalty=2.0)] * B, past, [2] * B, None)
+    one = apply_rules(logits, [Rules(presence_penalty=2.0)] * B, [2] * B, history=past)
     changed = (one != logits).nonzero()[:, 1].unique().tolist()
     assert changed == [20]
-    both = apply_rules(logits, [Rules(repetition_penalty=2.0)] * B, past, [2] * B, None)
+    both = apply_rules(logits, [Rules(repetition_penalty=2.0)] * B, [2] * B, history=past)
     assert set((both[0] != logits[0]).nonzero()[:, 0].tolist()) == {20, *read[0].tolist()}
 
 
@@ -134,20 +134,20 @@ MIXED = [
 def test_rows_with_settings_of_their_own_come_out_as_alone(logits: Tensor, read: Tensor) -> None:
     written = read[:, :2].flip(1)
     past = past_of(read, written)
-    together = apply_rules(logits, MIXED, past, [2] * B, 0)
+    together = apply_rules(logits, MIXED, [2] * B, history=past, eos_id=0)
     uniforms = [row / B for row in range(B)]
-    drawn = picked(together, MIXED, uniforms).tolist()
+    drawn = choose_tokens(together, MIXED, uniforms).tolist()
     for row in range(B):
         own = past_of(read[row : row + 1], written[row : row + 1])
-        alone = apply_rules(logits[row : row + 1], [MIXED[row]], own, [2], 0)
+        alone = apply_rules(logits[row : row + 1], [MIXED[row]], [2], history=own, eos_id=0)
         assert torch.equal(alone[0], together[row])
-        assert torch.equal(filtered(alone, [MIXED[row]])[0], filtered(together, MIXED)[row])
-        assert picked(alone, [MIXED[row]], uniforms[row : row + 1]).tolist() == [drawn[row]]
+        assert torch.equal(filter_logits(alone, [MIXED[row]])[0], filter_logits(together, MIXED)[row])
+        assert choose_tokens(alone, [MIXED[row]], uniforms[row : row + 1]).tolist() == [drawn[row]]
 
 
 def test_nothing_is_changed_in_place(logits: Tensor, read: Tensor) -> None:
     before = logits.clone()
-    filtered(apply_rules(logits, MIXED, past_of(read, read), [1] * B, 0), MIXED)
+    filter_logits(apply_rules(logits, MIXED, [1] * B, history=past_of(read, read), eos_id=0), MIXED)
     assert torch.equal(logits, before)
 
 
@@ -165,7 +165,7 @@ def written(
 ) -> list[list[int]]:
     texts: list[list[int]] = [[] for _ in range(rows)]
     prompts = [Prompt([7, 8, 9 + row], eos_id=eos_id) for row in range(rows)]
-    for token in generate(model, prompts, settings, range(rows)):
+    for token in generate(model, prompts, settings, seeds=range(rows)):
         texts[token.row].append(token.id)
     return texts
 

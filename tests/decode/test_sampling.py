@@ -12,13 +12,13 @@ from weft.config import validate
 from weft.decode.config import Sampling
 from weft.decode.sampling import (
     check_logits,
+    choose_tokens,
     draw,
-    filtered,
+    filter_logits,
     greedy,
-    marked,
+    invalid_logits_error,
+    mark_invalid,
     min_p,
-    picked,
-    refusal,
     top_k,
     top_p,
 )
@@ -49,13 +49,15 @@ def test_filters_keep_what_their_definitions_say() -> None:
 
 
 def test_temperature_sharpens_and_flattens() -> None:
-    sharp, flat = filtered(LOGITS.expand(2, -1), [Sampling(temperature=0.5), Sampling(temperature=50.0)]).softmax(-1)
+    sharp, flat = filter_logits(LOGITS.expand(2, -1), [Sampling(temperature=0.5), Sampling(temperature=50.0)]).softmax(
+        -1
+    )
     assert torch.allclose(sharp, (LOGITS.exp() ** 2) / (LOGITS.exp() ** 2).sum())
     assert flat.max() < 0.21
 
 
 def test_filters_compose_in_the_stated_order() -> None:
-    both = filtered(LOGITS[None], [Sampling(temperature=2.0, top_k=3, top_p=0.7)])[0]
+    both = filter_logits(LOGITS[None], [Sampling(temperature=2.0, top_k=3, top_p=0.7)])[0]
     flat = top_k(LOGITS / 2.0, 3)
     assert torch.equal(both, top_p(flat, 0.7))
     assert kept(both) == [0, 1]
@@ -106,9 +108,9 @@ def test_a_row_draws_the_same_alone_and_in_company() -> None:
     several += [Sampling(temperature=1.5, top_k=4), Sampling(top_k=9, top_p=0.5), Sampling(min_p=0.3, typical_p=0.6)]
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
     uniforms = [0.3, 0.6, 0.9, 0.99, 0.8, 0.7]
-    together = picked(logits, several, uniforms).tolist()
+    together = choose_tokens(logits, several, uniforms).tolist()
     rows = [slice(row, row + 1) for row in range(6)]
-    alone = [picked(logits[row], several[row], uniforms[row]).tolist() for row in rows]
+    alone = [choose_tokens(logits[row], several[row], uniforms[row]).tolist() for row in rows]
     assert [[token] for token in together] == alone
     assert together[2] == int(greedy(logits[2]))
 
@@ -120,8 +122,8 @@ def test_logits_that_mean_nothing_are_refused(value: float, words: str) -> None:
     logits = torch.full((1, 4), value)
     with pytest.raises(ModelError, match=words):
         check_logits(logits)
-    mark = marked(torch.tensor([2, 3]), torch.cat([logits, torch.zeros(1, 4)])).tolist()
-    assert words in str(refusal(mark[0])) and mark[1] == 3
+    mark = mark_invalid(torch.tensor([2, 3]), torch.cat([logits, torch.zeros(1, 4)])).tolist()
+    assert words in str(invalid_logits_error(mark[0])) and mark[1] == 3
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from weft.decode import generate as many
 from weft.decode.beam import beam_search
 from weft.decode.bulk import as_json
 from weft.decode.config import Beam, Sampling
-from weft.decode.contrastive import Contrasted
+from weft.decode.contrastive import ContrastiveModel
 from weft.decode.engine.engine import Limits
 from weft.decode.fast.stepper import Stepper
 from weft.decode.generate import generate
-from weft.decode.prompt import Prompt, context_window, slid
+from weft.decode.prompt import Prompt, context_window, slide
 from weft.decode.speculative import Draft, LookUp, speculate
 from weft.decode.text import gather
 from weft.models.base import LanguageModel
@@ -108,15 +108,15 @@ def test_guesses_change_nothing() -> None:
     smaller = learned(7, layers=1)
     prompt = Prompt([1, 2, 3])
     for guesser in (LookUp(2), Draft(MODEL, prompt, GREEDY), Draft(smaller, prompt, GREEDY)):
-        assert [chunk.id for chunk in speculate(MODEL, guesser, prompt, GREEDY)] == expected
+        assert [chunk.id for chunk in speculate(MODEL, prompt, GREEDY, drafter=guesser)] == expected
 
 
 def test_the_same_model_goes_on_guessing_beyond_the_window() -> None:
     draft = Draft(MODEL, Prompt([1]), GREEDY)
     text = [1, *by_hand(MODEL, [1], 40)]
     for cut in range(1, 36):
-        most = min(5, WINDOW - len(slid(text[:cut], WINDOW)) + 1)
-        assert draft.guess(text[:cut], most).tokens == text[cut : cut + most]
+        most = min(5, WINDOW - len(slide(text[:cut], WINDOW)) + 1)
+        assert draft.draft(text[:cut], most).tokens == text[cut : cut + most]
 
 
 @pytest.fixture(scope="module")
@@ -141,10 +141,10 @@ def test_the_engine_slides_at_the_same_places(tokenizer: Tokenizer, monkeypatch:
 
 
 def test_what_stands_before_every_text_stays() -> None:
-    assert slid(range(12), 12, 1) == range(12)
-    assert slid(range(13), 12, 1) == [0, *range(6, 13)]
-    assert slid(range(29), 12, 2) == [0, 1, *range(22, 29)]
-    assert slid([1, 2, 3], 1) == [3]
+    assert slide(range(12), 12, 1) == range(12)
+    assert slide(range(13), 12, 1) == [0, *range(6, 13)]
+    assert slide(range(29), 12, 2) == [0, 1, *range(22, 29)]
+    assert slide([1, 2, 3], 1) == [3]
 
 
 def test_beam_search_ends_at_the_window() -> None:
@@ -154,5 +154,5 @@ def test_beam_search_ends_at_the_window() -> None:
 
 def test_two_models_have_the_smaller_window() -> None:
     wide = learned(40)
-    assert context_window(Contrasted(wide, MODEL)) == context_window(Contrasted(MODEL, decoder())) == WINDOW
-    assert len(written(Contrasted(wide, MODEL), [[1, 2]], GREEDY)[0]) == 40
+    assert context_window(ContrastiveModel(wide, MODEL)) == context_window(ContrastiveModel(MODEL, decoder())) == WINDOW
+    assert len(written(ContrastiveModel(wide, MODEL), [[1, 2]], GREEDY)[0]) == 40

@@ -11,8 +11,8 @@ from torch import Tensor
 from weft.decode.config import Sampling
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
-from weft.decode.sampling import filtered, repetition_penalty
-from weft.decode.speculative import Draft, Guess, LookUp, speculate
+from weft.decode.sampling import filter_logits, repetition_penalty
+from weft.decode.speculative import Draft, DraftTokens, LookUp, speculate
 from weft.decode.text import gather
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, State
@@ -51,7 +51,7 @@ def models() -> dict[str, LanguageModel]:
     }
 
 
-def guesser(name: str, models: dict[str, LanguageModel], prompt: Prompt, settings: Sampling) -> Draft | LookUp:
+def drafter(name: str, models: dict[str, LanguageModel], prompt: Prompt, settings: Sampling) -> Draft | LookUp:
     return LookUp(3) if name == "lookup" else Draft(models[name], prompt, settings)
 
 
@@ -71,7 +71,7 @@ def test_greedy_text_is_the_same(
     settings = Sampling(temperature=0.0, max_tokens=24, logprobs=2, **rules)  # type: ignore[arg-type]
     prompt = Prompt([1, 2, 3, 1, 2], eos_id=0)
     plain = list(generate(models[name], [prompt], settings))
-    ahead = list(speculate(models[name], guesser(helper, models, prompt, settings), prompt, settings))
+    ahead = list(speculate(models[name], prompt, settings, drafter=drafter(helper, models, prompt, settings)))
     assert [(t.id, t.finish) for t in ahead] == [(t.id, t.finish) for t in plain]
     assert [t.logprob for t in ahead] == pytest.approx([t.logprob for t in plain], abs=1e-4)
 
@@ -80,7 +80,7 @@ def test_sampled_text_with_certain_guesses_is_the_same_too(models: dict[str, Lan
     for seed in range(4):
         settings = Sampling(max_tokens=40, seed=seed, top_p=0.9)
         plain = [t.id for t in generate(models["ngram"], [[1, 2]], settings)]
-        assert [t.id for t in speculate(models["ngram"], LookUp(2), [1, 2], settings)] == plain
+        assert [t.id for t in speculate(models["ngram"], [1, 2], settings, drafter=LookUp(2))] == plain
 
 
 class Bigram(LanguageModel):
@@ -116,12 +116,12 @@ def test_a_draft_leaves_the_distribution_as_it_is(table: dict[str, object]) -> N
     words = 1500
     settings = Sampling(max_tokens=words, seed=5, **table)  # type: ignore[arg-type]
     prompt = Prompt(range(6))  # every word was seen, so the penalty is the same everywhere
-    text = [5, *[t.id for t in speculate(model, Draft(draft, prompt, settings), prompt, settings)]]
+    text = [5, *[t.id for t in speculate(model, prompt, settings, drafter=Draft(draft, prompt, settings))]]
     counts = torch.zeros(6, 6, dtype=torch.float64)
     for before, after in itertools.pairwise(text):
         counts[before, after] += 1
     logits = repetition_penalty(model.table, torch.ones(6, 6, dtype=torch.bool), settings.repetition_penalty)
-    expected = counts.sum(1, keepdim=True) * filtered(logits, [settings] * 6).double().softmax(-1)
+    expected = counts.sum(1, keepdim=True) * filter_logits(logits, [settings] * 6).double().softmax(-1)
     possible = expected > 0
     assert float(counts[~possible].sum()) == 0
     many = expected >= 5
@@ -143,17 +143,17 @@ def test_a_good_draft_saves_steps(models: dict[str, LanguageModel]) -> None:
     torch.manual_seed(0)
     twin = sharp(build(llama(2, 16, 2, 24, 64, vocab_size=VOCAB)), 4.0)
     handle = model.decoder.blocks[0].register_forward_hook(count)
-    list(speculate(model, Draft(twin, Prompt([1, 2, 3]), settings), [1, 2, 3], settings))
+    list(speculate(model, [1, 2, 3], settings, drafter=Draft(twin, Prompt([1, 2, 3]), settings)))
     handle.remove()
     assert steps == 5
 
 
 def test_look_up_takes_the_longest_and_latest_match() -> None:
     look = LookUp(3)
-    assert look.guess([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], 2) == Guess([9, 2], None)
-    assert look.guess([1, 2, 3, 9, 2, 3, 8, 1, 2, 3, 7, 2, 3], 3) == Guess([7, 2, 3], None)
-    assert LookUp(2).guess([5, 6], 4) == Guess([], None)
-    assert LookUp(2).guess([5, 5], 4) == Guess([5], None)
+    assert look.draft([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], 2) == DraftTokens([9, 2], None)
+    assert look.draft([1, 2, 3, 9, 2, 3, 8, 1, 2, 3, 7, 2, 3], 3) == DraftTokens([7, 2, 3], None)
+    assert LookUp(2).draft([5, 6], 4) == DraftTokens([], None)
+    assert LookUp(2).draft([5, 5], 4) == DraftTokens([5], None)
     with pytest.raises(ModelError, match="lookup = 0"):
         LookUp(0)
 
@@ -164,7 +164,7 @@ def test_a_draft_with_a_short_window_stops_guessing_and_the_text_goes_on(models:
     settings = Sampling(temperature=0.0, max_tokens=25)
     plain = [t.id for t in generate(models["llama"], [[1, 2, 3]], settings)]
     draft = Draft(short, Prompt([1, 2, 3]), settings)
-    ahead = [t.id for t in speculate(models["llama"], draft, [1, 2, 3], settings)]
+    ahead = [t.id for t in speculate(models["llama"], [1, 2, 3], settings, drafter=draft)]
     assert ahead == plain
 
 
@@ -177,7 +177,7 @@ def test_text_with_stop_strings_is_the_same() -> None:
     plain = complete(model, tokenizer, ["ab"], settings)
     assert plain[0].finish == "stop"
     prompt = Prompt.of(tokenizer, "ab")
-    assert gather(speculate(model, LookUp(4), prompt, settings), [prompt]) == plain
+    assert gather(speculate(model, prompt, settings, drafter=LookUp(4)), [prompt]) == plain
     greedy = settings.replace(temperature=0.0)
-    drafted = gather(speculate(model, Draft(model, prompt, greedy), prompt, greedy), [prompt])
+    drafted = gather(speculate(model, prompt, greedy, drafter=Draft(model, prompt, greedy)), [prompt])
     assert drafted == complete(model, tokenizer, ["ab"], greedy)

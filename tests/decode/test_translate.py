@@ -49,7 +49,7 @@ def test_answers_are_those_of_each_line_alone(
     assert len(set(found)) > 3 and together == [6]
     assert found == [translator.translate([line], settings)[0] for line in LINES]
     together.clear()
-    monkeypatch.setattr(decoding, "TOGETHER", (50, 6))
+    monkeypatch.setattr(decoding, "BATCH_LIMITS", (50, 6))
     assert translator.translate(LINES, settings) == found
     assert sum(together) == 6 and max(together) <= 6 // getattr(settings, "beams", 1)
 

@@ -36,12 +36,12 @@ def models():
 )
 def test_leaves_are_what_decoding_writes(name, model, source) -> None:
     prompt = Prompt([5, 6], eos_id=3)
-    trees = search_trees(model, prompt, SETTINGS, source)
+    trees = search_trees(model, prompt, SETTINGS, source=source)
 
     greedy = [chunk.id for chunk in generate(model, [prompt], Sampling(temperature=0.0, max_tokens=5), source=source)]
     assert trees.greedy.path(trees.greedy.written[0].leaf) == tuple(greedy)
 
-    best = beam_search(model, [prompt], Beam(beams=3, max_tokens=5), source)[0][0]
+    best = beam_search(model, [prompt], Beam(beams=3, max_tokens=5), source=source)[0][0]
     assert trees.beam.path(trees.beam.written[0].leaf) == best.ids
     assert trees.beam.written[0].logprob == pytest.approx(best.logprob, abs=1e-9)
 

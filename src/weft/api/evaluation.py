@@ -12,7 +12,7 @@ from weft.config import validate
 from weft.data.config import Data
 from weft.data.shards import Side
 from weft.decode.prompt import context_window
-from weft.decode.text import spelled
+from weft.decode.text import spell_token
 from weft.errors import ConfigError, DataError, RunError
 from weft.evaluate.details import Bucket, Details, by_frequency, by_position, most_surprising, token_counts
 from weft.evaluate.overlap import Overlap, overlap
@@ -124,4 +124,4 @@ def text_surprisal(own: Objective[Any], model: LanguageModel, text: str) -> list
     ids = [*own.tokenizer.encode(text), *frame.after]
     with reading(own.recipe.precision or "fp32", device_of(model)):
         found = surprisals(model, ids, frame.begins, context_window(model) or own.length)
-    return [Surprisal(spelled(own.tokenizer, id), nats) for id, nats in zip(ids, found, strict=True)]
+    return [Surprisal(spell_token(own.tokenizer, id), nats) for id, nats in zip(ids, found, strict=True)]

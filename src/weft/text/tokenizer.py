@@ -242,12 +242,12 @@ class Tokenizer:
         skip = frozenset() if specials else self._hidden
         return self._token_bytes.join([id for each in ids if (id := int(each)) not in skip]).decode("utf-8", "replace")
 
-    def stream(self, *, specials: bool = False, begun: bool = False) -> TextStream:
-        """For ids that come one at a time: what `push` and `flush` give, put together, is what `decode` gives.
+    def stream(self, *, specials: bool = False, mid_text: bool = False) -> TextStream:
+        """Return a decoder for ids that come one at a time: `push` and `flush` together return what `decode` does.
 
-        Ids that go on with a text that has `begun` give what they add to it.
+        If `mid_text`, the ids continue a text, so that the first word keeps its leading space.
         """
-        return TextStream(self._token_bytes, frozenset() if specials else self._hidden, begun)
+        return TextStream(self._token_bytes, frozenset() if specials else self._hidden, mid_text)
 
     @cached_property
     def kind(self) -> str:
