@@ -53,9 +53,9 @@ def test_every_option_reaches_the_search(trained: Path, capsys: Capture, monkeyp
     asked: list[Beam] = []
     search = decoding.search_texts
 
-    def noted(model: object, prompts: object, settings: Beam, *more: object) -> object:
+    def noted(model: object, prompts: object, settings: Beam, **more: object) -> object:
         asked.append(settings)
-        return search(model, prompts, settings, *more)  # type: ignore[arg-type]
+        return search(model, prompts, settings, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(decoding, "search_texts", noted)
     translated(
