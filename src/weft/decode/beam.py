@@ -55,8 +55,8 @@ def beam_search(
     check_prompts(model, checked, [settings] * len(checked))
     coverage, window = _Coverage(model) if settings.coverage_penalty else None, context_window(model)
     try:
-        searches = [_Search(prompt, settings, window, on_step=on_step) for prompt in checked]
-        return _Batch(model, searches, source, coverage=coverage).run()
+        searches = [_PromptSearch(prompt, settings, window, on_step=on_step) for prompt in checked]
+        return _SearchBatch(model, searches, source, coverage=coverage).run()
     finally:
         if coverage is not None:
             coverage.stop()
@@ -91,7 +91,7 @@ def search_texts(
     return [[completion(each, row) for each in hypotheses] for row, hypotheses in enumerate(rows)]
 
 
-class _Search:
+class _PromptSearch:
     """The search of one prompt: the live prefix of each beam, and the best texts that ended."""
 
     def __init__(self, prompt: Prompt, settings: Beam, window: int | None, *, on_step: StepCallback | None):
@@ -182,12 +182,17 @@ def _assign_beams(candidates: Sequence[Candidate], kept: Sequence[int], beams: i
     return result
 
 
-class _Batch:
+class _SearchBatch:
     """Searches of several prompts that step together, with `width` beams each: one before the first token, then K."""
 
     @torch.inference_mode()
     def __init__(
-        self, model: LanguageModel, searches: Sequence[_Search], source: Source | None, *, coverage: "_Coverage | None"
+        self,
+        model: LanguageModel,
+        searches: Sequence[_PromptSearch],
+        source: Source | None,
+        *,
+        coverage: "_Coverage | None",
     ):
         first = searches[0].prompt
         self.model, self.settings, self.coverage = model, searches[0].settings, coverage

@@ -71,7 +71,7 @@ class Rules(Config):
 
 
 class Sampling(Rules):
-    """How the next token is drawn, one token after the other.
+    """Settings of sampling, one token after the other.
 
     Filters apply in the order of declaration, temperature first. Without filters and at temperature 1, the draw follows
     the model's distribution exactly.
