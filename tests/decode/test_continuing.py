@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.decode.small import Asking, complete, decoder
-from tests.text.test_sentencepiece import PIECES, PLAIN, block, made, number, piece
+from tests.text.test_sentencepiece import PIECES, PLAIN, block, number, piece, tokenizer_of
 
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
@@ -30,7 +30,7 @@ MAKERS: dict[str, Callable[[], Tokenizer]] = {
     "bpe": lambda: build_tokenizer(BPE(vocab_size=280), TEXTS),
     "wordpiece": lambda: build_tokenizer(WordPiece(vocab_size=60), TEXTS),
     "unigram": lambda: build_tokenizer(Unigram(vocab_size=280), TEXTS),
-    "sentencepiece": lambda: made(PIECES + piece("▁b", -3) + block(2, number(3, 2)) + PLAIN),
+    "sentencepiece": lambda: tokenizer_of(PIECES + piece("▁b", -3) + block(2, number(3, 2)) + PLAIN),
 }
 SETTINGS = Sampling(max_tokens=9, seed=3, logprobs=0)
 

@@ -169,7 +169,7 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
     def _unscored(self) -> tuple[int, ...]:
         """Ids that are no part of a text: what stands before it, and what only keeps given texts apart."""
         if self.frame is None:
-            return self.tokenizer.leading if self.tokenizer.opens else ()
+            return self.tokenizer.leading if self.tokenizer.adds_bos else ()
         _, ends = self.stored_frame or ((), ())
         return tuple(id for id in (*self.frame.before, *ends) if id not in self.frame.after)
 
