@@ -54,8 +54,8 @@ def bpe(
         backend.train_from_iterator([TRAINING_TEXT + "".join(BITS)], trainer)
         backend.decoder = decoders.ByteLevel() if alphabet else decoders.Metaspace()
         if later:
-            backend.pre_tokenizer = None  # type: ignore[assignment]
-            backend.normalizer = normalizer  # type: ignore[assignment]
+            backend.pre_tokenizer = None
+            backend.normalizer = normalizer
         return Tokenizer.from_json(backend.to_str())
 
     return make

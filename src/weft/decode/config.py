@@ -1,7 +1,7 @@
 """Settings of generation: sampling, beam search and search trees. Torch-free.
 
-`parameters` describes the settings of `Sampling` and `Beam` to whatever offers them: the options of a command, the
-keyword arguments of the API, the schema of a route, the fields of a form. Each setting is declared once, here.
+`parameters` describes the settings of `Sampling` and `Beam`, so that options of commands, keyword arguments of the API,
+schemas of routes and fields of forms can be generated. Each setting is declared once, here.
 """
 
 from collections.abc import Mapping

@@ -144,7 +144,7 @@ def check_prompts(model: LanguageModel, prompts: Sequence[Prompt], rules: Sequen
 def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], max_tokens: int | None = None) -> Prompt:
     """Return the prompt for a reply to {role, content} messages, the last of which is the user's.
 
-    With a chat template, the reply is a text of its own, and every special token ends it. Without a template, the model
+    With a chat template, the reply begins a text, and every special token ends it. Without a template, the model
     continues the plain text. If the conversation exceeds `max_tokens`, the oldest turns are dropped, but not the system
     prompt.
     """

@@ -18,7 +18,7 @@ from weft.errors import ModelError
 PerRow = float | Tensor
 TOPK_BLOCK = 256  # logits per block of `fast_topk`
 LOGSUMEXP_ROWS = 16  # rows that one call of torch.logsumexp copies on a CPU
-NOT_FINITE, NONE_LEFT = -1, -2  # stand for a token where none can be chosen
+NOT_FINITE, NONE_LEFT = -1, -2  # replace a token id where none can be chosen
 
 
 def apply_temperature(logits: Tensor, temperature: PerRow) -> Tensor:
@@ -161,10 +161,7 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def choose_tokens(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
-    """Return the next token (B,) of each row of logits (B, V): greedy, or drawn with the row's number in [0, 1).
-
-    The host doesn't wait for the device.
-    """
+    """Return the next token (B,) of each row of logits (B, V), greedy or drawn, without waiting for the device."""
     drawn = [row for row, each in enumerate(settings) if not each.greedy]
     if not drawn:
         return greedy(logits)
@@ -256,10 +253,7 @@ def count_penalties(logits: Tensor, counts: Tensor, frequency: PerRow, *, presen
 
 
 def no_repeat_ngram(logits: Tensor, texts: Sequence[Sequence[int]], sizes: Sequence[int]) -> Tensor:
-    """Set to −inf the logits (B, V) of tokens that would repeat an n-gram of sizes[i] tokens in texts[i].
-
-    Paulus et al. 2018, §2.5. A size of 0 allows everything.
-    """
+    """Exclude tokens that would repeat an n-gram of sizes[i] tokens in texts[i]; 0 allows all (Paulus et al. 2018)."""
     banned = torch.zeros_like(logits, dtype=torch.bool)
     for row, (text, size) in enumerate(zip(texts, sizes, strict=True)):
         if size:

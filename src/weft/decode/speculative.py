@@ -32,10 +32,7 @@ class DraftTokens(NamedTuple):
 
 
 class LookUp:
-    """Drafts the tokens that followed the last n-gram of the text at its previous occurrence, n ≤ `max_ngram`.
-
-    The longest n-gram that occurs earlier is used.
-    """
+    """Drafts the tokens after the previous occurrence of the longest n-gram that ends the text, n ≤ `max_ngram`."""
 
     def __init__(self, max_ngram: int):
         if max_ngram < 1:

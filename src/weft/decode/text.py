@@ -1,4 +1,4 @@
-"""A generated text: how its next token is chosen, what each token adds to it, and why it ends.
+"""A generated text: choosing its next token, the text that each token adds, and the reason it ends.
 
 Tokens become text as they are generated: whole characters only, and no part of a stop string.
 """

@@ -92,10 +92,7 @@ class Translator:
     def _attended_pieces(
         self, row: int, ids: tuple[int, ...], *, source: Source, texts: Sequence[str]
     ) -> dict[int, str]:
-        """Return the source piece that each unknown token attends to, by position: last layer, first head.
-
-        CTranslate2 uses the same head.
-        """
+        """Return the source piece that each unknown token attends to, in the last layer's first head as CTranslate2."""
         assert source.mask is not None
         probabilities, captured = self.model.alignment, list[Tensor]()
         unknown = [position for position, id in enumerate(ids) if id == self.target.unk_id]

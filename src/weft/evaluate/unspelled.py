@@ -52,10 +52,7 @@ class SpelledTokens:
 
 
 def spell_tokens(text: Tokens, tokenizer: Tokenizer, first: int = 0) -> Iterator[SpelledTokens]:
-    """Yield the tokens of a text, about BLOCK at a time, from the stored section that holds token `first`.
-
-    Special tokens spell nothing.
-    """
+    """Yield the tokens of a text, about BLOCK at a time, from the stored section that holds token `first`."""
     table, (starts, sizes, documents) = _TokenSizes(tokenizer), text.sections
     ends = np.append(starts[1:], len(text))
     stored = np.stack([starts, ends, sizes, np.cumsum(sizes) - sizes])
@@ -71,14 +68,13 @@ def spell_tokens(text: Tokens, tokenizer: Tokenizer, first: int = 0) -> Iterator
 
 
 def spelling(text: Tokens, tokenizer: Tokenizer) -> Spelling:
-    """Count the bytes that the tokens of a text spell; a surplus in one stored section doesn't offset a lack in
-    another."""
+    """Count the bytes that the tokens of a text spell; a surplus in one section doesn't offset a lack in another."""
     totals = (astuple(part.total) for part in spell_tokens(text, tokenizer))
     return Spelling(*map(sum, zip(*totals, strict=True)))
 
 
 class _TokenSizes:
-    """Bytes and characters of each token, computed on first use."""
+    """Bytes and characters of each token, computed on first use; special tokens spell nothing."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer, self.unk_id = tokenizer, tokenizer.unk_id

@@ -22,8 +22,9 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of p
 FOREIGN = 7  # not in the file format: a piece of an external vocabulary that the model lacks
 UNIGRAM, BPE, WORD, CHAR = range(1, 5)  # types of models
 
-# Fields of sentencepiece_model.proto: number and default. bytes stand for strings, messages and floats.
+# Fields of sentencepiece_model.proto that are read: number and default. bytes stand for strings, messages and floats.
 Fields = Mapping[str, tuple[int, int | bytes]]
+PIECES, TRAINER_SPEC, NORMALIZER_SPEC = 1, 2, 3  # fields of the model itself
 PIECE: Fields = {"piece": (1, b""), "score": (2, bytes(4)), "type": (3, NORMAL)}
 TRAINER: Fields = {
     "model_type": (3, UNIGRAM),
@@ -41,7 +42,6 @@ NORMALIZER: Fields = {
     "remove_extra_whitespaces": (4, 1),
     "escape_whitespaces": (5, 1),
 }
-PIECES_FIELD, TRAINER_FIELD, NORMALIZER_FIELD = 1, 2, 3
 ROLES: tuple[Role, ...] = ("pad", "unk", "bos", "eos")
 
 SPACE = "▁"
@@ -199,14 +199,14 @@ def _normalization(model: SentencePieceModel, symbols: list[str]) -> list[normal
 
 def parse(data: bytes) -> SentencePieceModel:
     """Parse a model file; refuse one that is no vocabulary, or whose ids can't be reproduced."""
-    messages: dict[int, list[bytes]] = {PIECES_FIELD: [], TRAINER_FIELD: [], NORMALIZER_FIELD: []}
+    messages: dict[int, list[bytes]] = {PIECES: [], TRAINER_SPEC: [], NORMALIZER_SPEC: []}
     for number, value in _wire_fields(data):
         if number in messages:
             messages[number].append(_typed(value, b"", number))
-    pieces = [_piece(_message(each, PIECE)) for each in messages[PIECES_FIELD]]
+    pieces = [_piece(_message(each, PIECE)) for each in messages[PIECES]]
     # a message that occurs several times is merged, which is what concatenation does
-    trainer = _message(b"".join(messages[TRAINER_FIELD]), TRAINER)
-    normalizer = _message(b"".join(messages[NORMALIZER_FIELD]), NORMALIZER)
+    trainer = _message(b"".join(messages[TRAINER_SPEC]), TRAINER)
+    normalizer = _message(b"".join(messages[NORMALIZER_SPEC]), NORMALIZER)
     unknown = [piece.text for piece in pieces if piece.kind == UNKNOWN]
     if len(unknown) != 1:
         raise TokenizerError("not a SentencePiece model: it has no unknown piece, or several")

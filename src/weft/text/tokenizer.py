@@ -244,7 +244,7 @@ class Tokenizer:
         return self._token_bytes.join([id for each in ids if (id := int(each)) not in skip]).decode("utf-8", "replace")
 
     def stream(self, *, specials: bool = False, mid_text: bool = False) -> TextStream:
-        """Return a decoder for ids that come one at a time: `push` and `flush` together return what `decode` does.
+        """Return a decoder for ids that come one at a time: `push` and `flush` together equal `decode`.
 
         If `mid_text`, the ids continue a text, so that the first word keeps its leading space.
         """

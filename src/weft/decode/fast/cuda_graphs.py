@@ -178,7 +178,7 @@ class GraphStep:
 
 
 class DeviceSampler:
-    """Chooses the next token of each row on the device, as `sampling.picked` does, and writes it down.
+    """Chooses the next token of each row on the device, as `sampling.choose_tokens` does, and writes it down.
 
     What a row draws follows from its rng alone: its numbers for all `steps` are drawn beforehand.
     """
