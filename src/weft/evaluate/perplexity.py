@@ -87,7 +87,7 @@ class Score:
         return {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
 
 
-class Window(NamedTuple):
+class ScoringWindow(NamedTuple):
     """A window of a text: the model reads `length` tokens from `start`, and its last `scored` predictions count."""
 
     start: int
@@ -95,7 +95,7 @@ class Window(NamedTuple):
     scored: int
 
 
-def windows(tokens: int, length: int, stride: int | None = None) -> Iterator[Window]:
+def windows(tokens: int, length: int, stride: int | None = None) -> Iterator[ScoringWindow]:
     """Yield windows over a text so that each token after the first is predicted exactly once.
 
     Without a `stride`, windows don't overlap, and the first tokens of each have little context. With one, each window
@@ -107,7 +107,7 @@ def windows(tokens: int, length: int, stride: int | None = None) -> Iterator[Win
     start, reached = 0, 0  # reached: number of predictions so far; prediction i is of token i + 1
     while reached < tokens - 1:
         end = min(start + length, tokens - 1)
-        yield Window(start, end - start, end - reached)
+        yield ScoringWindow(start, end - start, end - reached)
         reached = end
         start += step
 
@@ -183,7 +183,7 @@ def _score_lanes(model: LanguageModel, text: Tokens, options: ScoringOptions, *,
     state = None
     for active, begin, time in steps:
         starts = np.array([lane * each + begin for lane in active])
-        rows = torch.stack([_row(text, Window(start, time, time), options.first) for start in starts.tolist()])
+        rows = torch.stack([_row(text, ScoringWindow(start, time, time), options.first) for start in starts.tolist()])
         rows = rows.to(device)
         carried = Carried(state if state is None else state[:, :, -len(active) :])
         with torch.no_grad():  # not around the `yield`, where the caller runs
@@ -221,7 +221,9 @@ def _limited(text: Tokens, limit: int | None) -> int:
 
 
 @torch.no_grad()
-def _score_batch(model: LanguageModel, text: Tokens, options: ScoringOptions, *, batch: list[Window]) -> TokenScores:
+def _score_batch(
+    model: LanguageModel, text: Tokens, options: ScoringOptions, *, batch: list[ScoringWindow]
+) -> TokenScores:
     device, length = device_of(model), batch[0].length
     rows = torch.stack([_row(text, window, options.first) for window in batch]).to(device)
     context = np.broadcast_to(np.arange(1, length + 1), (len(batch), length))
@@ -243,7 +245,7 @@ def _score_batch(model: LanguageModel, text: Tokens, options: ScoringOptions, *,
     return TokenScores(positions[mask], losses.double().cpu().numpy(), context[mask])
 
 
-def _row(text: Tokens, window: Window, first: int | None) -> Tensor:
+def _row(text: Tokens, window: ScoringWindow, first: int | None) -> Tensor:
     """The length + 1 tokens of a window; `first`, if given, precedes the text."""
     if first is None or window.start > 0:
         return torch.from_numpy(text.read(window.start - (first is not None), window.length + 1))
