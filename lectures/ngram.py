@@ -191,8 +191,8 @@ def main() -> None:
     rng = random.Random(0)
     derived = [derive("TEXT", rng) for _ in range(4000)]
     learn(tuple(w for words, _ in derived for w in (*words, END)), 6)
-    own = sum(log_p for _, log_p in derived) / sum(len(words) + 1 for words, _ in derived)
-    print(f"the grammar's own perplexity: {math.exp(-own):.2f}")
+    mean = sum(log_p for _, log_p in derived) / sum(len(words) + 1 for words, _ in derived)
+    print(f"the grammar's own perplexity: {math.exp(-mean):.2f}")
 
 
 if __name__ == "__main__":

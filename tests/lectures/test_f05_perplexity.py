@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.evaluate.perplexity import Reading, Score, token_scores
+from weft.evaluate.perplexity import Score, ScoringOptions, token_scores
 from weft.models.base import LanguageModel
 from weft.models.config import Recurrent
 
@@ -53,7 +53,7 @@ def test_the_slides_formula() -> None:
 
 def test_the_slide_through_the_evaluator() -> None:
     text: Any = Zeros()
-    result = Score.of(token_scores(Slide(), text, Reading(8)), text)
+    result = Score.of(token_scores(Slide(), text, ScoringOptions(8)), text)
     assert result.tokens == 4
     assert round(result.loss, 3) == 1.242
     assert round(result.perplexity, 3) == 3.464

@@ -17,9 +17,7 @@ CELLS = ["elman", "lstm", "gru"]
 def build(cell: str = "gru", **settings: object) -> Model:
     torch.manual_seed(2)
     config = {"vocab_size": V, "d_model": 6, "d_embedding": 5, "d_attention": 7, "cell": cell, **settings}
-    model = build_model(Bahdanau.model_validate(config)).eval()
-    assert isinstance(model, Model)
-    return model
+    return build_model(Bahdanau.model_validate(config)).eval()
 
 
 def random_tokens(batch: int, time: int, seed: int = 0) -> Tensor:

@@ -23,9 +23,7 @@ KINDS = [("elman", "tanh"), ("elman", "relu"), ("elman", "sigmoid"), ("lstm", "t
 def build(cell: str, activation: str, layers: int = 2, **settings: object) -> Model:
     torch.manual_seed(3)
     config = {"vocab_size": V, "d_model": 8, "cell": cell, "activation": activation, "layers": layers, **settings}
-    model = build_model(Recurrent.model_validate(config))
-    assert isinstance(model, Model)
-    return model
+    return build_model(Recurrent.model_validate(config))
 
 
 def tokens(batch: int = 3, time: int = 7, seed: int = 5) -> torch.Tensor:

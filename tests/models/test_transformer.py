@@ -77,9 +77,7 @@ def decoder(position: Any = None, **changes: Any) -> Decoder:
 
 def build(settings: Decoder | Encoder | EncoderDecoder, seed: int = 0) -> Transformer:
     torch.manual_seed(seed)
-    model = build_model(settings).eval()
-    assert isinstance(model, Transformer)
-    return model
+    return build_model(settings).eval()
 
 
 @pytest.mark.parametrize("window", [None, 3])

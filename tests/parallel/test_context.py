@@ -228,7 +228,7 @@ def test_tokens_of_runs() -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("limit", [None, "real", "documents", "prefix"])
+@pytest.mark.parametrize("limit", [None, "real", "documents"])
 def test_a_mask_of_runs_is_a_part_of_the_whole(causal: bool, window: int | None, limit: str | None) -> None:
     time, runs = 24, (range(4, 9), range(15, 22))
     documents = (torch.arange(time) // 7).expand(2, -1)
@@ -236,7 +236,6 @@ def test_a_mask_of_runs_is_a_part_of_the_whole(causal: bool, window: int | None,
         None: {},
         "real": {"real": torch.arange(time) < torch.tensor([[time], [17]])},
         "documents": {"documents": (documents, documents)},
-        "prefix": {"prefix": torch.tensor([3, 18])},
     }[limit]
     here = rest | ({"documents": (select_ranges(documents, runs), documents)} if limit == "documents" else {})
     whole = Mask(causal, window, **rest).dense(slice(0, time), slice(0, time), torch.device("cpu"))
@@ -254,10 +253,10 @@ def test_dropout_follows_the_places_of_a_row() -> None:
     runs, keys = (range(2, 5), range(9, 12)), row_keys(1, torch.arange(2))
     whole, part = RowRng(keys), RowRng(keys, runs)
     rows = position_keys(whole, 4, torch.Size((2, 16)))
-    heads = position_keys(whole, 4, torch.Size((2, 3, 16)), (1,))
+    heads = position_keys(whole, 4, torch.Size((2, 3, 16)), first=(1,))
     some = position_keys(part, 4, torch.Size((2, 6)))
-    later = position_keys(part, 4, torch.Size((2, 3)), (2,))  # tokens 2 … 4 of these
-    some_heads = position_keys(part, 4, torch.Size((2, 3, 6)), (1,))
+    later = position_keys(part, 4, torch.Size((2, 3)), first=(2,))  # tokens 2 … 4 of these
+    some_heads = position_keys(part, 4, torch.Size((2, 3, 6)), first=(1,))
     alike = position_keys(part, 4, torch.Size((2,)))
     assert torch.equal(some, select_ranges(rows, runs))
     assert torch.equal(later, rows[:, [4, 9, 10]])

@@ -138,7 +138,7 @@ class Bahdanau(LanguageModel):
         return self._decode(tokens, encoded, encoded.state, rng=rng)
 
     def readout(self, features: Tensor) -> Readout:
-        return Readout.from_tables(features, self.output.weight, self.output.bias, shard=self.vocab_shard)
+        return Readout(features, self.output.weight, self.output.bias, shard=self.vocab_shard).local()
 
     def start(self, batch: int, max_len: int, source: EncoderInput | None = None) -> AlignedStates:
         return AlignedStates(batch, max_len, self.decoder, source=self._encode_for(batch, source))

@@ -73,7 +73,7 @@ class ClassificationHead(Config):
     dropout: Probability = Field(0.1, description="fraction of the features to drop")
 
     @model_validator(mode="after")
-    def _one_dense(self) -> Self:
+    def _check_pooler(self) -> Self:
         if self.pooler and self.transform is not None:
             raise ValueError("transform replaces the pooler, and needs pooler = false")
         return self
@@ -192,7 +192,7 @@ class TransformerConfig(Block):
         return self.sharing == 1 and plain and not self.position.projected
 
     @model_validator(mode="after")
-    def _kinds(self) -> Self:
+    def _check_pattern(self) -> Self:
         if not self.first_norm and (self.placement, self.sublayers) != ("pre", "sequential"):
             raise ValueError("first_norm = false needs placement = 'pre' and sublayers = 'sequential'")
         if self.pattern and self.attention.window is not None:
@@ -266,7 +266,7 @@ class Encoder(TransformerConfig):
     head: Head = Field(MaskedLMHead(), description="output head")
 
     @model_validator(mode="after")
-    def _savings(self) -> Self:
+    def _check_savings(self) -> Self:
         if self.distinct_layers is not None and self.layers % self.distinct_layers:
             raise ValueError(f"distinct_layers = {self.distinct_layers} does not divide layers = {self.layers}")
         if self.distinct_layers is not None and self.pattern:
@@ -297,7 +297,7 @@ class EncoderDecoder(TransformerConfig):
     head: LMHead = Field(LMHead(), description="output head")
 
     @model_validator(mode="after")
-    def _one_after_the_other(self) -> Self:
+    def _check_sublayers(self) -> Self:
         if self.sublayers != "sequential":
             raise ValueError(f"sublayers = '{self.sublayers}' is for models without a source; use 'sequential'")
         return self
@@ -320,7 +320,7 @@ class Recurrent(Config):
     init: RecurrentInit = Field(FanInInit(), description="initial weights")
 
     @model_validator(mode="after")
-    def _sizes(self) -> Self:
+    def _check_sizes(self) -> Self:
         if self.tied and self.d_embedding not in (None, self.d_model):
             raise ValueError(f"tied embeddings need d_embedding = d_model = {self.d_model}, not {self.d_embedding}")
         if self.cell != "elman" and self.activation != "tanh":

@@ -54,7 +54,7 @@ class TokenHead(nn.Module):
         """Factors of the logits."""
         table = table if self.weight is None else self.weight
         features = self.prepare(features)
-        return Readout.from_tables(features, table, self.bias, shard=self.vocab_shard, softcap=self.softcap)
+        return Readout(features, table, self.bias, shard=self.vocab_shard, softcap=self.softcap).local()
 
 
 class LMHead(TokenHead):

@@ -206,9 +206,8 @@ class NGram(LanguageModel):
         check_tokens(tokens, self.config.vocab_size)
         T, width = tokens.shape[1], self.config.order - 1
         state.reserve(T)
-        ends = state.lengths[:, None] + torch.arange(
-            T, device=state.lengths.device
-        )  # number of tokens before each new one
+        # number of tokens before each new one
+        ends = state.lengths[:, None] + torch.arange(T, device=state.lengths.device)
         state.tokens.scatter_(1, ends + width, tokens.to(state.tokens))
         state.advance(T, lengths)
         window = ends[:, :, None] + torch.arange(1, width + 1, device=ends.device)

@@ -102,7 +102,7 @@ class Recurrent(LanguageModel):
 
     def readout(self, features: Tensor) -> Readout:
         table = self.embedding.weight if self.output is None else self.output
-        return Readout.from_tables(features, table, self.output_bias, shard=self.vocab_shard)
+        return Readout(features, table, self.output_bias, shard=self.vocab_shard).local()
 
     def start(self, batch: int, max_len: int, source: EncoderInput | None = None) -> HiddenStates:
         self._refuse(source)

@@ -43,8 +43,6 @@ class TransformerState(State):
     """Keys and values of the tokens read so far, and of the source if there is one. Adjacent rows with one source, such
     as beams, share its keys, values and mask: these have a row for every `sharing` rows."""
 
-    can_grow = True
-
     def __init__(
         self,
         cache: KeyValueCache,
@@ -56,6 +54,7 @@ class TransformerState(State):
     ):
         super().__init__(batch, max_len, cache.store.device)
         self.cache, self.source_cache, self.source_mask = cache, source_cache, source_mask
+        self.can_grow = isinstance(cache, KeyValueCache)  # a paged cache cannot
         self.history: TokenHistory | None = None  # set if features depend on earlier tokens directly
 
     @property
@@ -132,7 +131,16 @@ class Transformer(LanguageModel):
         rng: RowRng | None = None,
     ) -> Tensor:
         """tokens (batch, time) → (batch, time, d_model). `RowInputs` describes the other arguments."""
-        return self.forward_rows(tokens, RowInputs(positions, segments, source, documents, mask, ranges, rng))
+        rows = RowInputs(
+            positions=positions,
+            segments=segments,
+            source=source,
+            documents=documents,
+            mask=mask,
+            ranges=ranges,
+            rng=rng,
+        )
+        return self.forward_rows(tokens, rows)
 
     def forward_rows(
         self,

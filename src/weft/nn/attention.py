@@ -51,8 +51,8 @@ class Heads(nn.Module):
     def scoring(self, rng: RowRng | None) -> Scoring:
         if not self.dropout.drops:
             return Scoring(self.scale, self.softcap)
-        p, number = self.dropout.p, self.dropout.number
-        return Scoring(self.scale, self.softcap, p, rng, number, self.first_head, self.kernels)
+        p, number, first = self.dropout.p, self.dropout.number, self.first_head
+        return Scoring(self.scale, self.softcap, p=p, rng=rng, number=number, first_head=first, kernels=self.kernels)
 
     def scores(self, qkv: QKV, mask: AttentionMask) -> Tensor:
         """Scores of each query against each key, (batch, heads, time, source time), before masking."""

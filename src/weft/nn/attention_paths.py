@@ -97,7 +97,7 @@ def fast_attention(qkv: QKV, scale: float, mask: AttentionMask) -> Tensor:
 
 def dropout_attention(qkv: QKV, mask: AttentionMask, scoring: Scoring) -> Tensor:
     """Compute attention with dropout of the probabilities, by weft's kernels where they fit, else by the formula.
-    PyTorch's fused kernels draw dropout from a row's place in the batch of one process."""
+    PyTorch's fused kernels draw dropout from a row's index in the batch of one process."""
     fits = scoring.kernels and _dropout_kernels_fit(qkv, mask)
     random_keys = scoring.random_keys(qkv.q.shape[:-1]) if fits else None
     if random_keys is None:

@@ -29,7 +29,7 @@ class LayerNorm(Config):
     gain: bool = Field(True, description="multiply by a trained vector")
 
     @model_validator(mode="after")
-    def _bias_after_gain(self) -> Self:
+    def _check_bias(self) -> Self:
         if self.bias and not self.gain:
             raise ValueError("gain = false is a norm without weights, so it needs bias = false as well")
         return self
@@ -68,7 +68,7 @@ class Attention(Config):
     dropout: Probability = Field(0.0, description="fraction of attention probabilities to drop")
 
     @model_validator(mode="after")
-    def _groups(self) -> Self:
+    def _check_kv_heads(self) -> Self:
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}")
         return self
@@ -133,7 +133,7 @@ class Block(Config):
     dropout: Probability = Field(0.0, description="fraction of embeddings and sublayer outputs to drop")
 
     @model_validator(mode="after")
-    def _sizes(self) -> Self:
+    def _check_sizes(self) -> Self:
         heads = self.attention.heads
         if self.attention.d_head is None and self.d_model % heads:
             raise ValueError(
@@ -186,7 +186,7 @@ class HashedNGrams(Config):
     width: PositiveInt | None = Field(None, description="width of a row; absent: that of the token embeddings")
 
     @model_validator(mode="after")
-    def _distinct(self) -> Self:
+    def _check_orders(self) -> Self:
         if not self.orders or len(set(self.orders)) < len(self.orders):
             raise ValueError(f"orders = {list(self.orders)}: expected distinct numbers, such as [2, 3]")
         return self

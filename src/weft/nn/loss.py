@@ -57,20 +57,12 @@ class Readout(NamedTuple):
     shard: VocabShard | None = None
     softcap: float | None = None
 
-    @classmethod
-    def from_tables(
-        cls,
-        features: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        *,
-        shard: VocabShard | None,
-        softcap: float | None = None,
-    ) -> "Readout":
-        """Readout from whole tables, or from this process's rows of them if there is a `shard`."""
-        if shard is not None:
-            weight, bias = shard.local(weight), None if bias is None else shard.local(bias)
-        return cls(features, weight, bias, shard=shard, softcap=softcap)
+    def local(self) -> "Readout":
+        """Select this process's rows of whole tables, if there is a `shard`."""
+        if self.shard is None:
+            return self
+        bias = None if self.bias is None else self.shard.local(self.bias)
+        return self._replace(weight=self.shard.local(self.weight), bias=bias)
 
     def logits(self) -> Tensor:
         """Logits (…, vocab_size)."""

@@ -47,7 +47,7 @@ def saved(tokenizer: Tokenizer) -> Any:
 
 def learned(text: str, size: int) -> tuple[Tokenizer, dict[tuple[bytes, bytes], int]]:
     """weft's tokenizer with up to `size` tokens besides special ones, and the merges of lectures/bpe.py."""
-    tokenizer = build_tokenizer(BPE(), [text], most=size + 3)
+    tokenizer = build_tokenizer(BPE(), [text], default_size=size + 3)
     return tokenizer, bpe.learn_merges(Counter(bpe.cut_words(text)), size)
 
 
@@ -79,7 +79,7 @@ def test_pieces_are_wefts(name: str) -> None:
 def test_wordpiece_is_wefts() -> None:
     """Longest match first, with weft's vocabulary; words that it cannot spell are unknown."""
     text = TEXTS["english"] + " " + TEXTS["generated"]
-    tokenizer = build_tokenizer(WordPiece(), [text], most=120)
+    tokenizer = build_tokenizer(WordPiece(), [text], default_size=120)
     vocabulary = saved(tokenizer)["model"]["vocab"]
     for word in {*re.findall(r"\w+|-", text), "unbelievably", "tokens", "q", "жук"}:
         found = [vocabulary[piece] for piece in bpe.wordpiece(word, vocabulary)]
@@ -94,7 +94,7 @@ def test_the_slides_pieces() -> None:
 def test_unigram_is_wefts() -> None:
     """The likeliest segmentation, with weft's log-probabilities."""
     text = TEXTS["english"]
-    tokenizer = build_tokenizer(Unigram(), [text], most=400)
+    tokenizer = build_tokenizer(Unigram(), [text], default_size=400)
     vocabulary = saved(tokenizer)["model"]["vocab"]
     log_p = {piece: score for piece, score in vocabulary if score < 0}
     ids = {piece: id for id, (piece, _) in enumerate(vocabulary)}

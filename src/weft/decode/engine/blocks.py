@@ -15,7 +15,7 @@ from weft.decode.fast.cuda_graphs import paged_graphs
 from weft.decode.fast.native_step import native_decoder, native_is_faster
 from weft.decode.prompt import Prompt
 from weft.decode.sampling import on_device
-from weft.decode.text import Chunk, Completion, Text, completion_of
+from weft.decode.text import Chunk, Completion, GeneratedText, completion_of
 from weft.errors import WeftError
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.cache import TokenHistory
@@ -42,14 +42,14 @@ class EngineLimits:
     bits: CacheBits | None = None
 
 
-class Request(Text):
+class Request(GeneratedText):
     """A requested text. `read` of its `ids` are in the cache, which never holds more than `max_len` of them.
 
     After its ids come `ahead` more tokens, which the device has chosen and the host has not seen yet.
     """
 
     def __init__(self, number: int, prompt: Prompt, settings: Sampling, *, window: int | None, seed: int):
-        super().__init__(prompt, settings, window=window, seed=seed)
+        super().__init__(prompt, settings, window, seed=seed)
         self.number = number
         self.read = self.ahead = 0
         self.max_len = len(self.ids) + min(self.left, self.until_full) - 1  # the last token is never read

@@ -27,7 +27,7 @@ from weft.decode.engine.paging import BlockStore, PagedCache
 from weft.decode.fast.cuda import CUDAFastPath, PagedFastPath, PromptChunk, supports_kernels
 from weft.decode.fast.matmul import has_cuda_kernels
 from weft.decode.fast.path import PlainPath, positions_change
-from weft.decode.sampling import Filters, check_logits, draw, fetched, greedy, on_device
+from weft.decode.sampling import Filters, check_logits, draw, fetch_tokens, greedy, on_device
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, State
 from weft.models.transformer import Transformer, TransformerState
@@ -167,7 +167,7 @@ class GraphStep(PlainPath):
             if number:
                 sampler.current_step = number
                 logits = self()
-            pending.append(fetched(sampler.history[number]))
+            pending.append(fetch_tokens(sampler.history[number]))
             if len(pending) > (MAX_AHEAD if self.device.type == "cuda" else 0):
                 yield _checked(pending.popleft()(), logits, sampler.vocab_size)
         while pending:
@@ -200,7 +200,7 @@ class GraphStep(PlainPath):
 
 
 class DeviceSampler:
-    """Chooses the next token of each row on the device, like `sampling.picked`, and records it.
+    """Chooses the next token of each row on the device, like `sampling.choose_tokens`, and records it.
 
     A row's draws depend on its rng alone: its random numbers for all `steps` are drawn beforehand.
     """
@@ -209,8 +209,8 @@ class DeviceSampler:
         self,
         settings: Sequence[Sampling],
         rngs: Sequence[torch.Generator],
-        *,
         steps: int,
+        *,
         vocab_size: int,
         device: torch.device,
     ):

@@ -35,7 +35,7 @@ class Stepper:
     """
 
     def __init__(
-        self, model: LanguageModel, batch: int, *, prompt_tokens: int, limit: int, source: EncoderInput | None = None
+        self, model: LanguageModel, batch: int, prompt_tokens: int, *, limit: int, source: EncoderInput | None = None
     ):
         self.model, self.limit = model, limit
         # A text is about as long as its source, so most end before the capacity has to grow.
