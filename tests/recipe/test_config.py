@@ -25,7 +25,7 @@ def test_toml_round_trip() -> None:
         ("gpt-tiny", ["precision=fp33"], "precision = 'fp33': did you mean 'fp32'"),
         ("gpt-tiny", ["steps=0"], r"steps = 0: expected"),
         ("gpt-tiny", ["steps=ten"], r"steps = 'ten': expected"),
-        ("gpt-tiny", ["schedule=noam", "optimizer.lr=0.1"], "the noam schedule sets the rate"),
+        ("gpt-tiny", ["schedule=noam", "optimizer.lr=0.1"], "the noam schedule sets the learning rate"),
         ("gpt-tiny", ["steps=10", "schedule.warmup=20"], r"schedule\.warmup = 20 is longer"),
         ("gpt-tiny", ["batch.size=2", "batch.micro=3"], r"batch\.micro = 3 is more"),
         ("gpt-tiny", ["batch.length=4096"], r"batch\.length = 4096: the model's positions end at"),

@@ -73,7 +73,7 @@ def test_a_tokenizer_suits_the_model(preset: str, words: tuple[str, ...], kind: 
     assert tokenizer.kind == kind
     assert [choice.key for choice in choices] == ["tokenizer", "tokenizer.vocab_size"]
     marks = tokenizer.specials.extra  # type: ignore[union-attr]
-    assert len(marks) == recipe.objective.marks  # what was cut out of a text needs marks
+    assert len(marks) == recipe.objective.sentinels  # what was cut out of a text needs marks
 
 
 def test_larger_models_learn_slower() -> None:

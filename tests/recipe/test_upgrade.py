@@ -12,7 +12,7 @@ from weft.recipe.resolve import resolve
 def test_a_renamed_objective_is_taken_with_a_note(old: str, new: str) -> None:
     tree, notes = upgrade({"steps": 3, "objective": {"kind": old, "second": "b"}})
     assert tree == {"steps": 3, "objective": {"kind": new, "second": "b"}}
-    assert notes == [f"objective.kind = '{old}' is called '{new}' now; write that instead"]
+    assert notes == [f"objective.kind = '{old}' is now called '{new}'; write that instead"]
     assert upgrade({"objective": old})[0] == {"objective": new}
 
 
@@ -26,6 +26,6 @@ def test_a_recipe_keeps_its_columns(tmp_path: Path) -> None:
     file.write_text('model = "bert-tiny"\n[objective]\nkind = "score"\ntext = "review"\nscore = "stars"\n')
     objective = resolve(str(file), log=lines.append).objective
     assert (objective.kind, objective.text, objective.score) == ("regress", "review", "stars")  # type: ignore[attr-defined]
-    assert lines == ["objective.kind = 'score' is called 'regress' now; write that instead"]
+    assert lines == ["objective.kind = 'score' is now called 'regress'; write that instead"]
     resolve("bert-tiny", ["objective=contrastive"], log=lines.append)
     assert len(lines) == 1

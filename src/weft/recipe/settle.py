@@ -93,8 +93,8 @@ def choose_tokenizer(recipe: Recipe, bytes_: int, device: str = "cpu") -> tuple[
     chosen = _Choices(recipe)
     if recipe.model.kind == "encoder":
         chosen.choose("tokenizer", {"kind": "wordpiece"}, "BERT's pieces of words, with the special tokens it reads")
-    elif recipe.objective.marks:
-        extra = [f"<extra_id_{n}>" for n in range(recipe.objective.marks)]
+    elif recipe.objective.sentinels:
+        extra = [f"<extra_id_{n}>" for n in range(recipe.objective.sentinels)]
         specials = {"pad": "<pad>", "bos": "<bos>", "eos": "<eos>", "extra": extra}
         chosen.choose("tokenizer", {"kind": "bpe", "specials": specials}, "pieces of words, and marks for what was cut")
     chosen.choose("tokenizer", {"kind": "bpe"}, "pieces of words: it can spell any text in fewer steps than characters")
