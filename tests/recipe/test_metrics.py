@@ -1,4 +1,4 @@
-"""Every metric that an objective names has its line in the one table."""
+"""Every metric of an objective is in the table."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def test_metrics_are_known(kind: str) -> None:
     assert set(OBJECTIVES[kind].metrics) <= METRICS.keys()
 
 
-def test_one_that_is_not_in_the_table_is_called_by_its_name() -> None:
+def test_an_unknown_metric_is_titled_by_its_name() -> None:
     assert metric("words_per_minute").title == "words per minute"
     assert not metric("words_per_minute").lower_is_better
     assert metric("loss").lower_is_better and metric("bits_per_byte").lower_is_better

@@ -1,4 +1,4 @@
-"""Recipes of earlier versions are read, and the name that has changed is logged."""
+"""Recipes of earlier versions are read, and changed names are logged."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from weft.recipe.resolve import resolve
 
 
 @pytest.mark.parametrize(("old", "new"), [("score", "regress"), ("twins", "contrastive")])
-def test_a_renamed_objective_is_taken_with_a_note(old: str, new: str) -> None:
+def test_a_renamed_objective_is_accepted_with_a_message(old: str, new: str) -> None:
     tree, notes = upgrade({"steps": 3, "objective": {"kind": old, "second": "b"}})
     assert tree == {"steps": 3, "objective": {"kind": new, "second": "b"}}
     assert notes == [f"objective.kind = '{old}' is now called '{new}'; write that instead"]
@@ -17,7 +17,7 @@ def test_a_renamed_objective_is_taken_with_a_note(old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("tree", [{}, {"objective": {"kind": "pairs"}}, {"objective": 3}, {"objective": {"kind": [1]}}])
-def test_everything_else_stays_as_it_is(tree: dict[str, object]) -> None:
+def test_everything_else_stays_unchanged(tree: dict[str, object]) -> None:
     assert upgrade(tree) == (tree, [])
 
 

@@ -22,7 +22,7 @@ from weft.progress import Log
 from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.optimizer import Noam
 from weft.recipe.resolve import resolve, run_name
-from weft.recipe.settle import Choice, Facts, choose_tokenizer, settle
+from weft.recipe.settle import ChosenSetting, Facts, choose_tokenizer, settle
 from weft.recipe.unread import refuse_unread
 from weft.text.config import TokenizerConfig
 from weft.text.tokenizer import FILE, Tokenizer
@@ -214,7 +214,7 @@ def _corpora(
         asked = json.dumps(recipe.tokenizer and recipe.tokenizer.model_dump(mode="json"), sort_keys=True)
         if asked not in made:
             place = folder / f"{len(made)}-{recipe.tokenizer.kind if recipe.tokenizer else 'chosen'}"
-            config, choices = recipe.tokenizer, list[Choice]()
+            config, choices = recipe.tokenizer, list[ChosenSetting]()
             if config is None or hasattr(config, "vocab_size"):
                 config, choices = choose_tokenizer(recipe, size, device)
             if (place / INDEX).is_file() and (place / FILE).is_file():  # from an earlier start

@@ -99,7 +99,7 @@ class LinearDecay(Config):
 
 
 class Cosine(Config):
-    """Warm up linearly over `warmup` steps, then follow half a cosine down to `floor` times the peak at the last step."""
+    """Warm up linearly over `warmup` steps, then follow a half cosine to `floor` times the peak at the last step."""
 
     kind: Literal["cosine"] = "cosine"
     warmup: Warmup = None
