@@ -37,7 +37,7 @@ from weft.recipe.resolve import Changes, changed_tables, extend_recipe, fine_tun
 from weft.recipe.settle import ChosenSetting, Facts, choose_tokenizer, settle
 from weft.recipe.unread import refuse_unread
 from weft.runs import checkpoint
-from weft.runs.folder import FollowedRun, RunFolder, claimed, held, note_files, open_run, report_changes
+from weft.runs.folder import FollowedRun, RunFolder, claim_run, lock_run, note_files, open_run, report_changes
 from weft.runs.journal import check_lines, check_log
 from weft.runs.lines import read_lines
 from weft.runs.report import write_report
@@ -115,7 +115,7 @@ def train(
     if begun is not None:
         log(f"{begun}: this job has begun it before it was restarted; continuing")
         return resume(begun, log=log)
-    with claimed(free_folder(Path("runs") / wanted.name) if run is None else run) as folder:
+    with claim_run(free_folder(Path("runs") / wanted.name) if run is None else run) as folder:
         settled, objective, choices = _prepare(wanted, folder, log)
         ranks.share(lambda: _invitation(settled, folder))
         as_command = Path(sys.argv[0]).parts[-1:] == ("weft",) or Path(sys.argv[0]).parts[-2:] == (
@@ -144,13 +144,13 @@ def resume(run: Path | str, *, changes: Changes = (), log: Log = log_to_stderr) 
     if not folder.recipe().data.parts:
         raise RunError(f"{run}: imported, not trained here; train it further with `weft train {run} --data FILE`")
     recipe = folder.settled_recipe()
-    with held(folder):
+    with lock_run(folder):
         objective = objectives.build(recipe, folder)
         if changes:
             recipe = _extend(folder, recipe, changes, ranks, log)
         recipe.parallel.over(ranks.ranks)
         _check_data(objective, log)
-        if recipe.model.kind != "ngram" and (found := checkpoint.standing(folder.checkpoints)):
+        if recipe.model.kind != "ngram" and (found := checkpoint.all_checkpoints(folder.checkpoints)):
             check_lines(folder, recipe, checkpoint.step_of(found[-1]))
         ranks.share(lambda: _invitation(recipe, folder))
         start.resume(recipe, folder, objective, Worker(ranks=ranks, log=log))
@@ -182,7 +182,7 @@ def _extend(folder: RunFolder, recipe: SettledRecipe, changes: Changes, ranks: R
     refuse_unread(longer)
     longer.parallel.over(ranks.ranks)
     check_log(longer.log)
-    found = checkpoint.standing(folder.checkpoints)
+    found = checkpoint.all_checkpoints(folder.checkpoints)
     step, notes = (checkpoint.step_of(found[-1]), checkpoint.notes_of(found[-1])) if found else (0, {})
     if longer.steps < step:
         raise ConfigError(f"steps = {longer.steps}: the run has taken {step} already; give more")

@@ -187,7 +187,7 @@ def _resolved(experiment: Experiment, name: str) -> Recipe:
             raise ConfigError(f"{name}: steps: the budget decides how many each contender takes; leave it out")
     if not data.sources:
         raise ConfigError("there is no text to compare on; give it with --data, for instance --data book.txt")
-    recipe = resolve(each.recipe, changes, list(data.sources), lambda line: None)
+    recipe = resolve(each.recipe, changes, list(data.sources), log=lambda line: None)
     its = {key: f"data.{key}" in given or getattr(recipe.data, key) for key in OWN}
     own = {key: getattr(recipe.data if its[key] else data, key) for key in OWN}
     recipe = recipe.replace(data={**data.model_dump(exclude_none=True), **own}, name=run_name(name))

@@ -25,7 +25,7 @@ from weft.models.ngram import NGram
 from weft.objectives import table as objectives
 from weft.objectives.next_token import NextToken
 from weft.recipe.config import SettledRecipe
-from weft.runs.folder import RunFolder, claimed, held
+from weft.runs.folder import RunFolder, claim_run, lock_run
 from weft.runs.lines import read_lines
 from weft.storage import files
 from weft.storage.files import write_text
@@ -58,7 +58,7 @@ def _measured(recipe: SettledRecipe, path: Path, job: dict[str, Any]) -> dict[st
     assert recipe.data.prepared is not None
     worker, run = Worker(log=lambda line: None, quiet=True), RunFolder(path)
     tokenizer, begun = Tokenizer.load(Path(recipe.data.prepared)), run.config.exists()
-    with held(run) if begun else claimed(path):
+    with lock_run(run) if begun else claim_run(path):
         if not begun:
             tokenizer.save(path)
         objective = objectives.build(recipe, run, Tokenizers(tokenizer, tokenizer))
