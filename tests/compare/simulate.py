@@ -1,4 +1,4 @@
-"""Contenders whose curves are known: loss E + A·C^-a bits per byte, with the noise of seeds and of sections."""
+"""Contenders with known curves: loss E + A·C^-a bits per byte, with noise of seeds and of sections."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,9 @@ RUNGS = np.array([1 / 27, 1 / 9, 1 / 3, 1.0])
 
 @dataclass(frozen=True)
 class World:
-    """`falls` is the part of the loss, at one whole budget, that more compute would take away.
+    """Curves that approach `floor`; `falls` is the reducible loss at the whole budget.
 
-    A seed moves the loss of a run by `seed_noise` of it. A section is harder or easier for everybody by `difficulty`,
-    and for one run by `section_noise`.
+    `seed_noise`, `section_noise` and `difficulty` are relative: per run, per section of a run, and per section of all.
     """
 
     floor: float = 0.8
@@ -26,20 +25,17 @@ class World:
     seeds: int = 3
     sections: int = 100
 
-    def loss(self, amount: np.ndarray | float) -> np.ndarray | float:
-        return self.floor + self.falls * amount**-self.exponent
-
     def curves(self, times: float, rng: np.random.Generator) -> tuple[Curve, Curve]:
-        """A contender that is so many times as efficient, and the baseline."""
+        """Return a contender that is `times` as efficient, and the baseline."""
         sizes = rng.integers(500, 2000, size=self.sections).astype(float)
         hard = np.exp(self.difficulty * rng.normal(size=self.sections))
         hard /= (hard * sizes).sum() / sizes.sum()
-        return self.curve(times, sizes, hard, rng), self.curve(1.0, sizes, hard, rng)
+        return self.curve(times, sizes, hard, rng=rng), self.curve(1.0, sizes, hard, rng=rng)
 
-    def curve(self, times: float, sizes: np.ndarray, hard: np.ndarray, rng: np.random.Generator) -> Curve:
+    def curve(self, times: float, sizes: np.ndarray, hard: np.ndarray, *, rng: np.random.Generator) -> Curve:
         shape = (len(RUNGS), self.seeds, self.sections)
-        loss = self.loss(RUNGS * times)[:, None, None] * hard
+        loss = (self.floor + self.falls * (RUNGS * times) ** -self.exponent)[:, None, None] * hard
         loss = loss * (1 + self.seed_noise * rng.normal(size=(*shape[:2], 1)))
-        # a contender is better at some sections than at others, whatever the seed
+        # a contender is better at some sections than at others, regardless of the seed
         loss = loss * (1 + self.section_noise * rng.normal(size=(shape[0], 1, shape[2])))
         return Curve(RUNGS * 1e15, loss * sizes * np.log(2), sizes)

@@ -1,4 +1,4 @@
-"""The scaling law: known constants are found again, and what is said of the next rung comes true."""
+"""The scaling law: known constants are recovered, and the next rung is predicted."""
 
 import math
 import time
@@ -13,7 +13,7 @@ from weft.compare.fit import Fit, Point, fit
 from weft.errors import ConfigError
 
 HOFFMANN = (1.69, 406.4, 410.7, 0.34, 0.28)
-BITS = (0.75, 25.0, 30.0, 0.25, 0.22)  # what bits per byte of small models look like
+BITS = (0.75, 25.0, 30.0, 0.25, 0.22)  # typical of bits per byte of small models
 NAMES = ("E", "A", "B", "alpha", "beta")
 
 
@@ -23,7 +23,7 @@ def law(constants: tuple[float, ...], parameters: float, tokens: float) -> float
 
 
 def ladder(constants: tuple[float, ...], noise: float = 0.0, seed: int = 0, seeds: int = 1) -> list[Point]:
-    """Five sizes times four lengths."""
+    """Return five sizes with four lengths each."""
     rng = np.random.default_rng(seed)
     return [
         Point(size, length, law(constants, size, length) * math.exp(noise * rng.normal()))
@@ -41,7 +41,7 @@ def test_known_constants_are_recovered(constants: tuple[float, ...]) -> None:
     assert found.predict(1e9, 2e10) == pytest.approx(law(constants, 1e9, 2e10), rel=1e-3)
 
 
-def test_hoffmanns_own_sizes() -> None:
+def test_hoffmanns_sizes() -> None:
     points = [
         Point(size, length, law(HOFFMANN, size, length))
         for size in np.geomspace(7e7, 1e10, 6)
@@ -54,7 +54,7 @@ def test_hoffmanns_own_sizes() -> None:
 def coverage(
     constants: tuple[float, ...], seeds: int, ladders: int, draws: int = 100
 ) -> tuple[np.ndarray, float, list[float]]:
-    """The parts of ladders whose intervals cover each constant and the next rung, and the errors of its prediction."""
+    """Return the shares of ladders whose intervals cover each constant and the next rung, and the prediction errors."""
     rng = np.random.default_rng(0)
     covered, predicted, errors = np.zeros(5), 0, []
     for number in range(ladders):
@@ -123,7 +123,7 @@ def test_the_optimal_size_has_the_lowest_loss() -> None:
     assert low < math.exp(best.x) < high
 
     def per_token(size: float) -> float:
-        return 6 * size + 5e8  # as attention and the output layer add to it
+        return 6 * size + 5e8  # with attention and the LM head
 
     counted = found.optimal_counted(flops, per_token)
     assert counted[1] == pytest.approx(flops / per_token(counted[0]))
@@ -136,7 +136,7 @@ def test_the_optimal_size_has_the_lowest_loss() -> None:
     assert found.optimal_counted(flops, lambda size: 6 * size) == pytest.approx((parameters, tokens), rel=2e-3)
 
 
-def test_too_few_runs() -> None:
+def test_too_few_runs_are_refused() -> None:
     points = ladder(BITS)
     with pytest.raises(ConfigError, match="at least 6 runs, of 3 sizes and 3 lengths; there are 5 runs, of 2 sizes"):
         fit(points[:5])
@@ -151,7 +151,7 @@ def test_too_few_runs() -> None:
 @pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(st.lists(st.floats(0.1, 10), min_size=9, max_size=9))
-@example([1.0, 4.0, 1.0, 0.125, 4.0, 5.0, 8.0, 4.0, 0.5])  # which fall with neither
+@example([1.0, 4.0, 1.0, 0.125, 4.0, 5.0, 8.0, 4.0, 0.5])  # that depend on neither
 def test_any_losses_give_finite_constants(losses: list[float]) -> None:
     cells = [(size, length) for size in (1e5, 1e6, 1e7) for length in (1e6, 1e7, 1e8)]
     found: Fit = fit([Point(*cell, loss) for cell, loss in zip(cells, losses, strict=True)], draws=4)
@@ -161,7 +161,7 @@ def test_any_losses_give_finite_constants(losses: list[float]) -> None:
     assert max(*found.optimal(1e18), *found.optimal_interval(1e18)) <= 1e18 / 6 * (1 + 1e-9)
 
 
-def test_it_is_quick_and_the_same_again() -> None:
+def test_the_fit_is_fast_and_deterministic() -> None:
     points = ladder(BITS, 0.003, seeds=3)
     started = time.perf_counter()
     fit(points)

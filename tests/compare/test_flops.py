@@ -1,4 +1,4 @@
-"""What a comparison charges for training is what torch counts, forward and backward, for every family."""
+"""The FLOPs of training equal what torch counts, forward and backward, for every family."""
 
 import pytest
 import torch
@@ -6,20 +6,20 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from weft.compare.sizes import resized
+from weft.compare.sizes import resize
 from weft.costs.count import count
 from weft.models.build import build
 from weft.models.presets import preset
 
 
 @pytest.mark.parametrize("name", ["transformer", "transformer++", "gpt-tiny", "llama-tiny", "elman", "lstm", "gru"])
-def test_training_costs_what_is_charged(name: str) -> None:
-    model, rows, length = resized(preset(name), 64).replace(vocab_size=256), 2, 32
+def test_training_flops_equal_torchs_count(name: str) -> None:
+    model, rows, length = resize(preset(name), 64).replace(vocab_size=256), 2, 32
     net = build(model)
     tokens = torch.randint(0, 256, (rows, length))
     with (
-        sdpa_kernel(SDPBackend.MATH),  # torch counts the products of this one
-        torch.backends.mkldnn.flags(enabled=False),  # and not those of the fused LSTM
+        sdpa_kernel(SDPBackend.MATH),  # torch counts only this kernel's products
+        torch.backends.mkldnn.flags(enabled=False),  # nor those of the fused LSTM
         FlopCounterMode(display=False) as counter,
     ):
         logits = net(tokens)
@@ -27,5 +27,5 @@ def test_training_costs_what_is_charged(name: str) -> None:
     assert count(model, length).training() * rows * length == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
-def test_an_ngram_model_multiplies_nothing() -> None:
+def test_an_ngram_model_has_no_flops() -> None:
     assert count(preset("ngram-5")).training() == 0

@@ -258,7 +258,7 @@ def test_an_existing_run_is_refused(tmp_path, recipe, corpus) -> None:  # type: 
 def test_a_folder_with_other_things_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("precious")
-    with pytest.raises(RunError, match="other things"):
+    with pytest.raises(RunError, match="other files"):
         claim(tmp_path)
     assert (tmp_path / name).read_text() == "precious"
     assert len(list(tmp_path.iterdir())) == 1
