@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.config import Tree, merge, nested, validate
-from weft.costs.count import writing_weights
+from weft.costs.count import decoding_weights
 from weft.models.config import NGram, TransformerConfig
 from weft.recipe.config import Precision, Recipe, SettledRecipe
 from weft.recipe.objective import LabelObjective
@@ -120,7 +120,7 @@ def settle(
         draft.choose("batch.size", 1, "n-grams are counted in one pass")
         draft.choose("batch.length", 256, "the window that evaluation reads")
     vocab_size = getattr(recipe.tokenizer, "vocab_size", None) or min(recipe.model.vocab_size, 8192)
-    parameters = sum(writing_weights(recipe.model, vocab_size).values())
+    parameters = sum(decoding_weights(recipe.model, vocab_size).values())
     bytes_per_token = {"word": 5.5, "pretrained": 4.0}.get(recipe.tokenizer.kind if recipe.tokenizer else "", 1.0)
     if isinstance(recipe.tokenizer, BPE | WordPiece | Unigram):  # an estimate for English
         bytes_per_token = max(1.0, 0.35 * math.log2(max(2, recipe.tokenizer.vocab_size or 8192)) - 1.2)
@@ -253,7 +253,7 @@ def _choose_steps(draft: _Draft, size: _RunSize) -> None:
     flops_per_token = 6 * max(1, size.parameters) + 12 * width * layers * batch["length"]
     if isinstance(draft.recipe.optimizer, Muon):
         # an iteration multiplies a matrix (d_model, n) by its transpose and back, and squares the product in between
-        in_layers = writing_weights(model, 0)["layers"]
+        in_layers = decoding_weights(model, 0)["layers"]
         flops_per_token += round(5 * draft.recipe.optimizer.rounds * width * in_layers / tokens_per_step)
     affordable = size.flops / flops_per_token
     max_tokens = MAX_EPOCHS * max(1, size.tokens)
