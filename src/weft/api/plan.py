@@ -8,7 +8,7 @@ from weft.api.arguments import checked
 from weft.costs import plan as costs
 from weft.costs.count import Count, count, orthogonal_flops
 from weft.costs.devices import MFU, device_named, interconnect_named
-from weft.costs.layout_search import LayoutPrediction, Search, layout_from, search, why_not
+from weft.costs.layout_search import LayoutPrediction, LayoutSearch, layout_from, search, why_not
 from weft.costs.layouts import TrainingJob
 from weft.costs.memory import Workload, training_memory
 from weft.costs.plan import Machine, TrainingPlan, plan_training
@@ -49,7 +49,7 @@ class Plan:
     work: Workload
     machine: Machine
     training: TrainingPlan
-    search: Search | None  # None for a model that no layout over devices is searched for
+    search: LayoutSearch | None  # None for a model that no layout over devices is searched for
     rows: int  # sequences a step
     basis: str  # where the number of tokens comes from
 

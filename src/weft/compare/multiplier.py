@@ -165,8 +165,8 @@ def _monotone_cubic(x: Array, y: Array, at: Array) -> Array:
         first, second = 2 * after + before, after + 2 * before
         # the weighted harmonic mean of the chords on both sides never overshoots
         slopes[:, 1:-1] = (first + second) / (first / chords[:, :-1] + second / chords[:, 1:])
-        slopes[:, 0] = _end_slope(h[:, 0], h[:, 1], chords[:, 0], chords[:, 1])
-        slopes[:, -1] = _end_slope(h[:, -1], h[:, -2], chords[:, -1], chords[:, -2])
+        slopes[:, 0] = _end_slope(h[:, :2], chords[:, :2])
+        slopes[:, -1] = _end_slope(h[:, :-3:-1], chords[:, :-3:-1])
     rows = np.arange(len(at))
     piece = np.clip((at[:, None] >= x).sum(axis=1) - 1, 0, len(y) - 2)
     width = h[rows, piece]
@@ -176,6 +176,8 @@ def _monotone_cubic(x: Array, y: Array, at: Array) -> Array:
     return y[piece] + rise * (y[piece + 1] - y[piece]) + bend
 
 
-def _end_slope(h: Array, next_h: Array, chord: Array, next_chord: Array) -> Array:
-    """Return the slope at an end: that of the parabola through three points, but at least 0."""
+def _end_slope(widths: Array, chords: Array) -> Array:
+    """Return the slope at an end, from the two intervals next to it, nearest first, (draws, 2): that of the parabola
+    through three points, but at least 0."""
+    (h, next_h), (chord, next_chord) = widths.T, chords.T
     return np.maximum(((2 * h + next_h) * chord - h * next_chord) / (h + next_h), 0)

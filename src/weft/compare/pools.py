@@ -29,7 +29,7 @@ SRUN_SECONDS = 10.0  # time for srun to end its tasks
 
 @dataclass(frozen=True)
 class JobScheduler:
-    """Where jobs run, and how many at a time if the user chose a number."""
+    """Scheduler of the jobs, and how many run at a time if the user chose a number."""
 
     kind: Literal["here", "slurm", "ray"] = "here"
     count: int | None = None

@@ -64,7 +64,7 @@ class Ranked:
 
     @property
     def differs(self) -> str:
-        """Its recipe, if that is not its name, and its changes; empty in an ablation, where the grid shows them."""
+        """Recipe, if that is not its name, and changes; empty in an ablation, where the grid shows them."""
         if self.result.levels is not None:
             return ""
         changes = [f"{key}={value}" for key, value in (self.result.changes or {}).items()]

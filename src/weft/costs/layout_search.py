@@ -183,7 +183,7 @@ def _exposed(seconds: float, compute: float) -> float:
 
 
 @dataclass(frozen=True)
-class Search:
+class LayoutSearch:
     """Layouts that fit, fastest first, and for each kind without one, the layout that needs the least memory.
 
     A kind is the set of axes that a layout uses; replicas of sharded weights are not a separate kind.
@@ -215,7 +215,7 @@ class Search:
 
 def search(
     job: TrainingJob, layout: Layout | None = None, *, micro: int | None = None, recompute: bool | None = None
-) -> Search:
+) -> LayoutSearch:
     """Predict every layout, or only `layout`, with every micro-batch size, or only `micro`.
 
     `recompute` is whether layers are recomputed in the backward pass; None tries both.
@@ -244,7 +244,7 @@ def search(
     kinds = {kind(layout.choice) for layout in fitting}
     unfit = [predict(choice) for axes, (_, choice) in too_large.items() if axes not in kinds]
     free = None if layout is None else search(job, micro=micro, recompute=recompute).best
-    return Search(job, fitting, unfit, free=free)
+    return LayoutSearch(job, fitting, unfit, free=free)
 
 
 def kind(choice: LayoutChoice) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from weft.config import Config
 from weft.costs.count import Count
 from weft.costs.devices import Device
-from weft.costs.layout_search import LayoutPrediction, Search, why_not
+from weft.costs.layout_search import LayoutPrediction, LayoutSearch, why_not
 from weft.costs.layouts import LayoutChoice, RankMemory, TrainingJob, rank_memory
 from weft.costs.memory import Memory, Workload, cache_bytes, training_memory
 from weft.costs.units import byte_size, duration, plain, short
@@ -115,7 +115,7 @@ def training_table(training: TrainingPlan, machine: Machine, *, basis: str, batc
     return Table(("training", machine.precision), rows, title, [remark], text=(0, 1))
 
 
-def layouts_table(search: Search) -> Table:
+def layouts_table(search: LayoutSearch) -> Table:
     """Return the best layouts, and the best of each other kind with the reason against it."""
     job, best = search.job, search.best
     top: list[LayoutPrediction] = []

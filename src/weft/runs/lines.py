@@ -66,18 +66,18 @@ def append(path: Path, values: Mapping[str, Any]) -> None:
         file.write(checked_line(values, content.count(b"\n") + 1).encode())
 
 
-class _Line(BaseModel):
+class _JsonLine(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-class _StepLine(_Line):
+class _StepLine(_JsonLine):
     """Line of metrics.jsonl or timings.jsonl: numbers by name."""
 
     step: int
     __pydantic_extra__: dict[str, float | None]
 
 
-def _line(base: type[_Line], **fields: Any) -> type[_Line]:
+def _line(base: type[_JsonLine], **fields: Any) -> type[_JsonLine]:
     """Declare a kind of line by the keys that are read: each a type, or a type and the default if it is optional."""
     types: dict[str, Any] = {key: field if isinstance(field, tuple) else (field, ...) for key, field in fields.items()}
     return create_model("Line", __base__=base, **types)
@@ -85,7 +85,7 @@ def _line(base: type[_Line], **fields: Any) -> type[_Line]:
 
 _LOGGED = _line(_StepLine, loss=float | None, tokens=int, epoch=float)
 _TIMED = _line(_StepLine, seconds=float, tokens_per_second=float)
-_EVENT = _line(_Line, time=str, event=str)
+_EVENT = _line(_JsonLine, time=str, event=str)
 _Point = Annotated[tuple[int, float | None], Strict(False)]  # JSON has no tuples
 _EVENTS = {
     "start": _line(_EVENT, id=(str | None, None), command=(str | None, None), corpus=(list[str], []), device=(str, "")),
@@ -104,12 +104,12 @@ _EVENTS = {
 }
 
 
-def _kind(path: Path, values: Mapping[str, Any]) -> type[_Line]:
+def _kind(path: Path, values: Mapping[str, Any]) -> type[_JsonLine]:
     match path.name:
         case "events.jsonl":
             return _EVENTS.get(str(values.get("event")), _EVENT)
         case "results.jsonl":  # validated by weft.compare
-            return _Line
+            return _JsonLine
         case "timings.jsonl":
             return _TIMED
     return _LOGGED if "loss" in values else _StepLine

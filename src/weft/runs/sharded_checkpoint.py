@@ -31,7 +31,7 @@ from weft.storage.safetensors_header import Place, read_header
 
 @dataclass(frozen=True)
 class TensorShard:
-    """This rank's shard of a tensor, and where its pieces are in the full tensor."""
+    """Shard of a tensor on this rank, and where its pieces are in the full tensor."""
 
     tensor: Tensor
     geometry: Geometry
@@ -39,7 +39,7 @@ class TensorShard:
 
 @dataclass(frozen=True)
 class ShardedSnapshot:
-    """This rank's copy of all resumable state in host memory; the keys of `shards` are FILE/NAME."""
+    """Copy of this rank's resumable state in host memory; the keys of `shards` are FILE/NAME."""
 
     step: int
     shards: dict[str, TensorShard]
