@@ -141,17 +141,8 @@ def plan(recipe: str | Path | Recipe, changes: Changes = (), **options: Unpack[P
     micro, found = wanted.batch.micro if isinstance(wanted.batch.micro, int) else None, None
     if isinstance(wanted.model, TransformerConfig) and wanted.model.divisible and wanted.adapter is None:
         predicted = wanted.objective.rate if isinstance(wanted.objective, MaskedObjective) else 1.0
-        job = TrainingJob(
-            wanted.model,
-            rows,
-            length,
-            device=device,
-            net=net,
-            gpus=gpus,
-            precision=precision,
-            optimizer=optimizer,
-            predicted=predicted,
-        )
+        job = TrainingJob(wanted.model, rows, length, device=device, net=net, gpus=gpus, precision=precision)
+        job = replace(job, optimizer=optimizer, predicted=predicted)
         found = search(job, asked, micro=micro, recompute=True if wanted.batch.recompute else None)
         if mfu is None:
             machine = replace(machine, mfu=found.best.mfu, basis="worked out from a step; --mfu overrides it")

@@ -159,17 +159,10 @@ def rows() -> list[MeasuredStep]:
 
 def _row(cells: Mapping[str, str]) -> MeasuredStep:
     model, device, gpus = _model(cells), USED_DEVICES[cells["device"]], int(cells["gpus"])
-    job = TrainingJob(
-        model,
-        int(cells["rows"]),
-        model.context,
-        device=device,
-        net=interconnect_named(cells["network"], device, gpus),
-        gpus=gpus,
-        precision=cells["precision"],
-        software=SOFTWARE[cells["software"]],
-        predicted=0.15 if cells["family"] == "BERT" else 1.0,
-    )
+    net = interconnect_named(cells["network"], device, gpus)
+    job = TrainingJob(model, int(cells["rows"]), model.context, device=device, net=net, gpus=gpus)
+    job = replace(job, precision=cells["precision"], software=SOFTWARE[cells["software"]])
+    job = replace(job, predicted=0.15 if cells["family"] == "BERT" else 1.0)
     layout = validate(Layout, {axis: cells[axis] for axis in (*AXES, "sequence") if axis in cells}).over(gpus)
     share, chunks = float(cells["recompute"]), int(cells["chunks"])
     choices = tuple(LayoutChoice(layout, int(micro), share, chunks=chunks) for micro in cells["micro"].split())

@@ -31,6 +31,12 @@ def _check_micro(value: object) -> object:
     raise ValueError(f"{value!r}: expected a whole number above 0, or auto")
 
 
+Micro = Annotated[PositiveInt | Literal["auto"] | None, BeforeValidator(_check_micro)]
+Factor = Annotated[float, Field(gt=0.0, le=1.0)]
+Text = Annotated[str, Field(min_length=1)]
+RunName = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+
+
 class BatchConfig(Config):
     """One step reads `size` sequences of `length` tokens, in micro-batches of `micro` sequences if memory is short.
 
@@ -46,19 +52,14 @@ class BatchConfig(Config):
 
     size: PositiveInt | None = Field(None, description="sequences per step; chosen if absent")
     tokens: PositiveInt | None = Field(
-        None, description="tokens per step, padding included: an alternative to `size` for rows of varying length"
+        None, description="tokens per step, padding included, for rows of varying length"
     )
-    micro: Annotated[PositiveInt | Literal["auto"] | None, BeforeValidator(_check_micro)] = Field(
-        None, description="sequences per micro-batch; auto: as many as fit in memory; absent: all of them, or chosen"
-    )
+    micro: Micro = Field(None, description="sequences per micro-batch; auto: as many as fit in memory; absent: chosen")
     length: PositiveInt | None = Field(
-        None, description="tokens per sequence, at which longer rows are truncated; chosen if absent"
+        None, description="tokens per sequence; longer rows are truncated; chosen if absent"
     )
     recompute: bool = Field(False, description="recompute activations in the backward pass, to save memory")
-    carry: bool | None = Field(
-        None,
-        description="rows continue those of the previous step, as do a recurrent model's states; chosen if absent",
-    )
+    carry: bool | None = Field(None, description="continue rows and recurrent states across steps; chosen if absent")
 
 
 class EvaluateConfig(Config):
@@ -69,15 +70,9 @@ class EvaluateConfig(Config):
     """
 
     every: PositiveInt | None = Field(None, description="steps between evaluations; chosen if absent")
-    tokens: PositiveInt | None = Field(
-        None, description="maximum number of held-out tokens read per evaluation; chosen if absent"
-    )
-    metric: Annotated[str, Field(min_length=1)] = Field(
-        "loss", description="metric that decides which checkpoint is the best"
-    )
-    patience: PositiveInt | None = Field(
-        None, description="stop after this many evaluations without improvement; absent: never stop early"
-    )
+    tokens: PositiveInt | None = Field(None, description="maximum held-out tokens per evaluation; chosen if absent")
+    metric: Text = Field("loss", description="metric that decides which checkpoint is the best")
+    patience: PositiveInt | None = Field(None, description="stop after this many evaluations without improvement")
 
 
 class CheckpointConfig(Config):
@@ -101,15 +96,12 @@ class CheckpointConfig(Config):
 class LogConfig(Config):
     """Write a line to metrics.jsonl every `every` steps; `tensorboard` also writes event files.
 
-    `wandb` sends the metrics to Weights & Biases (online), or stores them in the run's folder for `wandb sync`
-    (offline).
+    `wandb` sends the metrics to Weights & Biases (online), or stores them in the run's folder for later (offline).
     """
 
     every: PositiveInt | None = Field(None, description="steps between lines of metrics.jsonl; chosen if absent")
     tensorboard: bool = Field(False, description="also write event files for TensorBoard")
-    wandb: Literal["off", "online", "offline"] = Field(
-        "off", description="send metrics to Weights & Biases (online), or store them to be sent later (offline)"
-    )
+    wandb: Literal["off", "online", "offline"] = Field("off", description="log to Weights & Biases, now or later")
 
 
 class GuardConfig(Config):
@@ -122,17 +114,11 @@ class GuardConfig(Config):
     After `rollbacks` such attempts in a row the run gives up.
     """
 
-    spike: NonNegativeFloat = Field(
-        10.0, description="discard an update this many deviations above the median; 0: accept any finite value"
-    )
+    spike: NonNegativeFloat = Field(10.0, description="discard updates this many deviations above the median; 0: none")
     window: Annotated[int, Field(ge=16)] = Field(128, description="number of recent steps in the median")
-    patience: PositiveInt = Field(
-        8, description="roll back after this many discarded updates within twice as many steps"
-    )
+    patience: PositiveInt = Field(8, description="roll back after this many discarded updates in twice as many steps")
     rollbacks: NonNegativeInt = Field(4, description="give up after this many rollbacks in a row without progress")
-    slower: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        0.5, description="factor on the learning rate after each rollback"
-    )
+    slower: Factor = Field(0.5, description="factor on the learning rate after each rollback")
 
 
 class Recipe(Config):
@@ -144,12 +130,8 @@ class Recipe(Config):
 
     synonyms = SYNONYMS
 
-    name: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")] = Field(
-        "run", description="name of the run; its folder is runs/NAME"
-    )
-    seed: NonNegativeInt = Field(
-        0, description="seed of all random numbers: initial weights, data order, dropout, samples"
-    )
+    name: RunName = Field("run", description="name of the run; its folder is runs/NAME")
+    seed: NonNegativeInt = Field(0, description="seed of initial weights, data order, dropout and samples")
     steps: PositiveInt | None = Field(None, description="optimizer steps; chosen if absent")
     precision: Precision | None = Field(None, description="number format of matrix products; chosen if absent")
     compile: bool | None = Field(None, description="compile the model with torch.compile; chosen if absent")
@@ -157,22 +139,18 @@ class Recipe(Config):
     data: Data = Field(Data(), description="where the text comes from, and which part of it is held out")
     tokenizer: TokenizerConfig | None = Field(None, description="how text is split into tokens; chosen if absent")
     source_tokenizer: TokenizerConfig | None = Field(
-        None, description="separate tokenizer for the source side of pairs; absent: both sides share one"
+        None, description="separate tokenizer for the source side of pairs"
     )
-    init: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="run whose weights training starts from; absent: fresh weights"
-    )
+    init: Text | None = Field(None, description="run whose weights training starts from; absent: fresh weights")
     adapter: LoRA | None = Field(None, description="freeze the weights of `init` and train a small addition (LoRA)")
     model: Model = Field(description="the model to train")
-    objective: AnyObjective = Field(
-        NextToken(), description="what the model learns; the default depends on the kind of model"
-    )
+    objective: AnyObjective = Field(NextToken(), description="what is learned; the default depends on the model")
     optimizer: Optimizer | None = Field(None, description="update rule of the weights; chosen if absent")
     schedule: Schedule = Field(Cosine(), description="how the learning rate changes over the steps")
     batch: BatchConfig = Field(BatchConfig(), description="how much text a step reads")
     evaluate: EvaluateConfig = Field(EvaluateConfig(), description="when and on what the model is evaluated")
     checkpoint: CheckpointConfig = Field(
-        CheckpointConfig(), description="when checkpoints are saved, and how many stay"
+        CheckpointConfig(), description="when checkpoints are saved and how many are kept"
     )
     log: LogConfig = Field(LogConfig(), description="where metrics are written")
     guard: GuardConfig = Field(GuardConfig(), description="what to do when training diverges")

@@ -7,6 +7,7 @@ An imported run keeps in origin/ what an export needs to reproduce the original 
 import json
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,18 +79,11 @@ def read_run(run: RunFolder, weights: LazyWeights) -> ModelBundle:
         if (origin / "unused.safetensors").is_file():
             unused = _readers(origin / "unused.safetensors")
     labels = getattr(recipe.objective, "labels", None)
-    has_source = (run.source_tokenizer / FILE).is_file()
-    return ModelBundle(
-        recipe.model,
-        weights,
-        Tokenizer.load(run.path),
-        origin=str(run.path),
-        notes=notes,
-        unused=unused,
-        files=originals,
-        labels=None if labels is None else tuple(labels),
-        length=recipe.batch.length,
-        source_tokenizer=Tokenizer.load(run.source_tokenizer) if has_source else None,
+    labels = None if labels is None else tuple(labels)
+    source = Tokenizer.load(run.source_tokenizer) if (run.source_tokenizer / FILE).is_file() else None
+    bundle = ModelBundle(recipe.model, weights, Tokenizer.load(run.path), origin=str(run.path), notes=notes)
+    return replace(
+        bundle, unused=unused, files=originals, labels=labels, length=recipe.batch.length, source_tokenizer=source
     )
 
 

@@ -77,19 +77,12 @@ def run_row(run: RunFolder) -> RunRow:
         state, problem = _state(run, recipe, events)
         sources = (name for part in recipe.data.parts for name in (*part.sources, part.prepared) if name)
         name, best = _best(recipe, events, state == "finished") or (None, None)
-        return replace(
-            row,
-            state=state,
-            problem=problem,
-            objective=recipe.objective.kind,
-            data=(*sources, *recipe.data.targets),
-            steps_done=None if state == "imported" else _steps_done(run, state),
-            steps=None if state == "imported" else recipe.steps,
-            metric=name,
-            best=best,
-            model=recipe.model.cell if isinstance(recipe.model, Recurrent) else recipe.model.kind,
-            parameters=count(recipe.model).parameters or None,
-        )
+        data, parameters = (*sources, *recipe.data.targets), count(recipe.model).parameters or None
+        model = recipe.model.cell if isinstance(recipe.model, Recurrent) else recipe.model.kind
+        full = replace(row, state=state, problem=problem, objective=recipe.objective.kind, data=data, model=model)
+        if state != "imported":
+            full = replace(full, steps_done=_steps_done(run, state), steps=recipe.steps)
+        return replace(full, metric=name, best=best, parameters=parameters)
     except (WeftError, OSError) as error:
         return replace(row, problem=str(error).removeprefix(f"{run.config}: "))
 
