@@ -60,16 +60,12 @@ class Budget(Config):
 
 
 class Contender(Config):
-    """A preset, a recipe or a .toml file, with changes.
-
-    `parameters` chooses the width and depth to have about this many parameters. `levels` are its values of the varied
-    settings, as shown.
-    """
+    """A preset, a recipe or a .toml file, with changes."""
 
     recipe: Annotated[str, Field(min_length=1)]
-    parameters: PositiveFloat | None = None
+    parameters: PositiveFloat | None = None  # choose width and depth to have about this many
     changes: dict[str, Any] = Field(default_factory=dict)
-    levels: dict[str, str] = Field(default_factory=dict)
+    levels: dict[str, str] = Field(default_factory=dict)  # values of the varied settings, as shown
 
 
 class Experiment(Config):

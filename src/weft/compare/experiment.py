@@ -17,7 +17,7 @@ from weft.compare.config import PLAN, SEARCH_SHARES, Budget, Experiment
 from weft.compare.contenders import ReadyContender, prepare_contenders
 from weft.compare.jobs import MAX_WIDENINGS, Comparison, Job, Outcome, Result, Sweep, share_text
 from weft.compare.pools import HERE, JobScheduler
-from weft.compare.runner import JobResources, Progress, Runner, Watch, resources_for
+from weft.compare.runner import JobResources, Runner, Watch, resources_for
 from weft.config import flat
 from weft.costs.units import duration
 from weft.errors import ConfigError, RunError, WeftError, counted
@@ -35,17 +35,13 @@ MAX_EPOCHS_UNNOTED = 4  # a note says how often a contender reads the text if it
 HELD_OUT_BYTES = {"cpu": 200_000, "cuda": 5_000_000}  # held-out text that every job is evaluated on
 
 
-def ignore_progress(progress: Progress) -> None:
-    """Watch a comparison without showing anything."""
-
-
 def compare(
     experiment: Experiment,
     out: Path,
     *,
     data: Path | None = None,
     jobs: JobScheduler = HERE,
-    watch: Watch = ignore_progress,
+    watch: Watch = lambda progress: None,
     command: str = "",
 ) -> Comparison:
     """Run a comparison in the folder `out`, or continue it, and return its results.

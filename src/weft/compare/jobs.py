@@ -90,17 +90,14 @@ class Outcome(Config):
 
 @dataclass(frozen=True)
 class Result:
-    """Results of a contender: its outcomes at every share of the budget with every seed, and those of its sweep.
-
-    `changes` are the settings that differ from its recipe, `levels` its values of the varied settings.
-    """
+    """Results of a contender: its outcomes at every share of the budget with every seed, and those of its sweep."""
 
     name: str
     recipe: str
     outcomes: tuple[Outcome, ...]
     sweep: tuple[Outcome, ...] = ()
-    changes: Mapping[str, object] | None = None
-    levels: Mapping[str, str] | None = None
+    changes: Mapping[str, object] | None = None  # settings that differ from its recipe
+    levels: Mapping[str, str] | None = None  # values of the varied settings
 
     @property
     def shares(self) -> list[float]:

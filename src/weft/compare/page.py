@@ -116,14 +116,8 @@ class ComparisonPage(PanelsPage):
 
 def study_data(panels: Sequence[Panels], tables: Sequence[Table], notes: Sequence[str]) -> dict[str, Any]:
     """Return the data that comparisons and scaling laws have in common."""
-    return {
-        "panels": [
-            {"name": group.name, "about": group.about, "plots": [plot_data(plot) for plot in group.plots]}
-            for group in panels
-        ],
-        "tables": [table._asdict() for table in tables],
-        "notes": list(notes),
-    }
+    charts = [{"name": p.name, "about": p.about, "plots": [plot_data(plot) for plot in p.plots]} for p in panels]
+    return {"panels": charts, "tables": [table._asdict() for table in tables], "notes": list(notes)}
 
 
 def result_section(result: str, facts: Mapping[str, str], command: str) -> Section:
@@ -165,13 +159,8 @@ def html_ranking(contenders: Sequence[Ranked]) -> Markup:
     rows = [[part("named", ranked.name, ranked.differs), *_cells(ranked).values()] for ranked in contenders]
     marked = [number for number, ranked in enumerate(contenders) if ranked.baseline]
     table = Table(("contender", *COLUMNS), rows)
-    samples = [
-        part("fold", f"Sample of {ranked.name}", part("texts", [ranked.sample]))
-        for ranked in contenders
-        if ranked.sample
-    ]
-    html = Markup("").join(samples)
-    html = html if len(samples) <= MAX_OPEN else part("fold", "Samples", html)
+    samples = [part("fold", f"Sample of {r.name}", part("texts", [r.sample])) for r in contenders if r.sample]
+    html = Markup("").join(samples) if len(samples) <= MAX_OPEN else part("fold", "Samples", Markup("").join(samples))
     return html_table(table, row_names=True, cards=True, marked=marked) + html
 
 
@@ -192,9 +181,7 @@ def grid_table(contenders: Sequence[Ranked], varied: Mapping[str, tuple[str, ...
         for ranked in contenders
         if (levels := ranked.result.levels) is not None
     ]
-    return Table(
-        (*varied, "bits per byte", "multiplier"), rows, "All combinations, best first", text=range(len(varied))
-    )
+    return Table((*varied, "bits per byte", "multiplier"), rows, "All combinations", text=range(len(varied)))
 
 
 def looks(contenders: Sequence[Ranked]) -> dict[str, Look]:

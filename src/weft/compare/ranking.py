@@ -122,10 +122,7 @@ def flops_text(flops: float) -> str:
 
 @dataclass(frozen=True)
 class Effect:
-    """Change in bits per byte from the `base` value of a setting to another (negative: better), with its interval.
-
-    The mean is over `pairs` of the `planned` pairs; those with a failed contender are missing.
-    """
+    """Change in bits per byte from the `base` value of a setting to another (negative: better), with its interval."""
 
     setting: str
     value: str
@@ -133,8 +130,8 @@ class Effect:
     difference: float
     low: float
     high: float
-    pairs: int
-    planned: int
+    pairs: int  # that the mean is over
+    planned: int  # pairs, of which those with a failed contender are missing
 
     @property
     def name(self) -> str:

@@ -18,7 +18,7 @@ from scipy.interpolate import make_interp_spline
 
 from weft.compare.config import LADDER, PLAN, RUNG_RATIO, Experiment
 from weft.compare.contenders import prepare_contenders
-from weft.compare.experiment import claim_folder, compare, ignore_progress
+from weft.compare.experiment import claim_folder, compare
 from weft.compare.fit import MIN_VALUES, Fit, Point, fit
 from weft.compare.jobs import Comparison
 from weft.compare.page import BITS, result_section, study_data
@@ -85,15 +85,12 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True)
 class ScalingPage(PanelsPage):
-    """Page of a fit to bits per byte, and the check of the next rung; None if that diverged.
-
-    `optimum` are the best parameters and tokens for a larger `budget`, in FLOPs.
-    """
+    """Page of a fit to bits per byte, and the check of the next rung; None if that diverged."""
 
     fit: Fit
     check: Check | None
-    budget: float
-    optimum: tuple[float, float]
+    budget: float  # FLOPs of the next rung
+    optimum: tuple[float, float]  # best parameters and tokens for it
     command: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -293,13 +290,10 @@ def scale(
     *,
     sizes: int = 5,
     jobs: JobScheduler = HERE,
-    watch: Watch = ignore_progress,
+    watch: Watch = lambda progress: None,
     command: str = "",
 ) -> ScalingPage:
-    """Train the ladder, fit the law, and train the size that it finds best for three times the largest run's FLOPs.
-
-    The other parameters are those of `compare`.
-    """
+    """Train the ladder, fit the law, and train its best size for three times the FLOPs. For the rest, see `compare`."""
     run = partial(compare, data=out / "data", jobs=jobs, watch=watch, command=command)
     with claim_folder(out, f"{LADDER}/{PLAN}"):
         check_budget(experiment, sizes, out / "data")

@@ -81,10 +81,7 @@ class Count:
 
 
 def count(model: Config, length: int | None = None, adapter: LoRA | None = None) -> Count:
-    """Return the cost of a model for sequences of `length` tokens (default: its context).
-
-    An `adapter` freezes everything else.
-    """
+    """Return a model's cost for sequences of `length` tokens (default: its context); an `adapter` freezes the rest."""
     if adapter is not None:
         return _adapted(model, count(model, length), adapter)
     max_length = getattr(model, "longest", None)
@@ -288,10 +285,7 @@ def _dense(layers: Sequence[tuple[int, int, int]], extra: int = 0) -> Component:
 
 
 def layers_linears(model: config.TransformerConfig) -> list[list[LinearSpec]]:
-    """Return the linear layers of each layer, encoder first, by their names in the built model.
-
-    Layers that share their weights have the same names.
-    """
+    """Return the linear layers of each layer, encoder first, by name in the built model; shared layers share names."""
     return [
         [replace(spec, name=f"{'decoder' if causal else 'encoder'}.blocks.{block}.{spec.name}") for spec in linears]
         for depth, causal, cross in stacks(model)

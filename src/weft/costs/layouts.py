@@ -90,15 +90,12 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class LayoutChoice:
-    """Layout of a job, with its micro-batch. `recompute` is the share of the layers' products that is recomputed.
-
-    Each device has `chunks` interleaved pipeline stages (Narayanan et al. 2021, §2.2).
-    """
+    """Layout of a job, with its micro-batch."""
 
     layout: Layout
-    micro: int = 1
-    recompute: float = 0.0
-    chunks: int = 1
+    micro: int = 1  # sequences
+    recompute: float = 0.0  # share of the layers' products that is recomputed
+    chunks: int = 1  # interleaved pipeline stages per device (Narayanan et al. 2021, §2.2)
 
     def micro_batch(self, length: int) -> MicroBatch:
         """Return the micro-batch of one device."""

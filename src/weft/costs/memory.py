@@ -154,15 +154,11 @@ def _cell(cell: str, D: int) -> int:
 
 @dataclass(frozen=True)
 class LayerBytes:
-    """Activations of a layer in bytes per token, by how a layout can split them.
+    """Activations of a layer in bytes per token, by how a layout can split them."""
 
-    `along`: the residual stream and the inputs of norms; `inputs`: inputs of the first matrix of a sublayer; `inside`:
-    between the first and the last matrix, where heads and features can be split.
-    """
-
-    along: float
-    inputs: float
-    inside: float
+    along: float  # residual stream and inputs of norms
+    inputs: float  # inputs of the first matrix of a sublayer
+    inside: float  # between the first and the last matrix, where heads and features can be split
 
     @property
     def all(self) -> float:

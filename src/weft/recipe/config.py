@@ -63,11 +63,7 @@ class BatchConfig(Config):
 
 
 class EvaluateConfig(Config):
-    """Evaluate every `every` steps, and after the last, on at most `tokens` held-out tokens.
-
-    `metric` decides which checkpoint is the best: the loss, or another metric of the evaluation. With `patience`
-    the run stops early, after that many evaluations in a row without improvement.
-    """
+    """Evaluate every `every` steps, and after the last, on at most `tokens` held-out tokens."""
 
     every: PositiveInt | None = Field(None, description="steps between evaluations; chosen if absent")
     tokens: PositiveInt | None = Field(None, description="maximum held-out tokens per evaluation; chosen if absent")
@@ -122,11 +118,7 @@ class GuardConfig(Config):
 
 
 class Recipe(Config):
-    """All settings of a training run. Those that are absent are chosen from the text and the machine at the start.
-
-    `init` names a run whose weights training starts from; `adapter` freezes them and trains a small addition.
-    `source_tokenizer` gives the source side of pairs a separate vocabulary.
-    """
+    """All settings of a training run. Those that are absent are chosen from the text and the machine at the start."""
 
     synonyms = SYNONYMS
 

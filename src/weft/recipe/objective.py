@@ -18,6 +18,8 @@ from weft.errors import ConfigError
 Reads = Literal["text", "sentences", "rows"]
 Column = Annotated[str, Field(min_length=1)]
 Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
+Smoothing = Annotated[float, Field(ge=0.0, lt=1.0)]
+LanguageToken = Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")]
 
 
 class ObjectiveConfig(Config):
@@ -64,9 +66,7 @@ class TokenObjective(ObjectiveConfig):
     `z_loss` times log²Z keeps the softmax's normaliser near 1 (Chowdhery et al. 2022).
     """
 
-    smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        0.0, description="label smoothing: probability moved from the target to all tokens uniformly"
-    )
+    smoothing: Smoothing = Field(0.0, description="label smoothing: probability moved from the target to all tokens")
     z_loss: NonNegativeFloat = Field(0.0, description="coefficient of log²Z, which is added to the loss; 0: none")
 
 
@@ -84,10 +84,7 @@ class NextToken(TokenObjective):
 
 
 class Spans(TokenObjective):
-    """Span corruption: read a text with masked spans, write the spans (T5; Raffel et al. 2020).
-
-    A fraction `rate` of the tokens is masked, in spans of `mean` tokens.
-    """
+    """Span corruption: read a text with masked spans, write the spans (T5; Raffel et al. 2020)."""
 
     makes = "a model that fills in spans of a text"
     reads = "text"
@@ -107,9 +104,7 @@ class Languages(Config):
     default languages.
     """
 
-    token: Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")] = Field(
-        "{}", description="spelling of a language token, with {} for the language code"
-    )
+    token: LanguageToken = Field("{}", description="spelling of a language token, with {} for the language code")
     source: Literal["before", "after", "none"] = Field("before", description="position of the source's language token")
     target: Literal["start", "first", "source"] = Field("first", description="position of the target's language token")
     reads: str | None = Field(None, description="default language of the source")
@@ -117,10 +112,7 @@ class Languages(Config):
 
 
 class Pairs(TokenObjective):
-    """Write one text from another: translation, summaries, answers. `source` and `target` name the columns.
-
-    With `languages`, special tokens tell a multilingual model which languages to read and write.
-    """
+    """Write one text from another: translation, summaries, answers."""
 
     makes = "a model that writes one text from another"
     kinds = ("encoder-decoder", "bahdanau")

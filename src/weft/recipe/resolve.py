@@ -135,10 +135,7 @@ EXTENDABLE_TABLES = ("checkpoint", "log", "parallel")
 
 
 def extend_recipe(recipe: SettledRecipe, changes: Changes) -> tuple[SettledRecipe, dict[str, str]]:
-    """Return a run's recipe with changes for resuming it, and a message per changed key.
-
-    Settings that would make it a different run are refused.
-    """
+    """Return a run's recipe with changes for resuming it, and a message per changed key; refuse all other changes."""
     above = changed_tables(changes)
     tree = recipe.model_dump(mode="json", exclude_none=True)
     steps, warmup = above.get("steps"), recipe.schedule.warmup or 0

@@ -264,10 +264,7 @@ def newest_good(folder: Path) -> tuple[Path, list[str]]:
 
 
 def find(folder: Path, which: Literal["best", "latest"], use: Callable[[Path], T]) -> tuple[T, list[str]]:
-    """Return what `use` makes of the best or latest checkpoint, and messages about damage.
-
-    If `use` raises a DamageError, try the other checkpoints, newest first.
-    """
+    """Return what `use` makes of the best or latest checkpoint, or of the newest undamaged one, and all damage found."""
     if not folder.is_dir():
         raise RunError(f"{folder.parent}: no checkpoint yet; continue with `weft train --resume {folder.parent}`")
     existing, damage = all_checkpoints(folder), dict[str, None]()  # an ordered set

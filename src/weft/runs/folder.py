@@ -172,10 +172,7 @@ def _remove_start(run: RunFolder, folders: Sequence[Path]) -> None:
 
 @contextmanager
 def lock_run(run: RunFolder) -> Iterator[None]:
-    """Lock a run against other processes, and remove temporary files that a killed process left.
-
-    The operating system releases the lock of a process that is killed.
-    """
+    """Lock a run until exit, or until this process is killed; remove temporary files of earlier killed processes."""
     lock = run.path / LOCK
     _refuse_links(run)
     with ExitStack() as stack:

@@ -171,10 +171,7 @@ class LineChunk(NamedTuple):
 
 
 def read_after(path: Path, end: str, limit: int) -> LineChunk:
-    """Read up to `limit` bytes of lines that follow the `end` of an earlier chunk ("": from the beginning).
-
-    Raise an OSError if the file can't be read.
-    """
+    """Read up to `limit` bytes of lines after the `end` of an earlier chunk ("": from the start); may raise OSError."""
     with files.open_regular(path) as file:
         start = int(end.partition("-")[0]) if _END.fullmatch(end) else 0
         if restarted := bool(end) and _end(file, start) != end:

@@ -24,14 +24,11 @@ TAIL_BYTES = 1 << 16  # bytes at the end of metrics.jsonl that are searched for 
 
 @dataclass(frozen=True)
 class RunRow:
-    """Summary of a run. `metric` is evaluate.metric if the recipe sets it, otherwise the objective's headline metric.
-
-    `state` is finished, interrupted, running, imported or damaged; `problem` says what is wrong with a damaged one.
-    """
+    """Summary of a run. `metric` is evaluate.metric if the recipe sets it, else the objective's headline metric."""
 
     name: str
     path: str
-    state: str
+    state: str  # finished, interrupted, running, imported or damaged
     objective: str | None = None
     data: tuple[str, ...] = ()
     model: str | None = None
@@ -42,7 +39,7 @@ class RunRow:
     best: float | None = None
     bytes: int = 0
     changed: float = 0.0  # seconds since 1970
-    problem: str | None = None
+    problem: str | None = None  # of a damaged run
 
 
 def list_runs(folder: Path) -> list[RunRow]:

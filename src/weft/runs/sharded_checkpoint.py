@@ -225,10 +225,7 @@ def _write_piece(handle: int, entry: Place, piece: Piece, *, value: Tensor) -> N
 
 
 def load(path: Path, parallel: Split, optimizer: optim.Optimizer) -> dict[str, Any]:
-    """Restore weights, optimizer state and random-number generators from a verified checkpoint; return its notes.
-
-    The checkpoint may be from any mesh. Every rank calls this.
-    """
+    """Restore all state on every rank, from a verified checkpoint of any mesh; return the checkpoint's notes."""
     notes = checkpoint.load_notes(path, optimizer)
     load_weights(path, parallel)
     moments = _empty_moments(path, parallel)

@@ -64,10 +64,7 @@ def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
 
 
 def optimizer_state(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Return the optimizer's state as tensors named `moment/parameter`.
-
-    State of no parameter keeps its key: the loss scale of fp16 is `scale/loss`.
-    """
+    """Return the optimizer's state as tensors named `moment/parameter`, such as `scale/loss` for fp16's loss scale."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{moment}/{names[owner] if isinstance(owner, Tensor) else owner}": value
