@@ -264,7 +264,7 @@ def newest_good(folder: Path) -> tuple[Path, list[str]]:
 
 
 def find(folder: Path, which: Literal["best", "latest"], use: Callable[[Path], T]) -> tuple[T, list[str]]:
-    """Return what `use` makes of the best or latest checkpoint, or of the newest undamaged one, and all damage found."""
+    """Return what `use` makes of the best or latest checkpoint, or of the newest undamaged one, and damage found."""
     if not folder.is_dir():
         raise RunError(f"{folder.parent}: no checkpoint yet; continue with `weft train --resume {folder.parent}`")
     existing, damage = all_checkpoints(folder), dict[str, None]()  # an ordered set
