@@ -22,13 +22,21 @@ def law(constants: tuple[float, ...], parameters: float, tokens: float) -> float
     return E + A / parameters**alpha + B / tokens**beta
 
 
-def ladder(constants: tuple[float, ...], noise: float = 0.0, seed: int = 0, seeds: int = 1) -> list[Point]:
-    """Return five sizes with four lengths each."""
+def ladder(
+    constants: tuple[float, ...],
+    noise: float = 0.0,
+    seed: int = 0,
+    *,
+    seeds: int = 1,
+    sizes: tuple[float, float, int] = (3e5, 3e7, 5),
+    lengths: tuple[float, float, int] = (1e7, 1e9, 4),
+) -> list[Point]:
+    """Return runs of all sizes and lengths, each (smallest, largest, count)."""
     rng = np.random.default_rng(seed)
     return [
         Point(size, length, law(constants, size, length) * math.exp(noise * rng.normal()))
-        for size in np.geomspace(3e5, 3e7, 5)
-        for length in np.geomspace(1e7, 1e9, 4)
+        for size in np.geomspace(*sizes)
+        for length in np.geomspace(*lengths)
         for _ in range(seeds)
     ]
 
@@ -41,49 +49,34 @@ def test_known_constants_are_recovered(constants: tuple[float, ...]) -> None:
     assert found.predict(1e9, 2e10) == pytest.approx(law(constants, 1e9, 2e10), rel=1e-3)
 
 
-def test_hoffmanns_sizes() -> None:
-    points = [
-        Point(size, length, law(HOFFMANN, size, length))
-        for size in np.geomspace(7e7, 1e10, 6)
-        for length in np.geomspace(5e9, 5e11, 4)
-    ]
-    found = fit(points, draws=20)
+def test_known_constants_are_recovered_at_hoffmanns_sizes() -> None:
+    found = fit(ladder(HOFFMANN, sizes=(7e7, 1e10, 6), lengths=(5e9, 5e11, 4)), draws=20)
     assert [getattr(found, name) for name in NAMES] == pytest.approx(HOFFMANN, rel=0.01)
 
 
-def coverage(
-    constants: tuple[float, ...], seeds: int, ladders: int, draws: int = 100
-) -> tuple[np.ndarray, float, list[float]]:
-    """Return the shares of ladders whose intervals cover each constant and the next rung, and the prediction errors."""
+@pytest.mark.parametrize(
+    ("constants", "seeds", "ladders"),
+    [
+        (BITS, 3, 4),
+        pytest.param(HOFFMANN, 1, 4, marks=pytest.mark.slow),
+        *(pytest.param(*case, 100, marks=pytest.mark.slow) for case in ((HOFFMANN, 1), (BITS, 1), (BITS, 3))),
+    ],
+)
+def test_intervals_cover_the_truth(constants: tuple[float, ...], seeds: int, ladders: int) -> None:
+    """In nine of ten ladders, or in three of four."""
     rng = np.random.default_rng(0)
     covered, predicted, errors = np.zeros(5), 0, []
     for number in range(ladders):
-        found = fit(ladder(constants, 0.003, number, seeds), draws=draws)
+        found = fit(ladder(constants, 0.003, number, seeds=seeds), draws=100 if ladders > 4 else 40)
         pairs = zip((found.intervals[name] for name in NAMES), constants, strict=True)
         covered += [low <= value <= high for (low, high), value in pairs]
-        truth = law(constants, 6e7, 2e9)  # twice the largest size and length: the next rung
+        truth = law(constants, 6e7, 2e9)  # the next rung: twice the largest size and length
         low, high = found.predict_interval(6e7, 2e9)
         predicted += low <= truth * math.exp(0.003 * rng.normal()) <= high
         errors.append(abs(found.predict(6e7, 2e9) / truth - 1))
-    return covered / ladders, predicted / ladders, errors
-
-
-@pytest.mark.parametrize(("constants", "seeds"), [(BITS, 3), pytest.param(HOFFMANN, 1, marks=pytest.mark.slow)])
-def test_intervals_cover_the_truth_with_noise(constants: tuple[float, ...], seeds: int) -> None:
-    covered, predicted, errors = coverage(constants, seeds, ladders=4, draws=40)
-    assert covered.min() >= 3 / 4
-    assert predicted >= 3 / 4
-    assert np.median(errors) < 0.005
-    assert max(errors) < 0.01
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("constants", "seeds"), [(HOFFMANN, 1), (BITS, 1), (BITS, 3)])
-def test_intervals_cover_the_truth_in_nine_of_ten_ladders(constants: tuple[float, ...], seeds: int) -> None:
-    covered, predicted, errors = coverage(constants, seeds, ladders=100)
-    assert covered.min() >= 0.9
-    assert predicted >= 0.9
+    assert min(covered.min(), predicted) >= (0.9 if ladders > 4 else 0.75) * ladders
     assert np.quantile(errors, 0.9) < 0.01
+    assert ladders > 4 or (np.median(errors) < 0.005 and max(errors) < 0.01)
 
 
 def test_no_other_minimiser_finds_a_lower_cost() -> None:
