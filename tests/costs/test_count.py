@@ -1,5 +1,7 @@
 """Counts from the config alone equal those of the built model."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pairwise import pairwise
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from weft.compare.sizes import multiplied
+from weft.compare.sizes import multiplied, resize
 from weft.config import Config
 from weft.costs.count import count, decoding_weights, orthogonal_flops
 from weft.costs.devices import DEVICES, device_called, device_named
@@ -199,6 +202,17 @@ alignments = st.builds(
 models = st.one_of(transformers(), transformers(), recurrents, alignments)
 
 
+@contextmanager
+def counting() -> Iterator[FlopCounterMode]:
+    """Count FLOPs without fused attention and LSTM kernels, whose products torch doesn't see."""
+    with (
+        sdpa_kernel(SDPBackend.MATH),
+        torch.backends.mkldnn.flags(enabled=False),
+        FlopCounterMode(display=False) as counter,
+    ):
+        yield counter
+
+
 @settings(max_examples=50, deadline=None)
 @given(models)
 def test_the_parameters_of_any_model_are_counted(model: Any) -> None:
@@ -214,14 +228,18 @@ def test_the_flops_of_any_model_are_counted(model: Any) -> None:
     if isinstance(model, config.EncoderDecoder | config.Bahdanau):
         inputs["source"] = SimpleNamespace(tokens=torch.zeros(rows, T, dtype=torch.long), mask=None)
     net = build(model).eval().requires_grad_(False)
-    with (
-        torch.no_grad(),
-        sdpa_kernel(SDPBackend.MATH),  # torch counts only this kernel's products
-        torch.backends.mkldnn.flags(enabled=False),  # nor those of the fused LSTM
-        FlopCounterMode(display=False) as counter,
-    ):
+    with torch.no_grad(), counting() as counter:
         net(torch.zeros(rows, T, dtype=torch.long), **inputs)
     assert sum(part.flops for part in count(model, T).components) == counter.get_total_flops() / rows
+
+
+@pytest.mark.parametrize("name", ["transformer", "transformer++", "gpt-tiny", "llama-tiny", "elman", "lstm", "gru"])
+def test_the_flops_of_training_are_counted(name: str) -> None:
+    model, rows, length = resize(preset(name), 64).replace(vocab_size=256), 2, 32
+    net, tokens = build(model), torch.randint(0, 256, (rows, length))
+    with counting() as counter:
+        F.cross_entropy(net(tokens).flatten(0, 1), tokens.flatten()).backward()
+    assert count(model, length).training() * rows * length == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
 def test_the_lectures_terms() -> None:

@@ -41,6 +41,13 @@ def trained(seed: int = 0) -> tuple[Tied, torch.optim.Optimizer]:
     return model, optimizer
 
 
+def failing(error: Exception) -> Callable[..., None]:
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    return fail
+
+
 def save(folder: Path, step: int, keep: int = 2, best: bool = False, seed: int = 0) -> Path:
     model, optimizer = trained(seed)
     notes = {"loss": 0.1 + 0.2} | ({"best_step": step} if best else {})
@@ -142,12 +149,8 @@ def test_a_crash_while_saving_leaves_the_old_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: str
 ) -> None:
     old = save(tmp_path, 1, keep=1)
-
-    def fail(*args: object, **kwargs: object) -> None:
-        raise OSError(28, "No space left on device")
-
     target = {"rename": (os, "replace"), "fsync": (os, "fsync"), "write": (tensors, "save_file")}[crash]
-    monkeypatch.setattr(*target, fail)
+    monkeypatch.setattr(*target, failing(OSError(28, "No space left on device")))
     with pytest.raises(RunError, match="No space left"):
         save(tmp_path, 2, keep=1)
     monkeypatch.undo()
@@ -253,18 +256,12 @@ def test_a_full_disk_is_logged_and_the_next_write_may_succeed(tmp_path: Path, mo
     writing = saver(run, keep=1)
     writing.save(1, state(1), best=True)
     writing.wait()
-
-    def full(*args: Any) -> None:
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr(tensors, "save_file", full)
+    error = SafetensorError("I/O error: No space left on device (os error 28)")
+    monkeypatch.setattr(tensors, "save_file", failing(error))
     writing.save(2, state(2), best=True)
     writing.wait()
-    news = writing.news()
-    assert news is not None
-    assert "step-00000002: the checkpoint cannot be written: I/O error: No space left" in news
-    assert writing.news() is None
-    assert writing.lost_best
+    assert "step-00000002: the checkpoint cannot be written: I/O error: No space left" in (writing.news() or "")
+    assert writing.news() is None and writing.lost_best
     assert checkpoint.newest_good(run.checkpoints)[0].name == "step-00000001"
     assert not list(run.checkpoints.glob(".step*"))
     with pytest.raises(RunError, match=r"the newest whole checkpoint is step-00000001; `weft train --resume") as caught:
@@ -281,20 +278,14 @@ def test_a_full_disk_is_logged_and_the_next_write_may_succeed(tmp_path: Path, mo
 
 
 def test_no_checkpoint_is_written_without_its_metrics(tmp_path: Path) -> None:
-    def full() -> None:
-        raise OSError(28, "No space left on device")
-
-    writing = Saver(RunFolder(tmp_path), write, 1, before=full)
+    writing = Saver(RunFolder(tmp_path), write, 1, before=failing(OSError(28, "No space left on device")))
     writing.save(1, state(1))
     with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be written: No space left.*no checkpoint was written"):
         writing.finish()
 
 
 def test_a_bug_in_the_thread_is_raised_where_the_loop_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(tensors, "save_file", broken)
+    monkeypatch.setattr(tensors, "save_file", failing(ZeroDivisionError()))
     writing = saver(RunFolder(tmp_path))
     writing.save(1, state(1))
     with pytest.raises(ZeroDivisionError):
@@ -303,8 +294,7 @@ def test_a_bug_in_the_thread_is_raised_where_the_loop_waits(tmp_path: Path, monk
 
 def test_training_continues_through_a_full_disk(train_run: TrainRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second checkpoint fails, the third succeeds, and the best weights are saved in the end."""
-    attempts = 0
-    original = checkpoint.write
+    attempts, original = 0, checkpoint.write
 
     def sometimes(folder: Path, copy: Snapshot, *args: Any, **options: Any) -> Path:
         nonlocal attempts

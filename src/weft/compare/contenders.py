@@ -118,8 +118,8 @@ class ReadyContender:
         if self.is_ngram:
             return Sweep(self.name, rates=(), rounds=SEARCH_SHARES, shares=tuple(experiment.shares), seeds=(0,))
         rounds, shares = (
-            tuple(share for share in wanted if round(self.full.steps * share))
-            for wanted in (SEARCH_SHARES, experiment.shares)
+            tuple(share for share in all_shares if round(self.full.steps * share))
+            for all_shares in (SEARCH_SHARES, experiment.shares)
         )
         rates, seeds = rates_around(self.rate, experiment.rates if rounds else 1), tuple(range(experiment.seeds))
         return Sweep(self.name, rates=rates, rounds=rounds, shares=shares, seeds=seeds)
@@ -267,7 +267,7 @@ def _steps(budget: Budget, contender: ReadyContender) -> int:
 
 
 def _shortest_schedule(recipe: Recipe) -> Tree:
-    """Return a schedule with all numbers of steps at 1, for a run whose learning rates don't matter."""
+    """Return a schedule of one-step phases, for a run whose learning rates don't matter."""
     return {field: 1 for field in SCHEDULE_STEPS if getattr(recipe.schedule, field, None) is not None}
 
 

@@ -227,7 +227,7 @@ def rates_around(centre: float, count: int) -> tuple[float, ...]:
 
 
 def rounded(rate: float) -> float:
-    """Round to three digits, so that a rate is the same however it was computed."""
+    """Round to three digits, so that equal rates compare equal."""
     return float(f"{rate:.3g}")
 
 

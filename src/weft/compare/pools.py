@@ -164,7 +164,7 @@ class RayTasks:
         folder = self._folders.pop(ready[0])
         try:
             return FinishedJob(folder, self._ray.get(ready[0]))
-        except Exception as error:  # Ray's, or the task's, of whatever type
+        except Exception as error:  # Ray's or the task's, of any type
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return FinishedJob(folder, died=(lines or [type(error).__name__])[-1])
 

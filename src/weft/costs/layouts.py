@@ -58,7 +58,7 @@ class TrainingJob:
     @cached_property
     def sizes(self) -> dict[str, int]:
         """Numbers of parameters. Tensor parallelism splits the "layers" (the largest is a "layer") and the weights
-        "below" and "above" them, but not those "besides" in a layer (norms, biases of row-split matrices) nor
+        "below" and "above" them, but not the "replicated" ones of a layer (norms, biases of row-split matrices) nor
         "positions". A "tied" embedding is also needed by the last pipeline stage."""
         parts = {part.name: part.parameters for part in self.cost.components}
         blocks = [block_linears(self.model, cross) for _, _, cross in stacks(self.model)]
@@ -69,7 +69,7 @@ class TrainingJob:
         return {
             "layer": max(split),
             "layers": sum(depth * size for depth, size in zip(depths, split, strict=True)),
-            "besides": parts.get("norms", 0) // self.layers + max(biases),
+            "replicated": parts.get("norms", 0) // self.layers + max(biases),
             "positions": parts.get("positions", 0),
             "below": parts.get("embeddings", 0),
             "above": parts.get("logits", 0) + parts.get("head", 0),
@@ -183,10 +183,10 @@ def rank_memory(job: TrainingJob, choice: LayoutChoice) -> RankMemory:
 def stage_parameters(job: TrainingJob, choice: LayoutChoice, *, first: bool, last: bool) -> dict[str, float]:
     """Return the parameters on one device before sharding: in "layers", "around" them, and of one "layer"."""
     sizes, t = job.sizes, choice.layout.tensor
-    layer = sizes["layer"] / t + sizes["besides"]
+    layer = sizes["layer"] / t + sizes["replicated"]
     layers = sum(choice.depths(job)) * layer
     if choice.layout.pipeline == 1:  # layers of two stacks may differ in size
-        layers = sizes["layers"] / t + job.layers * sizes["besides"]
+        layers = sizes["layers"] / t + job.layers * sizes["replicated"]
     around = (sizes["below"] / t + sizes["positions"]) * first + sizes["above"] / t * last
     if last and not first:
         around += sizes["tied"] / t

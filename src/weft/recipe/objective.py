@@ -28,7 +28,7 @@ class ObjectiveConfig(Config):
     reads: ClassVar[Reads] = "rows"
     kinds: ClassVar[tuple[str, ...]] = ("encoder", "decoder")  # kinds of models that can learn it
     heads: ClassVar[tuple[str, ...]] = ("lm",)  # heads such a Transformer may have; the first is the default
-    makes: ClassVar[str] = "a model of its own kind"  # what messages call a model trained on it
+    makes: ClassVar[str] = "a model of another kind"  # what messages call a model trained on it
     metrics: ClassVar[tuple[str, ...]] = ("loss",)  # computed during training; valid values of `evaluate.metric`
     headline: ClassVar[str] = "loss"  # the one metric that summarises a run
     by_tokens: ClassVar[bool] = False  # whether a batch of rows is measured in tokens by default

@@ -108,7 +108,7 @@ def shipped_recipes() -> Traversable:
 
 
 def _find(source: str) -> tuple[Tree, str]:
-    """Return the tables that a name stands for, and the name to use for them in errors."""
+    """Return the tables of a named recipe, and the name to use for them in errors."""
     path = Path(source)
     if path.suffix == ".toml":
         return {"name": run_name(path.stem), **read_toml(path)}, source

@@ -269,9 +269,9 @@ def report_changes(run: RunFolder, log: Log) -> None:
 
 def _files(run: RunFolder) -> Iterator[Path]:
     folders = [run.path / name for name in sorted(TOKENIZER_FILES) if (run.path / name).is_dir()]
-    inside = (path for folder in (*folders, run.origin) for path in sorted(folder.rglob("*")))
-    beside = (run.path / name for name in (run.config.name, run.base.name, *sorted(TOKENIZER_FILES)))
-    return (path for path in (*beside, *inside) if path.is_file())
+    nested = (path for folder in (*folders, run.origin) for path in sorted(folder.rglob("*")))
+    top = (run.path / name for name in (run.config.name, run.base.name, *sorted(TOKENIZER_FILES)))
+    return (path for path in (*top, *nested) if path.is_file())
 
 
 def _hash(path: Path) -> str:
