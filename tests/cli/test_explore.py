@@ -59,7 +59,7 @@ def test_a_folder_that_is_missing_is_a_mistake_unless_it_is_the_default(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["explore", "rnus"]) == 2
-    assert capsys.readouterr().err == "weft: rnus: no such folder; `weft train` creates runs/\n"
+    assert capsys.readouterr().err == "weft: rnus: no such folder; `weft train` makes runs/\n"
     assert run(["explore"]) == 0 and len(opened) == 1
 
 

@@ -315,7 +315,7 @@ def orthogonal_flops(model: Config, rounds: int, adapter: LoRA | None = None) ->
 def adapted_linears(model: Config, adapter: LoRA) -> list[LinearSpec]:
     """Return the linear layers that an adapter adds to."""
     if not isinstance(model, config.TransformerConfig):
-        raise ModelError(f"adapter: only for models of Transformer blocks, not a {type(model).__name__}")
+        raise ModelError(f"adapter: it needs a model made of Transformer blocks, not a {type(model).__name__}")
     linears = {linear.name: linear for block in layers_linears(model) for linear in block}
     return [linears[name] for name in adapter.chosen(linears)]
 
