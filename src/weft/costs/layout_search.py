@@ -45,7 +45,7 @@ MIN_CONTEXT_TOKENS = 1024  # tokens of a sequence per device, below which splitt
 
 
 @dataclass(frozen=True)
-class StepTime:
+class StepSeconds:
     """Seconds of a step on the slowest device: `compute`, and waiting for communication, by cause."""
 
     compute: float
@@ -70,7 +70,7 @@ class LayoutPrediction:
     job: TrainingJob
     choice: LayoutChoice
     memory: RankMemory
-    time: StepTime
+    time: StepSeconds
 
     @property
     def fits(self) -> bool:
@@ -99,7 +99,7 @@ class Predictor:
         memory, time = rank_memory(self.job, choice), self.time(choice)
         return LayoutPrediction(self.job, choice, memory=memory, time=time)
 
-    def time(self, choice: LayoutChoice) -> StepTime:
+    def time(self, choice: LayoutChoice) -> StepSeconds:
         """Return the time of a step."""
         job, layout, p = self.job, choice.layout, choice.layout.pipeline
         layers, logits = self._pass(choice)
@@ -121,7 +121,7 @@ class Predictor:
         # weights outside the layers are gathered before any layer computes
         shard += choice.group("shard", job.net).gather(narrow(job.precision) * owned["around"])
         reduce = sum(choice.group(axis, job.net).reduce(WIDE * parameters) for axis in ("replicate", "context"))
-        return StepTime(
+        return StepSeconds(
             compute=m * compute,
             tensor=m * tensor,
             context=m * context,
