@@ -141,7 +141,6 @@ class ReadyContender:
         return max(1, round(self.full.steps * job.share)) if job.share else PROBE_STEPS
 
     def recipe_for(self, job: Job) -> SettledRecipe:
-        """Return the complete recipe of a job."""
         if self.is_ngram:
             text = {"tokens": max(2, round(self.training_tokens * job.share))} if job.share < 1 else {}
             return _settled(self.recipe, {"seed": job.seed, "data": text}, self.text, device=self.device)
@@ -200,10 +199,8 @@ def _resolved(experiment: Experiment, name: str) -> Recipe:
     if not data.sources:
         raise ConfigError(NO_TEXT)
     recipe = resolve(contender.recipe, changes, list(data.sources), log=lambda line: None)
-    own = {
-        key: getattr(recipe.data if f"data.{key}" in changed or getattr(recipe.data, key) else data, key)
-        for key in CONTENDER_DATA
-    }
+    set_here = {key: f"data.{key}" in changed or getattr(recipe.data, key) for key in CONTENDER_DATA}
+    own = {key: getattr(recipe.data if is_set else data, key) for key, is_set in set_here.items()}
     recipe = recipe.replace(data={**data.model_dump(exclude_none=True), **own}, name=run_name(name))
     if recipe.optimizer is None:  # one for all, where a single run would get one that suits its model
         recipe = recipe.replace(optimizer={"kind": "adamw"})

@@ -96,12 +96,8 @@ class ComparisonPage(PanelsPage):
         ranking, comparison = self.ranking, self.comparison
         first = result_section(self.result, comparison.facts, comparison.command)
         sections = [first, Section("Contenders", TEXTS["contenders"], html_ranking(ranking))]
-        titles = {
-            "ranking": "Ranking",
-            "multipliers": "Compute multipliers",
-            "effects": "Main effects",
-            "sweep": "Learning rates",
-        }
+        titles = {"ranking": "Ranking", "multipliers": "Compute multipliers"}
+        titles |= {"effects": "Main effects", "sweep": "Learning rates"}
         for title, group in groupby(self.panels(), lambda panels: titles.get(panels.name, "Loss against cost")):
             charts = list(group)
             plots = [plot for panels in charts for plot in panels.plots]

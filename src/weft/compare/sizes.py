@@ -53,13 +53,9 @@ def resize(model: Model, width: int) -> Model:
     if isinstance(model, Encoder) and model.distinct_layers is not None:
         changed["distinct_layers"] = max(1, round(model.distinct_layers * d_model / model.d_model))
     layers = changed.get("distinct_layers", 0) * model.sharing or max(1, round(model.layers * d_model / model.d_model))
-    return model.replace(
-        d_model=d_model,
-        **changed,
-        layers=layers,
-        attention=attention.replace(heads=heads).model_dump(),
-        feedforward=feedforward.replace(d_ff=d_ff).model_dump(),
-    )
+    parts = {"attention": attention.replace(heads=heads), "feedforward": feedforward.replace(d_ff=d_ff)}
+    tables = {name: part.model_dump() for name, part in parts.items()}
+    return model.replace(d_model=d_model, **changed, layers=layers, **tables)
 
 
 def multiplied(model: Model) -> int:

@@ -176,11 +176,8 @@ def block_linears(model: config.TransformerConfig, cross: bool = False) -> list[
         linears.append(LinearSpec("cross.out", H, (D,), bias=out_bias))
     gated = isinstance(model.feedforward, Gated)
     name, heights = ("feedforward.gate_up", (d_ff, d_ff)) if gated else ("feedforward.up", (d_ff,))
-    return [
-        *linears,
-        LinearSpec(name, D, heights, bias=ff_bias),
-        LinearSpec("feedforward.down", d_ff, (D,), bias=ff_bias),
-    ]
+    linears.append(LinearSpec(name, D, heights, bias=ff_bias))
+    return [*linears, LinearSpec("feedforward.down", d_ff, (D,), bias=ff_bias)]
 
 
 def _transformer(model: config.TransformerConfig, T: int) -> Count:

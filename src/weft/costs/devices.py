@@ -62,7 +62,6 @@ DEVICES = {name: _device(**data_sheet) for name, data_sheet in _TABLE.items()}
 
 
 def device_named(name: str) -> Device:
-    """Return a device by its key in the table."""
     if name.lower() not in DEVICES:
         raise ConfigError(f"--device '{name}': no such device; {suggestion(name.lower(), DEVICES)}")
     return DEVICES[name.lower()]

@@ -100,7 +100,6 @@ class Predictor:
         return LayoutPrediction(self.job, choice, memory=memory, time=time)
 
     def time(self, choice: LayoutChoice) -> StepSeconds:
-        """Return the time of a step."""
         job, layout, p = self.job, choice.layout, choice.layout.pipeline
         layers, logits = self._pass(choice)
         depths, m = choice.depths(job), choice.batches(job.rows)

@@ -98,7 +98,6 @@ class LayoutChoice:
     chunks: int = 1  # interleaved pipeline stages per device (Narayanan et al. 2021, §2.2)
 
     def micro_batch(self, length: int) -> MicroBatch:
-        """Return the micro-batch of one device."""
         layout = self.layout
         return MicroBatch(self.micro, length, layout.tensor, sequence=layout.sequence, context=layout.context)
 

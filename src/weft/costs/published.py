@@ -36,7 +36,6 @@ class GPT3Row(NamedTuple):
 
     @property
     def is_consistent(self) -> bool:
-        """Whether heads × d_head is d_model."""
         return self.heads * self.d_head == self.d_model
 
 
@@ -153,7 +152,6 @@ class MeasuredStep:
 
 
 def rows() -> list[MeasuredStep]:
-    """Return the rows of published.csv."""
     return [_row(cells) for cells in _table("published.csv")]
 
 

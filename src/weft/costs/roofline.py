@@ -119,7 +119,6 @@ class Roofline:
         return bytes_ / (TRAFFIC * self.device.bandwidth)
 
     def layers(self, model: config.TransformerConfig, batch: MicroBatch) -> list[Seconds]:
-        """Return the seconds of a layer of each stack."""
         return [self._layer(model, batch, causal=causal, cross=cross) for _, causal, cross in stacks(model)]
 
     def _layer(self, model: config.TransformerConfig, batch: MicroBatch, *, causal: bool, cross: bool) -> Seconds:
