@@ -194,7 +194,7 @@ def swap(pair: Path, *names: str) -> None:
 def test_a_checkpoint_of_another_run_is_not_this_ones(pair: Path, capsys: Capture) -> None:
     """Whole as it is, it fits the model, and its weights were taken."""
     swap(pair, LAST)
-    says = f"{pair / 'run' / LAST}: a checkpoint of another run, which was put in its place"
+    says = f"{pair / 'run' / LAST}: this checkpoint belongs to another run"
     assert command(["generate", str(pair / "run"), "--prompt", "1", "--max-tokens", "3"]) == 0
     assert says in capsys.readouterr().err
     steps = average_checkpoints(pair / "run/checkpoints")[1]
@@ -229,7 +229,7 @@ def test_a_last_checkpoint_that_is_gone_is_missed(pair: Path, capsys: Capture) -
     expected = {file.name: file.read_bytes() for file in (pair / "run" / LAST).glob("*.safetensors")}
     shutil.rmtree(pair / "run" / LAST)
     assert command(["runs", str(pair)]) == 0
-    assert "its last checkpoint, that of step 4, is gone" in capsys.readouterr().out
+    assert "its last checkpoint, of step 4, is missing" in capsys.readouterr().out
     assert command(["generate", str(pair / "run"), "--prompt", "1", "--max-tokens", "3"]) == 0
     says = f"{pair / 'run' / LAST}: missing, though the run ended with it"
     assert says in capsys.readouterr().err
@@ -248,7 +248,7 @@ def test_results_that_were_cut_off_are_missed(pair: Path, capsys: Capture) -> No
     events = pair / "run/events.jsonl"
     events.write_bytes(events.read_bytes()[:-5])
     assert command(["runs", str(pair)]) == 0
-    assert f"{events}: the last line is cut short; left out" in capsys.readouterr().err
+    assert f"{events}: the last line is incomplete; left out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", "data/plan.json", "checkpoints/latest"])

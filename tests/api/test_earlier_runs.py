@@ -77,9 +77,9 @@ def test_renamed_kinds_are_taken_with_a_note(runs: Path, capsys: pytest.CaptureF
     from weft.recipe.resolve import resolve
 
     assert resolve("score").objective.kind == "regress"
-    assert "'score' is called 'regress' now" in capsys.readouterr().err
+    assert "'score' is now called 'regress'" in capsys.readouterr().err
     assert resolve("bert-tiny", ["objective=twins"]).objective.kind == "contrastive"
-    assert "'twins' is called 'contrastive' now" in capsys.readouterr().err
+    assert "'twins' is now called 'contrastive'" in capsys.readouterr().err
 
 
 def test_a_run_whose_tokens_are_gone_makes_them_as_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

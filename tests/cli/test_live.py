@@ -41,7 +41,7 @@ def test_elsewhere_a_line_for_each_run_that_ended(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err.splitlines() == [
         "1 run finished already",
         "gpt, 1/9 of the budget, learning rate 0.01, seed 1: 1.0000 bits per byte, 4 s (3 of 3 runs)",
-        "lstm, a few steps to see how long they take, learning rate 0.01, seed 0: 0.200 s a step, 4 s (3 of 3 runs)",
+        "lstm, a few steps to measure the time per step, learning rate 0.01, seed 0: 0.200 s a step, 4 s (3 of 3 runs)",
     ]
 
 

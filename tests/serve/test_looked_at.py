@@ -71,7 +71,7 @@ def test_a_model_that_has_no_such_view_says_why(server: Served, view: str) -> No
 def test_comparisons_are_listed_and_told(server: Served) -> None:
     listed = {each["name"]: each for each in server.get("/v1/comparisons").json()["data"]}
     assert list(listed) == ["four", "odd"] and "panels" not in listed["four"]
-    assert listed["odd"]["problem"].startswith("comparison 'odd': holds no results")
+    assert listed["odd"]["problem"].startswith("comparison 'odd': its results are damaged")
     page = ComparisonPage(comparison())
     found = server.get("/v1/comparisons/four").json()
     assert found["result"] == page.result == listed["four"]["result"]

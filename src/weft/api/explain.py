@@ -166,7 +166,7 @@ class Explain:
         if self.recipe.init is None:
             yield "at first", self._fresh().to(device_of(trained))
         best = (folder.checkpoints / "best").resolve()
-        for path in (path for path in checkpoint.standing(folder.checkpoints) if path.resolve() != best):
+        for path in (path for path in checkpoint.all_checkpoints(folder.checkpoints) if path.resolve() != best):
             model = build(self.recipe.model)
             with suppress(RunError):  # whoever loads the run has heard of damage
                 checkpoint.verify(path)

@@ -80,7 +80,7 @@ def bundle_of(run: RunFolder) -> ModelBundle:
 
 
 def _best(run: RunFolder) -> Path:
-    path, damage = checkpoint.find(run.checkpoints, "best", checkpoint.whole)
+    path, damage = checkpoint.find(run.checkpoints, "best", checkpoint.verified)
     for line in damage:
         warn(line)
     return path

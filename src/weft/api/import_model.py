@@ -56,7 +56,7 @@ def _import_adapter(source: Path, target: Path, base: Path | str | None) -> tupl
     own = below.recipe()
     if own.adapter is not None:
         raise InteropError(f"--base {base}: an adapter itself; merge it first: weft export {base} DEST --to weft")
-    path, _ = checkpoint.find(below.checkpoints, "best", checkpoint.whole)
+    path, _ = checkpoint.find(below.checkpoints, "best", checkpoint.verified)
     model = read_run(below, checkpoint_weights(path, own.model))
     adapter = peft.read(source, model)
     weights = lazily(adapter.weights.__getitem__, adapter.weights)

@@ -201,7 +201,7 @@ def _choose(wanted: QuantizedRun, path: Path) -> tuple[LanguageModel, Measured]:
     file, made_from, here = wanted.run.quantized / "auto.json", wanted.made_from(path), machine(wanted.device)
     note = Note(made_from=made_from)
     with suppress(ValidationError):  # damaged: all is measured again
-        known = Note.model_validate(checkpoint.read_note(file))
+        known = Note.model_validate(checkpoint.read_json(file))
         note = known if known.made_from == made_from else note
     measured = note.measured(here)
     if measured is not None:

@@ -8,8 +8,8 @@ from weft.api.arguments import checked
 from weft.costs import plan as costs
 from weft.costs.count import Count, count, orthogonal_flops
 from weft.costs.devices import MFU, device_named, interconnect_named
-from weft.costs.layout_search import Prediction, Search, layout_from, search, why_not
-from weft.costs.layouts import Job
+from weft.costs.layout_search import LayoutPrediction, LayoutSearch, layout_from, search, why_not
+from weft.costs.layouts import TrainingJob
 from weft.costs.memory import Workload, training_memory
 from weft.costs.plan import Machine, TrainingPlan, plan_training
 from weft.costs.units import parse_count
@@ -49,7 +49,7 @@ class Plan:
     work: Workload
     machine: Machine
     training: TrainingPlan
-    search: Search | None  # None for a model that no layout over devices is searched for
+    search: LayoutSearch | None  # None for a model that no layout over devices is searched for
     rows: int  # sequences a step
     basis: str  # where the number of tokens comes from
 
@@ -63,12 +63,12 @@ class Plan:
             return tables
         if self.search is None:
             model, adapter = self.recipe.model, self.recipe.adapter
-            tables.append(costs.memory_table(model, self.cost, self.work, self.machine, adapter))
+            tables.append(costs.memory_table(model, self.cost, self.work, machine=self.machine, adapter=adapter))
         else:
             tables += [costs.layouts_table(self.search)] if self.machine.gpus > 1 else []
             tables.append(costs.device_table(self.search.best, self.machine))
         batch = f"{self.rows:,} × {self.work.length:,}"
-        return [*tables, costs.training_table(self.training, self.machine, self.basis, batch)]
+        return [*tables, costs.training_table(self.training, self.machine, basis=self.basis, batch=batch)]
 
     def record(self) -> dict[str, Any]:
         """Plain values, for programs: numbers of bytes, operations and seconds."""
@@ -105,7 +105,7 @@ class Plan:
         return values
 
 
-def _predicted(each: Prediction, reason: str) -> dict[str, Any]:
+def _predicted(each: LayoutPrediction, reason: str) -> dict[str, Any]:
     return {
         "layout": {**each.choice.layout.sizes, "sequence": each.choice.layout.sequence},
         "micro": each.choice.micro,
@@ -141,8 +141,9 @@ def plan(recipe: str | Path | Recipe, changes: Changes = (), **options: Unpack[P
     micro, found = wanted.batch.micro if isinstance(wanted.batch.micro, int) else None, None
     if isinstance(wanted.model, TransformerConfig) and wanted.model.divisible and wanted.adapter is None:
         predicted = wanted.objective.rate if isinstance(wanted.objective, MaskedObjective) else 1.0
-        job = Job(wanted.model, rows, length, device, net, gpus, precision, optimizer, predicted=predicted)
-        found = search(job, asked, micro, True if wanted.batch.recompute else None)
+        job = TrainingJob(wanted.model, rows, length, device=device, net=net, gpus=gpus, precision=precision)
+        job = replace(job, optimizer=optimizer, predicted=predicted)
+        found = search(job, asked, micro=micro, recompute=True if wanted.batch.recompute else None)
         if mfu is None:
             machine = replace(machine, mfu=found.best.mfu, basis="worked out from a step; --mfu overrides it")
         else:
@@ -151,7 +152,7 @@ def plan(recipe: str | Path | Recipe, changes: Changes = (), **options: Unpack[P
         raise ConfigError(f"--layout: {'an adapter' if wanted.adapter else 'this model'} can't be planned over a mesh")
     work = Workload(min(micro or rows, -(-rows // gpus)), length, precision, optimizer, gpus)
     update = orthogonal_flops(wanted.model, getattr(wanted.optimizer, "rounds", 0), wanted.adapter)
-    training = plan_training(cost.training(), tokens, rows * length, machine, update)
+    training = plan_training(cost.training(), tokens, rows * length, machine=machine, update_flops=update)
     return Plan(wanted, cost, work, machine, training, found, rows, basis)
 
 

@@ -33,11 +33,11 @@ from weft.progress import Log, log_to_stderr
 from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.objective import Chat
 from weft.recipe.optimizer import Constant, Noam
-from weft.recipe.resolve import Changes, changed_tables, continues, extended, is_run, resolve
-from weft.recipe.settle import Choice, Facts, choose_tokenizer, settle
+from weft.recipe.resolve import Changes, changed_tables, extend_recipe, fine_tunes, is_run, resolve
+from weft.recipe.settle import ChosenSetting, Facts, choose_tokenizer, settle
 from weft.recipe.unread import refuse_unread
 from weft.runs import checkpoint
-from weft.runs.folder import FollowedRun, RunFolder, claimed, held, note_files, open_run, report_changes
+from weft.runs.folder import FollowedRun, RunFolder, claim_run, lock_run, note_files, open_run, report_changes
 from weft.runs.journal import check_lines, check_log
 from weft.runs.lines import read_lines
 from weft.runs.report import write_report
@@ -103,19 +103,19 @@ def train(
     sources = names_of(data)
     if not isinstance(recipe, Recipe):
         source, above = str(recipe), changed_tables(changes)
-        if is_run(source) and "init" not in above and not continues(source, above, sources):
+        if is_run(source) and "init" not in above and not fine_tunes(source, above, sources):
             raise ConfigError(
                 f"{source}: a run; to train its weights further on other text: weft train {source} --data FILE; to "
                 f"continue it: weft train --resume {source}; to repeat it: weft train {Path(source) / 'config.toml'}"
             )
-    wanted = resolve(recipe, changes, sources, log)
+    wanted = resolve(recipe, changes, sources, log=log)
     _check(wanted)
     wanted.parallel.over(ranks.ranks)  # refused before anything is read
     begun = _begun(Path("runs") / wanted.name if run is None else Path(run), run is None)
     if begun is not None:
         log(f"{begun}: this job has begun it before it was restarted; continuing")
         return resume(begun, log=log)
-    with claimed(free_folder(Path("runs") / wanted.name) if run is None else run) as folder:
+    with claim_run(free_folder(Path("runs") / wanted.name) if run is None else run) as folder:
         settled, objective, choices = _prepare(wanted, folder, log)
         ranks.share(lambda: _invitation(settled, folder))
         as_command = Path(sys.argv[0]).parts[-1:] == ("weft",) or Path(sys.argv[0]).parts[-2:] == (
@@ -144,13 +144,13 @@ def resume(run: Path | str, *, changes: Changes = (), log: Log = log_to_stderr) 
     if not folder.recipe().data.parts:
         raise RunError(f"{run}: imported, not trained here; train it further with `weft train {run} --data FILE`")
     recipe = folder.settled_recipe()
-    with held(folder):
+    with lock_run(folder):
         objective = objectives.build(recipe, folder)
         if changes:
             recipe = _extend(folder, recipe, changes, ranks, log)
         recipe.parallel.over(ranks.ranks)
         _check_data(objective, log)
-        if recipe.model.kind != "ngram" and (found := checkpoint.standing(folder.checkpoints)):
+        if recipe.model.kind != "ngram" and (found := checkpoint.all_checkpoints(folder.checkpoints)):
             check_lines(folder, recipe, checkpoint.step_of(found[-1]))
         ranks.share(lambda: _invitation(recipe, folder))
         start.resume(recipe, folder, objective, Worker(ranks=ranks, log=log))
@@ -178,11 +178,11 @@ def free_folder(wanted: Path) -> Path:
 
 def _extend(folder: RunFolder, recipe: SettledRecipe, changes: Changes, ranks: Ranks, log: Log) -> SettledRecipe:
     """The recipe of a run that goes on longer than it was meant to, saved; and what that does to its learning rate."""
-    longer, news = extended(recipe, changes)
+    longer, news = extend_recipe(recipe, changes)
     refuse_unread(longer)
     longer.parallel.over(ranks.ranks)
     check_log(longer.log)
-    found = checkpoint.standing(folder.checkpoints)
+    found = checkpoint.all_checkpoints(folder.checkpoints)
     step, notes = (checkpoint.step_of(found[-1]), checkpoint.notes_of(found[-1])) if found else (0, {})
     if longer.steps < step:
         raise ConfigError(f"steps = {longer.steps}: the run has taken {step} already; give more")
@@ -218,7 +218,7 @@ def _check(recipe: Recipe) -> None:
         raise DataError("'-': training may read its text twice, which standard input can't; name a file")
 
 
-def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe, Objective[Any], list[Choice]]:
+def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe, Objective[Any], list[ChosenSetting]]:
     device = pick_device().type
     config, choices, tokenizers = _tokenizers(recipe, folder, device)
     recipe = recipe.replace(tokenizer=config.model_dump(mode="json", exclude_none=True))
@@ -227,8 +227,8 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
     for sources, apart in () if data.targets else [*((part.sources, held_out) for part in data.parts), (held_out, ())]:
         files(sources, column, data.encoding, lambda line: folder.event("left out", line=line), apart)
     facts = objectives.build(recipe, folder, tokenizers).prepare(log)
-    facts = replace(facts, trained=_tokens_learned(recipe.init))
-    settled, more = settle(recipe, facts, device, matmul_rates)
+    facts = replace(facts, trained_tokens=_tokens_learned(recipe.init))
+    settled, more = settle(recipe, facts, device, measure=matmul_rates)
     choices = [*choices, *more]
     _announce(settled, facts, choices, log)
     return settled, objectives.build(settled, folder, tokenizers), choices
@@ -247,7 +247,9 @@ def _tokens_learned(init: str | None) -> int | None:
     return total if seen else None
 
 
-def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[TokenizerConfig, list[Choice], Tokenizers]:
+def _tokenizers(
+    recipe: Recipe, folder: RunFolder, device: str
+) -> tuple[TokenizerConfig, list[ChosenSetting], Tokenizers]:
     """The tokenizers, in the run's folder; the settings of the first one, and what was chosen of them."""
     objective = objectives.build(recipe, folder)
     config, choices = _tokenizer_settings(recipe, objective, device)
@@ -269,8 +271,8 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[Tokeniz
 
 
 def trained_tokenizer(
-    config: TokenizerConfig, choices: list[Choice], texts: Callable[[], Iterable[str]]
-) -> tuple[Tokenizer, TokenizerConfig, list[Choice]]:
+    config: TokenizerConfig, choices: list[ChosenSetting], texts: Callable[[], Iterable[str]]
+) -> tuple[Tokenizer, TokenizerConfig, list[ChosenSetting]]:
     """A tokenizer, trained on `texts` or loaded; its settings, and what was chosen of them.
 
     A size of the vocabulary that was our own choice is one that a short text may not support.
@@ -288,7 +290,10 @@ def trained_tokenizer(
             raise
         found = build_tokenizer(config, held)  # it has more characters than were chosen
     if found.vocab_size != chosen:
-        choices = [*choices[:-1], Choice("tokenizer.vocab_size", found.vocab_size, "all that this text supports")]
+        choices = [
+            *choices[:-1],
+            ChosenSetting("tokenizer.vocab_size", found.vocab_size, "all that this text supports"),
+        ]
     return found, config.replace(vocab_size=found.vocab_size), choices
 
 
@@ -298,7 +303,9 @@ def _texts(objective: Objective[Any], side: Literal["target", "source"] | None) 
     return some_texts(objective.texts(side), sources, ", or hold out nothing with data.validation.kind=none")
 
 
-def _tokenizer_settings(recipe: Recipe, objective: Objective[Any], device: str) -> tuple[TokenizerConfig, list[Choice]]:
+def _tokenizer_settings(
+    recipe: Recipe, objective: Objective[Any], device: str
+) -> tuple[TokenizerConfig, list[ChosenSetting]]:
     """The recipe's tokenizer, that of its prepared data, or one chosen for the amount of text."""
     prepared = [part.prepared for part in recipe.data.parts if part.prepared is not None]
     if prepared and recipe.tokenizer is None:
@@ -312,7 +319,7 @@ def _tokenizer_settings(recipe: Recipe, objective: Objective[Any], device: str) 
     return choose_tokenizer(recipe, objective.amount(), device)
 
 
-def _announce(recipe: Recipe, facts: Facts, choices: Sequence[Choice], log: Log) -> None:
+def _announce(recipe: Recipe, facts: Facts, choices: Sequence[ChosenSetting], log: Log) -> None:
     texts = recipe.data.parts if recipe.objective.reads != "rows" else ()
     for name in [source for part in texts for source in part.sources if source.startswith("builtin:")]:
         corpus = builtin.corpus(name.removeprefix("builtin:"))

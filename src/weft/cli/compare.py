@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.cli.console import options
-from weft.cli.console.live import show, workplace
+from weft.cli.console.live import command_line, live, show
 from weft.cli.console.options import option, recipe_argument
 from weft.cli.console.terminal import echo, loading, print_json
 
@@ -52,13 +52,13 @@ def compare(
     from AdamW to the recipe of `weft quickstart`, `tricks` tries other changes to that, one at a time, and `epochs`
     weighs weight decay against dropout where a text is read many times.
     """
-    from weft.compare.config import Asked
+    from weft.compare.config import ComparisonRequest
 
     settings = {"seeds": seeds, "rungs": rungs, "rates": rates, "baseline": baseline, "grid": grid, "sizes": sizes}
     budget = {"flops": flops, "tokens": tokens, "minutes": minutes}
     kinds = [] if tokenizers is None else tokenizers.split(",")
-    asked = Asked(words or [], data or [], vary or [], kinds, settings, budget)
-    if asked.tokenizers and not asked.named:
+    asked = ComparisonRequest(words or [], data or [], vary or [], tokenizers=kinds, options=settings, budget=budget)
+    if asked.tokenizers and not asked.contenders:
         found = _tokenizers(asked.tokenizers, asked.text(), out or Path("comparisons") / "tokenizers", as_json)
         if as_json:
             print_json(found.record())
@@ -68,8 +68,9 @@ def compare(
     with loading():
         from weft.compare.experiment import compare as run
         from weft.compare.page import ComparisonPage
-    with workplace(folder, jobs) as place:
-        page = ComparisonPage(run(wanted, place))
+        from weft.compare.pools import parse_jobs
+    with live() as watch:
+        page = ComparisonPage(run(wanted, folder, jobs=parse_jobs(jobs), watch=watch, command=command_line()))
     if asked.tokenizers:
         _tokenizers(asked.tokenizers, wanted.data.text(wanted.data.parts[0]), folder, as_json)
     places = {"page": folder / "compare.html", "numbers": folder / "results.jsonl", "models": folder / "runs"}

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from weft.cli.console import options
-from weft.cli.console.live import show, workplace
+from weft.cli.console.live import command_line, live, show
 from weft.cli.console.options import option, recipe_argument
 from weft.cli.console.terminal import loading
 from weft.errors import ConfigError
@@ -31,16 +31,17 @@ def scale(
 
     $ weft scale llama-tiny --data book.txt --budget 1e13
     """
-    from weft.compare.config import Asked
+    from weft.compare.config import ComparisonRequest
 
     if flops is None:
         raise ConfigError("how large? give the operations of the ladder's largest run, for instance --budget 1e13")
     settings = {"seeds": seeds, "rungs": rungs, "rates": rates}
-    asked = Asked([recipe, *(changes or [])], data or [], options=settings, budget={"flops": flops})
+    asked = ComparisonRequest([recipe, *(changes or [])], data or [], options=settings, budget={"flops": flops})
     wanted = asked.experiment()
     folder = out or Path("comparisons") / f"scale-{asked.folder}"
     with loading():
+        from weft.compare.pools import parse_jobs
         from weft.compare.scale import scale as run
-    with workplace(folder, jobs) as place:
-        page = run(wanted, place, sizes)
+    with live() as watch:
+        page = run(wanted, folder, sizes=sizes, jobs=parse_jobs(jobs), watch=watch, command=command_line())
     show(page, {"page": folder / "scale.html", "numbers": folder / "ladder" / "results.jsonl"}, as_json)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from weft.config import Config
 from weft.costs.count import Component, Count, count
-from weft.costs.memory import Memory, Workload, cache_bytes, kept_bytes, narrow, training_memory
+from weft.costs.memory import Memory, Workload, activation_bytes, cache_bytes, narrow, training_memory
 from weft.costs.units import byte_size, reach, short
 from weft.errors import ModelError, counted
 from weft.explain.texts import TEXTS
@@ -171,7 +171,7 @@ def costs(model: Config, length: int | None = None) -> Costs:
 
 def _layers(model: Config, cost: Count) -> tuple[LayerCost, ...]:
     T = cost.length
-    kept = kept_bytes(model, T, narrow("bf16"))[0]
+    kept = activation_bytes(model, T, narrow("bf16"))[0]
     match model:
         case config.EncoderDecoder():
             below = model.encoder_layers or model.layers

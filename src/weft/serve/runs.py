@@ -24,7 +24,7 @@ from weft.errors import WeftError
 from weft.figures.plot import thinned
 from weft.recipe.metrics import metric
 from weft.runs.folder import RunFolder
-from weft.runs.lines import Stretch, read, read_on
+from weft.runs.lines import LineChunk, read, read_after
 from weft.runs.listing import RunRow
 from weft.serve.errors import RefusedError
 from weft.serve.events import answered, server_of
@@ -75,7 +75,7 @@ async def metrics(request: Request, name: str, since: Annotated[str, Query(max_l
 def _metrics(run: RunFolder, since: str) -> dict[str, Any]:
     paths, places = (run.metrics, run.timings), [*since.split(","), ""][:2] if since else ["", ""]
     found = [_stretch(path, after) for path, after in zip(paths, places, strict=True)]
-    if reset := any(each.anew for each in found):
+    if reset := any(each.restarted for each in found):
         found = [_stretch(path, "") for path in paths]
     seconds, lines = 0.0, [dict(line) for each in found for line in each.lines]
     for line in lines:
@@ -91,11 +91,11 @@ def _metrics(run: RunFolder, since: str) -> dict[str, Any]:
     }
 
 
-def _stretch(path: Any, after: str) -> Stretch:
+def _stretch(path: Any, after: str) -> LineChunk:
     try:
-        return read_on(path, after, MAX_STRETCH_BYTES)
+        return read_after(path, after, MAX_STRETCH_BYTES)
     except FileNotFoundError:
-        return Stretch([], 0, "", bool(after), False)
+        return LineChunk([], damaged=0, end="", restarted=bool(after), more=False)
 
 
 def _series(lines: list[dict[str, Any]]) -> dict[str, list[list[float | None]]]:

@@ -17,7 +17,6 @@ from weft.storage.files import write_text
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from weft.compare.experiment import Workplace
     from weft.compare.page import ComparisonPage
     from weft.compare.runner import Progress, Watch
     from weft.compare.scale import ScalingPage
@@ -26,15 +25,9 @@ if TYPE_CHECKING:
 NOW = "now: share of the budget · step · loss"
 
 
-@contextmanager
-def workplace(folder: Path, jobs: str | None) -> Iterator["Workplace"]:
-    """Where a comparison runs, followed on the terminal."""
-    from weft.compare.experiment import Workplace
-    from weft.compare.pools import parse_jobs
-
-    where = parse_jobs(jobs)
-    with live() as watch:
-        yield Workplace(folder, jobs=where, watch=watch, command=shlex.join(["weft", *sys.argv[1:]]))
+def command_line() -> str:
+    """The command that was typed, as the page of a comparison shows it."""
+    return shlex.join(["weft", *sys.argv[1:]])
 
 
 def show(page: "ComparisonPage | ScalingPage", places: Mapping[str, Path], as_json: bool) -> None:
