@@ -69,7 +69,7 @@ def test_the_law_is_found_and_foretells_the_next_rung() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["llama-tiny", "--data", "book.txt"], "how large?"),
+        (["llama-tiny", "--data", "book.txt"], "--budget is required"),
         (["llama-tiny", "--data", "book.txt", "--budget", "1e12", "--sizes", "2"], "three sizes or more"),
         *(
             (["llama-tiny", "--data", "book.txt", "--budget", given], f"budget.flops = {float(given)}: expected a")
