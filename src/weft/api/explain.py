@@ -183,7 +183,7 @@ class Explain:
             torch.manual_seed(self.recipe.seed)
             return build(self.recipe.model)
 
-    def timing(self, length: int | None = None, *, batch: int = 1) -> "views.timing.StepTime":
+    def timing(self, length: int | None = None, *, batch: int = 1) -> "views.timing.StepTiming":
         """The time of a real training step beside what its operations and bytes predict."""
         return views.timing.step_time(self.model, length or min(128, getattr(self.recipe.model, "context", 128)), batch)
 
@@ -203,7 +203,7 @@ class Explain:
         """
         if self.trained is not None:
             reading = self.reading(text, target)
-            return views.graph.graph_picture(self.trained, reading.tokens, **shown, **reading.given)
+            return views.graph.graph_picture(self.trained, reading.tokens, **shown, **reading.model_kwargs)
         if isinstance(self.recipe.model, NGram):
             raise ModelError("the graph of an n-gram model follows from its counts: weft explain RUN --only graph")
         tokens = torch.zeros(1, GRAPH_TOKENS, dtype=torch.long)
@@ -254,14 +254,14 @@ class Explain:
         prompt, source = Prompt.of(objective.tokenizer, text), None
         if isinstance(objective, TranslationObjective):
             reading = self.reading(text, "")
-            prompt, source = Prompt.of(reading.tokenizer, list(reading.ids)), reading.given["source"]
+            prompt, source = Prompt.of(reading.tokenizer, list(reading.ids)), reading.model_kwargs["source"]
         trees = tuple(search_trees(model, prompt, settings, source=source))
         return views.search.SearchTrees(text, trees, translates=source is not None)
 
     @of_a_text()
     def step(
         self, text: str | None = None, *, target: str | None = None, **asked: Unpack[StepOptions]
-    ) -> "views.step.Step":
+    ) -> "views.step.StepPicture":
         """One token's way through the model with its real numbers, from ids to the choice of the next token.
 
         `place` is the token that is followed, by default the last; `layer` the block whose inside is shown, by default
@@ -271,8 +271,8 @@ class Explain:
         place, layer = asked.pop("place", None), asked.pop("layer", None)
         settings = validate(Sampling, asked)
         labels = objective.labels if isinstance(objective, RowObjective) else ()
-        wanted = views.step.Asked(text, place, layer, settings, labels)
-        return views.step.step(self.reading(text, target), wanted)
+        reading = self.reading(text, target)
+        return views.step.step(reading, text=text, position=place, layer=layer, sampling=settings, labels=labels)
 
     def reading(self, text: str | None = None, target: str | None = None) -> "views.reading.Reading":
         """A text as the run's model reads it, with what stands around it there.

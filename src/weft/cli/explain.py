@@ -128,14 +128,14 @@ def _parallel(given: dict[str, Any]) -> None:
             raise ConfigError(f"--{name}: weft explain parallel has no such option; it takes --ranks and --out")
     tree = assignments(given["changes"] or [])
     with loading():
-        from weft.explain.parallel.parallel import Sizes
+        from weft.explain.parallel.parallel import BlockSizes
         from weft.explain.parallel.picture import parallel_splits
         from weft.figures.picture import check_picture
 
     out, ranks = given["out"], given["ranks"]
     if out is not None:
         check_picture(out)
-    picture = parallel_splits(validate(Sizes, tree), 2 if ranks is None else ranks)
+    picture = parallel_splits(validate(BlockSizes, tree), 2 if ranks is None else ranks)
     _show(picture, picture.text(), out, given["as_json"])
 
 

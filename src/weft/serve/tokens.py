@@ -50,7 +50,7 @@ def _begun(run: Run, body: Begun, server: Server) -> tuple[Prompt, Source | None
     text = body.input if body.messages is None else body.messages[-1].content
     if writes_from_source(run):
         reading = run.explain.reading(text, "")
-        return Prompt.of(reading.tokenizer, list(reading.ids)), reading.given["source"]
+        return Prompt.of(reading.tokenizer, list(reading.ids)), reading.model_kwargs["source"]
     if not run.config.objective.continues:
         raise run.objective.cannot("write")
     return Prompt.of(run.tokenizer, text), None
