@@ -73,7 +73,7 @@ def test_every_kind_of_attention_can_be_switched_off(server: Served, model: str,
         ({"heads": [["sideways", 0, 0]]}, "heads"),
         ({"input": "a" * 5000}, "input: at most 4000 characters"),
         ({"model": "ngram"}, "no attention"),
-        ({"model": "classify"}, "predicts no words"),
+        ({"model": "classify"}, "predicts no tokens"),
     ],
 )
 def test_what_cannot_be_switched_off_is_told(server: Served, body: dict[str, Any], told: str) -> None:
