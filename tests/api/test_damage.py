@@ -190,7 +190,7 @@ def swap(pair: Path, *names: str) -> None:
 
 def test_an_intact_checkpoint_of_another_run_is_skipped(pair: Path, capsys: Capture) -> None:
     swap(pair, LAST)
-    message = f"{pair / 'run' / LAST}: a checkpoint of another run, which was put in its place"
+    message = f"{pair / 'run' / LAST}: this checkpoint belongs to another run"
     assert command(["generate", str(pair / "run"), "--prompt", "1", "--max-tokens", "3"]) == 0
     assert message in capsys.readouterr().err
     steps = average_checkpoints(pair / "run/checkpoints")[1]
@@ -225,7 +225,7 @@ def test_a_missing_last_checkpoint_is_reported(pair: Path, capsys: Capture) -> N
     expected = {file.name: file.read_bytes() for file in (pair / "run" / LAST).glob("*.safetensors")}
     shutil.rmtree(pair / "run" / LAST)
     assert command(["runs", str(pair)]) == 0
-    assert "its last checkpoint, that of step 4, is gone" in capsys.readouterr().out
+    assert "its last checkpoint, of step 4, is missing" in capsys.readouterr().out
     assert command(["generate", str(pair / "run"), "--prompt", "1", "--max-tokens", "3"]) == 0
     message = f"{pair / 'run' / LAST}: missing, though the run ended with it"
     assert message in capsys.readouterr().err
@@ -244,7 +244,7 @@ def test_truncated_events_are_reported(pair: Path, capsys: Capture) -> None:
     events = pair / "run/events.jsonl"
     events.write_bytes(events.read_bytes()[:-5])
     assert command(["runs", str(pair)]) == 0
-    assert f"{events}: the last line is cut short; left out" in capsys.readouterr().err
+    assert f"{events}: the last line is incomplete; left out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", "data/plan.json", "checkpoints/latest"])

@@ -77,9 +77,9 @@ def test_renamed_kinds_are_accepted_with_a_message(runs: Path, capsys: pytest.Ca
     from weft.recipe.resolve import resolve
 
     assert resolve("score").objective.kind == "regress"
-    assert "'score' is called 'regress' now" in capsys.readouterr().err
+    assert "'score' is now called 'regress'" in capsys.readouterr().err
     assert resolve("bert-tiny", ["objective=twins"]).objective.kind == "contrastive"
-    assert "'twins' is called 'contrastive' now" in capsys.readouterr().err
+    assert "'twins' is now called 'contrastive'" in capsys.readouterr().err
 
 
 def test_removed_tokens_are_prepared_as_in_0_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_a_run_and_other_data_is_fine_tuning(base: Path, tmp_path: Path) -> None
     done = weft.train(
         run, data=other, run=tmp_path / "new", changes=["steps=1", "optimizer.lr=1e-12"], log=lines.append
     )
-    assert lines[0] == f"fine-tuning the weights of {run} on {other}; {run} itself stays as it is"
+    assert lines[0] == f"fine-tuning the weights of {run} on {other}; {run} itself stays unchanged"
     assert files(run) == before
     old = weft.load(run)
     for name, weight in old.model.state_dict().items():

@@ -44,7 +44,7 @@ from weft.interop.gguf import gguf
 from weft.interop.hf import hf
 from weft.models.presets import llama, preset
 from weft.runs.folder import open_run
-from weft.runs.lines import all_checked, read_lines
+from weft.runs.lines import checked_lines, read_lines
 from weft.text.tokenizer import Tokenizer
 
 transformers = Later("transformers")
@@ -461,7 +461,7 @@ def places(tmp_path_factory: pytest.TempPathFactory, pieces: Tokenizer) -> Path:
     config = tmp / "odd/config.toml"
     events = tmp / "odd/events.jsonl"
     lines = [line for line in read_lines(events) if line["event"] != "files"]  # that has a checksum of config.toml
-    events.write_text(all_checked(lines))
+    events.write_text(checked_lines(lines))
     config.write_text(config.read_text().replace("residual = true", "residual = false"))
     (tmp / "taken").mkdir()
     (tmp / "taken/config.toml").write_text("")

@@ -298,7 +298,9 @@ def test_without_held_out_data_losses_are_measured_on_pythons_documentation(
 ) -> None:
     monkeypatch.setattr(auto_width, "MIN_TOKENS", 200)
     monkeypatch.setattr(auto_width, "MAX_CPU_WORK", 0)
-    monkeypatch.setattr(auto_width, "corpus", lambda name: weft.text.builtin.Corpus(["The interpreter.\n" * 30], ""))
+    monkeypatch.setattr(
+        auto_width, "corpus", lambda name: weft.text.builtin.BuiltinCorpus(["The interpreter.\n" * 30], "")
+    )
     assert command(["export", str(run.path), "--to", "weft", str(tmp_path / "alone")]) == 0
     capsys.readouterr()
     loaded = weft.load(tmp_path / "alone", "cpu", quantize="auto")

@@ -43,7 +43,7 @@ def test_a_processor_and_its_measurements(capsys: Capture) -> None:
     assert rows["instructions"] == "AMX bf16, AVX2"
     assert rows["memory bandwidth"] == "one thread 11 GB/s, all 30.4 GB/s"
     assert rows["products"] == "fp32 217 GFLOP/s, bf16 747 GFLOP/s"  # int8 has none that torch uses
-    assert rows["training"].startswith("bf16: this processor multiplies it 3.4 times as fast")
+    assert rows["training"].startswith("bf16: this CPU multiplies bf16 3.4 times as fast")
     assert run(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["products"] == RATES

@@ -41,7 +41,8 @@ def test_without_a_terminal_each_finished_run_is_a_line(capsys: pytest.CaptureFi
     assert capsys.readouterr().err.splitlines() == [
         "1 run already finished",
         "gpt, 1/9 of the budget, learning rate 0.01, seed 1: 1.0000 bits per byte, 4 s (3 of 3 runs)",
-        "lstm, a few steps to see how long they take, learning rate 0.01, seed 0: 0.200 s per step, 4 s (3 of 3 runs)",
+        "lstm, a few steps to measure the time per step, learning rate 0.01, seed 0: "
+        "0.200 s per step, 4 s (3 of 3 runs)",
     ]
 
 

@@ -236,7 +236,7 @@ def test_a_folder_with_other_files_is_left_alone(folder: Path, capsys: Capture) 
     (folder / "photos" / "cat.jpg").write_text("cat")
     (folder / "book.txt").write_text(TEXT * 30)
     line = mistake(capsys, "train", "llama-tiny", "--data", "book.txt", "--run", "photos")
-    assert "holds other things" in line
+    assert "holds other files" in line
     assert [p.name for p in (folder / "photos").iterdir()] == ["cat.jpg"]
 
 

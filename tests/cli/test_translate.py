@@ -54,9 +54,9 @@ def test_every_option_reaches_the_search(trained: Path, capsys: Capture, monkeyp
     searches: list[Beam] = []
     search = decoding.search_texts
 
-    def recorded(model: Any, prompts: Any, settings: Beam, *others: Any) -> object:
+    def recorded(model: Any, prompts: Any, settings: Beam, **others: Any) -> object:
         searches.append(settings)
-        return search(model, prompts, settings, *others)
+        return search(model, prompts, settings, **others)
 
     monkeypatch.setattr(decoding, "search_texts", recorded)
     options = "--beam 3 --length-penalty 0.5 --coverage-penalty 2 --max-tokens 5 --patience 2"
@@ -92,7 +92,7 @@ def test_the_coverage_penalty_lowers_scores(trained: Path) -> None:
     def best(penalty: float) -> float:
         settings = beam(beams=1, coverage_penalty=penalty, max_tokens=3)
         opening = [decoding.Prompt.of(loaded.tokenizer, [loaded.tokenizer.need("bos")])]
-        found = decoding.search_texts(loaded.model, opening, settings, source)[0][0].score
+        found = decoding.search_texts(loaded.model, opening, settings, source=source)[0][0].score
         assert found is not None
         return found
 

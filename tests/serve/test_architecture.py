@@ -43,7 +43,7 @@ def test_an_architecture_is_shown_without_loading_the_model(server: Served, view
         "anatomy": lambda: data["parameters"] == parameters,
         "costs": lambda: data["bars"][0]["total"] == f"{parameters:,}" and len(data["tables"]) == 3,
         "growth": lambda: data["plots"][0]["x"]["label"] == "tokens of a text",
-        "graph": lambda: {"embedding", "decoder"} <= {group[2] for group in data["groups"]},
+        "graph": lambda: {"embedding", "decoder"} <= {group["name"] for group in data["groups"]},
     }
     assert checks[view]()
     assert server.library.models["gpt"].thread is before
@@ -71,7 +71,7 @@ def test_an_ngram_model_has_no_such_view(server: Served, view: str) -> None:
 def test_comparisons_are_listed_and_returned(server: Served) -> None:
     listed = {each["name"]: each for each in server.get("/v1/comparisons").json()["data"]}
     assert list(listed) == ["four", "odd"] and "panels" not in listed["four"]
-    assert listed["odd"]["problem"].startswith("comparison 'odd': holds no results")
+    assert listed["odd"]["problem"].startswith("comparison 'odd': its results are damaged")
     page = ComparisonPage(comparison())
     found = server.get("/v1/comparisons/four").json()
     assert found["result"] == page.result == listed["four"]["result"]

@@ -72,7 +72,7 @@ def test_every_kind_of_attention_can_be_switched_off(server: Served, model: str,
         ({"heads": [["sideways", 0, 0]]}, "heads"),
         ({"input": "a" * 5000}, "input: longer than 4000 characters"),
         ({"model": "ngram"}, "no attention"),
-        ({"model": "classify"}, "predicts no words"),
+        ({"model": "classify"}, "predicts no tokens"),
     ],
 )
 def test_unknown_heads_are_refused(server: Served, body: dict[str, Any], message: str) -> None:

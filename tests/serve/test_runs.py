@@ -11,7 +11,7 @@ import pytest
 from tests.serve.serving import RUNS, Served, served
 
 from weft.runs.folder import RunFolder
-from weft.runs.lines import all_checked, checked
+from weft.runs.lines import checked_line, checked_lines
 from weft.serve import runs as routes
 
 
@@ -34,9 +34,9 @@ def names(server: Served, path: str = "/v1/runs") -> list[str]:
 
 def write_metrics(run: Path, steps: int) -> None:
     lines = [{"step": n, "loss": 9 / n, "lr": 0.1, "tokens": 8 * n, "epoch": 1.0} for n in range(1, steps + 1)]
-    (run / "metrics.jsonl").write_text(all_checked(lines))
+    (run / "metrics.jsonl").write_text(checked_lines(lines))
     timings = [{"step": n, "seconds": 0.5, "steps": 1, "tokens_per_second": 16.0} for n in range(1, steps + 1)]
-    (run / "timings.jsonl").write_text(all_checked(timings))
+    (run / "timings.jsonl").write_text(checked_lines(timings))
 
 
 def metrics(server: Served, since: str = "") -> Any:
@@ -85,7 +85,7 @@ def test_only_new_lines_are_sent(server: Served, folder: Path) -> None:
     assert not first["reset"] and not first["more"] and "steps" not in first["series"]
     assert metrics(server, first["next"])["series"] == {}
     with open(folder / "gpt" / "metrics.jsonl", "a") as file:
-        file.write(checked({"step": 6, "validation_loss": 1.5}, 6) + '{"step": 7, "val')
+        file.write(checked_line({"step": 6, "validation_loss": 1.5}, 6) + '{"step": 7, "val')
     second = metrics(server, first["next"])
     assert second["series"] == {"validation_loss": [[6], [1.5]]} and second["damaged"] == 0 and not second["reset"]
     write_metrics(folder / "gpt", 3)  # a rollback
@@ -100,7 +100,7 @@ def test_long_journals_come_in_parts_and_keep_their_spikes(
     server: Served, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [{"step": n, "gradient_norm": 99.0 if n == 777 else 1.0} for n in range(1, 1001)]
-    (folder / "gpt" / "metrics.jsonl").write_text(all_checked(lines))
+    (folder / "gpt" / "metrics.jsonl").write_text(checked_lines(lines))
     monkeypatch.setattr(routes, "MAX_JOURNAL_BYTES", 20_000)
     monkeypatch.setattr(routes, "MAX_POINTS", 50)
     since, values, parts = "", list[float](), 0

@@ -24,7 +24,7 @@ from weft.decode.fast.rounding import Bits
 from weft.decode.fast.stepper import Stepper
 from weft.decode.prompt import context_window
 from weft.errors import ConfigError, ModelError, RunError
-from weft.evaluate.perplexity import spans, token_losses
+from weft.evaluate.perplexity import token_losses, windows
 from weft.machine import fingerprint
 from weft.models.base import LanguageModel, device_of
 from weft.models.transformer import Transformer
@@ -122,7 +122,7 @@ def load_best_width(run: QuantizedRun, path: Path) -> tuple[LanguageModel, Width
     file, made_from, machine = run.run.quantized / "auto.json", run.made_from(path), machine_fingerprint(run.device)
     record = WidthRecord(made_from=made_from)
     with suppress(ValidationError):  # damaged: measure again
-        known = WidthRecord.model_validate(checkpoint.read_note(file))
+        known = WidthRecord.model_validate(checkpoint.read_json(file))
         record = known if known.made_from == made_from else record
     measured = record.measurements(machine)
     if measured is not None:
@@ -203,8 +203,8 @@ def _documentation(objective: Objective[Any], max_tokens: int) -> MeasuredText:
     def loss(model: LanguageModel) -> float:
         length = min(WINDOW, context_window(model) or objective.length)
         tokens, nats = torch.tensor([*before, *ids], device=device_of(model)), 0.0
-        for span in spans(len(tokens), length):
-            row = tokens[span.start : span.start + span.length + 1]
+        for window in windows(len(tokens), length):
+            row = tokens[window.start : window.start + window.length + 1]
             nats += float(token_losses(model, model.features(row[None, :-1])[0], row[1:]).double().sum())
         return nats / (len(tokens) - 1)
 

@@ -12,9 +12,9 @@ from weft.config import validate
 from weft.data.config import Data
 from weft.data.shards import Side
 from weft.decode.prompt import context_window
-from weft.decode.text import spelled
+from weft.decode.text import spell_token
 from weft.errors import ConfigError, DataError, RunError
-from weft.evaluate.details import Bucket, Details, by_frequency, by_position, most_surprising, token_counts
+from weft.evaluate.details import Details, LossBucket, by_frequency, by_position, most_surprising, token_counts
 from weft.evaluate.overlap import Overlap, overlap
 from weft.evaluate.perplexity import Surprisal, surprisals
 from weft.evaluate.sections import section_metrics
@@ -59,7 +59,7 @@ class Evaluation:
         with self._precision():
             costs, sections = objective.costs(self.model, self.side, stride)
         tokenizer = objective.tokenizer
-        frequencies: list[Bucket] = []
+        frequencies: list[LossBucket] = []
         if isinstance(trained, NextToken) and trained.training_bytes is not None:
             with suppress(RunError):  # damaged training data need not prevent an evaluation on other data
                 frequencies = by_frequency(costs, token_counts(trained.tokens("train"), tokenizer.vocab_size))
@@ -83,7 +83,7 @@ class Evaluation:
         if size is None or not isinstance(trained, NextToken):
             raise DataError("overlap: this run's training text is not here to compare with")
         with bar("comparing", size, unit="bytes") as advance:
-            return overlap(objective.tokens(self.side), trained.tokens("train"), objective.tokenizer, advance)
+            return overlap(objective.tokens(self.side), trained.tokens("train"), objective.tokenizer, progress=advance)
 
     def _language_model(self, feature: str) -> NextToken:
         if not isinstance(self.objective, NextToken):
@@ -136,5 +136,5 @@ def text_surprisal(objective: Objective[Any], model: LanguageModel, text: str) -
     frame = text_frame(objective.recipe, objective.tokenizer)
     ids = [*objective.tokenizer.encode(text), *frame.after]
     with reading(objective.recipe.precision or "fp32", device_of(model)):
-        nats = surprisals(model, ids, frame.begins, context_window(model) or objective.length)
-    return [Surprisal(spelled(objective.tokenizer, id), value) for id, value in zip(ids, nats, strict=True)]
+        nats = surprisals(model, ids, frame.begins, length=context_window(model) or objective.length)
+    return [Surprisal(spell_token(objective.tokenizer, id), value) for id, value in zip(ids, nats, strict=True)]

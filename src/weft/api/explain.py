@@ -146,7 +146,7 @@ class Explain:
         if self.recipe.init is None:
             yield "at first", self._fresh().to(device_of(trained))
         best = (folder.checkpoints / "best").resolve()
-        for path in (path for path in checkpoint.standing(folder.checkpoints) if path.resolve() != best):
+        for path in (path for path in checkpoint.all_checkpoints(folder.checkpoints) if path.resolve() != best):
             model = build(self.recipe.model)
             with suppress(RunError):  # damage was reported when the run was loaded
                 checkpoint.verify(path)
@@ -163,7 +163,7 @@ class Explain:
             torch.manual_seed(self.recipe.seed)
             return build(self.recipe.model)
 
-    def timing(self, length: int | None = None, *, batch: int = 1) -> "views.timing.StepTime":
+    def timing(self, length: int | None = None, *, batch: int = 1) -> "views.timing.StepTiming":
         """Show the measured time of a training step beside the prediction from its FLOPs and bytes."""
         return views.timing.step_time(self.model, length or min(128, getattr(self.recipe.model, "context", 128)), batch)
 
@@ -190,7 +190,7 @@ class Explain:
         options: dict[str, Any] = {"shapes": shapes, "backward": backward, "open": open}
         if self.trained is not None:
             reading = self.reading(text, target)
-            return views.graph.graph_picture(self.trained, reading.tokens, **options, **reading.given)
+            return views.graph.graph_picture(self.trained, reading.tokens, **options, **reading.model_kwargs)
         if isinstance(self.recipe.model, NGram):
             raise ModelError("an n-gram model's graph depends on its counts; name a run: weft explain RUN --only graph")
         tokens = torch.zeros(1, GRAPH_TOKENS, dtype=torch.long)
@@ -241,8 +241,8 @@ class Explain:
         prompt, source = Prompt.of(objective.tokenizer, text), None
         if isinstance(objective, TranslationObjective):
             reading = self.reading(text, "")
-            prompt, source = Prompt.of(reading.tokenizer, list(reading.ids)), reading.given["source"]
-        trees = tuple(search_trees(model, prompt, settings, source))
+            prompt, source = Prompt.of(reading.tokenizer, list(reading.ids)), reading.model_kwargs["source"]
+        trees = tuple(search_trees(model, prompt, settings, source=source))
         return views.search.SearchTrees(text, trees, translates=source is not None)
 
     @shows_text()
@@ -256,7 +256,7 @@ class Explain:
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
-    ) -> "views.step.Step":
+    ) -> "views.step.StepPicture":
         """Follow one token through the model with its actual values, from ids to the choice of the next token.
 
         `place` is the position of the token, by default the last; `layer` the block that is shown in detail, by default
@@ -265,7 +265,8 @@ class Explain:
         (_, objective), text = self._require_trained("step"), self.own_text()[0] if text is None else text
         settings = sampling(temperature=temperature, top_k=top_k, top_p=top_p)
         labels = objective.labels if isinstance(objective, RowObjective) else ()
-        return views.step.step(self.reading(text, target), views.step.Asked(text, place, layer, settings, labels))
+        reading = self.reading(text, target)
+        return views.step.step(reading, text=text, position=place, layer=layer, sampling=settings, labels=labels)
 
     def reading(self, text: str | None = None, target: str | None = None) -> "views.reading.Reading":
         """Return a text as the model's input, with special tokens around it.

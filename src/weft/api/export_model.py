@@ -80,7 +80,7 @@ def bundle_of(run: RunFolder) -> ModelBundle:
 
 
 def _best(run: RunFolder) -> Path:
-    path, damage = checkpoint.find(run.checkpoints, "best", checkpoint.whole)
+    path, damage = checkpoint.find(run.checkpoints, "best", checkpoint.verified)
     for line in damage:
         warn(line)
     return path
@@ -114,7 +114,7 @@ def _with_frame(run: RunFolder, bundle: ModelBundle) -> ModelBundle:
         return bundle  # a multilingual model keeps the files it was imported with
     if not isinstance(objective, TranslationObjective | RowObjective):
         return bundle
-    if tokenizer is None or not (tokenizer.frames or tokenizer.eos_id):
+    if tokenizer is None or not (tokenizer.has_frame or tokenizer.eos_id):
         return bundle
     return replace(bundle, frame=(objective.frame.before, objective.frame.after))
 

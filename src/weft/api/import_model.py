@@ -56,7 +56,7 @@ def _import_adapter(source: Path, target: Path, base: Path | str | None) -> tupl
     base_recipe = base_run.recipe()
     if base_recipe.adapter is not None:
         raise InteropError(f"--base {base}: itself an adapter; merge it first: weft export {base} DEST --to weft")
-    path, _ = checkpoint.find(base_run.checkpoints, "best", checkpoint.whole)
+    path, _ = checkpoint.find(base_run.checkpoints, "best", checkpoint.verified)
     model = read_run(base_run, checkpoint_weights(path, base_recipe.model))
     adapter = peft.read(source, model)
     weights = lazily(adapter.weights.__getitem__, adapter.weights)

@@ -32,7 +32,7 @@ from weft.api.run import Run
 from weft.api.settings import sampling, with_defaults
 from weft.decode.config import Sampling
 from weft.decode.generate import completions
-from weft.decode.prompt import Prompt, opening
+from weft.decode.prompt import Prompt, start_token
 from weft.errors import ConfigError, DataError, first_line, hub_failure, suggestion
 from weft.evaluate.perplexity import HEAD_ELEMENTS
 from weft.models.base import LanguageModel, device_of, evaluating
@@ -97,7 +97,7 @@ class WeftLM(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         """Id of the token that ends a text; for a tokenizer without one, of the token that begins a text."""
-        return opening(self.tokenizer)
+        return start_token(self.tokenizer)
 
     @property
     def prefix_token_id(self) -> int:
@@ -222,9 +222,9 @@ class WeftLM(TemplateLM):
             for _, same_settings in groupby(prompts, key=lambda prompt: repr(prompt[2])):
                 batch = list(same_settings)
                 # decoded alone, as the harness does: the first word has no leading space
-                begun = [replace(Prompt.of(self.tokenizer, ids), begun=False) for _, ids, _ in batch]
+                begun = [replace(Prompt.of(self.tokenizer, ids), mid_text=False) for _, ids, _ in batch]
                 seeds = [settings.seed + index for index, _, settings in batch]
-                texts = completions(self.model, begun, batch[0][2], seeds, self.batch_size)
+                texts = completions(self.model, begun, batch[0][2], seeds=seeds, rows=self.batch_size)
                 for (index, _, _), completion in zip(batch, texts, strict=True):
                     results[index] = completion.text
                     self.cache_hook.add_partial("generate_until", arguments[index], completion.text)

@@ -11,8 +11,8 @@ from weft.config import Config, validate
 from weft.costs import plan as costs
 from weft.costs.count import Count, count, orthogonal_flops
 from weft.costs.devices import MFU, device_named, interconnect_named
-from weft.costs.layout_search import Prediction, Search, layout_from, search, why_not
-from weft.costs.layouts import Job
+from weft.costs.layout_search import LayoutPrediction, LayoutSearch, layout_from, search, why_not
+from weft.costs.layouts import TrainingJob
 from weft.costs.memory import Workload, training_memory
 from weft.costs.plan import Machine, TrainingPlan, plan_training
 from weft.costs.units import parse_count
@@ -52,7 +52,7 @@ class Plan:
     work: Workload
     machine: Machine
     training: TrainingPlan
-    search: Search | None  # None for a model that layouts are not searched for
+    search: LayoutSearch | None  # None for a model that layouts are not searched for
     rows: int  # sequences per step
     basis: str  # the origin of the number of tokens, in words
 
@@ -66,12 +66,12 @@ class Plan:
             return tables
         if self.search is None:
             model, adapter = self.recipe.model, self.recipe.adapter
-            tables.append(costs.memory_table(model, self.cost, self.work, self.machine, adapter))
+            tables.append(costs.memory_table(model, self.cost, self.work, machine=self.machine, adapter=adapter))
         else:
             tables += [costs.layouts_table(self.search)] if self.machine.gpus > 1 else []
             tables.append(costs.device_table(self.search.best, self.machine))
         batch = f"{self.rows:,} × {self.work.length:,}"
-        return [*tables, costs.training_table(self.training, self.machine, self.basis, batch)]
+        return [*tables, costs.training_table(self.training, self.machine, basis=self.basis, batch=batch)]
 
     def record(self) -> dict[str, Any]:
         """Return plain values, in bytes, operations and seconds."""
@@ -108,7 +108,7 @@ class Plan:
         return values
 
 
-def _prediction(prediction: Prediction, reason: str) -> dict[str, Any]:
+def _prediction(prediction: LayoutPrediction, reason: str) -> dict[str, Any]:
     choice, memory, time = prediction.choice, prediction.memory, prediction.time
     return {
         "layout": {**choice.layout.sizes, "sequence": choice.layout.sequence},
@@ -147,8 +147,9 @@ def plan(recipe: str | Path | Recipe, changes: Changes = (), **settings: Any) ->
     micro, layouts = resolved.batch.micro if isinstance(resolved.batch.micro, int) else None, None
     if isinstance(resolved.model, TransformerConfig) and resolved.model.divisible and resolved.adapter is None:
         predicted = resolved.objective.rate if isinstance(resolved.objective, MaskedObjective) else 1.0
-        job = Job(resolved.model, rows, length, device, net, gpus, precision, optimizer, predicted=predicted)
-        layouts = search(job, layout, micro, True if resolved.batch.recompute else None)
+        job = TrainingJob(resolved.model, rows, length, device=device, net=net, gpus=gpus, precision=precision)
+        job = replace(job, optimizer=optimizer, predicted=predicted)
+        layouts = search(job, layout, micro=micro, recompute=True if resolved.batch.recompute else None)
         if mfu is None:
             machine = replace(machine, mfu=layouts.best.mfu, basis="predicted for a step; --mfu overrides it")
         else:
@@ -158,7 +159,7 @@ def plan(recipe: str | Path | Recipe, changes: Changes = (), **settings: Any) ->
         raise ConfigError(f"--layout: {subject} cannot be planned over several devices; leave it out")
     work = Workload(min(micro or rows, -(-rows // gpus)), length, precision, optimizer, gpus)
     update = orthogonal_flops(resolved.model, getattr(resolved.optimizer, "rounds", 0), resolved.adapter)
-    training = plan_training(cost.training(), tokens, rows * length, machine, update)
+    training = plan_training(cost.training(), tokens, rows * length, machine=machine, update_flops=update)
     return Plan(
         recipe=resolved,
         cost=cost,

@@ -16,16 +16,16 @@ from weft.api.explain import Explain
 from weft.api.export_model import export_model
 from weft.api.settings import generation_defaults, sampling, translation_beam, with_defaults
 from weft.costs.count import count
-from weft.decode.bulk import Job, bulk, texts_of
+from weft.decode.bulk import BulkJob, bulk, generate_many
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar, json_schema, lark, regex
-from weft.decode.contrastive import Contrasted
+from weft.decode.contrastive import ContrastiveModel
 from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
-from weft.decode.prompt import GENTLE, Message, Prompt, before_reply, chat_prompt, context_window
+from weft.decode.prompt import CHAT_DEFAULTS, Message, Prompt, chat_prompt, context_window, max_prompt_tokens
 from weft.decode.speculative import Draft, LookUp, speculate
 from weft.decode.text import Chunk, Completion
-from weft.decode.translate import RATIO
+from weft.decode.translate import LENGTH_RATIO
 from weft.errors import ConfigError, DataError
 from weft.evaluate.perplexity import Score, Surprisal
 from weft.models.base import LanguageModel
@@ -92,7 +92,7 @@ class Run:
     @property
     def chat_defaults(self) -> dict[str, Any]:
         """Sampling settings for replies: `defaults`, and if these have no temperature, a low one with a top_p."""
-        return self.defaults if "temperature" in self.defaults else {**GENTLE, **self.defaults}
+        return self.defaults if "temperature" in self.defaults else {**CHAT_DEFAULTS, **self.defaults}
 
     @takes_settings(Sampling)
     def generate(self, prompt: str = "", **settings: Any) -> str:
@@ -117,7 +117,7 @@ class Run:
         """Yield the reply to messages while it is written. The oldest turns are dropped if the window is too small."""
         if not self.config.objective.continues:
             raise self.objective.cannot("chat")
-        max_prompt = before_reply(context_window(self.model), settings.max_tokens)
+        max_prompt = max_prompt_tokens(context_window(self.model), settings.max_tokens)
         return generate(self.model, [chat_prompt(self.tokenizer, messages, max_prompt)], settings)
 
     def pattern(self, expression: str) -> Grammar:
@@ -151,11 +151,11 @@ class Run:
         if draft is not None and lookup is not None:
             raise ConfigError("draft and lookup exclude each other")
         if lookup is not None:
-            return speculate(self.model, LookUp(lookup), begun, settings)
+            return speculate(self.model, begun, settings, drafter=LookUp(lookup))
         if draft is None:
             return generate(self.model, [begun], settings)
         self._check_same_tokenizer(draft)
-        return speculate(self.model, Draft(draft.model, begun, settings), begun, settings)
+        return speculate(self.model, begun, settings, drafter=Draft(draft.model, begun, settings))
 
     def complete(self, prompts: Sequence[str], settings: Sampling | Beam) -> list[Completion]:
         """Continue several prompts in one batch: the best text of a beam search, or samples with the seeds
@@ -176,8 +176,8 @@ class Run:
         Prompts are numbered from `first`; a prompt's samples depend on its number and the seed.
         """
         _check_positive("n", n)
-        job = Job(settings, n, max(1, len(prompts)), pattern)
-        return list(texts_of(self.model, self.tokenizer, prompts, job, first))
+        job = BulkJob(settings, n=n, batch=max(1, len(prompts)), grammar=pattern)
+        return list(generate_many(self.model, self.tokenizer, prompts, job=job, first=first))
 
     def bulk(
         self,
@@ -203,8 +203,9 @@ class Run:
         noted |= notes or {}
         noted |= {} if pattern is None else pattern.notes
         noted |= {} if quantize_cache is None else {"quantize_cache": quantize_cache}
-        job = Job(settings, n, batch, pattern, None if out is None else Path(out), quantize_cache)
-        return bulk(self.model, self.tokenizer, prompts, job, noted)
+        path = None if out is None else Path(out)
+        job = BulkJob(settings, n=n, batch=batch, grammar=pattern, out=path, quantize_cache=quantize_cache)
+        return bulk(self.model, self.tokenizer, prompts, job=job, notes=noted)
 
     @cached_property
     def objective(self) -> Objective[Any]:
@@ -271,7 +272,7 @@ class Run:
     def against(self, amateur: "Run", strength: float = 0.5, plausible: float = 0.1) -> "Run":
         """Contrast this run with a weaker one of the same tokenizer (contrastive decoding; Li et al. 2023)."""
         self._check_same_tokenizer(amateur)
-        return replace(self, model=Contrasted(self.model, amateur.model, strength, plausible))
+        return replace(self, model=ContrastiveModel(self.model, amateur.model, strength, plausible=plausible))
 
     def _check_same_tokenizer(self, other: "Run") -> None:
         if other.tokenizer.fingerprint != self.tokenizer.fingerprint:
@@ -288,7 +289,7 @@ class Run:
         languages: Asked = ANY,
         *,
         progress: Advance | None = None,
-        ratio: float | None = RATIO,
+        ratio: float | None = LENGTH_RATIO,
     ) -> list[str]:
         """Return what the model writes for each text, by beam search unless `settings` say otherwise.
 

@@ -29,11 +29,11 @@ from weft.progress import Log, log_to_stderr
 from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.objective import Chat
 from weft.recipe.optimizer import Constant, Noam
-from weft.recipe.resolve import Changes, changed_tables, continues, extended, is_run, resolve
-from weft.recipe.settle import Choice, Facts, choose_tokenizer, settle
+from weft.recipe.resolve import Changes, changed_tables, extend_recipe, fine_tunes, is_run, resolve
+from weft.recipe.settle import ChosenSetting, Facts, choose_tokenizer, settle
 from weft.recipe.unread import refuse_unread
 from weft.runs import checkpoint
-from weft.runs.folder import FollowedRun, RunFolder, claimed, held, note_files, open_run, report_changes
+from weft.runs.folder import FollowedRun, RunFolder, claim_run, lock_run, note_files, open_run, report_changes
 from weft.runs.journal import check_lines, check_log
 from weft.runs.lines import read_lines
 from weft.runs.report import write_report
@@ -101,12 +101,12 @@ def train(
     sources = source_names(data)
     if not isinstance(recipe, Recipe):
         source, above = str(recipe), changed_tables(changes)
-        if is_run(source) and "init" not in above and not continues(source, above, sources):
+        if is_run(source) and "init" not in above and not fine_tunes(source, above, sources):
             raise ConfigError(
                 f"{source}: a run; to fine-tune its weights on other text: weft train {source} --data FILE; to "
                 f"resume it: weft train --resume {source}; to repeat it: weft train {Path(source) / 'config.toml'}"
             )
-    resolved = resolve(recipe, changes, sources, log)
+    resolved = resolve(recipe, changes, sources, log=log)
     _check(resolved)
     resolved.parallel.over(ranks.ranks)  # refused before anything is read
     default = Path("runs") / resolved.name
@@ -114,7 +114,7 @@ def train(
     if begun is not None:
         log(f"{begun}: begun by this job before it was restarted; resuming")
         return resume(begun, log=log)
-    with claimed(free_folder(default) if run is None else run) as folder:
+    with claim_run(free_folder(default) if run is None else run) as folder:
         settled, objective, choices = _prepare(resolved, folder, log)
         ranks.share(lambda: _invitation(settled, folder))
         worker = Worker(ranks=ranks, log=log)
@@ -138,13 +138,13 @@ def resume(run: Path | str, *, changes: Changes = (), log: Log = log_to_stderr) 
     if not folder.recipe().data.parts:
         raise RunError(f"{run}: imported, not trained here; fine-tune it with `weft train {run} --data FILE`")
     recipe = folder.settled_recipe()
-    with held(folder):
+    with lock_run(folder):
         objective = objectives.build(recipe, folder)
         if changes:
             recipe = _extend(folder, recipe, changes, ranks=ranks, log=log)
         recipe.parallel.over(ranks.ranks)
         _check_data(objective, log)
-        if recipe.model.kind != "ngram" and (checkpoints := checkpoint.standing(folder.checkpoints)):
+        if recipe.model.kind != "ngram" and (checkpoints := checkpoint.all_checkpoints(folder.checkpoints)):
             check_lines(folder, recipe, checkpoint.step_of(checkpoints[-1]))
         ranks.share(lambda: _invitation(recipe, folder))
         start.resume(recipe, folder, objective, Worker(ranks=ranks, log=log))
@@ -171,11 +171,11 @@ def free_folder(path: Path) -> Path:
 
 def _extend(folder: RunFolder, recipe: SettledRecipe, changes: Changes, *, ranks: Ranks, log: Log) -> SettledRecipe:
     """Apply `changes` to a run that is resumed, save its recipe, and log what they do to its learning rate."""
-    longer, messages = extended(recipe, changes)
+    longer, messages = extend_recipe(recipe, changes)
     refuse_unread(longer)
     longer.parallel.over(ranks.ranks)
     check_log(longer.log)
-    paths = checkpoint.standing(folder.checkpoints)
+    paths = checkpoint.all_checkpoints(folder.checkpoints)
     step, notes = (checkpoint.step_of(paths[-1]), checkpoint.notes_of(paths[-1])) if paths else (0, {})
     if longer.steps < step:
         raise ConfigError(f"steps = {longer.steps}: the run has already taken {step}; give more")
@@ -211,7 +211,7 @@ def _check(recipe: Recipe) -> None:
         raise DataError("'-': training may read its text twice, but standard input can be read once; name a file")
 
 
-def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe, Objective[Any], list[Choice]]:
+def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe, Objective[Any], list[ChosenSetting]]:
     """Train the tokenizer, tokenize the data and settle the recipe; also return what was chosen."""
     device = pick_device().type
     config, choices, tokenizers = _tokenizers(recipe, folder, device)
@@ -222,8 +222,8 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
     for sources, excluded in parts:
         files(sources, column, data.encoding, lambda line: folder.event("left out", line=line), excluded)
     facts = objectives.build(recipe, folder, tokenizers).prepare(log)
-    facts = replace(facts, trained=_tokens_learned(recipe.init))
-    settled, settled_choices = settle(recipe, facts, device, products)
+    facts = replace(facts, trained_tokens=_tokens_learned(recipe.init))
+    settled, settled_choices = settle(recipe, facts, device, measure=products)
     choices = [*choices, *settled_choices]
     _log_choices(settled, facts, choices, log=log)
     return settled, objectives.build(settled, folder, tokenizers), choices
@@ -243,7 +243,9 @@ def _tokens_learned(init: str | None) -> int | None:
     return total if visited else None
 
 
-def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[TokenizerConfig, list[Choice], Tokenizers]:
+def _tokenizers(
+    recipe: Recipe, folder: RunFolder, device: str
+) -> tuple[TokenizerConfig, list[ChosenSetting], Tokenizers]:
     """Train or load the tokenizers and save them in the run's folder; also return the target's settings and choices."""
     objective = objectives.build(recipe, folder)
     config, choices = _tokenizer_settings(recipe, objective, device)
@@ -265,8 +267,8 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[Tokeniz
 
 
 def trained_tokenizer(
-    config: TokenizerConfig, choices: list[Choice], texts: Callable[[], Iterable[str]]
-) -> tuple[Tokenizer, TokenizerConfig, list[Choice]]:
+    config: TokenizerConfig, choices: list[ChosenSetting], texts: Callable[[], Iterable[str]]
+) -> tuple[Tokenizer, TokenizerConfig, list[ChosenSetting]]:
     """Train a tokenizer on `texts`, or load it; return it with its settings and the choices made for it.
 
     A vocabulary size that was chosen, not set, shrinks or grows to what the text supports.
@@ -278,13 +280,14 @@ def trained_tokenizer(
     # a small vocabulary is chosen for a text of a few megabytes: keep it in memory, to read it once
     corpus = list(texts()) if chosen < DEFAULT_SIZE else texts()
     try:
-        tokenizer = build_tokenizer(config, corpus, most=chosen)
+        tokenizer = build_tokenizer(config, corpus, default_size=chosen)
     except TokenizerError:
         if chosen >= DEFAULT_SIZE:
             raise
         tokenizer = build_tokenizer(config, corpus)  # the text has more distinct characters than `chosen`
     if tokenizer.vocab_size != chosen:
-        choices = [*choices[:-1], Choice("tokenizer.vocab_size", tokenizer.vocab_size, "all that this text supports")]
+        size = ChosenSetting("tokenizer.vocab_size", tokenizer.vocab_size, "all that this text supports")
+        choices = [*choices[:-1], size]
     return tokenizer, config.replace(vocab_size=tokenizer.vocab_size), choices
 
 
@@ -294,7 +297,9 @@ def _texts(objective: Objective[Any], side: Literal["target", "source"] | None) 
     return some_texts(objective.texts(side), sources, ", or hold out nothing with data.validation.kind=none")
 
 
-def _tokenizer_settings(recipe: Recipe, objective: Objective[Any], device: str) -> tuple[TokenizerConfig, list[Choice]]:
+def _tokenizer_settings(
+    recipe: Recipe, objective: Objective[Any], device: str
+) -> tuple[TokenizerConfig, list[ChosenSetting]]:
     """Return the settings of the recipe's tokenizer, the prepared data's, or one chosen for the amount of text."""
     prepared = [part.prepared for part in recipe.data.parts if part.prepared is not None]
     if prepared and recipe.tokenizer is None:
@@ -307,7 +312,7 @@ def _tokenizer_settings(recipe: Recipe, objective: Objective[Any], device: str) 
     return choose_tokenizer(recipe, objective.amount(), device)
 
 
-def _log_choices(recipe: Recipe, facts: Facts, choices: Sequence[Choice], *, log: Log) -> None:
+def _log_choices(recipe: Recipe, facts: Facts, choices: Sequence[ChosenSetting], *, log: Log) -> None:
     texts = recipe.data.parts if recipe.objective.reads != "rows" else ()
     for name in [source for part in texts for source in part.sources if source.startswith("builtin:")]:
         corpus = builtin.corpus(name.removeprefix("builtin:"))

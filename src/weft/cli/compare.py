@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from weft.cli.console import options
-from weft.cli.console.live import show, workplace
+from weft.cli.console.live import live, show
 from weft.cli.console.options import command_line, option, recipe_argument
 from weft.cli.console.terminal import echo, loading, print_json
 
@@ -51,13 +51,13 @@ def compare(
     from AdamW to the recipe of `weft quickstart`; `tricks` tries other changes to that recipe, one at a time; and
     `epochs` compares weight decay with dropout when a text is read many times.
     """
-    from weft.compare.config import Asked
+    from weft.compare.config import ComparisonRequest
 
     settings = {"seeds": seeds, "rungs": rungs, "rates": rates, "baseline": baseline, "grid": grid, "sizes": sizes}
     budget = {"flops": flops, "tokens": tokens, "minutes": minutes}
     kinds = [] if tokenizers is None else tokenizers.split(",")
-    request = Asked(words or [], data or [], vary or [], kinds, settings, budget)
-    if request.tokenizers and not request.named:
+    request = ComparisonRequest(words or [], data or [], vary or [], tokenizers=kinds, options=settings, budget=budget)
+    if request.tokenizers and not request.contenders:
         folder = out or Path("comparisons") / "tokenizers"
         result = _compare_tokenizers(request.tokenizers, request.text(), folder, quiet=as_json)
         if as_json:
@@ -68,8 +68,10 @@ def compare(
     with loading():
         from weft.compare.experiment import compare as run
         from weft.compare.page import ComparisonPage
-    with workplace(folder, jobs, command_line(context)) as place:
-        page = ComparisonPage(run(comparison, place))
+        from weft.compare.pools import parse_jobs
+    with live() as watch:
+        command = command_line(context)
+        page = ComparisonPage(run(comparison, folder, jobs=parse_jobs(jobs), watch=watch, command=command))
     if request.tokenizers:
         text = comparison.data.text(comparison.data.parts[0])
         _compare_tokenizers(request.tokenizers, text, folder, quiet=as_json)

@@ -131,14 +131,14 @@ def _parallel(arguments: dict[str, Any]) -> None:
             raise ConfigError(f"--{name}: not an option of weft explain parallel, which takes --ranks and --out")
     tree = assignments(arguments["changes"] or [])
     with loading():
-        from weft.explain.parallel.parallel import Sizes
+        from weft.explain.parallel.parallel import BlockSizes
         from weft.explain.parallel.picture import parallel_splits
         from weft.figures.picture import check_picture
 
     out, ranks = arguments["out"], arguments["ranks"]
     if out is not None:
         check_picture(out)
-    picture = parallel_splits(validate(Sizes, tree), 2 if ranks is None else ranks)
+    picture = parallel_splits(validate(BlockSizes, tree), 2 if ranks is None else ranks)
     _show(picture, picture.text(), out, as_json=arguments["as_json"])
 
 

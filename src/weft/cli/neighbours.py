@@ -54,7 +54,7 @@ def neighbours(
             print_tables(Table(("word", "cosine", "where"), cells, _marked(text, occurrence), text=(0, 2)))
             echo()
     else:
-        nearest = nearest_words(loaded.model, loaded.tokenizer, word, top or 10)
+        nearest = nearest_words(loaded.model, loaded.tokenizer, word, top=top or 10)
         if as_json:
             listed = [{"text": near.text, "id": near.id, "cosine": round(near.cosine, 6)} for near in nearest]
             echo(record({"word": word, "neighbours": listed}))

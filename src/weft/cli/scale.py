@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from weft.cli.console import options
-from weft.cli.console.live import show, workplace
+from weft.cli.console.live import live, show
 from weft.cli.console.options import command_line, option, recipe_argument
 from weft.cli.console.terminal import loading
 from weft.errors import ConfigError
@@ -33,16 +33,18 @@ def scale(
 
     $ weft scale llama-tiny --data book.txt --budget 1e13
     """
-    from weft.compare.config import Asked
+    from weft.compare.config import ComparisonRequest
 
     if flops is None:
         raise ConfigError("--budget is required: the FLOPs of the largest run, for instance --budget 1e13")
     settings = {"seeds": seeds, "rungs": rungs, "rates": rates}
-    request = Asked([recipe, *(changes or [])], data or [], options=settings, budget={"flops": flops})
+    request = ComparisonRequest([recipe, *(changes or [])], data or [], options=settings, budget={"flops": flops})
     experiment = request.experiment()
     folder = out or Path("comparisons") / f"scale-{request.folder}"
     with loading():
+        from weft.compare.pools import parse_jobs
         from weft.compare.scale import scale as run
-    with workplace(folder, jobs, command_line(context)) as place:
-        page = run(experiment, place, sizes)
+    with live() as watch:
+        command = command_line(context)
+        page = run(experiment, folder, sizes=sizes, jobs=parse_jobs(jobs), watch=watch, command=command)
     show(page, {"page": folder / "scale.html", "numbers": folder / "ladder" / "results.jsonl"}, as_json)

@@ -48,7 +48,7 @@ def translate(
     """
     with loading():
         from weft.api.settings import beam, with_defaults
-        from weft.decode.translate import RATIO
+        from weft.decode.translate import LENGTH_RATIO
         from weft.objectives.frame import Asked
         from weft.parallel.ranks import join
     from weft.data.streams import lines
@@ -78,7 +78,7 @@ def translate(
         {"beams": DEFAULT_BEAMS, "patience": DEFAULT_PATIENCE, "max_tokens": length, **loaded.beam_defaults}
     )
     check(chosen.beams)
-    ratio = None if "max_tokens" in settings else RATIO
+    ratio = None if "max_tokens" in settings else LENGTH_RATIO
     with bar("translating", len(sources)) as advance:
         translations = loaded.translate(sources, chosen, Asked(source, target), progress=advance, ratio=ratio)
     if as_json:

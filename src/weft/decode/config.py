@@ -1,14 +1,13 @@
 """Settings of generation: sampling, beam search and search trees. Torch-free.
 
-`parameters` describes the settings of `Sampling` and `Beam` to whatever offers them: the options of a command, the
-keyword arguments of the API, the schema of a route, the fields of a form. Each setting is declared once, here.
+`parameters` describes the settings of `Sampling` and `Beam`, so that options of commands, keyword arguments of the API,
+schemas of routes and fields of forms can be generated. Each setting is declared once, here.
 """
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import Field, model_validator
-from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 from weft.config import Config
@@ -18,7 +17,6 @@ TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-1000.0, le=1000.0)]
 MAX_TOKENS = 10**9  # bounds every setting that counts tokens
 MIN_TEMPERATURE = 1e-30  # below this, dividing logits may overflow; at this, only ties with the maximum have a chance
-NO_OPTION: JsonDict = {"option": None}  # of settings that commands don't offer, such as token ids
 
 
 class Rules(Config):
@@ -29,54 +27,26 @@ class Rules(Config):
     (2019, §4.1), the ban on repeated n-grams Paulus et al.'s (2018, §2.5). Stop strings are no part of the text.
     """
 
-    max_tokens: int = Field(default=128, gt=0, le=MAX_TOKENS, description="Stop after this many tokens.")
-    min_tokens: int = Field(
-        default=0, ge=0, le=MAX_TOKENS, description="Don't let the model end the text before this many tokens."
-    )
-    stop: tuple[StopString, ...] = Field(default=(), description="Stop before any of these strings.")
-    stop_ids: tuple[TokenId, ...] = Field(
-        default=(),
-        description="Token ids that end the text, besides the tokenizer's end-of-text token.",
-        json_schema_extra=NO_OPTION,
-    )
+    max_tokens: int = Field(128, gt=0, le=MAX_TOKENS, description="Stop after this many tokens.")
+    min_tokens: int = Field(0, ge=0, le=MAX_TOKENS, description="Don't end the text before this many tokens.")
+    stop: tuple[StopString, ...] = Field((), description="Stop before any of these strings.")
+    stop_ids: tuple[TokenId, ...] = Field((), description="Token ids that end the text, besides end-of-text.")
     repetition_penalty: float = Field(
-        default=1.0,
-        gt=0.0,
-        le=100.0,
-        description="Above 1: tokens that occur in the prompt or the text become less likely.",
+        1.0, gt=0.0, le=100.0, description="Above 1: tokens of the prompt and the text become less likely."
     )
     frequency_penalty: float = Field(
-        default=0.0,
-        ge=-100.0,
-        le=100.0,
-        description="Subtract this from a token's logit for each time it was generated.",
+        0.0, ge=-100.0, le=100.0, description="Subtract this from a token's logit for each time it was generated."
     )
     presence_penalty: float = Field(
-        default=0.0,
-        ge=-100.0,
-        le=100.0,
-        description="Subtract this once from the logit of each token that was generated.",
+        0.0, ge=-100.0, le=100.0, description="Subtract this once from the logit of each token that was generated."
     )
     no_repeat_ngram: int = Field(
-        default=0,
-        ge=0,
-        le=MAX_TOKENS,
-        description="No n-gram of this many tokens may repeat, in prompt and text; 0 allows all.",
+        0, ge=0, le=MAX_TOKENS, description="No n-gram of this many tokens may repeat; 0 allows all."
     )
-    logit_bias: dict[TokenId, Bias] = Field(
-        default_factory=dict, description="Values to add to logits, by token id.", json_schema_extra=NO_OPTION
-    )
-    banned: tuple[TokenId, ...] = Field(
-        default=(), description="Token ids that are never generated.", json_schema_extra=NO_OPTION
-    )
-    forced: tuple[TokenId, ...] = Field(
-        default=(), description="Token ids that the text begins with.", json_schema_extra=NO_OPTION
-    )
-    last: TokenId | None = Field(
-        default=None,
-        description="Token id that takes the last position of a text that reaches max_tokens.",
-        json_schema_extra=NO_OPTION,
-    )
+    logit_bias: dict[TokenId, Bias] = Field({}, description="Values to add to logits, by token id.")
+    banned: tuple[TokenId, ...] = Field((), description="Token ids that are never generated.")
+    forced: tuple[TokenId, ...] = Field((), description="Token ids that the text begins with.")
+    last: TokenId | None = Field(None, description="Token id at the last position of a text that reaches max_tokens.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -101,44 +71,30 @@ class Rules(Config):
 
 
 class Sampling(Rules):
-    """How the next token is drawn, one token after the other.
+    """Settings of sampling, one token after the other.
 
     Filters apply in the order of declaration, temperature first. Without filters and at temperature 1, the draw follows
     the model's distribution exactly.
     """
 
     temperature: float = Field(
-        default=1.0,
-        ge=0.0,
-        le=100.0,
-        description="Divide logits by this. Below 1: safer; above 1: bolder; 0: always the likeliest token (greedy).",
+        1.0, ge=0.0, le=100.0, description="Below 1: safer; above 1: bolder; 0: always the likeliest token (greedy)."
     )
-    top_k: int | None = Field(default=None, gt=0, le=MAX_TOKENS, description="Draw from this many likeliest tokens.")
+    top_k: int | None = Field(None, gt=0, le=MAX_TOKENS, description="Draw from this many likeliest tokens.")
     top_p: float | None = Field(
-        default=None, gt=0.0, le=1.0, description="Draw from the fewest likeliest tokens that reach this probability."
+        None, gt=0.0, le=1.0, description="Draw from the fewest likeliest tokens that reach this probability."
     )
     min_p: float | None = Field(
-        default=None, gt=0.0, le=1.0, description="Drop tokens less likely than this fraction of the likeliest."
+        None, gt=0.0, le=1.0, description="Drop tokens less likely than this fraction of the likeliest."
     )
     typical_p: float | None = Field(
-        default=None,
-        gt=0.0,
-        le=1.0,
-        description="Draw from the most typical tokens that reach this probability.",
-        json_schema_extra={"option": "--typical"},
+        None, gt=0.0, le=1.0, description="Draw from the most typical tokens that reach this probability."
     )
-    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of the draws: the same seed gives the same text.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the draws: the same seed gives the same text.")
     logprobs: int | None = Field(
-        default=None,
-        ge=0,
-        le=100,
-        description="Report the model's log-probability of each token and of this many likeliest alternatives.",
+        None, ge=0, le=100, description="Report log-probabilities of each token and of this many alternatives."
     )
-    slide: bool = Field(
-        default=True,
-        description="Continue a text beyond the model's window from its last tokens, instead of ending it there.",
-        json_schema_extra={"option": "--slide/--no-slide"},
-    )
+    slide: bool = Field(True, description="Beyond the model's window, continue from the last tokens; otherwise stop.")
 
     @model_validator(mode="after")
     def _greedy_has_no_filters(self) -> Self:
@@ -179,45 +135,30 @@ LengthPenalty = Annotated[PowerLength | GNMTLength, Field(discriminator="kind")]
 class Beam(Rules):
     """Beam search: keep the `beams` likeliest prefixes at each step, and return the `n` best texts.
 
-    One beam is greedy decoding. With `settled = "certain"` the search ends when no live prefix can still reach the
-    texts to return; where length is rewarded, that may be at `max_tokens` only. With "likely" it also ends when as many
-    texts as beams have ended and no live prefix scores better now, as in Transformers. With a `patience` it also ends
-    when patience · beams texts have ended; fairseq and CTranslate2 use 1.
+    The search ends when no live prefix can still reach the texts to return (`settled = "certain"`); where length is
+    rewarded, that may be at `max_tokens` only. With "likely" it also ends when as many texts as beams have ended and no
+    live prefix scores better now, as in Transformers; with a `patience`, when patience · beams texts have ended (Kasai
+    et al. 2022), where fairseq and CTranslate2 use 1. The coverage penalty is Wu et al.'s (2016, §7), the replacement
+    of unknown tokens Luong et al.'s (2015).
     """
 
-    beams: int = Field(
-        default=4, ge=1, le=1000, description="Number of beams; 1 is greedy.", json_schema_extra={"option": "--beam"}
-    )
-    n: int = Field(default=1, gt=0, description="Number of texts to return, best first.")
+    beams: int = Field(4, ge=1, le=1000, description="Number of beams; 1 is greedy.")
+    n: int = Field(1, gt=0, description="Number of texts to return, best first.")
     length_penalty: LengthPenalty = Field(
-        default=PowerLength(), description="Divide log p by a power of the length; a higher power favours long texts."
+        PowerLength(), description="Divide log p by a power of the length; a higher power favours long texts."
     )
     coverage_penalty: float = Field(
-        default=0.0,
-        ge=0.0,
-        le=10.0,
-        description="Lower the score of texts that leave out parts of the source (Wu et al. 2016, §7).",
+        0.0, ge=0.0, le=10.0, description="Lower the score of texts that leave out parts of the source."
     )
     patience: float | None = Field(
-        default=None,
-        gt=0.0,
-        le=1000.0,
-        description="End the search once patience · beams texts are complete (Kasai et al. 2022).",
+        None, gt=0.0, le=1000.0, description="End the search once patience · beams texts are complete."
     )
     settled: Literal["certain", "likely"] = Field(
-        default="certain",
-        description="End the search when better texts are impossible (certain) or improbable (likely).",
-        json_schema_extra=NO_OPTION,
+        "certain", description="End the search when better texts are impossible (certain) or improbable (likely)."
     )
-    renormalise: bool = Field(
-        default=True,
-        description="Renormalise probabilities over the tokens that the rules allow.",
-        json_schema_extra=NO_OPTION,
-    )
+    renormalise: bool = Field(True, description="Renormalise probabilities over the tokens that the rules allow.")
     replace_unknown: bool = Field(
-        default=False,
-        description="Replace each unknown token by the source token it attends to most (Luong et al. 2015).",
-        json_schema_extra=NO_OPTION,
+        False, description="Replace each unknown token by the source token that it attends to most."
     )
 
     @model_validator(mode="after")
@@ -230,15 +171,23 @@ class Beam(Rules):
 class Branching(Config):
     """Size of the search trees that are drawn: of greedy search with alternatives, of beam search, of samples."""
 
-    depth: int = Field(default=3, ge=1, le=12, description="Tokens to generate.")
-    alternatives: int = Field(default=3, ge=1, le=10, description="Likeliest tokens shown per step of greedy search.")
-    beams: int = Field(default=3, ge=1, le=10, description="Number of beams.")
-    samples: int = Field(default=4, ge=1, le=20, description="Number of sampled texts.")
-    temperature: float = Field(default=1.0, gt=0.0, le=100.0, description="Temperature of the samples.")
-    top_k: int | None = Field(default=None, gt=0, le=MAX_TOKENS, description="Draw from this many likeliest tokens.")
-    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of the samples.")
+    depth: int = Field(3, ge=1, le=12, description="Tokens to generate.")
+    alternatives: int = Field(3, ge=1, le=10, description="Likeliest tokens shown per step of greedy search.")
+    beams: int = Field(3, ge=1, le=10, description="Number of beams.")
+    samples: int = Field(4, ge=1, le=20, description="Number of sampled texts.")
+    temperature: float = Field(1.0, gt=0.0, le=100.0, description="Temperature of the samples.")
+    top_k: int | None = Field(None, gt=0, le=MAX_TOKENS, description="Draw from this many likeliest tokens.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the samples.")
 
 
+# Options of commands whose name differs from the setting's; None: not offered, such as token ids.
+UNOFFERED = ("stop_ids", "logit_bias", "banned", "forced", "last", "settled", "renormalise", "replace_unknown")
+OPTIONS: Mapping[str, str | None] = {
+    "typical_p": "--typical",
+    "slide": "--slide/--no-slide",
+    "beams": "--beam",
+    **dict.fromkeys(UNOFFERED),
+}
 Group = Literal["rules", "sampling", "beam"]
 
 
@@ -267,8 +216,6 @@ def parameters() -> tuple[Parameter, ...]:
 
 def _parameter(name: str, field: FieldInfo, group: Group) -> Parameter:
     members = get_args(field.annotation)
-    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    option = extra.get("option", f"--{name.replace('_', '-')}")
     limits = ((key, getattr(mark, key, None)) for mark in field.metadata for key in ("ge", "gt", "le", "lt"))
     return Parameter(
         name=name,
@@ -277,5 +224,5 @@ def _parameter(name: str, field: FieldInfo, group: Group) -> Parameter:
         description=field.description or "",
         bounds={key: limit for key, limit in limits if limit is not None},
         group=group,
-        option=option if isinstance(option, str) else None,
+        option=OPTIONS.get(name, f"--{name.replace('_', '-')}"),
     )

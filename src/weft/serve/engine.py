@@ -4,7 +4,7 @@ from weft.api.run import Run
 from weft.decode.engine.engine import Engine
 from weft.decode.engine.engine import Limits as EngineLimits
 from weft.decode.engine.paging import block_bytes
-from weft.decode.generate import BLOCK_SIZE, MAX_ENGINE_LENGTH, check_small_cache, engine_can_hold
+from weft.decode.generate import BLOCK_SIZE, MAX_ENGINE_LENGTH, check_quantized_cache, engine_supports
 from weft.decode.prompt import context_window
 from weft.machine import free_memory
 from weft.models.base import device_of
@@ -22,8 +22,8 @@ def build_engine(run: Run, limits: Limits) -> Engine | None:
         return None
     max_length = min(context_window(model) or MAX_ENGINE_LENGTH, limits.max_tokens, MAX_ENGINE_LENGTH)
     if limits.quantize_cache is not None:
-        check_small_cache(model, max_length)
-    if not engine_can_hold(model, max_length):
+        check_quantized_cache(model, max_length)
+    if not engine_supports(model, max_length):
         return None
     size = block_bytes(model, BLOCK_SIZE, limits.quantize_cache)
     able = int(CACHE_SHARE * free_memory(device)) // size

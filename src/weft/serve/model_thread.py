@@ -169,7 +169,8 @@ class ModelThread(threading.Thread):
                 return
             check_prompts(self.loaded.model, [task.prompt], [task.settings])
             if self._engine is None:
-                task.stream = generate(self.loaded.model, [task.prompt], task.settings, [task.seed], task.source)
+                model = self.loaded.model
+                task.stream = generate(model, [task.prompt], task.settings, seeds=[task.seed], source=task.source)
             else:
                 task.request = self._engine.submit(task.prompt, task.settings, task.seed)
             self._active.append(task)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from weft import __version__
 from weft.decode.config import Beam, Sampling
-from weft.decode.prompt import Prompt, choices
+from weft.decode.prompt import Prompt, output_vocab_size
 from weft.serve import explorer
 from weft.serve.errors import RefusedError
 from weft.serve.events import DONE, Events, event, json_response
@@ -95,7 +95,7 @@ def _completion_request(server: Server, model: ServedModel, body: CompletionBody
     run, pattern, inputs = model.run, grammar(body.response_format, model.run), _as_list(body.prompt)
     if not run.config.objective.continues and not writes_from_source(run):
         raise run.objective.cannot("write")
-    _check_ids(inputs, choices(run.model, run.tokenizer.vocab_size), "prompt")
+    _check_ids(inputs, output_vocab_size(run.model, run.tokenizer.vocab_size), "prompt")
     best_of = body.best_of or body.n or 1
     logprobs = 0 if body.logprobs is None and best_of > (body.n or 1) else body.logprobs
     others = {"logprobs": logprobs, **rules(body, run, server.limits)}

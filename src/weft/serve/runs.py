@@ -20,7 +20,7 @@ from weft.errors import WeftError
 from weft.figures.plot import thinned
 from weft.recipe.metrics import metric
 from weft.runs.folder import RunFolder
-from weft.runs.lines import Stretch, read, read_on
+from weft.runs.lines import LineChunk, read, read_after
 from weft.runs.listing import RunRow
 from weft.serve.errors import RefusedError
 from weft.serve.events import encoded_response
@@ -79,10 +79,10 @@ def metrics(name: str, run: NamedRun, since: Annotated[str, Query(max_length=MAX
     earlier ones; if `more`, request the rest with `next`.
     """
     paths, positions = (run.metrics, run.timings), [*since.split(","), ""][:2] if since else ["", ""]
-    stretches = [_stretch(path, position) for path, position in zip(paths, positions, strict=True)]
-    if reset := any(stretch.anew for stretch in stretches):
-        stretches = [_stretch(path, "") for path in paths]
-    seconds, lines = 0.0, [dict(line) for stretch in stretches for line in stretch.lines]
+    chunks = [_read_journal(path, position) for path, position in zip(paths, positions, strict=True)]
+    if reset := any(chunk.restarted for chunk in chunks):
+        chunks = [_read_journal(path, "") for path in paths]
+    seconds, lines = 0.0, [dict(line) for chunk in chunks for line in chunk.lines]
     for line in lines:
         if "seconds" in line:
             seconds = line["seconds"] = seconds + line["seconds"]
@@ -90,19 +90,19 @@ def metrics(name: str, run: NamedRun, since: Annotated[str, Query(max_length=MAX
         "name": name,
         "series": _series(lines),
         "flops_per_token": _flops(run),
-        "damaged": sum(stretch.damaged for stretch in stretches),
-        "next": ",".join(stretch.end for stretch in stretches),
+        "damaged": sum(chunk.damaged for chunk in chunks),
+        "next": ",".join(chunk.end for chunk in chunks),
         "reset": reset,
-        "more": any(stretch.more for stretch in stretches),
+        "more": any(chunk.more for chunk in chunks),
     }
     return encoded_response(content)
 
 
-def _stretch(path: Path, position: str) -> Stretch:
+def _read_journal(path: Path, position: str) -> LineChunk:
     try:
-        return read_on(path, position, MAX_JOURNAL_BYTES)
+        return read_after(path, position, MAX_JOURNAL_BYTES)
     except FileNotFoundError:
-        return Stretch([], 0, "", bool(position), False)
+        return LineChunk([], damaged=0, end="", restarted=bool(position), more=False)
 
 
 def _series(lines: list[dict[str, Any]]) -> dict[str, list[list[float | None]]]:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
-from weft.decode.text import Chunk, Finish, spelled
+from weft.decode.text import Chunk, Finish, spell_token
 from weft.serve.errors import RefusedError
 from weft.serve.events import Events, json_response, stream_response
 from weft.serve.library import ServedModel
@@ -160,9 +160,9 @@ class TextGeneration:
         tokenizer = self.request.model.run.tokenizer
         return [
             ScoredToken(
-                spelled(tokenizer, chunk.id),
+                spell_token(tokenizer, chunk.id),
                 max(MIN_LOGPROB, chunk.logprob),
-                [(spelled(tokenizer, id), max(MIN_LOGPROB, value)) for id, value in chunk.top],
+                [(spell_token(tokenizer, id), max(MIN_LOGPROB, value)) for id, value in chunk.top],
             )
             for chunk in chunks
             if chunk.logprob is not None and chunk.finish != "eos"
@@ -218,6 +218,6 @@ def _whole_texts(request: TextRequest, check_waiting: Callable[..., None]) -> li
         translations = run.translate(request.texts, search, progress=check_waiting)
         return [TextDelta(row, text, len(run.tokenizer.encode(text)), "eos") for row, text in enumerate(translations)]
     assert isinstance(settings, Beam)
-    by_prompt = search_texts(run.model, list(request.prompts), settings, watch=check_waiting)
+    by_prompt = search_texts(run.model, list(request.prompts), settings, on_step=check_waiting)
     texts = [text for candidates in by_prompt for text in candidates[: request.n]]
     return [TextDelta(row, text.text, text.tokens, text.finish) for row, text in enumerate(texts)]

@@ -11,7 +11,7 @@ from weft.api.run import Run
 from weft.api.settings import beam, sampling, with_defaults
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar
-from weft.decode.prompt import Prompt, before_reply, chat_prompt, context_window
+from weft.decode.prompt import Prompt, chat_prompt, context_window, max_prompt_tokens
 from weft.models.base import Source
 from weft.objectives.pairs import Pairs
 from weft.objectives.spans import Spans
@@ -135,7 +135,7 @@ def conversation(
     window = context_window(run.model)
     reserved = max_tokens or (limits.max_tokens if window is None else max(1, window // 2))
     max_reply = min(reserved, limits.max_tokens)
-    prompt = chat_prompt(run.tokenizer, messages, before_reply(window, max_reply))
+    prompt = chat_prompt(run.tokenizer, messages, max_prompt_tokens(window, max_reply))
     if max_tokens is None and window is not None:
         max_reply = max(1, min(window - len(prompt.ids), limits.max_tokens))
     return replace(prompt, grammar=pattern), max_reply

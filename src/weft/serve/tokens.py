@@ -16,8 +16,8 @@ from torch import Tensor
 from weft.api.settings import beam, sampling
 from weft.decode.beam import beam_search
 from weft.decode.config import Sampling
-from weft.decode.generate import read_prompts
-from weft.decode.prompt import Prompt, check_prompts, choices, context_window
+from weft.decode.generate import prefill
+from weft.decode.prompt import Prompt, check_prompts, context_window, output_vocab_size
 from weft.errors import WeftError
 from weft.explain import views
 from weft.models.base import Source, evaluating
@@ -42,13 +42,13 @@ router = APIRouter()
 def _prompt(model: ServedModel, body: PrefixBody) -> tuple[Prompt, Source | None]:
     """Return the prompt of a text, and the source if the model writes one text from another; without `body.tokens`."""
     run = model.run
-    check_ids(body.tokens, choices(run.model, run.tokenizer.vocab_size))
+    check_ids(body.tokens, output_vocab_size(run.model, run.tokenizer.vocab_size))
     if body.messages is not None and not writes_from_source(run):
         return conversation(run, body.messages, model.loaded_thread.limits, max_tokens=None)[0], None
     text = body.input if body.messages is None else body.messages[-1].content
     if writes_from_source(run):
         reading = run.explain.reading(text, "")
-        return Prompt.of(reading.tokenizer, list(reading.ids)), reading.given["source"]
+        return Prompt.of(reading.tokenizer, list(reading.ids)), reading.model_kwargs["source"]
     if not run.config.objective.continues:
         raise run.objective.cannot("write")
     return Prompt.of(run.tokenizer, text), None
@@ -82,9 +82,9 @@ def next_token(model: ServedModel, body: NextBody) -> dict[str, Any]:
     run, (prompt, source) = model.run, _prompt(model, body)
     prompt = replace(prompt, ids=[*prompt.ids, *body.tokens])
     check_prompts(run.model, [prompt], [Sampling(slide=source is None)])
-    ids, _ = prompt.last(context_window(run.model) if source is None else None)
-    logits = read_prompts(run.model, [ids], len(ids), source)[1]
-    log_p = logits[0, : choices(run.model, prompt.vocab_size)].float().log_softmax(dim=-1)
+    ids, _ = prompt.fit(context_window(run.model) if source is None else None)
+    logits = prefill(run.model, [ids], len(ids), source=source)[1]
+    log_p = logits[0, : output_vocab_size(run.model, prompt.vocab_size)].float().log_softmax(dim=-1)
     entropy = float(torch.special.entr(log_p.exp()).sum())
     packed = base64.b64encode(log_p.cpu().numpy().astype("<f4").tobytes()).decode() if body.logprobs else None
     tokens = _likeliest(run.tokenizer, log_p, top=body.top, spell=views.reading.pieces)
@@ -157,7 +157,7 @@ def beams(model: ServedModel, body: BeamsBody) -> dict[str, Any]:
     max_tokens = max(1, min(body.max_tokens, model.loaded_thread.limits.max_tokens) - len(body.tokens))
     stop_ids = run.defaults.get("stop_ids")
     settings = beam(beams=body.beams, n=body.beams, stop_ids=stop_ids, max_tokens=max_tokens)
-    return {"texts": as_json(beam_search(run.model, [prompt], settings, source)[0])}
+    return {"texts": as_json(beam_search(run.model, [prompt], settings, source=source)[0])}
 
 
 # ---- tokenizations

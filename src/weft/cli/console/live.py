@@ -16,7 +16,6 @@ from weft.storage.files import write_text
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from weft.compare.experiment import Workplace
     from weft.compare.page import ComparisonPage
     from weft.compare.runner import Progress, Watch
     from weft.compare.scale import ScalingPage
@@ -24,17 +23,6 @@ if TYPE_CHECKING:
 
 NOW = "now: share of the budget · step · loss"
 MIN_PROGRESS = 0.02  # share of the work after which the remaining time is estimated
-
-
-@contextmanager
-def workplace(folder: Path, jobs: str | None, command: str) -> Iterator["Workplace"]:
-    """Yield the workplace of a comparison, whose progress is shown on the terminal."""
-    from weft.compare.experiment import Workplace
-    from weft.compare.pools import parse_jobs
-
-    pool = parse_jobs(jobs)
-    with live() as watch:
-        yield Workplace(folder, jobs=pool, watch=watch, command=command)
 
 
 def show(page: "ComparisonPage | ScalingPage", paths: Mapping[str, Path], as_json: bool) -> None:

@@ -62,9 +62,9 @@ def coloured() -> bool | None:
 
 def print_json(value: Any) -> None:
     """Print one JSON document."""
-    from weft.runs.lines import finite
+    from weft.runs.lines import to_json
 
-    typer.echo(json.dumps(finite(value), ensure_ascii=False, indent=2, allow_nan=False))
+    typer.echo(json.dumps(to_json(value), ensure_ascii=False, indent=2, allow_nan=False))
 
 
 def wrap_words(parts: Iterable[str], width: int) -> Iterator[str]:
