@@ -174,7 +174,11 @@ def test_surprisal_is_the_loss_of_transformers(family: str, pieces: Tokenizer, t
     """With a tokenizer that puts bos before a text, and with one that does not, where the first token is not scored."""
     tokenizer = pieces if family == "llama" else build_tokenizer(BPE(vocab_size=262), ["the cat sat. " * 9])
     size: dict[str, Any] = {"vocab_size": tokenizer.vocab_size}
-    settings = llama(2, 32, 4, 48, 64, kv_heads=2, **size) if family == "llama" else gpt(2, 32, 4, context=64, **size)
+    settings = (
+        llama(2, 32, 4, d_ff=48, context=64, kv_heads=2, **size)
+        if family == "llama"
+        else gpt(2, 32, 4, context=64, **size)
+    )
     folder = exported(replace(fresh_model(settings), tokenizer=tokenizer), tmp_path / "theirs")
     import_model(folder, tmp_path / "run")
     run = weft.load(tmp_path / "run")

@@ -25,9 +25,9 @@ from weft.training import quantized
 
 Capture = pytest.CaptureFixture[str]
 MODELS: dict[str, Any] = {
-    "tied": llama(2, 64, 4, 96, context=32, vocab_size=80, kv_heads=2, tied=True),
-    "odd": gpt(1, 36, 2, 32, vocab_size=81),  # biases, and no groups of 32
-    "seq2seq": vaswani(1, 64, 4, 96, 0.0, vocab_size=80, context=32),
+    "tied": llama(2, 64, 4, d_ff=96, context=32, vocab_size=80, kv_heads=2, tied=True),
+    "odd": gpt(1, 36, 2, context=32, vocab_size=81),  # biases, and no groups of 32
+    "seq2seq": vaswani(1, 64, 4, d_ff=96, dropout=0.0, vocab_size=80, context=32),
 }
 
 

@@ -16,7 +16,7 @@ GPU = {"fp32": 51e12, "bf16": 790e12}
 
 @pytest.fixture
 def xeon(monkeypatch: pytest.MonkeyPatch) -> None:
-    def products(rows: int, inputs: int, outputs: int, dtypes: Sequence[str], device: str = "cpu") -> dict[str, float]:
+    def matmul_rates(*sizes: int, dtypes: Sequence[str] = ("fp32", "bf16"), device: str = "cpu") -> dict[str, float]:
         return {dtype: (RATES if device == "cpu" else GPU)[dtype] for dtype in dtypes}
 
     def bandwidth(device: str = "cpu", threads: int | None = None) -> float:

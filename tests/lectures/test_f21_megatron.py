@@ -102,7 +102,7 @@ def test_the_command(blocks: list[Any], capsys: Capture, tmp_path: Path, monkeyp
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines.count(["columns", "→", "rows", "all-reduce", "all-reduce"]) == 2
     assert run([*words, "--ranks", "2", "--out", str(tmp_path / "page.html")]) == 0
-    assert asked == [(parallel.BlockSizes(d_model=D_MODEL, d_ff=D_FF, heads=2, tokens=TOKENS), 2)] * 2
+    assert calls == [(parallel.BlockSizes(d_model=D_MODEL, d_ff=D_FF, heads=2, tokens=TOKENS), 2)] * 2
     page = (tmp_path / "page.html").read_text()
     assert page.count("<svg") == 2 and "&lt;svg" not in page and "1. QKV by columns, O by rows (Megatron)" in page
     assert page.count(">reduce-scatter</text>") == sum(

@@ -94,7 +94,7 @@ def _gpus() -> Iterator[Finding]:
         yield Finding("GPU", "none that torch can use; models are trained on the CPU")
     for index in range(torch.cuda.device_count()):
         device, about, triton = f"cuda:{index}", torch.cuda.get_device_properties(index), machine.has_triton()
-        rates, read = machine.products(*GPU_LAYER, ("fp32", "bf16"), device), machine.bandwidth(device)
+        rates, read = machine.matmul_rates(*GPU_LAYER, device=device), machine.bandwidth(device)
         kernels = "with Triton" if triton else "without Triton, which weft's kernels need"
         memory = about.total_memory
         speeds = f"{_rates(rates)}, memory bandwidth {read / 1e9:,.4g} GB/s"

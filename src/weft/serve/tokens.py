@@ -39,7 +39,7 @@ MAX_LISTED_TOKENS = 500  # of a tokenized text; the count is of all
 router = APIRouter()
 
 
-def _prompt(model: ServedModel, body: PrefixBody) -> tuple[Prompt, Source | None]:
+def _prompt(model: ServedModel, body: PrefixBody) -> tuple[Prompt, EncoderInput | None]:
     """Return the prompt of a text, and the source if the model writes one text from another; without `body.tokens`."""
     run = model.run
     check_ids(body.tokens, output_vocab_size(run.model, run.tokenizer.vocab_size))

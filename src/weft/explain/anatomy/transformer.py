@@ -302,7 +302,7 @@ def _logits(model: Transformer, module: heads.TokenHead) -> ModelPart:
 
 
 def _classes(settings: Any, module: heads.Classifier, name: str) -> ModelPart:
-    by: list[Any] = [heads.Classifier.forward, *([] if module.pooler is None else [heads.Pooler.forward])]
+    by: list[Any] = [heads.Classifier.forward, *([] if module.pooler is None else [heads.Transform.forward])]
     pooled = f"x_{module.pooling}"
     f = getattr(settings.head, "activation", "tanh") if name == "classes" else "tanh"
     formula = f"{pooled} W + b" if module.pooler is None else f"{f}({pooled} W_p + b_p) W + b"
