@@ -50,8 +50,8 @@ def logits(model: Any) -> Tensor:
 @pytest.mark.parametrize(("columns", "group"), [(96, 32), (32, 32), (14, 14)])
 def test_int4_round_trip(columns: int, group: int, centred: bool) -> None:
     weight = torch.randn(5, columns, generator=torch.Generator().manual_seed(columns)) + 0.2
-    rounded = (quantize_groups if centred else quantize_around_zero)(weight, group)
-    packed = Packed.of(rounded, "int4")
+    rounded = (quantize_groups if centred else quantize_symmetric)(weight, group)
+    packed = rounded.pack("int4")
     assert packed.numbers.shape == (5, columns // 2) and packed.shape == (5, columns) and packed.bits == "int4"
     unpacked = packed.unpack()
     assert torch.equal(unpacked.dequantize(), rounded.dequantize())
@@ -63,7 +63,7 @@ def test_int4_round_trip(columns: int, group: int, centred: bool) -> None:
 
 
 def test_wrong_shapes_are_refused() -> None:
-    packed = Packed.of(quantize_rows(torch.randn(6, 64)), "int8")
+    packed = quantize_rows(torch.randn(6, 64)).pack("int8")
     assert packed.is_for("int8", 6, 64)
     assert packed.scales is not None
     for wrong in (
