@@ -16,7 +16,6 @@ from weft.decode.sampling import (
     TokenHistory,
     apply_rules,
     choose_tokens,
-    count_penalties,
     filter_logits,
     min_p,
     no_repeat_ngram,
@@ -112,7 +111,10 @@ def test_frequency_and_presence_follow_their_formulas(logits: Tensor) -> None:
             for row in zip(logits, counts, strict=True)
         ]
     )
-    torch.testing.assert_close(count_penalties(logits, counts, 0.4, presence=1.5), expected)
+    history = TokenHistory([[]] * B, V, logits.device)
+    history.counts = counts
+    rules = [Rules(frequency_penalty=0.4, presence_penalty=1.5)] * B
+    torch.testing.assert_close(apply_rules(logits, rules, [9] * B, history=history), expected)
 
 
 def test_only_the_repetition_penalty_counts_the_prompt(logits: Tensor, prompts: Tensor) -> None:

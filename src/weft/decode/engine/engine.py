@@ -142,9 +142,8 @@ class Engine:
         request = Request(next(self._numbers), prompt, settings, window=self.window, seed=seed)
         pool, blocks = self.manager.pool, self.manager.store.blocks
         if pool.blocks_for(request.max_len) > blocks:
-            raise ModelError(
-                f"prompt and text are {request.max_len} tokens, but there is memory for {blocks * pool.block_size}"
-            )
+            capacity = blocks * pool.block_size
+            raise ModelError(f"prompt and text are {request.max_len} tokens, but there is memory for {capacity}")
         self.scheduler.waiting.append(request)
         return request
 

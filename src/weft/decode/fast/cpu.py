@@ -69,8 +69,7 @@ class CPUFastPath(PlainPath):
 
     @classmethod
     def fits(cls, model: LanguageModel, state: State) -> bool:
-        """Whether this is a decoder in float32, with or without a source, whose positions do the same in every step,
-        and rows are equally long."""
+        """Whether this is a float32 decoder, with or without a source, of constant positions and equally long rows."""
         settings = model.config
         even = isinstance(state, TransformerState) and state.even and isinstance(state.cache, KeyValueCache)
         if not even or not is_float32_on_cpu(model) or not isinstance(settings, Decoder | EncoderDecoder):
@@ -174,15 +173,14 @@ class CPUFastPath(PlainPath):
         queries = q.view(rows, B // rows, H, D).transpose(1, 2)
         queries = queries if layer.cross_norm is None else layer.cross_norm(queries)
         mask = None if layer.mask is None else layer.mask.expand(-1, -1, B // rows, -1)
-        mixed = F.scaled_dot_product_attention(
-            queries, *layer.source, attn_mask=mask, scale=layer.scale, enable_gqa=self.kv_heads != H
-        )
+        arguments, shared = (queries, *layer.source), self.kv_heads != H
+        mixed = F.scaled_dot_product_attention(*arguments, attn_mask=mask, scale=layer.scale, enable_gqa=shared)
         return mixed.transpose(1, 2).reshape(B, H * D)
 
 
 class CPULayer:
-    """A block's functions, and views of its keys and values. Matrices with at least `min_gemm_weights` elements are
-    multiplied by weft's GEMM; None: all by torch."""
+    """A block's functions, and views of its keys and values. weft's GEMM multiplies matrices of `min_gemm_weights`
+    elements or more; None: torch multiplies all."""
 
     keys: Tensor  # (batch, kv_heads, max_len, d_head)
     values: Tensor
@@ -250,8 +248,7 @@ def _residual(part: nn.Module, gemm: int | None) -> ResidualFunction:
 
 
 def _quantized(part: nn.Module) -> tuple[LinearFunction, Tensor | None]:
-    """A quantised layer's kernel without the overhead of calling modules, and the centres (groups, N) that it leaves
-    out. Other layers are returned as they are."""
+    """A quantised layer's kernel, and the centres (groups, N) that it leaves out; other layers unchanged, and None."""
     if not isinstance(part, QuantizedLinear) or part.bias is not None:
         return part, None
     matmul = part.matmul
@@ -279,8 +276,7 @@ def _norm(norm: Any) -> LinearFunction | None:
 
 
 class GemmLinear:
-    """x (batch, K) → x Wᵀ + b by weft's GEMM. The result is overwritten by the next call: new memory would have to be
-    cleared."""
+    """x (batch, K) → x Wᵀ + b by weft's GEMM, overwritten by the next call: new memory would have to be cleared."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         self.tensors, self.matrix = (weight, bias), native.matrix(weight, weight.shape, bias=bias)

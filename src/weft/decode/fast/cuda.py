@@ -91,8 +91,7 @@ class FusedLayers:
     def _matvec(
         self, part: nn.Module, x: Tensor, *, norm: Any = None, residual: Tensor | None = None, gated: bool = False
     ) -> Tensor | None:
-        """Apply a linear layer with its norm, gate and residual in one kernel; None unless x is a single row and the
-        kernel can read the weights."""
+        """Apply norm, linear layer, gate and residual in one kernel; None if x or the weights don't fit it."""
         weights = _weights(part) if x.dim() == 2 and len(x) == 1 else None
         if weights is None:
             return None

@@ -103,8 +103,7 @@ class BucketState(TransformerState):
 
 
 def has_fixed_shape(model: LanguageModel, state: State) -> bool:
-    """Whether all steps within the capacity of `state` have one shape, as CUDA graphs need, and involve no other
-    process."""
+    """Whether all steps within the capacity of `state` have one shape, as CUDA graphs need, and run in one process."""
     if not isinstance(model, Transformer) or not isinstance(state, TransformerState) or model.shards > 1:
         return False
     return isinstance(state.cache, KeyValueCache) and not positions_change(model, state.max_len)
@@ -232,8 +231,7 @@ class DeviceSampler:
         self.uses_kernel = device.type == "cuda" and not self.any_sampled and has_cuda_kernels()
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Choose the next tokens (batch,) after logits (batch, ≥ vocab_size). Where that is impossible, −1 is
-        recorded."""
+        """Choose the next tokens (batch,) after logits (batch, ≥ vocab_size); −1 is recorded where none is possible."""
         if self.uses_kernel:
             from weft.decode.fast import kernels
 

@@ -31,9 +31,8 @@ SETTINGS = LLAMA | setting_names("ngrams", attention="bias", feedforward="activa
 class NativeDecoder:
     """Runs tokens of several texts through a decoder over a paged KV cache, one C call per step.
 
-    keys, values (layers, blocks, kv_heads, block_size, d_head); a text's table lists its blocks. A text's results are
-    the same to the bit whatever the other texts are, and also when its tokens are split over several calls, as long as
-    each call reads more than one of them.
+    keys, values (layers, blocks, kv_heads, block_size, d_head); a text's table lists its blocks. A text's results don't
+    depend, to the bit, on other texts, nor on how its tokens are split over calls that read more than one of them.
     """
 
     def __init__(self, model: Transformer, keys: Tensor, values: Tensor):
@@ -250,6 +249,4 @@ def _is_supported(model: LanguageModel) -> bool:
 
 def _has_native_weights(model: Transformer) -> bool:
     parts = [part for part in model.decoder.modules() if isinstance(part, nn.Linear | QuantizedLinear)]  # type: ignore[union-attr]
-    return all(
-        isinstance(p.matmul, NativeMatmul) if isinstance(p, QuantizedLinear) else type(p) is Linear for p in parts
-    )
+    return all(type(p) is Linear or isinstance(getattr(p, "matmul", None), NativeMatmul) for p in parts)
