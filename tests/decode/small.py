@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from tests.decode.fast.helpers import build_transformer, sharpen
 
 from weft.decode.config import Sampling
 from weft.decode.constrain import Grammar
@@ -12,11 +13,8 @@ from weft.decode.generate import generate
 from weft.decode.prompt import Prompt, Prompts
 from weft.decode.text import Completion, gather
 from weft.models.base import EncoderInput, LanguageModel
-from weft.models.build import build
-from weft.models.config import Decoder
+from weft.models.presets import llama
 from weft.models.transformer import Transformer
-from weft.nn.config import Attention, Gated, RMSNorm
-from weft.nn.position_config import Rotary
 from weft.text.tokenizer import Tokenizer
 
 VOCAB = 40
@@ -24,23 +22,8 @@ VOCAB = 40
 
 def decoder(**changes: object) -> Transformer:
     """A LLaMA with two layers of 16, with `changes`; the weights are always the same."""
-    torch.manual_seed(0)
-    config = Decoder(
-        vocab_size=VOCAB,
-        context=16,
-        layers=2,
-        d_model=16,
-        attention=Attention(heads=2),
-        feedforward=Gated(d_ff=32),
-        norm=RMSNorm(),
-        position=Rotary(),
-    ).replace(**changes)
-    model = build(config).eval()
-    assert isinstance(model, Transformer)
-    with torch.no_grad():  # initial weights give almost uniform logits; make the distribution sharper
-        for parameter in model.parameters():
-            parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
-    return model
+    config = llama(2, 16, 2, d_ff=32, context=16, vocab_size=VOCAB, tied=True)
+    return sharpen(build_transformer(config.replace(**changes)))
 
 
 def complete(

@@ -226,11 +226,7 @@ def overlap_tables(found: Overlap, max_characters: int = 44) -> list[Table]:
 
 
 def passages_table(
-    title: str,
-    header: tuple[str, str],
-    rows: Sequence[tuple[str, int, int, int, str]],
-    *,
-    max_characters: int,
+    title: str, header: tuple[str, str], rows: Sequence[tuple[str, int, int, int, str]], *, max_characters: int
 ) -> Table:
     """Table of passages: a value, the part and document, the byte offset in it, and the words."""
     several, cells = any(part > 1 for _, part, *_ in rows), []
