@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from tests.decode.fast.helpers import build_transformer, sharpen
 
@@ -13,6 +14,8 @@ from weft.decode.generate import generate
 from weft.decode.prompt import Prompt, Prompts
 from weft.decode.text import Completion, gather
 from weft.models.base import EncoderInput, LanguageModel
+from weft.models.config import NGram
+from weft.models.ngram import NGram as NGramModel
 from weft.models.presets import llama
 from weft.models.transformer import Transformer
 from weft.text.tokenizer import Tokenizer
@@ -55,15 +58,26 @@ def token_ids(
     return rows
 
 
-def recompute_greedy(model: LanguageModel, prompt: Sequence[int], count: int, window: int | None = None) -> list[int]:
+@torch.no_grad()
+def recompute_greedy(
+    model: LanguageModel, prompt: Sequence[int], count: int, window: int | None = None, *, banned: Sequence[int] = ()
+) -> list[int]:
     """Continue a prompt greedily without a cache; a full window drops its first half."""
     text, start = list(prompt), 0
     for _ in range(count):
         while window is not None and len(text) - start > window:
             start += window // 2
-        with torch.no_grad():
-            text.append(int(model(torch.tensor([text[start:]]))[0, -1].argmax()))
+        logits = model(torch.tensor([text[start:]]))[0, -1]
+        logits[list(banned)] = -torch.inf
+        text.append(int(logits.argmax()))
     return text[len(prompt) :]
+
+
+def ngram_model(vocab_size: int, seed: int = 0, **changes: object) -> LanguageModel:
+    """A trigram model of random tokens."""
+    model = NGramModel(NGram(vocab_size=vocab_size, order=3).replace(**changes))
+    model.fit(np.random.default_rng(seed).integers(0, vocab_size, 400))
+    return model.eval()
 
 
 class Asking(Engine):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.decode.fast.helpers import sharpen
-from tests.decode.small import complete, token_ids
+from tests.decode.small import complete, ngram_model, token_ids
 from tests.later import Later
 from torch import Tensor
 
@@ -20,8 +20,7 @@ from weft.decode.text import gather
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, State
 from weft.models.build import build
-from weft.models.config import NGram, Recurrent
-from weft.models.ngram import NGram as NGramModel
+from weft.models.config import Recurrent
 from weft.models.presets import gpt, llama
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
@@ -32,12 +31,6 @@ VOCAB = 12
 GREEDY = Sampling(temperature=0.0, max_tokens=30)
 
 
-def ngram(seed: int) -> LanguageModel:
-    model = NGramModel(NGram(vocab_size=VOCAB, order=3))
-    model.fit(torch.randint(VOCAB, (400,), generator=torch.Generator().manual_seed(seed)).numpy())
-    return model.eval()
-
-
 @pytest.fixture(scope="module")
 def models() -> dict[str, LanguageModel]:
     torch.manual_seed(0)
@@ -45,7 +38,7 @@ def models() -> dict[str, LanguageModel]:
         "llama": sharpen(build(llama(2, 16, 2, d_ff=24, context=64, vocab_size=VOCAB))),
         "gpt": sharpen(build(gpt(1, 16, 2, context=40, vocab_size=VOCAB))),
         "lstm": sharpen(build(Recurrent(vocab_size=VOCAB, d_model=12, cell="lstm")), 2.0),
-        "ngram": ngram(1),
+        "ngram": ngram_model(VOCAB),
     }
 
 
