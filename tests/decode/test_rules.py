@@ -1,7 +1,7 @@
 """Penalties, biases, bans and filters: equal to Transformers', and independent between the rows of a batch."""
 
 from itertools import product
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -186,16 +186,11 @@ def test_min_tokens_delays_eos(model: LanguageModel) -> None:
 
 
 def test_equal_prompts_are_read_once_and_continued_apart(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches: list[int] = []
-    advance = model.advance
-
-    def counted(tokens: Tensor, *more: Any) -> Tensor:
-        batches.append(len(tokens))
-        return advance(tokens, *more)
-
-    monkeypatch.setattr(model, "advance", counted)
+    advance = Mock(wraps=model.advance)
+    monkeypatch.setattr(model, "advance", advance)
     prompts, settings = [[1, 2]] * 3 + [[3]] * 3, Sampling(max_tokens=6)
     texts = token_ids(model, prompts, settings)
+    batches = [len(call.args[0]) for call in advance.call_args_list]
     assert batches[0] == 2 and set(batches[1:]) == {6}
     assert texts == [token_ids(model, [prompt], settings, seeds=[row])[0] for row, prompt in enumerate(prompts)]
     assert len({tuple(text) for text in texts}) == 6

@@ -102,10 +102,6 @@ class StopCondition:
             return "stop"
         return finish
 
-    def take(self) -> str:
-        """Return the text that became ready since the last call; empty where only ids are generated."""
-        return "" if self.detokenizer is None else self.detokenizer.take()
-
     def copy(self) -> "StopCondition":
         """Return a copy for another beam with the same prefix."""
         other = object.__new__(StopCondition)
@@ -197,7 +193,7 @@ class GeneratedText:
         return Chunk(
             row=self.row,
             id=token,
-            text=self.stop_condition.take(),
+            text="" if detokenizer is None else detokenizer.take(),
             tokens=self.written,
             finish=finish,
             logprob=logprobs[0],

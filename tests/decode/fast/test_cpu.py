@@ -12,8 +12,8 @@ from weft.decode.fast.cpu import CPUFastPath
 from weft.decode.fast.path import PlainPath
 from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
-from weft.models.config import EncoderDecoder, LayerKind, LMHead
-from weft.models.presets import gpt, llama
+from weft.models.config import LayerKind, LMHead
+from weft.models.presets import gpt, llama, vaswani
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn import position_config as positions
 from weft.nn.config import Attention, Gated, LayerNorm, LoRA, Plain, RMSNorm
@@ -30,18 +30,9 @@ CONFIGS = {
     ),
 }
 GQA = llama(2, 32, 4, d_ff=48, context=32, vocab_size=50, kv_heads=2)
-MARIAN = EncoderDecoder(
-    vocab_size=50,
-    context=32,
-    layers=2,
-    encoder_layers=1,
-    d_model=32,
-    attention=Attention(heads=4, bias="all"),
+MARIAN = vaswani(2, 32, 4, d_ff=48, dropout=0.0, vocab_size=50, context=32, encoder_layers=1).replace(
     feedforward=Plain(d_ff=48, activation="silu"),
-    norm=LayerNorm(),
-    placement="post",
     position=positions.Sinusoidal(layout="halves"),
-    embedding_scale=True,
     head=LMHead(bias=True),
 )
 FAMILIES = {
@@ -57,15 +48,9 @@ FAMILIES = {
     "no positions, no norms": GQA.replace(position=positions.NoPosition(), placement="none"),
     "Marian": MARIAN,
     "BART": MARIAN.replace(position=positions.Learned(offset=2), embedding_norm=True, embedding_scale=False),
-    "T5": MARIAN.replace(
-        placement="pre",
-        attention=Attention(heads=4, d_head=6, scale=1.0),
-        feedforward=Gated(d_ff=40, activation="gelu-tanh"),
-        norm=RMSNorm(eps=1e-6),
-        position=positions.T5Bias(buckets=8, max_distance=20),
-        embedding_scale=False,
-        head=LMHead(scale=32**-0.5),
-    ),
+    "T5": MARIAN.replace(placement="pre", attention=Attention(heads=4, d_head=6, scale=1.0), embedding_scale=False)
+    .replace(norm=RMSNorm(eps=1e-6), feedforward=Gated(d_ff=40, activation="gelu-tanh"), head=LMHead(scale=32**-0.5))
+    .replace(position=positions.T5Bias(buckets=8, max_distance=20)),
     "grouped-query, rotary": MARIAN.replace(
         attention=Attention(heads=4, kv_heads=2, qk_norm=LayerNorm()), position=Rotary()
     ),
@@ -93,11 +78,11 @@ def test_equals_the_plain_step(name: str, batch: int, bits: str | None) -> None:
 
 def test_generate_uses_it_until_the_last_row_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     model, default_paths = amplified(CONFIGS["grouped-query, tied"]), stepper.STEP_PATHS
-    created: list[int] = []
+    created: list[CPUFastPath] = []
 
     class Counted(CPUFastPath):
         def __init__(self, model: Transformer, state: TransformerState):
-            created.append(1)
+            created.append(self)
             super().__init__(model, state)
 
     def texts(*paths: type[PlainPath]) -> list[tuple[int, int]]:

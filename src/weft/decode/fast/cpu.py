@@ -32,6 +32,7 @@ from weft.nn.position_config import ALiBi, Learned, NoPosition, PositionConfig, 
 
 LinearFunction = Callable[[Tensor], Tensor]  # x (batch, K) → x Wᵀ + b (batch, N)
 ResidualFunction = Callable[[Tensor, Tensor], Tensor]  # residual (batch, N), x (batch, K) → residual + x Wᵀ + b
+SublayerFunction = Callable[[Tensor, LinearFunction], Tensor]
 
 EMBEDDED: tuple[type[PositionConfig], ...] = (Sinusoidal, Learned)  # positions added to the embeddings
 SCORE_BIASED: tuple[type[PositionConfig], ...] = (T5Bias, ALiBi)  # positions that bias scores, by distance alone
@@ -110,8 +111,7 @@ class CPUFastPath(PlainPath):
 
     def _bind(self) -> None:
         """Take views of the state's keys and values, and make position tables for its capacity."""
-        state, decoder = self.state, self.model.decoder
-        assert decoder is not None
+        state = self.state
         self.store, self.source = state.cache.store, state.source_cache
         if not self.uses_gemm and len(state.lengths) > 1 and native.library() is not None:
             self._use_gemm()
@@ -126,7 +126,8 @@ class CPUFastPath(PlainPath):
         if state.max_len == self.max_len:
             return
         self.max_len = state.max_len
-        position, kind, positions = decoder.position, self.model.config.position, torch.arange(self.max_len)[None]
+        position, kind = self.model.decoder.position, self.model.config.position
+        positions = torch.arange(self.max_len)[None]
         if isinstance(kind, EMBEDDED):
             zeros = torch.zeros(1, self.max_len, self.model.config.d_model)
             self.position_embeddings = position.embed(zeros, positions)[0]
@@ -139,7 +140,6 @@ class CPUFastPath(PlainPath):
 
     def _use_gemm(self) -> None:
         model, self.uses_gemm = self.model, True
-        assert model.decoder is not None
         self.layers = [CPULayer(block, self.min_gemm_weights) for block in model.decoder.blocks]
         if type(model.output) is heads.LMHead and model.output.softcap is None:
             table = model.embedding.weight if model.output.weight is None else model.output.weight
@@ -209,9 +209,7 @@ class CPULayer:
         self.activate = gate if gated else activation
 
 
-def _sublayer(
-    skip: Any, first: nn.Module, last: nn.Module, *, gemm: int | None
-) -> Callable[[Tensor, LinearFunction], Tensor]:
+def _sublayer(skip: Any, first: nn.Module, last: nn.Module, *, gemm: int | None) -> SublayerFunction:
     """Build f(x, between) = x + last(between(first(x))), with the norm before or after it."""
     project, add = _linear(first, gemm), _residual(last, gemm)
     norm = _norm(skip.norm)

@@ -61,10 +61,7 @@ class CaptureSpace:
     ) -> Captured:
         """Capture `work` as a CUDA graph, after a warm-up in which its kernels are compiled and loaded, and which is
         undone. Work of a kind that these weights have done before needs no warm-up."""
-        assert model.decoder is not None
-        weights = model.decoder.blocks[0].attention.qkv  # type: ignore[union-attr]
-        assert isinstance(weights, nn.Module)
-        kinds = self.warmed_up.setdefault(weights, set())
+        kinds = self.warmed_up.setdefault(model.get_submodule("decoder.blocks.0.attention.qkv"), set())
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
