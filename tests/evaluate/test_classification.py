@@ -68,10 +68,9 @@ def test_matthews_of_two_labels_is_the_textbook_formula() -> None:
     assert c.matthews(matrix) == pytest.approx(stats.pearsonr(truth, predicted).statistic)
 
 
-def test_matthews_at_its_extremes() -> None:
-    assert c.label_metrics([0, 1, 1], [1, 1, 1], ("no", "yes"))["matthews"] == 0.0
-    assert c.label_metrics([0, 1, 1], [0, 1, 1], ("no", "yes"))["matthews"] == 1.0
-    assert c.label_metrics([0, 1], [1, 0], ("no", "yes"))["matthews"] == -1.0
+@pytest.mark.parametrize(("predicted", "expected"), [([1, 1, 1], 0.0), ([0, 1, 1], 1.0), ([1, 0, 0], -1.0)])
+def test_matthews_at_its_extremes(predicted: list[int], expected: float) -> None:
+    assert c.label_metrics([0, 1, 1], predicted, ("no", "yes"))["matthews"] == expected
 
 
 def test_macro_f1_ignores_labels_that_never_occur() -> None:

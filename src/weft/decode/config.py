@@ -78,9 +78,7 @@ class Sampling(Rules):
     min_p: Fraction = Field(None, description="Drop tokens less likely than this fraction of the likeliest.")
     typical_p: Fraction = Field(None, description="Draw from the most typical tokens that reach this probability.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the draws: the same seed gives the same text.")
-    logprobs: int | None = Field(
-        None, ge=0, le=100, description="Report log-probabilities of each token and of this many alternatives."
-    )
+    logprobs: int | None = Field(None, ge=0, le=100, description="Report log p of each token and this many others.")
     slide: bool = Field(True, description="Beyond the model's window, continue from the last tokens; otherwise stop.")
 
     @model_validator(mode="after")
@@ -158,14 +156,9 @@ class Branching(Config):
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the samples.")
 
 
-# Options of commands whose name differs from the setting's; None: not offered, such as token ids.
-UNOFFERED = ("stop_ids", "logit_bias", "banned", "forced", "last", "settled", "renormalise", "replace_unknown")
-OPTIONS: Mapping[str, str | None] = {
-    "typical_p": "--typical",
-    "slide": "--slide/--no-slide",
-    "beams": "--beam",
-    **dict.fromkeys(UNOFFERED),
-}
+# Settings that commands don't offer, such as token ids, and options whose name differs from the setting's.
+UNOFFERED = {"stop_ids", "logit_bias", "banned", "forced", "last", "settled", "renormalise", "replace_unknown"}
+RENAMED = {"typical_p": "--typical", "slide": "--slide/--no-slide", "beams": "--beam"}
 Group = Literal["rules", "sampling", "beam"]
 
 
@@ -202,5 +195,5 @@ def _parameter(name: str, field: FieldInfo, group: Group) -> Parameter:
         description=field.description or "",
         bounds={key: limit for key, limit in limits if limit is not None},
         group=group,
-        option=OPTIONS.get(name, f"--{name.replace('_', '-')}"),
+        option=None if name in UNOFFERED else RENAMED.get(name, f"--{name.replace('_', '-')}"),
     )
