@@ -453,7 +453,7 @@ MISTAKES = {
     ),
     "a pickle": (["import", "{tmp}/pytorch_model.bin", "{tmp}/run"], r"pytorch_model.bin: one file of a model; name"),
     "taken": (["import", "{tmp}/theirs", "{tmp}/taken"], r"taken: already exists and is not an empty folder"),
-    "cut short": (["import", "{tmp}/short", "{tmp}/run"], r"not a whole safetensors file"),
+    "cut short": (["import", "{tmp}/short", "{tmp}/run"], r"not a complete safetensors file"),
     "no run": (["export", "{tmp}/theirs", "{tmp}/run", "--to", "hf"], r"not a run"),
     "unknown format": (
         ["export", "{tmp}/ours", "{tmp}/run", "--to", "gg"],

@@ -1088,8 +1088,8 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         r"'transformer\.wpe\.weight' is \[31, 32\]; the settings ask for \[32, 32\]$",
     ),
     "whole numbers": (with_tensors(transformer__ln_f__bias=torch.zeros(D, dtype=torch.int32)), r"holds I32; weights"),
-    "cut short": (truncate, r"model\.safetensors: not a whole safetensors file"),
-    "absurd header": (header_of(2**62), r"model\.safetensors: not a whole safetensors file"),
+    "cut short": (truncate, r"model\.safetensors: not a complete safetensors file"),
+    "absurd header": (header_of(2**62), r"model\.safetensors: not a complete safetensors file"),
     "no weights": (
         lambda folder: (folder / "model.safetensors").unlink(),
         r"it has none of model\.safetensors",
@@ -1150,4 +1150,4 @@ def test_files_are_written_a_tensor_at_a_time(tmp_path: Path) -> None:
     tensor_files.write(tmp_path / "x.safetensors", {name: (lambda t=t: t) for name, t in tensors.items()})
     back = load_file(tmp_path / "x.safetensors")
     assert all(torch.equal(back[name], tensor) and back[name].dtype == tensor.dtype for name, tensor in tensors.items())
-    assert tensor_files.listing(tmp_path / "x.safetensors")["b"].shape == (2, 2)
+    assert tensor_files.list_tensors(tmp_path / "x.safetensors")["b"].shape == (2, 2)

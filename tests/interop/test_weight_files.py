@@ -68,7 +68,7 @@ def test_the_same_as_from_safetensors(name: str, settings: dict[str, Any], how: 
 def test_half_precision_and_slices_keep_their_numbers(tmp_path: Path) -> None:
     big = torch.randn(6, 8).half()
     torch.save({"rows": big[1:3], "columns": big[3:].T, "mask": torch.ones(2, dtype=torch.bool)}, tmp_path / "x.bin")
-    found = torch_file.listing(tmp_path / "x.bin")
+    found = torch_file.list_tensors(tmp_path / "x.bin")
     assert torch.equal(found["rows"].read(), big[1:3])
     assert torch.equal(found["columns"].read(), big[3:].T)
     assert found["columns"].read().is_contiguous()
@@ -175,7 +175,7 @@ def test_pointers_of_git_lfs(name: str, whole: Path, tmp_path: Path) -> None:
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / name).write_text(POINTER)
     alone = name.startswith("m.")
-    message = rf"{name.replace('.', '[.]')}: a pointer of Git LFS, and not the file itself; fetch it with git lfs pull$"
+    message = rf"{name.replace('.', '[.]')}: a Git LFS pointer, not the file itself; fetch it with git lfs pull$"
     with pytest.raises(ValueError, match=message):
         read_model(tmp_path / name if alone else tmp_path)
 
@@ -217,7 +217,7 @@ def test_an_older_model_on_the_hub_is_fetched_with_its_pickle(
     assert read_model("org/name").model == hf.read(whole).model
     assert asked == [formats.HUB_FILES, ["pytorch_model*.bin"]]
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(InteropError, match=r"model\.safetensors: not a whole safetensors file"):
+    with pytest.raises(InteropError, match=r"model\.safetensors: not a complete safetensors file"):
         read_model("org/name")
     assert len(asked) == 3  # the second time nothing more was asked for
 

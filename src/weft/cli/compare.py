@@ -79,10 +79,10 @@ def compare(
 def _tokenizers(specs: Sequence[str], text: "TextSource", folder: Path, quiet: bool) -> "TokenizerComparison":
     """What tokenizers make of the held-out text, on a page and, unless it is to be quiet, in the terminal."""
     from weft.compare.tokenizers import compare_tokenizers
-    from weft.storage.files import check_place
+    from weft.storage.files import check_writable
 
     page = folder / "tokenizers.html"
-    check_place(page)
+    check_writable(page)
     found = compare_tokenizers(specs, text)
     found.save(page)
     if not quiet:

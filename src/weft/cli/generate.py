@@ -16,7 +16,7 @@ from weft.cli.console.terminal import echo, loading, print_tables, write
 from weft.cli.console.writing import DEFAULT_MAX_TOKENS, Remarks, check_writes, given_settings, log_defaults
 from weft.errors import ConfigError, WeftError
 from weft.figures.tables import Table
-from weft.storage.files import check_place
+from weft.storage.files import check_writable
 from weft.storage.untrusted import parse_json
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def generate(
     settings_over = partial(_settings, drawn, beam, n, penalties)
     settings_over({})  # what can't be is refused before anything is loaded
     if out is not None:
-        check_place(out)
+        check_writable(out)
     prompts = ranks.share(lambda: _prompts(prompt, file))
     loaded = load_together(run, quantize=quantize)
     loaded = loaded.reading_specials() if special_tokens else loaded

@@ -7,7 +7,7 @@ from weft.cli.console.distributed import load_together, together
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import loading, write
 from weft.errors import ConfigError, DataError
-from weft.storage.files import check_place, write_text
+from weft.storage.files import check_writable, write_text
 
 
 @together
@@ -58,7 +58,7 @@ def translate(
 
     check(beam)
     if out is not None:
-        check_place(out)
+        check_writable(out)
     read = join().share(lambda: [line.rstrip("\r\n") for line in lines(file)])  # as in training
     loaded = load_together(run)
     loaded = loaded.reading_specials() if special_tokens else loaded

@@ -19,7 +19,7 @@ from weft.data.shards import INDEX, PART, PLAN, SIDES, Array, HashedStream, Inde
 from weft.errors import DataError, TokenizerError, WeftError
 from weft.progress import warn
 from weft.storage import files
-from weft.storage.files import locked, put, sync, write_bytes, write_text
+from weft.storage.files import locked, rename, sync, write_bytes, write_text
 from weft.text.tokenizer import Tokenizer
 
 FORMAT = "weft plan"
@@ -120,7 +120,7 @@ class ShardWriter:
         write_bytes(self._place.with_suffix(".sections"), sections)
         sync(self.file)
         self.file.close()
-        put(self._partial, self._place.with_suffix(".tokens"))
+        rename(self._partial, self._place.with_suffix(".tokens"))
         ended = int((table[2] & 1).sum()) if first_document is None else int(table[2, -1]) + 1 - first_document
         return Shard(
             name=self._place.name,

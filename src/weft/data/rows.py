@@ -221,7 +221,7 @@ def _parquet_rows(name: str, columns: Sequence[str], every: bool) -> Iterator[tu
                 some = rows.slice(place, step)
                 if step == 1:
                     what = f"{name}: row {number + 1} has {_size(some):,} bytes"
-                    refuse_beyond(_size(some), MAX_ROW_BYTES, what, DataError)
+                    refuse_beyond(_size(some), MAX_ROW_BYTES, what, kind=DataError)
                 for row in some.to_pylist():
                     number += 1
                     yield number, row

@@ -114,7 +114,7 @@ def check_unpacked(total: int, size: int, name: str) -> None:
     usual = max(MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO * size)
     if total > usual:
         what = f"{name}: its {size:,} bytes become more than {usual >> 20:,} MiB when they are unpacked"
-        refuse_beyond(total, usual, what, DataError)
+        refuse_beyond(total, usual, what, kind=DataError)
 
 
 def _ungzip(stream: IO[bytes], name: str) -> Iterator[bytes]:

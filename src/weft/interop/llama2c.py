@@ -19,7 +19,7 @@ from weft.interop.settings import nested
 from weft.interop.tokenizer_json import SPACE, BPEVocabulary, merges_by_score, sentencepiece
 from weft.interop.weight_map import SAME, adjacent_pairs, conversions, tensor, their_shapes, to_ours
 from weft.models.config import Decoder
-from weft.storage.untrusted import Cursor, mapped
+from weft.storage.untrusted import Cursor, map_file
 from weft.text.token_bytes import BYTE_TOKEN, byte_tokens
 from weft.text.tokenizer import Tokenizer
 
@@ -45,7 +45,7 @@ ORDERS = {  # of the arrays in each version of the file, all layers of a kind on
 
 def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     """The model in a llama2.c file. Its vocabulary is the file given, or tokenizer.bin or tok<size>.bin beside it."""
-    data = mapped(path)
+    data = map_file(path)
     model, version, end = _header(path, data)
     ours, pairs = "decoder.blocks.{layer}", adjacent_pairs(model.d_head)
     rules = [
@@ -119,7 +119,7 @@ def read_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     """The SentencePiece vocabulary of `vocab_size` tokens in a llama2.c tokenizer file, or a tokenizer.json of it."""
     if path.is_dir() or path.suffix == ".json":
         return named_tokenizer(path, vocab_size, (vocab_size,))
-    tokens, scores = _tokens(path, mapped(path), vocab_size)
+    tokens, scores = _tokens(path, map_file(path), vocab_size)
     texts = [id > 2 and not BYTE_TOKEN.fullmatch(token) for id, token in enumerate(tokens)]
     special = {UNK: True, BOS: True, EOS: True}
     vocabulary = BPEVocabulary(tokens, merges_by_score(tokens, scores, texts), special, begin=BOS)

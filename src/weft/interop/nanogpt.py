@@ -70,7 +70,7 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     tied = [each for name in (TABLE, OUTPUT) if isinstance(each := state.get(called.get(name)), Tensor)]
     if len(tied) == 2 and tied[0].dtype == tied[1].dtype and tied[1].is_set_to(tied[0]):
         state = {name: each for name, each in state.items() if name != called[OUTPUT]}  # the one with two names
-    found = torch_file.listing(path, state, names=1)
+    found = torch_file.list_tensors(path, state, names=1)
     read_as, ours, _, _ = weights.read(NANOGPT, model, found, str(path))
     sizes = GPT2_SIZES if model.vocab_size == GPT2_SIZES[1] else (model.vocab_size,)
     return ModelBundle(

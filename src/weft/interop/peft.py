@@ -30,7 +30,7 @@ from weft.nn.config import LoRA
 from weft.nn.init import empty_weights
 from weft.nn.linear import Linear
 from weft.storage.safetensors_header import parse_header
-from weft.storage.tensors import FLOATS, NAMES, LazyWeights, write_as
+from weft.storage.tensors import FLOATS, NAMES, LazyWeights, write_with_header
 from weft.storage.tensors import write as write_tensors
 from weft.storage.untrusted import read_bytes, read_object
 
@@ -125,12 +125,12 @@ def _scale(settings: Settings, module: str = "", rank: int | None = None) -> flo
     alpha, rank = settings.number("lora_alpha", 8.0), rank or settings.whole("r", 8)
     given = settings.get("alpha_pattern") or {}
     if not isinstance(given, dict):
-        raise settings.refusal("alpha_pattern", "expected a table of modules with a number each")
+        raise settings.error("alpha_pattern", "expected a table of modules with a number each")
     for pattern, value in given.items():
         # peft takes them as expressions, which a stranger's file may make slow: only names are understood here
         name = pattern.removeprefix("^").removesuffix("$")
         if not re.fullmatch(r"[\w.]+", name):
-            raise settings.refusal("alpha_pattern", "weft reads the names of modules there, not expressions")
+            raise settings.error("alpha_pattern", "weft reads the names of modules there, not expressions")
         if module == name or module.endswith(f".{name}"):
             alpha = Settings({name: value}, f"{settings.place}: alpha_pattern").number(name)
     return alpha / (rank**0.5 if settings.flag("use_rslora", False) else rank)
@@ -214,7 +214,7 @@ def write(folder: Path, base: ModelBundle, adapter: Adapter, base_name: str) -> 
     ranks = {name: len(a) for name, (a, _) in low_rank.items()}
     count = sum(tensor.numel() for tensor in tensors.values())
     if kept.get("headers") and _same(kept, tensors, ranks, scale):
-        write_as(folder / WEIGHTS, next(iter(kept["headers"].values())), lazy)
+        write_with_header(folder / WEIGHTS, next(iter(kept["headers"].values())), lazy)
         (folder / CONFIG).write_bytes(adapter.files[CONFIG])
         return count
     write_tensors(folder / WEIGHTS, lazy)

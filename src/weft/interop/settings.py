@@ -60,59 +60,59 @@ class Settings:
         """A whole number above 0, of a size that a model may have."""
         value = self._required(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.refusal(key, "expected a whole number above 0")
+            raise self.error(key, "expected a whole number above 0")
         if value > MAX_SIZE:
-            raise self.refusal(key, f"expected {MAX_SIZE:,} at most")
+            raise self.error(key, f"expected {MAX_SIZE:,} at most")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number; neither infinite nor NaN."""
         value = self._required(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.refusal(key, "expected a number")
+            raise self.error(key, "expected a number")
         try:
             number = float(value)
         except OverflowError:
             number = math.inf
         if not math.isfinite(number):
-            raise self.refusal(key, "expected a finite number")
+            raise self.error(key, "expected a finite number")
         return number
 
     def positive(self, key: str, default: float | None = None) -> float:
         """A number above 0."""
         number = self.number(key, default)
         if number <= 0:
-            raise self.refusal(key, "expected a number above 0")
+            raise self.error(key, "expected a number above 0")
         return number
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """true or false."""
         value = self._required(key, default)
         if not isinstance(value, bool):
-            raise self.refusal(key, "expected true or false")
+            raise self.error(key, "expected true or false")
         return value
 
     def text(self, key: str, default: str) -> str:
         """A text; `default` where it is absent or empty."""
         value = self.get(key, default)
         if not isinstance(value, str):
-            raise self.refusal(key, "expected a text")
+            raise self.error(key, "expected a text")
         return value or default
 
     def activation(self, key: str, default: str | None = None) -> Activation:
         """The name of an activation function."""
         value = self._required(key, default)
         if not isinstance(value, str) or value not in ACTIVATIONS:
-            raise self.refusal(key, f"weft has {', '.join(ACTIVATIONS)}")
+            raise self.error(key, f"weft has {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[value]
 
     def only(self, **allowed: Any) -> None:
         """Refuse a key that is there with another value than the one that weft can express; null means absent."""
         for key, value in allowed.items():
             if self.get(key) not in (None, value):
-                raise self.refusal(key, f"weft has only {value!r}")
+                raise self.error(key, f"weft has only {value!r}")
 
-    def refusal(self, key: str, reason: str) -> InteropError:
+    def error(self, key: str, reason: str) -> InteropError:
         """The error about a key."""
         key = self.prefix + key
         value = shown(self.tree[key]) if key in self.tree else "missing"

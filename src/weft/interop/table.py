@@ -128,7 +128,7 @@ def same(theirs: str, ours: str, default: int | None = None) -> Special:
         elif settings.whole(theirs, default) != model[ours]:
             absent = f" (absent, it is {default})" if settings.get(theirs) is None else ""
             other = theirs.replace("decoder", "encoder")
-            raise settings.refusal(theirs, f"weft has only that of both sides, and {other} = {model[ours]}{absent}")
+            raise settings.error(theirs, f"weft has only that of both sides, and {other} = {model[ours]}{absent}")
         return {}
 
     return Special(read, lambda model: {theirs: model[ours]})

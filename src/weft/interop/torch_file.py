@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from weft.errors import InteropError
-from weft.storage.tensors import NAMES, Stored
-from weft.storage.untrusted import bound, mapped, refuse_beyond
+from weft.storage.tensors import NAMES, StoredTensor
+from weft.storage.untrusted import bound, map_file, refuse_beyond
 
 MAX_PICKLE_BYTES = 1 << 21  # the pickle of GPT-2 XL with its optimizer has a tenth
 MAX_DIMENSIONS = 64
@@ -64,7 +64,7 @@ class RefusedError(Exception):
 
 def read(path: Path) -> Any:
     """What a file holds. Its tensors are the file's own pages: copy them before they are written to."""
-    data = mapped(path)
+    data = map_file(path)
     try:
         return _old(data) if bytes(data[: len(OLD)]) == OLD else _zipped(path, data)
     except RefusedError:
@@ -76,7 +76,7 @@ def read(path: Path) -> Any:
         raise InteropError(f"{path}: not a file of torch.save, or truncated") from None
 
 
-def listing(file: Path, table: Any = None, names: int = NAMES_OF_ONE) -> dict[str, Stored]:
+def list_tensors(file: Path, table: Any = None, names: int = NAMES_OF_ONE) -> dict[str, StoredTensor]:
     """Every tensor of a file, or of a table in it; their numbers stay on the disk until they are used.
 
     Each is dense and has numbers of its own; `names` is how many names the whole of one may have.
@@ -91,7 +91,7 @@ def listing(file: Path, table: Any = None, names: int = NAMES_OF_ONE) -> dict[st
             what = getattr(value, "name", None) or str(getattr(value, "dtype", type(value).__name__))
             raise InteropError(f"{file}: '{name}' is {what.replace(' ', '.')}; expected a dense tensor of numbers")
     _check_claims(file, table, names)
-    return {name: Stored(file, name, tuple(t.shape), NAMES[t.dtype], t) for name, t in sorted(table.items())}
+    return {name: StoredTensor(file, name, tuple(t.shape), NAMES[t.dtype], t) for name, t in sorted(table.items())}
 
 
 def _check_claims(path: Path, tensors: Mapping[str, Tensor], names: int) -> None:

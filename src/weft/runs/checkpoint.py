@@ -318,7 +318,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
 
 def load_tensors(file: Path) -> dict[str, Tensor]:
     """The tensors of a checkpoint's file by the names that parameters have today."""
-    return {current_name(name): tensor for name, tensor in tensors.each(file)}
+    return {current_name(name): tensor for name, tensor in tensors.iterate(file)}
 
 
 def _fill(path: Path, model: nn.Module, found: Mapping[str, Tensor], assign: bool) -> None:
@@ -339,13 +339,13 @@ def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
     """
     manifest, file = manifest_of(path), path / WEIGHTS
     assert not manifest["tied"], "a model that holds one tensor under two names is filled by load_weights"
-    dtype = tensors.common_type(file)
+    dtype = tensors.common_dtype(file)
     if device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
         dtype = torch.float32
     sums = manifest["files"][file.name]["sha256"]
     found = {
         current_name(name): tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in tensors.placed(file, device, sums)
+        for name, tensor in tensors.load_verified(file, device, sums)
     }
     _fill(path, model, found, assign=True)
 

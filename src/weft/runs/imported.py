@@ -141,4 +141,4 @@ def checkpoint_weights(path: Path, model: Model) -> LazyWeights:
 
 
 def _stored(file: Path) -> dict[str, Callable[[], Tensor]]:
-    return {name: stored.read for name, stored in tensors.listing(file).items()}
+    return {name: stored.read for name, stored in tensors.list_tensors(file).items()}

@@ -26,7 +26,7 @@ from weft.runs import checkpoint
 from weft.runs.checkpoint import MOMENTS, WEIGHTS
 from weft.runs.snapshot import random_state
 from weft.storage import tensors
-from weft.storage.safetensors_header import Place, read_header
+from weft.storage.safetensors_header import TensorInfo, read_header
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def file_of(key: str) -> tuple[str, str]:
     return file, key.removeprefix(f"{file}/")
 
 
-def _put(handle: int, place: Place, piece: Piece, value: Tensor) -> None:
+def _put(handle: int, place: TensorInfo, piece: Piece, value: Tensor) -> None:
     """Write a block of a tensor (row-major): one run of bytes for each row that it cuts."""
     shape, sizes, width = place.shape, tuple(value.shape), value.element_size()
     cut = max((axis for axis in range(len(shape)) if sizes[axis] != shape[axis]), default=0)
@@ -271,7 +271,7 @@ def _room(path: Path, parallel: Split) -> dict[str, tuple[Any, str, Held]]:
 def _read(path: Path, held: Mapping[str, Held]) -> None:
     """Each process for itself, from the files' own pages, which are read as they are used."""
     for file in {file_of(key)[0] for key in held}:
-        for name, page in tensors.each(path / file):
+        for name, page in tensors.iterate(path / file):
             wanted = held.get(f"{file}/{current_name(name)}")
             if wanted is not None:
                 for piece in wanted.geometry.pieces:

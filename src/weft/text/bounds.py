@@ -60,7 +60,7 @@ def check(text: str) -> None:
 
 
 def _refuse(size: float, most: int, what: str) -> None:
-    refuse_beyond(size, most, f"not a tokenizer: {what}", TokenizerError)
+    refuse_beyond(size, most, f"not a tokenizer: {what}", kind=TokenizerError)
 
 
 def _get(value: Any, key: str) -> Any:

@@ -92,7 +92,7 @@ class QuantizedRun:
         assert isinstance(model, Transformer), "nothing else is quantized"
         try:
             shards.verify(place.parent, {place.name: note["sha256"]})
-            fill(model, bits, {name: each.to(self.device) for name, each in tensors.each(place)})
+            fill(model, bits, {name: each.to(self.device) for name, each in tensors.iterate(place)})
         except (WeftError, ValueError, LookupError):
             return None
         return model

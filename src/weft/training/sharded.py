@@ -117,7 +117,7 @@ def load_part(
     with empty_weights():
         model: LanguageModel = build(recipe.model)
     if isinstance(model, Transformer):
-        model.to(tensors.common_type(path / sharded_checkpoint.WEIGHTS))
+        model.to(tensors.common_dtype(path / sharded_checkpoint.WEIGHTS))
         model.to(dtype or written_in(recipe, model, device))
     over = meshes.build(Layout(tensor=ranks.ranks), ranks, device)
     parallel = lay_out(model, over, "fp32", compile_=False)

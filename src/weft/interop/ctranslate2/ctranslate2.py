@@ -108,9 +108,9 @@ def _open(path: Path) -> _Stored:
     file = open_file(path)
     if file.kind not in HEADS:
         known = ", ".join(filter(None, HEADS))
-        raise file.refusal(f"a model of kind '{file.kind}'; weft reads {known}, which translate")
+        raise file.error(f"a model of kind '{file.kind}'; weft reads {known}, which translate")
     if "encoder/embeddings_1/weight" in file:
-        raise file.refusal("several source embeddings (word features) are not supported")
+        raise file.error("several source embeddings (word features) are not supported")
     source = next((name for name in SOURCES if name in file), SOURCES[-1])
     shared, tied = (file[name] is file[TARGET] for name in (source, "decoder/projection/weight"))
     return _Stored(file, source, shared, tied, bool(file.number("decoder/start_from_zero_embedding")))
@@ -134,7 +134,7 @@ def _both_sides(file: ModelFile, setting: str, default: float) -> float:
     """A setting that weft has once for both sides; older files give one to both, too."""
     one, other = (file.number(f"{side}/{setting}", setting, default=default) for side in SIDES)
     if one != other:
-        raise file.refusal(f"{setting} is {one:g} in the encoder and {other:g} in the decoder; weft has one for both")
+        raise file.error(f"{setting} is {one:g} in the encoder and {other:g} in the decoder; weft has one for both")
     return one
 
 
@@ -150,18 +150,18 @@ def _settings(stored: _Stored, config: Settings) -> Tree:
     heads = int(_both_sides(file, "num_heads", HEADS[file.kind]))
     d_head = file.matrix(f"{OWN}/linear_1/weight")[1] // max(heads, 1)
     if heads < 1 or d_head < 1:
-        raise file.refusal(f"num_heads = {heads}: expected a whole number above 0")
+        raise file.error(f"num_heads = {heads}: expected a whole number above 0")
     for switch in OFF:
         if file.number(f"decoder/{switch}", switch):
-            raise file.refusal(f"decoder/{switch} is on; weft has no such part in an encoder–decoder")
+            raise file.error(f"decoder/{switch} is on; weft has no such part in an encoder–decoder")
     number = int(_both_sides(file, "activation", 0))
     activation = ACTIVATIONS[number] if 0 <= number < len(ACTIVATIONS) else None
     if activation is None:
-        raise file.refusal(f"activation number {number} is not one that weft has")
+        raise file.error(f"activation number {number} is not one that weft has")
     rms = f"{OWN}/layer_norm/beta" not in file
     eps = config.get("layer_norm_epsilon") or (1e-6 if rms else 1e-5)
     if not isinstance(eps, int | float) or not 0 < eps < 1:
-        raise config.refusal("layer_norm_epsilon", "expected a number between 0 and 1")
+        raise config.error("layer_norm_epsilon", "expected a number between 0 and 1")
     qkv, out = (f"{OWN}/linear_{part}/bias" in file for part in (0, 1))
     scale = file.number("decoder/scale_outputs", "scale_outputs")
     position, context = _position(file, d_model)
@@ -202,7 +202,7 @@ def _embedding_scale(stored: _Stored, d_model: int) -> bool:
     if name is None or file[name].dtype == "int8":
         return name is None or file.number(name) != 0
     if scale != 1 and abs(scale - d_model**0.5) > 1e-2 * d_model**0.5:
-        raise file.refusal(f"embeddings are multiplied by {scale:g}; weft multiplies by √{d_model} or not at all")
+        raise file.error(f"embeddings are multiplied by {scale:g}; weft multiplies by √{d_model} or not at all")
     return scale != 1
 
 
@@ -218,7 +218,7 @@ def _position(file: ModelFile, d_model: int) -> tuple[Tree, int]:
         return {"kind": "learned"}, UNLIMITED
     sizes = [file.matrix(table) for table in POSITIONS]
     if sizes[0] != sizes[1] or sizes[0][1] != d_model:
-        raise file.refusal(f"position encodings of {sizes[0]} and {sizes[1]}; d_model is {d_model}")
+        raise file.error(f"position encodings of {sizes[0]} and {sizes[1]}; d_model is {d_model}")
     context = sizes[0][0]
     for layout in ("interleaved", "halves", "tensor2tensor") if d_model % 2 == 0 else ():
         waves = sinusoids(torch.arange(context), d_model, layout)
@@ -270,9 +270,9 @@ def _found(stored: _Stored, model: EncoderDecoder) -> dict[str, Shape]:
             continue  # it belongs to the tensor that it scales
         if not variable.shape or last in SETTINGS:
             if last not in SETTINGS:
-                raise file.refusal(f"'{name}' is a setting that weft does not know")
+                raise file.error(f"'{name}' is a setting that weft does not know")
             if last == "queries_scale" and file.number(name) != (scale := model.attention.scale):
-                raise file.refusal(f"'{name}' differs from the other layers' {scale}; weft has one for all")
+                raise file.error(f"'{name}' differs from the other layers' {scale}; weft has one for all")
         elif name not in left_out and (last != "relative_attention_bias" or "/layer_0/" in name):
             found[name] = variable.shape
     if isinstance(model.position, Learned):

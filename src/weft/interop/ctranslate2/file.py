@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InteropError
-from weft.storage.untrusted import Cursor, mapped
+from weft.storage.untrusted import Cursor, map_file
 
 VERSIONS = range(1, 7)
 # in the order of their numbers, and what numpy calls them, which has no bfloat16
@@ -49,7 +49,7 @@ class ModelFile:
     kind: str
     variables: Mapping[str, Variable]
 
-    def refusal(self, reason: str) -> InteropError:
+    def error(self, reason: str) -> InteropError:
         """The error about the file."""
         return InteropError(f"{self.path}: {reason}")
 
@@ -58,14 +58,14 @@ class ModelFile:
 
     def __getitem__(self, name: str) -> Variable:
         if name not in self:
-            raise self.refusal(f"'{name}' is missing")
+            raise self.error(f"'{name}' is missing")
         return self.variables[name]
 
     def matrix(self, name: str) -> tuple[int, int]:
         """The shape of a variable that must be a matrix."""
         shape = self[name].shape
         if len(shape) != 2 or 0 in shape:
-            raise self.refusal(f"'{name}' {list(shape)} should be a matrix")
+            raise self.error(f"'{name}' {list(shape)} should be a matrix")
         return shape[0], shape[1]
 
     def number(self, *names: str, default: float = 0.0) -> float:
@@ -74,7 +74,7 @@ class ModelFile:
         if name is None:
             return default
         if prod(self[name].shape) != 1:
-            raise self.refusal(f"'{name}' {list(self[name].shape)} should be a single number")
+            raise self.error(f"'{name}' {list(self[name].shape)} should be a single number")
         return float(self.tensor(name).flatten()[0])
 
     def text(self, name: str) -> str:
@@ -82,7 +82,7 @@ class ModelFile:
         try:
             return bytes(self[name].data).rstrip(b"\0").decode("utf-8")
         except UnicodeDecodeError:
-            raise self.refusal(f"'{name}' is not UTF-8 text") from None
+            raise self.error(f"'{name}' is not UTF-8 text") from None
 
     def tensor(self, name: str) -> Tensor:
         """A variable; integers with a scale are divided by it, row by row for int8 (int16: all by one)."""
@@ -94,45 +94,45 @@ class ModelFile:
         if scale_name not in self and not quantized:
             return values
         if scale_name not in self and found.dtype == "int8":
-            raise self.refusal(f"'{name}' holds int8, and '{scale_name}', which it needs, is missing")
+            raise self.error(f"'{name}' holds int8, and '{scale_name}', which it needs, is missing")
         scale = self.tensor(scale_name).float() if scale_name in self else torch.tensor(INT16_SCALE)
         if scale.shape not in ((), (1,), values.shape[:1]) or bool((scale == 0).any()):
-            raise self.refusal(f"'{scale_name}' {list(scale.shape)} does not fit '{name}' {list(values.shape)}")
+            raise self.error(f"'{scale_name}' {list(scale.shape)} does not fit '{name}' {list(values.shape)}")
         return values.float() / (scale[:, None] if scale.shape == values.shape[:1] and values.dim() == 2 else scale)
 
 
 def open_file(path: Path) -> ModelFile:
     """The list of a file's variables."""
-    cursor = Cursor(path, mapped(path))
+    cursor = Cursor(path, map_file(path))
     version = cursor.number("I", "the version")
     if version not in VERSIONS:
         known = f"it begins with {version}, weft reads {VERSIONS.start} … {VERSIONS[-1]}"
-        raise cursor.refusal(f"not a CTranslate2 model, or of an unknown version: {known}")
+        raise cursor.error(f"not a CTranslate2 model, or of an unknown version: {known}")
     kind, revision = (_string(cursor), cursor.number("I", "the revision")) if version > 1 else ("", 1)
     spelled = _present_name if revision == 1 else str
     variables: dict[str, Variable] = {}
     for _ in range(cursor.number("I", "the number of variables")):
         name = spelled(_string(cursor))
         if name in variables:
-            raise cursor.refusal(f"the variable '{name}' appears twice")
+            raise cursor.error(f"the variable '{name}' appears twice")
         variables[name] = _variable(cursor, name, version)
     aliases: dict[str, Variable] = {}
     for _ in range(cursor.number("I", "the number of aliases") if version >= 3 else 0):
         alias, name = spelled(_string(cursor)), spelled(_string(cursor))
         if name not in variables or alias in variables:
-            raise cursor.refusal(f"the alias '{alias}' stands for '{name}', which is not a variable")
+            raise cursor.error(f"the alias '{alias}' stands for '{name}', which is not a variable")
         aliases[alias] = variables[name]
     if cursor.left:
-        raise cursor.refusal(f"{cursor.left} bytes follow the end of the model")
+        raise cursor.error(f"{cursor.left} bytes follow the end of the model")
     return ModelFile(path, version, kind, variables | aliases)
 
 
 def _string(cursor: Cursor) -> str:
-    start, size = cursor.place, cursor.number("H", "a name")
+    start, size = cursor.offset, cursor.number("H", "a name")
     try:
         return bytes(cursor.take(size, "a name")).rstrip(b"\0").decode("utf-8")
     except UnicodeDecodeError:
-        raise cursor.refusal(f"the name at byte {start} is not UTF-8 text") from None
+        raise cursor.error(f"the name at byte {start} is not UTF-8 text") from None
 
 
 def _present_name(name: str) -> str:
@@ -147,13 +147,13 @@ def _variable(cursor: Cursor, name: str, version: int) -> Variable:
     what = f"'{name}'"
     dimensions = cursor.number("B", what)
     if dimensions > MAX_DIMENSIONS:
-        raise cursor.refusal(f"{what} has {dimensions} dimensions; expected {MAX_DIMENSIONS} at most")
+        raise cursor.error(f"{what} has {dimensions} dimensions; expected {MAX_DIMENSIONS} at most")
     shape = tuple(cursor.number("I", what) for _ in range(dimensions))
     kind, count = cursor.number("B", what), cursor.number("I", what)
     known = dict(enumerate(TYPES)) if version >= 4 else BY_SIZE
     if kind not in known:
-        raise cursor.refusal(f"{what} is of type {kind}; weft reads {', '.join(TYPES)}")
+        raise cursor.error(f"{what} is of type {kind}; weft reads {', '.join(TYPES)}")
     size = count if version >= 4 else count * kind
     if size != prod(shape) * np.dtype(TYPES[known[kind]]).itemsize:
-        raise cursor.refusal(f"{what} {list(shape)} of {known[kind]} does not fill its {size} bytes")
+        raise cursor.error(f"{what} {list(shape)} of {known[kind]} does not fill its {size} bytes")
     return Variable(name, shape, known[kind], cursor.take(size, what))

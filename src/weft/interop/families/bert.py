@@ -184,7 +184,7 @@ ELECTRA = family(
 def _read_groups(settings: Settings, model: Flat) -> Flat:
     groups = settings.whole("num_hidden_groups", 1)
     if model["layers"] % groups:
-        raise settings.refusal("num_hidden_groups", f"it does not divide num_hidden_layers = {model['layers']}")
+        raise settings.error("num_hidden_groups", f"it does not divide num_hidden_layers = {model['layers']}")
     return {"distinct_layers": groups}
 
 
@@ -255,23 +255,23 @@ BOTH = ("c2p", "p2c")
 
 def _read_distances(settings: Settings, model: Flat) -> Flat:
     if not settings.flag("relative_attention", False):
-        raise settings.refusal("relative_attention", "weft has only True")
+        raise settings.error("relative_attention", "weft has only True")
     given = settings.get("pos_att_type", [])
     kinds = [kind.strip() for kind in given.lower().split("|")] if isinstance(given, str) else given
     if kinds not in (list(BOTH), list(BOTH[::-1])):
-        raise settings.refusal("pos_att_type", "weft compares contents with distances both ways, c2p and p2c")
+        raise settings.error("pos_att_type", "weft compares contents with distances both ways, c2p and p2c")
     buckets = settings.get("position_buckets", -1)
     if not isinstance(buckets, int) or buckets < 4:
-        raise settings.refusal("position_buckets", "weft counts distances in buckets, 4 or more on either side")
+        raise settings.error("position_buckets", "weft counts distances in buckets, 4 or more on either side")
     farthest = settings.get("max_relative_positions", -1)
     if not isinstance(farthest, int) or isinstance(farthest, bool) or farthest < 1:
         farthest = model["context"]
     if farthest - 1 <= buckets // 2:
         near = f"with position_buckets = {shown(buckets)}, all distances have a bucket of their own"
-        raise settings.refusal("max_relative_positions", near)
+        raise settings.error("max_relative_positions", near)
     normed = settings.get("norm_rel_ebd", "none")
     if not isinstance(normed, str):
-        raise settings.refusal("norm_rel_ebd", "expected 'layer_norm' or 'none'")
+        raise settings.error("norm_rel_ebd", "expected 'layer_norm' or 'none'")
     return {
         "attention.scale": (3 * even_heads(model)) ** -0.5,
         "position.buckets": settings.whole("position_buckets"),

@@ -80,9 +80,9 @@ def _read_kinds(settings: Settings, model: Flat) -> Flat:
             named += list(some) * times
     except (TypeError, ValueError):
         expected = "[[['global', 'local'], how often], …]" if layers is None else "'global' or 'local' for each layer"
-        raise settings.refusal(key, f"expected {expected}") from None
+        raise settings.error(key, f"expected {expected}") from None
     if len(named) != model["layers"]:
-        raise settings.refusal(key, f"{len(named)} kinds for {model['layers']} layers")
+        raise settings.error(key, f"{len(named)} kinds for {model['layers']} layers")
     return with_windows([kind == "local" for kind in named], settings.whole("window_size", 256))
 
 
@@ -117,7 +117,7 @@ GPT_NEO = Family(
 def _check_width(settings: Settings, model: Flat) -> Flat:
     settings.only(_remove_final_layer_norm=False)
     if model["d_embedding"] is not None and model["head.kind"] != "lm":
-        raise settings.refusal("word_embed_proj_dim", "weft reads such a model with the head that predicts words alone")
+        raise settings.error("word_embed_proj_dim", "weft reads such a model with the head that predicts words alone")
     return {}
 
 

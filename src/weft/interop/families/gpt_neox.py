@@ -65,7 +65,7 @@ def _read_heads(settings: Settings, model: Flat) -> Flat:
     heads = model["attention.heads"]
     newer, side_by_side = settings.flag("new_decoder_architecture", False), settings.flag("parallel_attn", True)
     if newer and not side_by_side:
-        raise settings.refusal("parallel_attn", "weft has only True beside new_decoder_architecture")
+        raise settings.error("parallel_attn", "weft has only True beside new_decoder_architecture")
     groups = settings.whole("num_kv_heads", heads) if newer else 1 if settings.flag("multi_query", True) else heads
     norms = settings.whole("num_ln_in_parallel_attn", 2 if newer else 1)
     kind = ("parallel-two-norms" if newer and norms == 2 else "parallel") if side_by_side else "sequential"

@@ -74,7 +74,7 @@ def _read_qwen_window(settings: Settings, model: Flat) -> Flat:
         return {}
     first = settings.tree.get("max_window_layers", 28)
     if not isinstance(first, int | None) or isinstance(first, bool):
-        raise settings.refusal("max_window_layers", "expected a whole number")
+        raise settings.error("max_window_layers", "expected a whole number")
     upper = [first is not None and layer >= first for layer in range(positions.depth(model))]
     windowed = positions.layer_types(settings, model, upper)
     return positions.with_windows(windowed, positions.window(settings, 4096)) if any(windowed) else {}
@@ -91,7 +91,7 @@ def _read_no_positions(settings: Settings, model: Flat) -> Flat:
     layers, step = positions.depth(model), settings.whole("no_rope_layer_interval", 4)
     rotated = settings.get("no_rope_layers") or [int(each) for each in positions.all_but_every(step, model)]
     if not isinstance(rotated, list) or len(rotated) < layers or any(each not in (0, 1) for each in rotated):
-        raise settings.refusal("no_rope_layers", f"expected 0 or 1 for each of {model['layers']} layers")
+        raise settings.error("no_rope_layers", f"expected 0 or 1 for each of {model['layers']} layers")
     size, used = positions.window(settings, None), settings.flag("use_sliding_window", False)
     windowed = positions.layer_types(settings, model, [used and size is not None and not each for each in rotated])
     positioned = [None if rotates else {"kind": "none"} for rotates in rotated[:layers]]
@@ -271,7 +271,7 @@ def _read_activation(settings: Settings, model: Flat) -> Flat:
     words = {key: settings.activation(key, "gelu") for key in ("hidden_act", "hidden_activation")}
     meant = {key: "gelu-tanh" if word == "gelu" else word for key, word in words.items()}
     if settings.get("hidden_activation") is not None and meant["hidden_activation"] != meant["hidden_act"]:
-        raise settings.refusal("hidden_activation", f"hidden_act = {shown(settings.get('hidden_act'))} says otherwise")
+        raise settings.error("hidden_activation", f"hidden_act = {shown(settings.get('hidden_act'))} says otherwise")
     return {"feedforward.activation": meant["hidden_act"]}
 
 

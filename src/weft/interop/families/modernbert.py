@@ -32,7 +32,7 @@ def _read_head(settings: Settings, model: Flat) -> Flat:
         return found
     pooling = settings.get("classifier_pooling", "cls")
     if pooling not in tuple(POOLING):
-        raise settings.refusal("classifier_pooling", f"weft has {' and '.join(POOLING)}")
+        raise settings.error("classifier_pooling", f"weft has {' and '.join(POOLING)}")
     return found | {"head.pooler": False, "head.pooling": POOLING[pooling]}
 
 

@@ -32,7 +32,7 @@ def layer_types(settings: Settings, model: Flat, usual: Sequence[bool]) -> list[
         return list(usual)
     known = isinstance(given, list) and all(isinstance(kind, str) and kind in (WINDOWED, FULL) for kind in given)
     if not known or len(given) != model["layers"]:
-        raise settings.refusal("layer_types", f"expected '{WINDOWED}' or '{FULL}' for each of {model['layers']} layers")
+        raise settings.error("layer_types", f"expected '{WINDOWED}' or '{FULL}' for each of {model['layers']} layers")
     return [kind == WINDOWED for kind in given]
 
 
@@ -102,7 +102,7 @@ def table_of(settings: Settings, absent: Tree | None = None) -> tuple[dict[str, 
     key = "rope_scaling" if settings.get("rope_scaling") else "rope_parameters"  # the older one counts, if both do
     given = settings.get(key) or {}
     if not isinstance(given, dict):
-        raise settings.refusal(key, "expected a table of settings")
+        raise settings.error(key, "expected a table of settings")
     return given or absent or {}, key
 
 
@@ -113,7 +113,7 @@ def read_scaling(rope: Settings, model: Flat, original: int | None) -> dict[str,
     if kind == "default":
         return None
     if not isinstance(kind, str) or kind not in KINDS:
-        raise rope.refusal("rope_type", f"weft scales rotary positions by {', '.join(KINDS)}")
+        raise rope.error("rope_type", f"weft scales rotary positions by {', '.join(KINDS)}")
     context = original or rope.whole("original_max_position_embeddings", model["context"])
     match KINDS[kind]:
         case "llama3":
@@ -130,7 +130,7 @@ def read_scaling(rope: Settings, model: Flat, original: int | None) -> dict[str,
                 values = rope.get(NAMES[name])
                 fits = isinstance(values, list) and all(type(value) in (int, float) for value in values)
                 if not fits or not all(0 < value < math.inf for value in values):
-                    raise rope.refusal(NAMES[name], "expected a list of numbers above 0")
+                    raise rope.error(NAMES[name], "expected a list of numbers above 0")
                 found[name] = values
             stretch = rope.number("factor", model["context"] / context)
             usual = math.sqrt(1 + math.log(stretch) / math.log(context)) if stretch > 1 and context > 1 else 1.0
@@ -172,7 +172,7 @@ def rotary(
     def read(settings: Settings, model: Flat) -> Flat:
         given, key = table_of(settings, absent)
         if any(isinstance(value, dict) for value in given.values()):
-            raise settings.refusal(key, "weft has one kind of rotary positions for all layers of this family")
+            raise settings.error(key, "weft has one kind of rotary positions for all layers of this family")
         rope = Settings(given, f"{settings.place}: {key}")
         found: Flat = {"position.base": rope.number("rope_theta", settings.number(theta, base))}
         if fraction is None:
@@ -183,7 +183,7 @@ def rotary(
             where, name = (rope, "partial_rotary_factor") if inside else (settings, part)
             found["position.fraction"] = where.number(name, fraction)
             if found["position.fraction"] > 1:
-                raise where.refusal(name, "expected 1 at most")
+                raise where.error(name, "expected 1 at most")
         beside = original is not None or settings.get(NAMES["original_context"]) is not None
         scaling = read_scaling(rope, model, settings.whole(NAMES["original_context"], original) if beside else None)
         return found | {f"position.scaling.{name}": value for name, value in (scaling or {}).items()}
@@ -219,7 +219,7 @@ def two_bases(
         ropes = {}
         for side, table in sides.items():
             if not isinstance(table, dict):
-                raise settings.refusal(key, f"expected a table of settings under {side}")
+                raise settings.error(key, f"expected a table of settings under {side}")
             ropes[side] = Settings(table, f"{settings.place}: {key}")
             ropes[side].only(partial_rotary_factor=1.0)
         base = ropes[FULL].positive("rope_theta", settings.number(*full))

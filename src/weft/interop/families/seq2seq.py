@@ -166,7 +166,7 @@ def _read_feedforward(settings: Settings, model: Flat) -> Flat:
     given = settings.get("feed_forward_proj", "relu")
     gate, _, name = (given if isinstance(given, str) else "").rpartition("-")
     if gate not in ("", "gated") or name not in ACTIVATIONS:
-        raise settings.refusal("feed_forward_proj", f"weft has {', '.join(ACTIVATIONS)}, each also gated-…")
+        raise settings.error("feed_forward_proj", f"weft has {', '.join(ACTIVATIONS)}, each also gated-…")
     # what transformers makes of that word stands beside it in newer files, and counts
     usual = "gelu_new" if given == "gated-gelu" else name
     found: Flat = {"feedforward.activation": settings.activation("dense_act_fn", usual)}

@@ -24,7 +24,7 @@ def _read_scaling(settings: Settings, model: Flat) -> Flat:
     if kind == "linear":
         return {f"{SCALINGS}kind": "linear", f"{SCALINGS}factor": settings.number("rope.scaling.factor")}
     if kind != "none":
-        raise settings.refusal("rope.scaling.type", f"weft has none, linear, and LLaMA 3.1's '{FREQUENCIES}'")
+        raise settings.error("rope.scaling.type", f"weft has none, linear, and LLaMA 3.1's '{FREQUENCIES}'")
     return {}
 
 
@@ -96,7 +96,7 @@ def _read_kinds(settings: Settings, model: Flat) -> Flat:
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
         given = all_but_every(given, model)
     if not isinstance(given, list) or len(given) < layers or any(each not in (0, 1) for each in given):
-        raise settings.refusal(STEP, f"expected a whole number, or true or false for each of {model['layers']} layers")
+        raise settings.error(STEP, f"expected a whole number, or true or false for each of {model['layers']} layers")
     position = {"kind": "rotary", "base": settings.number("rope.freq_base_swa", 10000.0)}
     alike = position["base"] == model["position.base"] and f"{SCALINGS}kind" not in model
     return with_windows(given[:layers], size, None if alike else position)
@@ -132,7 +132,7 @@ def _above_zero(ours: str, theirs: str) -> Special:
     def read(settings: Settings, model: Flat) -> Flat:
         value = settings.number(theirs, 0.0)
         if value < 0:
-            raise settings.refusal(theirs, "expected a number above 0")
+            raise settings.error(theirs, "expected a number above 0")
         return {ours: value or None}
 
     return Special(read, lambda model: {theirs: model[ours]} if model.get(ours) is not None else {})

@@ -1,7 +1,7 @@
 """The GGUF container: a header of typed keys, a table of tensors, and their bytes (ggml's `docs/gguf.md`, version 3).
 
 Every count and length is checked against what is left of the file before it is used, so that a header with absurd sizes
-costs nothing. Tensors are read from the mapped file when they are asked for. The `gguf` package converts quantized
+costs nothing. Tensors are read from the map_file file when they are asked for. The `gguf` package converts quantized
 blocks; its reader takes twenty times as long and sixteen times the memory for a vocabulary of 128,000 tokens.
 """
 
@@ -21,8 +21,8 @@ from torch import Tensor
 from weft.errors import InteropError, suggestion
 from weft.interop.gguf import q4_k
 from weft.storage.files import replacing
-from weft.storage.tensors import bits
-from weft.storage.untrusted import Cursor, mapped
+from weft.storage.tensors import byte_view
+from weft.storage.untrusted import Cursor, map_file
 
 MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
 MAX_NAME_BYTES = 256  # of a key or a tensor
@@ -92,7 +92,7 @@ class Contents:
     path: Path
     keys: dict[str, Value]
     tensors: dict[str, Entry]
-    mapped: memoryview
+    map_file: memoryview
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a key."""
@@ -114,7 +114,7 @@ class Contents:
     def raw(self, name: str) -> memoryview:
         """A tensor's bytes."""
         entry = self.tensors[name]
-        return self.mapped[entry.start : entry.start + entry.bytes]
+        return self.map_file[entry.start : entry.start + entry.bytes]
 
 
 def _dequantize(raw: memoryview, entry: Entry) -> Tensor:
@@ -141,34 +141,34 @@ def quantization() -> Any:
 
 def open_file(path: Path) -> Contents:
     """The keys and the table of tensors of a file; the tensors themselves stay on the disk."""
-    cursor = Cursor(path, mapped(path))
+    cursor = Cursor(path, map_file(path))
     magic = bytes(cursor.data[:4])
     if magic != MAGIC:
-        raise cursor.refusal(f"not a GGUF file: it begins with {magic!r}, not {MAGIC!r}")
+        raise cursor.error(f"not a GGUF file: it begins with {magic!r}, not {MAGIC!r}")
     cursor.take(4, "the header")
     version = cursor.number("I", "the header")
     if version not in (2, 3):
         found = "a big-endian file" if version & 0xFFFF == 0 else f"version {version}"
-        raise cursor.refusal(f"{found} of GGUF; weft reads versions 2 and 3, little-endian")
+        raise cursor.error(f"{found} of GGUF; weft reads versions 2 and 3, little-endian")
     tensors = cursor.number("Q", "the header")
     keys: dict[str, Value] = {}
     for _ in range(cursor.count("Q", 13, "keys")):
         key = _name(cursor, "a key")
         if key in keys:
-            raise cursor.refusal(f"the key '{key}' appears twice")
+            raise cursor.error(f"the key '{key}' appears twice")
         keys[key] = _read_value(cursor, cursor.number("I", f"'{key}'"), key)
     alignment = keys["general.alignment"].value if "general.alignment" in keys else ALIGNMENT
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-        raise cursor.refusal(f"general.alignment = {alignment!r}: expected a power of two")
+        raise cursor.error(f"general.alignment = {alignment!r}: expected a power of two")
     return Contents(path, keys, _read_table(cursor, tensors, alignment), cursor.data)
 
 
 def _name(cursor: Cursor, what: str) -> str:
     """The name of a key or a tensor, which is short and has no characters that would garble a message."""
-    start, length = cursor.place, cursor.number("Q", what)
+    start, length = cursor.offset, cursor.number("Q", what)
     raw = bytes(cursor.take(length, what)) if length <= MAX_NAME_BYTES else b""
     if not raw or not raw.isascii() or not raw.decode().isprintable():
-        raise cursor.refusal(f"damaged: at byte {start:,} there should be the name of {what}")
+        raise cursor.error(f"damaged: at byte {start:,} there should be the name of {what}")
     return raw.decode()
 
 
@@ -186,36 +186,36 @@ def _read_values(cursor: Cursor, type: int, count: int, key: str) -> list[Any]:
         raws = (cursor.take(cursor.number("Q", what), what) for _ in range(count))
         return [bytes(raw).decode("utf-8", "replace") for raw in raws]
     if type not in SCALARS:
-        raise cursor.refusal(f"{what} holds values of type {type}, which GGUF does not have")
+        raise cursor.error(f"{what} holds values of type {type}, which GGUF does not have")
     form = f"<{count}{SCALARS[type]}"
     return list(struct.unpack(form, cursor.take(struct.calcsize(form), what)))
 
 
 def _read_table(cursor: Cursor, count: int, alignment: int) -> dict[str, Entry]:
     if count * 32 > cursor.left:
-        raise cursor.refusal(f"truncated or damaged: {count:,} tensors do not fit into the {cursor.left:,} bytes left")
+        raise cursor.error(f"truncated or damaged: {count:,} tensors do not fit into the {cursor.left:,} bytes left")
     listed: dict[str, Entry] = {}
     for _ in range(count):
         name = _name(cursor, "a tensor")
         dimensions = cursor.number("I", f"'{name}'")
         if not 1 <= dimensions <= MAX_DIMENSIONS:
-            raise cursor.refusal(f"'{name}' has {dimensions} dimensions; expected 1 to {MAX_DIMENSIONS}")
+            raise cursor.error(f"'{name}' has {dimensions} dimensions; expected 1 to {MAX_DIMENSIONS}")
         shape = tuple(reversed([cursor.number("Q", f"'{name}'") for _ in range(dimensions)]))
         kind = cursor.number("I", f"'{name}'")
         if kind not in ENCODINGS:
-            raise cursor.refusal(f"'{name}' is of ggml type {kind}; {suggestion(str(kind), BY_NAME, len(BY_NAME))}")
+            raise cursor.error(f"'{name}' is of ggml type {kind}; {suggestion(str(kind), BY_NAME, len(BY_NAME))}")
         encoding = ENCODINGS[kind]
         if name in listed:
-            raise cursor.refusal(f"the tensor '{name}' appears twice")
+            raise cursor.error(f"the tensor '{name}' appears twice")
         if min(shape) < 1 or shape[-1] % encoding.block:
-            raise cursor.refusal(f"'{name}' {list(shape)}: no rows of blocks of {encoding.block} ({encoding.name})")
+            raise cursor.error(f"'{name}' {list(shape)}: no rows of blocks of {encoding.block} ({encoding.name})")
         length = prod(shape) // encoding.block * encoding.bytes
         listed[name] = Entry(shape, encoding, cursor.number("Q", f"'{name}'"), length)
-    begin, size = -(-cursor.place // alignment) * alignment, len(cursor.data)
+    begin, size = -(-cursor.offset // alignment) * alignment, len(cursor.data)
     placed = {name: entry._replace(start=begin + entry.start) for name, entry in listed.items()}
     for name, entry in placed.items():
         if (end := entry.start + entry.bytes) > size:
-            raise cursor.refusal(f"truncated: '{name}' ends at byte {end:,}, the file at {size:,}")
+            raise cursor.error(f"truncated: '{name}' ends at byte {end:,}, the file at {size:,}")
     return placed
 
 
@@ -281,7 +281,7 @@ def _as_it_came(lazy: LazyTensor, tensor: Tensor) -> memoryview | None:
 
 
 def _raw(tensor: Tensor) -> memoryview:
-    return bits(tensor).numpy().data
+    return byte_view(tensor).numpy().data
 
 
 def _bytes(name: str, tensor: Tensor, encoding: Encoding) -> Iterator[bytes | memoryview]:

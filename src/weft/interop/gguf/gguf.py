@@ -222,7 +222,7 @@ def _read_settings(settings: Settings, contents: Contents, tied: bool) -> Decode
     if table is None or len(table.shape) != 2:
         raise InteropError(f"{contents.path}: it has no matrix 'token_embd.weight' (vocab_size, d_model)")
     if settings.whole("block_count") > len(tensors):  # before that many layers are built
-        raise settings.refusal("block_count", f"the file holds {len(tensors)} tensors in all")
+        raise settings.error("block_count", f"the file holds {len(tensors)} tensors in all")
     biased = {part for part in ("q", "qkv", "output") if f"blk.0.attn_{part}.bias" in tensors}
     read_in, written = bool(biased & {"q", "qkv"}), "output" in biased
     bias = {(True, True): "all", (True, False): "qkv", (False, True): "out"}.get((read_in, written), "none")

@@ -56,7 +56,7 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     model = family.read(settings, architecture, known)
     problem, labels = settings.get("problem_type"), getattr(model.head, "labels", None)
     if None not in (problem, labels) and (problem == MULTI_LABEL or (problem == "regression") != (labels == 1)):
-        raise settings.refusal("problem_type", f"with {labels} labels; weft gives a text one label, or one number")
+        raise settings.error("problem_type", f"with {labels} labels; weft gives a text one label, or one number")
     depth = max(model.layers // model.sharing, getattr(model, "encoder_layers", None) or 0)
     if depth > len(found):  # before that many layers are built
         raise InteropError(f"{settings.place}: {depth} layers, but the files hold {len(found)} tensors in all")
@@ -150,7 +150,7 @@ def write(bundle: ModelBundle, folder: Path, dtype: str | None = None) -> Family
     with bar("writing", len(theirs)) as advance:
         counting = counted(theirs, advance)
         for file, header in headers.items():  # the files that the weights came from
-            tensors.write_as(folder / file, header, counting)
+            tensors.write_with_header(folder / file, header, counting)
         if not headers:
             tensors.write(folder / weights.SINGLE, counting)
     for name, data in _small_files(bundle, tree, bool(kept), bool(headers)).items():

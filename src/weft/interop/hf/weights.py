@@ -21,16 +21,16 @@ from weft.interop.settings import Transformer
 from weft.interop.weight_map import conversions, their_shapes, to_ours, to_theirs
 from weft.storage import tensors as tensor_files
 from weft.storage.safetensors_header import read_header
-from weft.storage.tensors import DTYPES, FLOATS, LazyWeights, Stored
+from weft.storage.tensors import DTYPES, FLOATS, LazyWeights, StoredTensor
 from weft.storage.untrusted import read_object
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
 
 
-def listing(folder: Path, single: str = SINGLE, pickled: str = PICKLED) -> dict[str, Stored]:
+def listing(folder: Path, single: str = SINGLE, pickled: str = PICKLED) -> dict[str, StoredTensor]:
     """Every tensor of a folder's model: of its one file, or of the shards that its index names."""
-    for name, read in ((single, tensor_files.listing), (pickled, torch_file.listing)):
+    for name, read in ((single, tensor_files.list_tensors), (pickled, torch_file.list_tensors)):
         if (folder / name).is_file():
             return read(folder / name)
         if (folder / f"{name}.index.json").is_file():
@@ -38,12 +38,12 @@ def listing(folder: Path, single: str = SINGLE, pickled: str = PICKLED) -> dict[
     raise InteropError(f"{folder}: it has none of {single}, {pickled} and their .index.json")
 
 
-def _sharded(index: Path, read: Callable[[Path], dict[str, Stored]]) -> dict[str, Stored]:
+def _sharded(index: Path, read: Callable[[Path], dict[str, StoredTensor]]) -> dict[str, StoredTensor]:
     folder, ending = index.parent, Path(index.name.removesuffix(".index.json")).suffix
     placed = read_object(index).get("weight_map")
     if not isinstance(placed, dict) or not placed:
         raise InteropError(f"{index}: 'weight_map' does not say which tensor is in which file")
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for name in sorted({str(name) for name in placed.values()}):
         if not is_shard(name, ending):
             raise InteropError(f"{index}: '{name}' is not the name of a {ending} file beside it")
@@ -67,15 +67,15 @@ def is_shard(name: str, ending: str = ".safetensors") -> bool:
     return re.fullmatch(r"[\w][\w.-]*", name) is not None and name.endswith(ending)
 
 
-def headers(tensors: Mapping[str, Stored]) -> dict[str, str]:
+def headers(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
     """The header of each safetensors file that tensors are in, by the file's name; with it the file is reproduced."""
-    files = {tensor.file for tensor in tensors.values() if tensor.pages is None}
+    files = {tensor.file for tensor in tensors.values() if tensor.mapped is None}
     return {file.name: read_header(file).text for file in sorted(files)}
 
 
 def _by_present_names(
-    family: Family, copies: Mapping[str, str], wanted: set[str], found: Mapping[str, Stored]
-) -> dict[str, Stored]:
+    family: Family, copies: Mapping[str, str], wanted: set[str], found: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
     """The tensors by the family's names today: old endings replaced, the whole model's prefix in front."""
     present = {name: _present(family, name, {*wanted, *copies}) for name in found}
     here = set(present.values())
@@ -84,7 +84,7 @@ def _by_present_names(
         if original in wanted and original not in here and known not in wanted:
             present[name] = original
             here.add(original)
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     for name, known in present.items():
         if known in tensors:
             folder = found[name].file.parent
@@ -107,7 +107,7 @@ def _is_unused(family: Family, name: str) -> bool:
 
 
 def read(
-    family: Family, model: Transformer, found: Mapping[str, Stored], place: str
+    family: Family, model: Transformer, found: Mapping[str, StoredTensor], place: str
 ) -> tuple[Transformer, LazyWeights, LazyWeights, Tree]:
     """The model, our weights, what weft has no place for, and the notes by which an export reproduces names and dtypes.
 
@@ -144,7 +144,7 @@ def read(
     return model, weights, {name: tensors[name].read for name in unused}, notes
 
 
-def check_floats(stored: Stored) -> Stored:
+def check_floats(stored: StoredTensor) -> StoredTensor:
     """Refuse a tensor that can't be a weight."""
     if stored.dtype not in FLOATS:
         raise InteropError(f"{stored.file}: '{stored.name}' holds {stored.dtype}; weights are {', '.join(FLOATS)}")
