@@ -63,8 +63,12 @@ def test_everything_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: 
         calls.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name.split(".")[-1])
         fsync(handle)
 
+    def record_rename(source: Path, target: Path) -> None:
+        calls.append("renamed")
+        replace(source, target)
+
     monkeypatch.setattr(os, "fsync", record_fsync)
-    monkeypatch.setattr(os, "replace", lambda a, b: (calls.append("renamed"), replace(a, b)))
+    monkeypatch.setattr(os, "replace", record_rename)
     files.write_text(tmp_path / "file", "text")
     assert calls[1:] == ["renamed", tmp_path.name.split(".")[-1]]
     calls.clear()
@@ -132,12 +136,11 @@ def test_one_process_holds_a_lock_until_it_ends(tmp_path: Path) -> None:
 def test_a_file_removed_before_it_is_locked_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = tmp_path / "lock"
     lock.touch()
-    real_lock, removed = files._lock, []
+    locks = iter([lambda: lock.unlink(), lambda: None])
+    real_lock = files._lock
 
     def remove_then_lock(handle: int) -> None:
-        if not removed:
-            lock.unlink()
-            removed.append(lock)
+        next(locks)()
         real_lock(handle)
 
     monkeypatch.setattr(files, "_lock", remove_then_lock)

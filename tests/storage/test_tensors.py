@@ -73,7 +73,7 @@ def test_a_damaged_tensor_is_named_and_not_yielded(
     tensors.save(path, sample_tensors())
     sums = files.checksums(path)
     flip(path, damaged)
-    yielded = []
+    yielded: list[str] = []
     with pytest.raises(DamageError, match=rf"the checksum is wrong (in|between) .*\b{damaged}\b"):
         yielded.extend(name for name, _ in tensors.load_verified(path, torch.device(device), sums))
     assert damaged not in yielded

@@ -98,7 +98,7 @@ def write(path: Path, weights: LazyWeights) -> None:
             tensor = make().detach().cpu()
             begin, end, sizes[name] = end, end + tensor.nbytes, tensor.element_size()
             misaligned = misaligned or begin % sizes[name] != 0
-            header[name] = _entry(tensor.dtype, tensor.shape, begin, end)
+            header[name] = _entry(tensor.dtype, tensor.shape, (begin, end))
             file.write(byte_view(tensor).numpy().data)
             del tensor
         text = json.dumps(header, separators=(",", ":")).encode()
@@ -128,7 +128,7 @@ def reserve(path: Path, specs: Mapping[str, tuple[torch.dtype, torch.Size]]) -> 
     header, end = {}, 0
     for name, (dtype, shape) in sorted(specs.items(), key=lambda item: (-item[1][0].itemsize, item[0])):
         begin, end = end, end + dtype.itemsize * shape.numel()
-        header[name] = _entry(dtype, shape, begin, end)
+        header[name] = _entry(dtype, shape, (begin, end))
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of their item size
     with open(path, "wb") as file:
@@ -136,8 +136,8 @@ def reserve(path: Path, specs: Mapping[str, tuple[torch.dtype, torch.Size]]) -> 
         file.truncate(8 + len(text) + end)
 
 
-def _entry(dtype: torch.dtype, shape: Sequence[int], begin: int, end: int) -> dict[str, Any]:
-    return {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+def _entry(dtype: torch.dtype, shape: Sequence[int], offsets: tuple[int, int]) -> dict[str, Any]:
+    return {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": offsets}
 
 
 def save(path: Path, tensors: Mapping[str, Tensor]) -> None:
