@@ -163,7 +163,7 @@ def test_a_table_with_other_separators(folder: Path, capsys: Capture, name: str,
     (folder / name).write_text(f"text{separator}label\nhello there{separator}1\n" * 20)
     for words in (["gpt-tiny"], ["bert-tiny", "objective=classify"]):
         line = mistake(capsys, "train", *words, "--data", name)
-        assert line.startswith(f"{name}: its columns are divided by {separator!r}; a .csv has commas")
+        assert line.startswith(f"{name}: its columns are separated by {separator!r}; a .csv file needs commas")
 
 
 def test_plain_text_where_rows_are_wanted(folder: Path, capsys: Capture) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.data.batch import packed, pad
+from weft.data.batch import pack, pad
 from weft.errors import DataError
 from weft.text.config import Specials, Word
 from weft.text.tokenizer import build_tokenizer
@@ -19,7 +19,7 @@ def test_padding_is_the_tokenizers_own() -> None:
         rows, mask = pad(each.encode_batch(["a b c", "a"]), each.pad_id)
         assert rows[1].tolist() == [each.id("a"), each.pad_id, each.pad_id]
         assert mask[1].tolist() == [True, False, False]
-        batch = packed(each.encode_batch(["a b c"]), 4, each.pad_id)
+        batch = pack(each.encode_batch(["a b c"]), 4, each.pad_id)
         assert batch.tokens[0, 2:].tolist() == batch.targets[0, 2:].tolist() == [each.pad_id] * 2
     assert {tokenizer.pad_id, moved.pad_id} == {0, 1}
 

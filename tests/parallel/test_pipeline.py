@@ -115,7 +115,7 @@ def _compared(name: str, over: mesh.Mesh, parts: int = PARTS, recompute: bool = 
         if isinstance(module, Stack):
             module.recompute = recompute
     each = ROWS // over.readers.ranks
-    mine = batch._each(lambda rows: rows[over.readers.rank * each :][:each])
+    mine = batch.map_tensors(lambda rows: rows[over.readers.rank * each :][:each])
     sums = pipeline.backward(mine.split(parts), Work(loss, lambda loss: loss * FACTOR, nullcontext))
     parallel.collect()
     if not pipeline.stage.is_last:
@@ -136,7 +136,7 @@ def _compared(name: str, over: mesh.Mesh, parts: int = PARTS, recompute: bool = 
 def _evaluated(whole: LanguageModel, model: LanguageModel, pipeline: Any, batch: Batch) -> dict[str, float]:
     """Of other sizes than those of the step."""
     whole.eval(), model.eval()
-    some = batch._each(lambda rows: rows[:3])
+    some = batch.map_tensors(lambda rows: rows[:3])
     here = [path for path, _ in model.named_parameters()]
     features = model.read(some)
     with pipeline.whole_head(), torch.no_grad():

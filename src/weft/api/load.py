@@ -21,7 +21,7 @@ from weft.api.arguments import checked
 from weft.api.run import Run
 from weft.costs.count import count
 from weft.data.batch import Source
-from weft.data.shards import noted_tokenizer
+from weft.data.shards import tokenizer_note
 from weft.decode.fast import native
 from weft.decode.fast.quantize import check_bits
 from weft.decode.fast.rounding import Bits
@@ -105,7 +105,7 @@ def load(
         warn(line)
     with ranks.leader_first():
         loaded = Run(folder.path, recipe, model, Tokenizer.load(folder.path), width)
-        loaded.objective.check_tokenizer(noted_tokenizer(folder.data))
+        loaded.objective.check_tokenizer(tokenizer_note(folder.data))
     return loaded
 
 

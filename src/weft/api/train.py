@@ -22,8 +22,8 @@ from weft.data.config import HashSplit, Split, TextSource, held_out_files
 from weft.data.messages import with_template
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.shards import Shards
-from weft.data.sources import files
-from weft.data.split import some_texts, train_texts
+from weft.data.sources import find_files
+from weft.data.split import require_text, train_texts
 from weft.errors import ConfigError, DataError, LostError, RunError, TokenizerError, WeftError
 from weft.machine import pick_device, products
 from weft.models.base import device_of
@@ -225,7 +225,13 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
     column = recipe.data.column if recipe.objective.reads != "rows" else None
     data, held_out = recipe.data, held_out_files(recipe.data.validation)
     for sources, apart in () if data.targets else [*((part.sources, held_out) for part in data.parts), (held_out, ())]:
-        files(sources, column, data.encoding, lambda line: folder.event("left out", line=line), apart)
+        find_files(
+            sources,
+            column,
+            data.encoding,
+            log=lambda line: folder.event("left out", line=line),
+            held_out=apart,
+        )
     facts = objectives.build(recipe, folder, tokenizers).prepare(log)
     facts = replace(facts, trained=_tokens_learned(recipe.init))
     settled, more = settle(recipe, facts, device, products)
@@ -295,7 +301,7 @@ def trained_tokenizer(
 def _texts(objective: Objective[Any], side: Literal["target", "source"] | None) -> Iterator[str]:
     """The training text, for a tokenizer to learn from. Data of which nothing is left to train on is refused."""
     sources = [source for part in objective.recipe.data.parts for source in part.sources]
-    return some_texts(objective.texts(side), sources, ", or hold out nothing with data.validation.kind=none")
+    return require_text(objective.texts(side), sources, ", or hold out nothing with data.validation.kind=none")
 
 
 def _tokenizer_settings(recipe: Recipe, objective: Objective[Any], device: str) -> tuple[TokenizerConfig, list[Choice]]:

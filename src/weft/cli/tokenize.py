@@ -43,11 +43,11 @@ def tokenize(
     """
     from rich.console import Console
 
-    from weft.data.sources import read
+    from weft.data.sources import read_documents
     from weft.text.config import KINDS
 
     subject = _subject(text)
-    learned = (document.text for document in read(data or ["builtin:python"]))
+    learned = (document.text for document in read_documents(data or ["builtin:python"]))
     cutter = find_tokenizer(tokenizer, vocab, lambda: learned)
     if data and (tokenizer not in KINDS or tokenizer == "byte"):
         raise ConfigError(f"--data {data[0]}: the tokenizer {tokenizer} isn't trained; leave it out")

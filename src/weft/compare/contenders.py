@@ -15,7 +15,7 @@ from weft.costs.memory import Workload, training_memory
 from weft.data.amount import amount
 from weft.data.prepare import prepare
 from weft.data.shards import INDEX, Shards
-from weft.data.split import some_texts, train_texts
+from weft.data.split import require_text, train_texts
 from weft.errors import ConfigError, DataError, counted
 from weft.models.config import NGram
 from weft.progress import Log
@@ -220,7 +220,7 @@ def _corpora(
             if (place / INDEX).is_file() and (place / FILE).is_file():  # from an earlier start
                 tokenizer = Tokenizer.load(place)
             else:
-                texts = partial(some_texts, train_texts(text), text.sources)
+                texts = partial(require_text, train_texts(text), text.sources)
                 tokenizer, _, choices = trained_tokenizer(config, choices, texts)
                 for choice in choices:
                     log(f"  {choice}")

@@ -58,7 +58,7 @@ class Answer(RowObjective[config.Answer]):
             yield {"first": self.tokenizer.encode(question), "second": ids, "start": start, "end": end}
 
     def lengths(self, examples: Examples) -> Numbers:
-        return framed_lengths(examples, ("first", "second"), self.frame, self.length)
+        return framed_lengths(examples, ("first", "second"), self.frame, length=self.length)
 
     def fitted(self, question: Sequence[int]) -> tuple[list[int], int, int]:
         """As much of a question as half a row holds; where the text begins in the row, and how much of it fits."""

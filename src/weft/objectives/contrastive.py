@@ -41,7 +41,7 @@ class Contrastive(RowObjective[config.Contrastive]):
         return self.ids(rows, {"first": self.settings.first, "second": self.settings.second})
 
     def lengths(self, examples: Examples) -> Numbers:
-        return np.stack([framed_lengths(examples, (side,), self.frame, self.length) for side in SIDES], axis=1)
+        return np.stack([framed_lengths(examples, (side,), self.frame, length=self.length) for side in SIDES], axis=1)
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
         """Two texts that belong together, each in a frame of its own; the other one is the source. The target of row i

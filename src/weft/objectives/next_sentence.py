@@ -8,7 +8,7 @@ from functools import cached_property
 
 from weft.data.batch import Batch
 from weft.data.examples import write_sides
-from weft.data.sampler import rows
+from weft.data.sampler import rank_samples
 from weft.data.sentences import Sentences, next_sentence_batch, sentence_examples
 from weft.data.shards import Side
 from weft.errors import DataError
@@ -47,7 +47,7 @@ class MaskedNext(MaskedObjective[config.MaskedNext], ExampleObjective[config.Mas
 
         def make(step: int, rank: int, ranks: int) -> Batch:
             # every process draws all rows of the step: the second task is weighed by the targets in all of them
-            samples, seed = rows(step - 1, size), self.recipe.seed
+            samples, seed = rank_samples(step - 1, size), self.recipe.seed
             whole = next_sentence_batch(train, self.masking, samples, seed=seed, length=self.length)
             return whole if ranks == 1 else whole.split(ranks)[rank]
 
@@ -77,5 +77,5 @@ class MaskedNext(MaskedObjective[config.MaskedNext], ExampleObjective[config.Mas
         length, few = self.length, max(1, EVALUATED_TOKENS // self.length)
         wanted = sentences.per_epoch(length) if most is None else min(sentences.per_epoch(length), most // length)
         for step in range(max(1, wanted // few)):
-            samples, seed = rows(step, few), self.recipe.seed + 1
+            samples, seed = rank_samples(step, few), self.recipe.seed + 1
             yield next_sentence_batch(sentences, self.masking, samples, seed=seed, length=length)

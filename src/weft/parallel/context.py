@@ -66,7 +66,7 @@ def divided(batch: Batch, mesh: Mesh) -> Batch:
     if extra:  # places that nobody sees and that count for nothing; keys belong to rows
         counts = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.loss_mask is None else batch.loss_mask
         whole = replace(batch, loss_mask=counts)
-        batch = whole._each(lambda rows: F.pad(rows, (0, extra)) if rows.dim() == 2 else rows)
+        batch = whole.map_tensors(lambda rows: F.pad(rows, (0, extra)) if rows.dim() == 2 else rows)
     ranges = ranges_of(length + extra, ranks.rank, ranks.ranks)
     positions = torch.arange(length + extra, device=batch.tokens.device)[None]
     return replace(
