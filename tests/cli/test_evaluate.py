@@ -92,7 +92,7 @@ def test_a_column_that_lines_do_not_have(folder: Path, capsys: Capture, monkeypa
     assert "no column 'nope'" in capsys.readouterr().err
     for command in ("classify", "embed"):
         assert run([command, str(folder / "labels"), "--column", "nope"]) == 2
-        assert "standard input: one text a line, without a column 'nope'" in capsys.readouterr().err
+        assert "standard input: one text per line, without a column 'nope'" in capsys.readouterr().err
 
 
 def test_numbers_and_tags_of_new_text(tmp_path: Path, capsys: Capture) -> None:

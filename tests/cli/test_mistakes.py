@@ -40,7 +40,7 @@ Capture = pytest.CaptureFixture[str]
         (b"", "book.txt: contains no text"),
         (b"\x7fELF\x00\x01\x02\x00" * 50, "book.txt: looks like a program (ELF), not text"),
         (b"fine until \xff here\n" * 9, "book.txt: not valid UTF-8 at byte 11"),
-        (b"hi", "book.txt: too short to learn from"),
+        (b"hi", "book.txt: too short to train on"),
     ],
 )
 def test_texts_that_cannot_be_learned_from(folder: Path, capsys: Capture, content: bytes, words: str) -> None:

@@ -94,10 +94,10 @@ def _shown(name: str) -> str:
     return "standard input" if name == "-" else name
 
 
-def decompress(stream: IO[bytes], name: str, read_size: int = BLOCK) -> Iterator[bytes]:
+def decompress(stream: IO[bytes], name: str, read_size: int | None = None) -> Iterator[bytes]:
     """Yield the bytes of an open file, decompressed if its suffix is .gz or .zst."""
     if not name.lower().endswith(COMPRESSED):
-        yield from iter(lambda: stream.read(read_size), b"")
+        yield from iter(lambda: stream.read(read_size or BLOCK), b"")
         return
     decompressed, total = (_gunzip if name.lower().endswith(".gz") else _unzstd)(stream, name), 0
     size = os.fstat(stream.fileno()).st_size
