@@ -299,7 +299,7 @@ def test_how_much_a_sentence_encoder_reads_by_other_files(sentences: tuple[Path,
     (folder / "tokenizer_config.json").write_text('{"model_max_length": 1000000000000000019884624838656}')
     (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text().replace("##z", "A"))
     assert hf.read(folder).length == 32
-    assert "do_lower_case = true: not used; put texts in small letters" in capsys.readouterr().err
+    assert "do_lower_case = true: not used; convert texts to lower case" in capsys.readouterr().err
     given.write_text('{"max_seq_length": "9"}')
     with pytest.raises(InteropError, match=r"sentence_bert_config.json: max_seq_length = '9': expected a whole number"):
         hf.read(folder)
@@ -429,7 +429,7 @@ def test_a_tokenizer_of_its_own(tmp_path: Path) -> None:
     export_model(tmp_path / "replaced", "hf", tmp_path / "out")
     assert Tokenizer.load(tmp_path / "out").fingerprint == words().fingerprint
     words(99).save(tmp_path / "more")
-    with pytest.raises(WeftError, match=r"99 entries, but the model's vocab_size is 61"):
+    with pytest.raises(WeftError, match=r"99 tokens, the model's vocab_size is 61"):
         import_model(folder, tmp_path / "other", tokenizer=tmp_path / "more")
 
 

@@ -274,7 +274,7 @@ def test_int8_without_its_scale_is_one_line(tmp_path: Path) -> None:
     found, aliases = variables(made(MODELS["marian"]))
     found["decoder/embeddings/weight"] = found["decoder/embeddings/weight"].astype(np.int8)
     bundle = ctranslate2.read(folder(tmp_path, binary(found, aliases)))
-    with pytest.raises(InteropError, match="'decoder/embeddings/weight_scale', which it needs, is missing"):
+    with pytest.raises(InteropError, match="its scale 'decoder/embeddings/weight_scale' is missing"):
         bundle.weights["embedding.weight"]()
 
 
@@ -460,7 +460,7 @@ GOOD = changed()
         (GOOD + b"\0", "1 bytes follow the end"),
         (struct.pack("<I", 9) + GOOD[4:], "begins with 9, weft reads 1 … 6"),
         (binary({}, {}, "WhisperSpec"), "a model of kind 'WhisperSpec'"),
-        (binary({}, {"a": "b"}), "alias 'a' stands for 'b'"),
+        (binary({}, {"a": "b"}), "'a' is an alias of 'b'"),
         (struct.pack("<I", 6) + text("TransformerSpec") + struct.pack("<II", 7, 2**32 - 1), "truncated"),
         (
             struct.pack("<I", 6)
@@ -478,7 +478,7 @@ GOOD = changed()
         (changed(decoder__layer_0__ffn__linear_1__bias=None), "'decoder/layer_0/ffn/linear_1/bias' .* is missing"),
         (changed(decoder__odd=np.zeros((2, 2), np.float32)), "'decoder/odd' .* has no place"),
         (changed(decoder__strange=np.int8(1)), "'decoder/strange' is a setting that weft does not know"),
-        (changed(encoder__layer_0__ffn__layer_norm__beta=np.zeros(3, np.float32)), r"is \[3\]; the settings ask for"),
+        (changed(encoder__layer_0__ffn__layer_norm__beta=np.zeros(3, np.float32)), r"is \[3\]; the settings require"),
         (changed(decoder__activation=np.int8(4), encoder__activation=np.int8(4)), "activation number 4"),
         (changed(decoder__activation=np.int8(0)), "activation is 2 in the encoder and 0 in the decoder"),
         (changed(decoder__num_heads=np.int16(0), encoder__num_heads=np.int16(0)), "num_heads = 0"),

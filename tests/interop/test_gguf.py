@@ -523,7 +523,7 @@ def test_another_tokenizer_takes_the_place_of_the_files_own(tmp_path: Path) -> N
     assert bundle.tokenizer.vocab_size == 280
     assert not [key for key in bundle.notes["gguf"]["keys"] if key.startswith("tokenizer.")]
     bpe(310).save(tmp_path / "larger")
-    with pytest.raises(WeftError, match="310 entries, but the model's vocab_size is 300"):
+    with pytest.raises(WeftError, match="310 tokens, the model's vocab_size is 300"):
         weft_gguf.read(tmp_path / "m.gguf", tmp_path / "larger")
 
 
@@ -919,11 +919,11 @@ def test_an_unknown_encoding_and_wrong_shapes_are_named(whole: bytes, tmp_path: 
     key = b"llama.feed_forward_length"
     place = whole.index(key) + len(key) + 4
     message = refused(tmp_path / "m.gguf", whole[:place] + struct.pack("<I", 31) + whole[place + 4 :])
-    assert "'blk.0.ffn_gate.weight' is [32, 32]; the settings ask for [31, 32]" in message
+    assert "'blk.0.ffn_gate.weight' is [32, 32]; the settings require [31, 32]" in message
     key = b"llama.block_count"
     place = whole.index(key) + len(key) + 4
     message = refused(tmp_path / "m.gguf", whole[:place] + struct.pack("<I", 2**20) + whole[place + 4 :])
-    assert "llama.block_count = 1048576: the file holds 12 tensors in all" in message
+    assert "llama.block_count = 1048576: the file has only 12 tensors" in message
     key = b"llama.vocab_size"
     place = whole.index(key) + len(key) + 4
     message = refused(tmp_path / "m.gguf", whole[:place] + struct.pack("<I", 299) + whole[place + 4 :])
@@ -955,7 +955,7 @@ def test_numbers_beyond_fp16_are_refused(tmp_path: Path) -> None:
     model = llama(1, 32, 2, 32, 16, vocab_size=300)
     weights = weights_of(model)
     weights["embedding.weight"] = lambda: torch.full((300, 32), 1e5)
-    with pytest.raises(InteropError, match=r"'token_embd.weight' holds 1e\+05, which fp16 can't"):
+    with pytest.raises(InteropError, match=r"'token_embd.weight' contains 1e\+05, which fp16 can't"):
         write(model, weights, bpe(), tmp_path / "m.gguf", "f16")
     assert not list(tmp_path.iterdir())
 

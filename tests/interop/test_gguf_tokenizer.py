@@ -54,7 +54,7 @@ def file_of(path: Path, keys: dict[str, Any]) -> None:
     general = {"general.architecture": "llama", "general.file_type": 0}
     general |= {f"llama.{name}": 64 for name in ("block_count", "context_length", "embedding_length")}
     written = {key: typed(value) for key, value in {**general, **keys}.items()}
-    write_file(path, written, [LazyTensor("t", (1,), ENCODINGS[0], lambda: torch.zeros(1))], lambda done: None)
+    write_file(path, written, [LazyTensor("t", (1,), ENCODINGS[0], lambda: torch.zeros(1))], advance=lambda done: None)
 
 
 def byte_level_keys(pre: str) -> dict[str, Any]:
@@ -233,9 +233,9 @@ def test_characters_have_a_place() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (Word(), "can't hold a word tokenizer"),
-        (Unigram(vocab_size=285), "can't hold a unigram tokenizer"),
-        (Char(fallback="unk", specials=Specials(unk="<unk>")), "spells unknown characters in bytes"),
+        (Word(), "can't have a word tokenizer"),
+        (Unigram(vocab_size=285), "can't have a unigram tokenizer"),
+        (Char(fallback="unk", specials=Specials(unk="<unk>")), "with byte fallback"),
         (BPE(vocab_size=260, lowercase=True), "no name for"),
     ],
 )

@@ -8,7 +8,7 @@ from tests.interop.test_hf import a_folder, words
 
 from weft.api.export_model import export_model
 from weft.api.import_model import import_model
-from weft.interop.license import in_folder, in_keys, to_keys
+from weft.interop.license import license_from_keys, license_keys, license_of_folder
 from weft.runs.folder import RunFolder
 from weft.runs.imported import license_of
 
@@ -37,20 +37,20 @@ def test_front_matter(matter: str, expected: dict[str, str], tmp_path: Path) -> 
     for ends in ("\n", "\r\n"):
         text = f"---\n{matter}\n---\n# A model\n\nlicense: gpl\n".replace("\n", ends)
         (tmp_path / "README.md").write_bytes(text.encode())
-        assert in_folder(tmp_path) == expected
+        assert license_of_folder(tmp_path) == expected
 
 
 @pytest.mark.parametrize("data", [b"", b"# none\nlicense: mit", b"---\nlicense: mit\n", b"---\n\xff\xfe\n---\n"])
 def test_a_readme_that_says_nothing(data: bytes, tmp_path: Path) -> None:
-    assert in_folder(tmp_path) == {}
+    assert license_of_folder(tmp_path) == {}
     (tmp_path / "README.md").write_bytes(data)
-    assert in_folder(tmp_path) == {}
+    assert license_of_folder(tmp_path) == {}
 
 
 @pytest.mark.parametrize("value", [7, ["mit"], "", "a b", "x" * 99, "\x1b[31m"])
 def test_keys_that_are_no_license(value: Any) -> None:
-    assert in_keys({"general.license": value}) == {}
-    assert to_keys({"license": value}) == {}
+    assert license_from_keys({"general.license": value}) == {}
+    assert license_keys({"license": value}) == {}
 
 
 def test_it_goes_with_the_model(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_it_goes_with_the_model(tmp_path: Path) -> None:
     import_model(folder, tmp_path / "run")
     assert license_of(RunFolder(tmp_path / "run")) == found
     export_model(tmp_path / "run", "hf", tmp_path / "hf")
-    assert in_folder(tmp_path / "hf") == found
+    assert license_of_folder(tmp_path / "hf") == found
     export_model(tmp_path / "run", "weft", tmp_path / "again")
     config = (tmp_path / "again/config.toml").read_text()
     (tmp_path / "next").mkdir()

@@ -181,8 +181,8 @@ def change(data: bytes, place: int, value: int) -> bytes:
     ("corrupt", "message"),
     [
         (lambda b: b"", "not a llama2.c model"),
-        (lambda b: b[:-4], "truncated: its header asks for"),
-        (lambda b: b + b"\0\0\0\0", "too long: its header asks for"),
+        (lambda b: b[:-4], "truncated: its header implies"),
+        (lambda b: b + b"\0\0\0\0", "too long: its header implies"),
         (lambda b: change(b, 0, 0), "dim = 0"),
         (lambda b: change(b, 8, 2**30), "n_layers = 1073741824"),
         (lambda b: change(b, 8, 2**20), "1048576 layers do not fit into"),

@@ -148,16 +148,16 @@ def test_no_code_of_the_file_is_run(tmp_path: Path) -> None:
     [
         (lambda s: s.pop("model"), "it has no 'model'"),
         (lambda s: s.pop("model_args"), "it has no 'model_args'"),
-        (lambda s: s.update(model=[1]), "not a table of tensors"),
-        (lambda s: s["model"].update({"two\nlines": torch.zeros(3)}), "not a table of tensors"),
+        (lambda s: s.update(model=[1]), "not a dictionary of tensors"),
+        (lambda s: s["model"].update({"two\nlines": torch.zeros(3)}), "not a dictionary of tensors"),
         (lambda s: s["model_args"].update(n_layer=10**9), "model_args.n_layer = 1000000000"),
         (lambda s: s["model_args"].update(n_layer=3), "'transformer.h.2.attn.c_proj.weight' .* is missing"),
-        (lambda s: s["model_args"].update(n_layer=9000), "n_layer = 9000: the file holds"),
+        (lambda s: s["model_args"].update(n_layer=9000), "n_layer = 9000: the file has only"),
         (lambda s: s["model_args"].update(n_head=5), "attention.heads = 5 does not divide"),
         (lambda s: s["model"].update(more=torch.zeros(3)), "'more' .* has no place"),
         (
             lambda s: s["model"].update({"transformer.wpe.weight": torch.zeros(4, 32)}),
-            "'transformer.wpe.weight' is .4, 32.; the settings ask for .16, 32.",
+            "'transformer.wpe.weight' is .4, 32.; the settings require .16, 32.",
         ),
     ],
 )
@@ -220,11 +220,11 @@ EMPTY = torch.empty(16, 32)
             lambda: torch.quantize_per_tensor(EMPTY, 1.0, 0, torch.qint8),
             "is torch._utils._rebuild_q",
         ),
-        (lambda: torch.ones(16, 32, dtype=torch.int64), "holds I64; weights are"),
+        (lambda: torch.ones(16, 32, dtype=torch.int64), "has dtype I64; weights are"),
         (lambda: torch.ones(16, 32, dtype=torch.complex64), "is torch.complex64; expected a dense tensor"),
         (lambda: torch.ones(16, 32).to(torch.float8_e4m3fn), "is torch._utils._rebuild_tensor_v3"),
-        (lambda: torch.ones(1).expand(16, 32), "is .16, 32., but the file holds too few numbers"),
-        (lambda: torch.ones(1, 32).expand(10**9, 32), "is .1000000000, 32., but the file holds too few numbers"),
+        (lambda: torch.ones(1).expand(16, 32), "is .16, 32., but the file holds too few values"),
+        (lambda: torch.ones(1, 32).expand(10**9, 32), "is .1000000000, 32., but the file holds too few values"),
     ],
 )
 def test_a_tensor_that_is_no_weight_is_named(made: Any, message: str, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def repacked(source: Path, target: Path, compression: int, **changes: bytes) -> 
 def test_compressed_parts_are_refused_rather_than_read_as_they_are(tmp_path: Path) -> None:
     torch.save(checkpoint(their_model(True), True), tmp_path / "whole.pt")
     repacked(tmp_path / "whole.pt", tmp_path / "ckpt.pt", zipfile.ZIP_DEFLATED)
-    with pytest.raises(InteropError, match="its parts are compressed, as torch never writes them"):
+    with pytest.raises(InteropError, match="its entries are compressed, which torch never does"):
         nanogpt.read(tmp_path / "ckpt.pt")
     repacked(tmp_path / "whole.pt", tmp_path / "ckpt.pt", zipfile.ZIP_STORED)
     found, whole = (nanogpt.read(tmp_path / name).weights["embedding.weight"]() for name in ("ckpt.pt", "whole.pt"))
@@ -334,7 +334,7 @@ def test_parts_that_overlap_are_refused(tmp_path: Path) -> None:
         data[place + 20 : place + 28] = (len(data) - 4096).to_bytes(4, "little") * 2
         place = data.rfind(b"PK\x01\x02", 0, place)
     (tmp_path / "ckpt.pt").write_bytes(data)
-    with pytest.raises(InteropError, match="its parts overlap"):
+    with pytest.raises(InteropError, match="its entries overlap"):
         nanogpt.read(tmp_path / "ckpt.pt")
 
 

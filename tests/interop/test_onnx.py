@@ -168,7 +168,7 @@ def test_one_line_for_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(InteropError, match="dynamic-ntk"):
         onnx.write(ModelBundle(scaled, {}, None, "here"), tmp_path)
     hashed = llama(1, D, HEADS, FF, 32, vocab_size=VOCAB).replace(ngrams={"rows": 9})
-    with pytest.raises(InteropError, match=r"model\.ngrams: a step in an ONNX file"):
+    with pytest.raises(InteropError, match=r"model\.ngrams: a step of an ONNX file"):
         onnx.write(ModelBundle(hashed, {}, None, "here"), tmp_path)
     monkeypatch.setattr(onnx, "find_spec", lambda name: None)
     with pytest.raises(InteropError, match=r"pip install 'weft\[onnx\]'"):
@@ -194,7 +194,7 @@ def test_a_file_that_differs_from_the_model_is_refused(
             return [np.ones(2, np.float32)] * 2
 
     mine = [torch.tensor(each) for each in answers]
-    graph = onnx._Graph("model.onnx", lambda tokens: mine, {"input_ids": ("batch", "time")}, ("a", "b"))  # type: ignore[arg-type]
+    graph = onnx.OnnxFile("model.onnx", lambda tokens: mine, {"input_ids": ("batch", "time")}, ("a", "b"))  # type: ignore[arg-type]
     monkeypatch.setattr(runtime, "InferenceSession", Session)
     monkeypatch.setattr(onnx, "_graphs", lambda model: [graph])
     monkeypatch.setattr(onnx, "_export", lambda graph, file: None)

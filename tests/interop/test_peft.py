@@ -114,12 +114,12 @@ def test_in_and_out(case: str, tmp_path: Path) -> None:
 
     for name in ("back", "fresh"):
         (tmp_path / name).mkdir()
-    peft.write(tmp_path / "back", base, adapter, "their/model")
+    peft.write(tmp_path / "back", base, adapter, base_name="their/model")
     for file in (peft.CONFIG, peft.WEIGHTS):
         assert (tmp_path / "back" / file).read_bytes() == (tmp_path / "adapter" / file).read_bytes()
 
     # as if weft had trained it
-    peft.write(tmp_path / "fresh", base, peft.Adapter(adapter.settings, adapter.weights), "their/model")
+    peft.write(tmp_path / "fresh", base, peft.Adapter(adapter.settings, adapter.weights), base_name="their/model")
     mine, given = differences(tmp_path / "fresh"), differences(tmp_path / "adapter")
     assert mine.keys() == given.keys()
     assert all(torch.allclose(mine[name], given[name], atol=1e-6) for name in given)
@@ -139,7 +139,7 @@ def test_three_that_were_trained_apart_become_one_of_three_times_the_rank(tmp_pa
     torch.manual_seed(0)
     weights = {name: torch.randn_like(tensor) for name, tensor in adapter.weights.items()}
     (tmp_path / "out").mkdir()
-    peft.write(tmp_path / "out", base, peft.Adapter(adapter.settings, weights, adapter.files, adapter.notes), "x")
+    peft.write(tmp_path / "out", base, peft.Adapter(adapter.settings, weights, adapter.files, adapter.notes), base_name="x")
     model = adapted(base, peft.Adapter(adapter.settings, weights))
     own = model.get_submodule("decoder.blocks.1.attention.qkv").difference()
     theirs_ = differences(tmp_path / "out")["transformer.h.1.attn.c_attn"]
@@ -174,14 +174,14 @@ def test_settings_that_weft_lacks(settings: dict[str, Any], message: str, tmp_pa
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [
-        ("model.embed_tokens.lora_embedding_A", torch.zeros(2, 61), r"has no place beside the base's matrices$"),
+        ("model.embed_tokens.lora_embedding_A", torch.zeros(2, 61), r"fits no matrix of the base model$"),
         ("model.layers.0.self_attn.q_proj.lora_A.weight", torch.zeros(2, 32), r"expected an A and a B of one rank$"),
         (
             "model.layers.0.self_attn.q_proj.lora_A.weight",
             torch.zeros(3, 31),
-            r"beside '.*q_proj.weight' \[32, 32\] stand",
+            r"'.*q_proj.weight' \[32, 32\] has an adapter of",
         ),
-        ("model.norm.weight", torch.zeros(32), r"has no place beside the base's matrices$"),
+        ("model.norm.weight", torch.zeros(32), r"fits no matrix of the base model$"),
     ],
 )
 def test_tensors_that_do_not_fit(name: str, tensor: Tensor, message: str, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_an_adapter_of_torch_save(tmp_path: Path) -> None:
     assert adapter.settings == wanted.settings
     assert all(torch.equal(adapter.weights[name], tensor) for name, tensor in wanted.weights.items())
     (tmp_path / "out").mkdir()
-    peft.write(tmp_path / "out", base, adapter, "their/model")
+    peft.write(tmp_path / "out", base, adapter, base_name="their/model")
     after = differences(tmp_path / "out")
     assert before.keys() == after.keys()
     assert all(torch.allclose(after[name], before[name], atol=1e-6) for name in before)

@@ -116,7 +116,7 @@ def repeated(state: dict[str, Any]) -> None:
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut short": (first_bytes(9000), r"pytorch_model\.bin: not a file of torch\.save, or truncated$"),
     "empty": (first_bytes(0), r"pytorch_model\.bin: not a file of torch\.save, or truncated$"),
-    "no table": (lambda folder: torch.save([1], folder / "pytorch_model.bin"), r"it holds no table of tensors$"),
+    "no table": (lambda folder: torch.save([1], folder / "pytorch_model.bin"), r"it contains no dictionary of tensors$"),
     "no tensor": (changed(lambda s: s.update(x="text")), r"'x' is str; expected a dense tensor of numbers$"),
     "no name": (changed(lambda s: s.update({3: torch.ones(1)})), r"3 is not the name of a tensor$"),
     "sparse": (
@@ -125,7 +125,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "more than there is": (
         changed(lambda s: s.update(x=torch.ones(1).expand(10**9))),
-        r"'x' is \[1000000000\], but the file holds too few numbers for it",
+        r"'x' is \[1000000000\], but the file holds too few values for it",
     ),
     "one tensor many times": (changed(repeated), r"mlp\.c_fc\.weight' is \[32, 128\], but the file holds too few"),
     "missing": (changed(lambda s: s.pop("transformer.ln_f.bias")), r"'transformer\.ln_f\.bias' \[32\] is missing$"),

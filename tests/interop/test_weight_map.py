@@ -9,8 +9,8 @@ from weft.interop.weight_map import (
     ONE_ROW,
     SAME,
     TRANSPOSED,
-    Layout,
-    Rule,
+    NameRule,
+    TensorLayout,
     adjacent_pairs,
     conversions,
     module,
@@ -34,7 +34,7 @@ LAYOUTS = {"same": SAME, "transposed": TRANSPOSED, "one row": ONE_ROW, "adjacent
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("size", [(12, 5), (12,)], ids=["matrix", "vector"])
 def test_layouts_undo_each_other(name: str, size: tuple[int, ...]) -> None:
-    layout: Layout = LAYOUTS[name]
+    layout: TensorLayout = LAYOUTS[name]
     if layout == ONE_ROW and len(size) == 2:
         size = size[:1]
     ours = torch.randn(size)
@@ -89,7 +89,7 @@ def test_there_and_back() -> None:
     assert "out" not in theirs  # the model's config decides which rules apply
     assert torch.equal(theirs["o.1.weight"], weights["decoder.blocks.1.attention.out.weight"].mT)
     sizes = {name: tuple(tensor.shape) for name, tensor in theirs.items()}
-    ours = to_ours(table, sizes, theirs.__getitem__, "here")
+    ours = to_ours(table, sizes, theirs.__getitem__, location="here")
     assert ours.keys() == weights.keys()
     assert all(torch.equal(make(), weights[name]) for name, make in ours.items())
 
@@ -104,7 +104,7 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
         asked.append(name)
         return torch.zeros(sizes[name])
 
-    ours = to_ours(table, sizes, read, "here")
+    ours = to_ours(table, sizes, read, location="here")
     assert asked == []
     ours["decoder.blocks.1.attention.qkv.weight"]()
     assert asked == ["q.1.weight", "k.1.weight", "v.1.weight"]
@@ -120,7 +120,7 @@ def test_an_untied_model_needs_its_output_table() -> None:
     [
         ({"k.1.weight": None}, r"here: 'k\.1\.weight' \[4, 8\] is missing$"),
         ({"norm": None, "n1.0": None}, r"is missing \(and 1 more\)$"),
-        ({"k.1.weight": (8, 8)}, r"'k\.1\.weight' is \[8, 8\]; the settings ask for \[4, 8\]$"),
+        ({"k.1.weight": (8, 8)}, r"'k\.1\.weight' is \[8, 8\]; the settings require \[4, 8\]$"),
         ({"stray": (3,)}, r"'stray' \[3\] has no place in this model$"),
     ],
     ids=["missing", "two missing", "wrong shape", "left over"],
@@ -129,11 +129,11 @@ def test_what_does_not_fit_is_named(change: dict[str, tuple[int, ...] | None], m
     table = conversions(TABLE, a_model())
     sizes = their_shapes(table) | change
     with pytest.raises(InteropError, match=message):
-        to_ours(table, {name: size for name, size in sizes.items() if size is not None}, torch.zeros, "here")
+        to_ours(table, {name: size for name, size in sizes.items() if size is not None}, torch.zeros, location="here")
 
 
 def test_a_tensor_that_no_rule_names_is_refused() -> None:
-    rules: tuple[Rule, ...] = tuple(each for each in TABLE if each.ours != "decoder.norm.weight")
+    rules: tuple[NameRule, ...] = tuple(each for each in TABLE if each.ours != "decoder.norm.weight")
     with pytest.raises(InteropError, match=r"decoder\.norm\.weight \[8\]: this format has no place for it"):
         conversions(rules, a_model())
     with pytest.raises(InteropError, match=r"decoder\.position\.weight .*: this format has no place for it"):

@@ -16,7 +16,7 @@ from weft.interop.families.bert import BERT
 from weft.interop.families.gpt2 import GPT2
 from weft.interop.families.llama import LLAMA, MISTRAL, QWEN3
 from weft.interop.families.seq2seq import MARIAN, T5
-from weft.interop.weight_map import Rule, conversions, module, tensor, their_shapes, to_ours
+from weft.interop.weight_map import NameRule, conversions, module, tensor, their_shapes, to_ours
 from weft.models.build import build
 from weft.models.config import EncoderDecoder, LMHead, PretrainingHead
 from weft.models.presets import bert, gpt, llama, vaswani
@@ -33,11 +33,12 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-def load(ours: nn.Module, theirs: Mapping[str, Tensor], rules: Iterable[Rule]) -> None:
+def load(ours: nn.Module, theirs: Mapping[str, Tensor], rules: Iterable[NameRule]) -> None:
     """Fill `ours` by a table of names. Every parameter must be named, and every name be there."""
     table = conversions(rules, ours.config)
     used = {name: tuple(theirs[name].shape) for name in their_shapes(table)}
-    ours.load_state_dict({name: make() for name, make in to_ours(table, used, theirs.__getitem__, "theirs").items()})
+    weights = to_ours(table, used, theirs.__getitem__, location="theirs")
+    ours.load_state_dict({name: make() for name, make in weights.items()})
 
 
 def fill(ours: nn.Module, theirs: nn.Module, family: Family) -> None:
@@ -232,7 +233,7 @@ def test_t5(gated: bool) -> None:
     same(mine, other, ours.embedding.weight, theirs.shared.weight)
 
 
-def torch_layers(side: str, last: str) -> tuple[Rule, ...]:
+def torch_layers(side: str, last: str) -> tuple[NameRule, ...]:
     """torch.nn.Transformer's names; its last norm is norm2 or norm3."""
     block, layer = f"{side}.blocks.{{layer}}", f"{side}.layers.{{layer}}"
     return (

@@ -8,7 +8,7 @@ from typing import Any
 from weft.api.import_model import check_empty, recipe_like, save_run
 from weft.errors import InteropError, RunError, suggestion
 from weft.interop import onnx, peft
-from weft.interop.bundle import ModelBundle, lazily
+from weft.interop.bundle import ModelBundle, lazy_weights
 from weft.interop.gguf import gguf
 from weft.interop.hf import hf
 from weft.objectives import table as objectives
@@ -74,7 +74,7 @@ def bundle_of(run: RunFolder) -> ModelBundle:
         for line in damage:
             warn(line)
         tensors = model.state_dict()
-        weights = lazily(tensors.__getitem__, tensors)
+        weights = lazy_weights(tensors.__getitem__, tensors)
     bundle = read_run(run, weights)
     return replace(bundle, notes={**bundle.notes, "license": license_of(run)})
 
@@ -128,7 +128,8 @@ def _write_adapter(run: RunFolder, target: Path) -> str:
     adapter = peft.Adapter(recipe.adapter, weights, own.files, own.notes)
     with replacing_folder(target) as folder:
         # by the names of the family that the base came from
-        parameters = peft.write(folder, replace(own, notes=notes), adapter, notes.get("place") or str(recipe.init))
+        base_name = notes.get("place") or str(recipe.init)
+        parameters = peft.write(folder, replace(own, notes=notes), adapter, base_name=base_name)
         card = model_card(recipe, read_lines(run.events), license_of(run), adapter=parameters)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return "an adapter, for peft"

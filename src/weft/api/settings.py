@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 from weft.config import Tree, validate
 from weft.decode.config import Beam, Rules, Sampling
 from weft.decode.constrain import Grammar
-from weft.interop.generation import DRAWING
+from weft.interop.generation import SAMPLING_KEYS
 from weft.progress import log_to_stderr
 from weft.runs.folder import RunFolder
 from weft.runs.imported import generation
@@ -44,8 +44,8 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Tree
     wanted = {key: value for key, value in given.items() if value is not None}
     left = dict(defaults)
     if wanted.get("temperature") == 0:
-        left = {key: value for key, value in left.items() if key not in DRAWING}
-    elif left.get("temperature") == 0 and any(key in wanted for key in DRAWING):
+        left = {key: value for key, value in left.items() if key not in SAMPLING_KEYS}
+    elif left.get("temperature") == 0 and any(key in wanted for key in SAMPLING_KEYS):
         del left["temperature"]
     both = left | wanted
     max_tokens = both.get("max_tokens", Rules.model_fields["max_tokens"].default)

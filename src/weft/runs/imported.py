@@ -15,8 +15,8 @@ from torch import Tensor
 from weft.config import Tree
 from weft.costs.count import count
 from weft.errors import InteropError, RunError, WeftError
-from weft.interop.bundle import ModelBundle, counted
-from weft.interop.generation import DRAWING, generation_settings, search_settings, without_a_rule
+from weft.interop.bundle import ModelBundle, with_progress
+from weft.interop.generation import SAMPLING_KEYS, generation_settings, search_settings, unsupported_settings
 from weft.interop.hf.hf import GENERATION
 from weft.interop.weight_map import shapes
 from weft.models.base import current_name
@@ -42,7 +42,7 @@ def write_run(run: RunFolder, bundle: ModelBundle, recipe: Recipe) -> None:
     checkpoint = run.checkpoints / checkpoint_name(0)
     (checkpoint / "state").mkdir(parents=True)
     with bar("importing", len(bundle.weights)) as advance:
-        tensors.write(checkpoint / "model.safetensors", counted(bundle.weights, advance))
+        tensors.write(checkpoint / "model.safetensors", with_progress(bundle.weights, advance))
     write_text(checkpoint / "state/state.json", json.dumps({"step": 0, "notes": {}}, indent=1))
     seal(checkpoint, 0, {})
     for name in ("latest", "best"):
@@ -115,7 +115,7 @@ def generation(run: RunFolder, vocab_size: int) -> Generation:
     file, notes = run.origin / "files" / GENERATION, run.origin / "notes.json"
     try:
         noted = read_object(notes).get("notes", {}) if notes.is_file() else {}
-        old = {key: value for key, value in noted.get("config", {}).items() if key not in (*DRAWING, "do_sample")}
+        old = {key: value for key, value in noted.get("config", {}).items() if key not in (*SAMPLING_KEYS, "do_sample")}
         tree = read_object(file) if file.is_file() else noted.get("generation") or old
     except InteropError as error:
         return Generation({}, {}, [str(error)])
@@ -124,7 +124,7 @@ def generation(run: RunFolder, vocab_size: int) -> Generation:
     answers = isinstance(run.recipe().model, EncoderDecoder)
     (writing, odd), (search, more) = generation_settings(tree, vocab_size, answers), search_settings(tree)
     lines = [f"{file}: {each}: not used; it makes no sense there" for each in odd + more]
-    lines += [f"{file}: {each}: not used; weft has no such rule" for each in without_a_rule(tree, answers)]
+    lines += [f"{file}: {each}: not used; weft has no such rule" for each in unsupported_settings(tree, answers)]
     return Generation(writing, search, lines)
 
 
