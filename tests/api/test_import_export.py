@@ -18,7 +18,7 @@ import pytest
 import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
-from tests.interop.test_hf import (
+from tests.interop.hf_models import (
     CASES,
     a_folder,
     difference,

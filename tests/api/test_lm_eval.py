@@ -18,7 +18,7 @@ import pytest
 import tokenizers
 import torch
 from tests.api.test_import_export import sharp
-from tests.interop.test_hf import exported, fresh_model
+from tests.interop.hf_models import exported, fresh_model
 from tests.later import Later
 from tokenizers.processors import TemplateProcessing
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import tokenizers
 import torch
-from tests.interop.test_hf import CASES as MODELS
+from tests.interop.hf_models import CASES as MODELS
 from tests.interop.test_text_to_text import LINES, NEW, TEXTS, opened, spm
 from tests.later import Later
 from tokenizers import pre_tokenizers, trainers

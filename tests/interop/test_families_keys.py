@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.interop.hf_models import CASES, built, difference, filled, theirs
 from tests.interop.test_families_settings import KINDS
-from tests.interop.test_hf import CASES, built, difference, filled, theirs
 from tests.later import Later
 from torch import nn
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.interop.test_hf import CASES
+from tests.interop.hf_models import CASES
 from tests.later import Later
 
 from weft.errors import InteropError, WeftError

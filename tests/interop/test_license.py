@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.interop.test_hf import a_folder, words
+from tests.interop.hf_models import a_folder, words
 
 from weft.api.export_model import export_model
 from weft.api.import_model import import_model

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.interop.hf_models import CASES, ROTARY, built, difference, exported, theirs, words
 from tests.interop.test_families_settings import DEEP, STRANGE
-from tests.interop.test_hf import CASES, ROTARY, built, difference, exported, theirs, words
 from torch import Tensor, nn
 
 import weft
@@ -139,7 +139,9 @@ def test_three_that_were_trained_apart_become_one_of_three_times_the_rank(tmp_pa
     torch.manual_seed(0)
     weights = {name: torch.randn_like(tensor) for name, tensor in adapter.weights.items()}
     (tmp_path / "out").mkdir()
-    peft.write(tmp_path / "out", base, peft.Adapter(adapter.settings, weights, adapter.files, adapter.notes), base_name="x")
+    peft.write(
+        tmp_path / "out", base, peft.Adapter(adapter.settings, weights, adapter.files, adapter.notes), base_name="x"
+    )
     model = adapted(base, peft.Adapter(adapter.settings, weights))
     own = model.get_submodule("decoder.blocks.1.attention.qkv").difference()
     theirs_ = differences(tmp_path / "out")["transformer.h.1.attn.c_attn"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.interop.test_hf import GPT2, T5, theirs
+from tests.interop.hf_models import GPT2, T5, theirs
 from tests.later import Later
 from torch import nn
 
@@ -116,7 +116,10 @@ def repeated(state: dict[str, Any]) -> None:
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut short": (first_bytes(9000), r"pytorch_model\.bin: not a file of torch\.save, or truncated$"),
     "empty": (first_bytes(0), r"pytorch_model\.bin: not a file of torch\.save, or truncated$"),
-    "no table": (lambda folder: torch.save([1], folder / "pytorch_model.bin"), r"it contains no dictionary of tensors$"),
+    "no table": (
+        lambda folder: torch.save([1], folder / "pytorch_model.bin"),
+        r"it contains no dictionary of tensors$",
+    ),
     "no tensor": (changed(lambda s: s.update(x="text")), r"'x' is str; expected a dense tensor of numbers$"),
     "no name": (changed(lambda s: s.update({3: torch.ones(1)})), r"3 is not the name of a tensor$"),
     "sparse": (

@@ -1,9 +1,11 @@
 """Tensors are read from files with the same bits, verified chunk by chunk, on CPU and GPU."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.devices import DEVICES
 from torch import Tensor
 
@@ -88,3 +90,18 @@ def test_checksums_of_another_file_are_refused(tmp_path: Path, device: str, monk
     for wrong in (sums[:-1], [*sums, sums[0]], []):
         with pytest.raises(DamageError, match="the checksum is wrong"):
             list(tensors.load_verified(path, torch.device(device), wrong))
+
+
+def test_lazy_tensors_of_mixed_dtypes_are_aligned(tmp_path: Path) -> None:
+    """In an order in which offsets would not be multiples of the item size."""
+    saved = {
+        "a": torch.randn(3).half(),
+        "b": torch.randn(2, 2),
+        "c": torch.arange(3),
+        "d": torch.tensor(True),
+        "e": torch.randn(5, dtype=torch.bfloat16),
+        "empty": torch.zeros(0, 4),
+    }
+    tensors.write(tmp_path / "file", {name: partial(saved.__getitem__, name) for name in saved})
+    assert_same(load_file(tmp_path / "file"), saved, "cpu")
+    assert tensors.list_tensors(tmp_path / "file")["b"].shape == (2, 2)
