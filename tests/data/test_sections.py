@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from tests.text.test_pieces import KINDS
+from tests.text.test_fragments import KINDS
 
 from weft.data import encode
 from weft.data.config import HashSplit, NoSplit, NumberedPart, Split, TailSplit, TextSource
@@ -17,7 +17,7 @@ from weft.data.shards import Shards
 from weft.data.split import split_sections
 from weft.text.tokenizer import Tokenizer
 
-# includes stretches without a joint: a long word, and lines of a script without spaces
+# includes stretches without a split point: a long word, and lines of a script without spaces
 PARAGRAPHS = [
     "The frog sat by  the river.\n\n  It's said that die Kröte sang, 12345 times.\r\n",
     "漢字" * 90 + "。\n",
@@ -25,7 +25,7 @@ PARAGRAPHS = [
     "\n\n\n- one\n- two\t\n",
 ]
 TEXT = "".join(PARAGRAPHS[n % 4] + f" {n} " for n in range(24))
-# joints at lines, at spaces, anywhere and nowhere; prefixes, and text dropped at the ends
+# split points at lines, at spaces, anywhere and nowhere; prefixes, and text dropped at the ends
 TOKENIZERS = ["own-bpe", "llama-2", "llama-3", "t5", "own-wordpiece", "own-byte", "one-word", "added-strips"]
 
 
@@ -79,7 +79,7 @@ def test_the_bytes_of_a_side_do_not_depend_on_the_tokenizer(tmp_path: Path) -> N
 def test_processes_parts_and_interruptions_do_not_change_the_tokens(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encode, "MAX_PIECE_BYTES", 2000)  # some pieces end without a joint
+    monkeypatch.setattr(encode, "MAX_FRAGMENT_BYTES", 2000)  # some fragments end between split points
     monkeypatch.setattr(encode, "BATCH", 500)
     tokenizer = build(kind)
     (tmp_path / "a.txt").write_bytes(TEXT.encode() * 3)

@@ -142,9 +142,9 @@ def test_longrope_switches_factors_in_a_long_text(tmp_path: Path) -> None:
     for length in (5, 14, 16, 17):
         expected = other.generate(tokens[:, :length], max_new_tokens=12, **GREEDY)[0, length:].tolist()
         assert expected == greedy(ours, tokens[:, :length], 12)
-        for guesser in (LookUp(2), Draft(ours, Prompt(tokens[0, :length].tolist()), Sampling(max_tokens=12))):
+        for drafter in (LookUp(2), Draft(ours, Prompt(tokens[0, :length].tolist()), Sampling(max_tokens=12))):
             settings = Sampling(max_tokens=12, temperature=0.0)
-            chunks = speculate(ours, guesser, tokens[0, :length].tolist(), settings)
+            chunks = speculate(ours, tokens[0, :length].tolist(), settings, drafter=drafter)
             assert [chunk.id for chunk in chunks] == expected
 
 

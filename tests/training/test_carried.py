@@ -14,7 +14,7 @@ from tests.training.small import loader, resume, settled, small, train
 from weft.data.batch import Batch
 from weft.data.sampler import Lanes
 from weft.errors import ConfigError, DataError
-from weft.evaluate.perplexity import Reading, Score, token_scores
+from weft.evaluate.perplexity import Score, ScoringOptions, token_scores
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Recurrent
@@ -68,7 +68,7 @@ def test_scores_are_those_of_the_whole_text(tokens: int, batch: int) -> None:
     model = build(LSTM).eval()
     ids = np.random.default_rng(0).integers(0, 11, tokens)
     text = held.tokens(ids)
-    found = Score.of(token_scores(model, text, Reading(5, batch, first=0, carry=True)), text)
+    found = Score.of(token_scores(model, text, ScoringOptions(5, batch, first=0, carry=True)), text)
     row = torch.tensor([0, *ids])
     lanes = max(1, min(batch, tokens // (64 * 5)))
     each, expected = tokens // lanes, 0.0

@@ -1,9 +1,9 @@
 """Encode sections of text as token ids, on the threads of this process or in several processes, in reading order.
 
 A document is encoded as one text, and its ids are divided at the boundaries of its sections: a token belongs to the
-section in which it begins. A long document is encoded in pieces that do not change its ids (`text/pieces.py`): from
-joint to joint, with a short piece around each boundary between sections. A piece ends without a joint only if
-MAX_PIECE_BYTES of text contain none.
+section in which it begins. A long document is encoded in fragments that do not change its ids (`text/fragments.py`):
+between split points, with a short fragment around each boundary between sections. A fragment ends elsewhere only if
+MAX_FRAGMENT_BYTES of text contain no split point.
 """
 
 import sys
@@ -21,12 +21,12 @@ import numpy.typing as npt
 from weft.data.split import TextSection
 from weft.errors import TokenizerError
 from weft.storage.files import utf8_size
-from weft.text.pieces import Joints, Piece, PieceIds, first_joint, last_joint
+from weft.text.fragments import FragmentIds, SplitPoints, TextFragment, first_split_point, last_split_point
 from weft.text.tokenizer import Ids, Tokenizer
 from weft.workers import Children, answer, told
 
 BATCH = 1024 * 1024  # characters of text encoded in one call
-MAX_PIECE_BYTES = 1024 * 1024  # text of a piece; encoding it takes about a hundred times as much memory
+MAX_FRAGMENT_BYTES = 1024 * 1024  # text of a fragment; encoding takes about a hundred times as much memory
 THREADS = 2  # of this process: one converts ids to an array while the other keeps the cores busy
 COMMAND = (sys.executable, "-m", "weft.data.encode")
 
@@ -35,9 +35,9 @@ EncodedStretch = tuple[TextSection, npt.NDArray[Any], int]  # ids of (part of) a
 
 
 class EncodingJob(NamedTuple):
-    """A piece to encode, and the sections that its stretches belong to."""
+    """A fragment to encode, and the sections that its stretches belong to."""
 
-    piece: Piece
+    fragment: TextFragment
     sections: Sequence[TextSection]
 
 
@@ -50,7 +50,7 @@ def encode_jobs(
     of a side does not depend on the tokenizer. `frame` is the ids before and after each document. `processes` encode on
     one thread each; if None, this process encodes on all cores. ChildProcessError means that a process died.
     """
-    pending: deque[tuple[list[EncodingJob], Future[list[PieceIds]]]] = deque()
+    pending: deque[tuple[list[EncodingJob], Future[list[FragmentIds]]]] = deque()
     threads = processes or THREADS
     settings = {"json": tokenizer.to_json(), "roles": tokenizer.roles, "dtype": dtype}
     children = Children(COMMAND, {"TOKENIZERS_PARALLELISM": "false"}, settings)
@@ -60,7 +60,7 @@ def encode_jobs(
         def stretches() -> Iterator[EncodedStretch]:
             for batch in _batches(work):
                 jobs = [job for job in batch if any(section.wanted for section in job.sections)]
-                pending.append((jobs, pool.submit(encode, [job.piece for job in jobs])))
+                pending.append((jobs, pool.submit(encode, [job.fragment for job in jobs])))
                 while len(pending) > 2 * threads:
                     jobs, results = pending.popleft()
                     yield from _stretches(jobs, results.result())
@@ -84,7 +84,7 @@ def _batches(work: Iterable[EncodingJob]) -> Iterator[list[EncodingJob]]:
     size = 0
     for job in work:
         batch.append(job)
-        size += len(job.piece.text)
+        size += len(job.fragment.text)
         if size >= BATCH:
             yield batch
             batch, size = [], 0
@@ -92,9 +92,10 @@ def _batches(work: Iterable[EncodingJob]) -> Iterator[list[EncodingJob]]:
         yield batch
 
 
-def _stretches(jobs: Sequence[EncodingJob], results: Iterable[PieceIds]) -> Iterator[EncodedStretch]:
-    """Yield the stretches of all pieces; a section may continue from one piece to the next. If a token reaches into the
-    next stretch, its bytes there count for the stretch in which it begins, unless that one is on the other side."""
+def _stretches(jobs: Sequence[EncodingJob], results: Iterable[FragmentIds]) -> Iterator[EncodedStretch]:
+    """Yield the stretches of all fragments; a section may continue from one fragment to the next. If a token reaches
+    into the next stretch, its bytes there count for the stretch in which it begins, unless that is on the other side.
+    """
     for job, row in zip(jobs, results, strict=True):
         sizes = list(row.sizes)
         for number in reversed(range(len(sizes) - 1)):
@@ -109,12 +110,12 @@ def _stretches(jobs: Sequence[EncodingJob], results: Iterable[PieceIds]) -> Iter
 
 def separate_jobs(sections: Iterable[TextSection]) -> Iterator[EncodingJob]:
     """Encode each section as a separate text, as weft 0.1 did; resuming its runs requires it."""
-    return (EncodingJob(Piece(section.text), [section]) for section in sections)
+    return (EncodingJob(TextFragment(section.text), [section]) for section in sections)
 
 
-def document_jobs(sections: Iterable[TextSection], joints: Joints | None) -> Iterator[EncodingJob]:
-    """Encode the sections of each document, in reading order, as one text in pieces."""
-    buffer: list[tuple[TextSection, str]] = []  # sections since the last joint, each with its text
+def document_jobs(sections: Iterable[TextSection], split_points: SplitPoints | None) -> Iterator[EncodingJob]:
+    """Encode the sections of each document, in reading order, as one text in fragments."""
+    buffer: list[tuple[TextSection, str]] = []  # sections since the last split point, each with its text
     size, begins = 0, True
 
     def add(section: TextSection, text: str) -> None:
@@ -125,31 +126,31 @@ def document_jobs(sections: Iterable[TextSection], joints: Joints | None) -> Ite
     def flush(*, ends: bool) -> EncodingJob:
         nonlocal size, begins
         cuts = list(accumulate(len(text) for _, text in buffer[:-1]))
-        piece = Piece("".join(text for _, text in buffer), begins, ends, cuts)
-        job = EncodingJob(piece, [section for section, _ in buffer])
+        fragment = TextFragment("".join(text for _, text in buffer), begins, ends, cuts)
+        job = EncodingJob(fragment, [section for section, _ in buffer])
         buffer.clear()
         size, begins = 0, ends
         return job
 
     for section in sections:
         text = section.text
-        if buffer and joints is not None:
+        if buffer and split_points is not None:
             before = buffer[-1][1][-2:]
-            joint = first_joint(joints, before + text, len(before))
-            if joint is not None:  # the first joint after the buffer, at the section's beginning or later
-                joint -= len(before)
-                if joint:
-                    add(section, text[:joint])
+            first = first_split_point(split_points, before + text, len(before))
+            if first is not None:  # at the section's beginning or later
+                first -= len(before)
+                if first:
+                    add(section, text[:first])
                 yield flush(ends=False)
-                text = text[joint:]
+                text = text[first:]
         alone = not buffer
         add(section, text)
-        if section.ends or joints == "anywhere":
+        if section.ends or split_points == "anywhere":
             yield flush(ends=section.ends)
             continue
-        last = last_joint(joints, text) if alone and joints is not None else None
-        if not last and size >= MAX_PIECE_BYTES:  # cut at the last space between words, if there is one
-            last = last_joint("spaces", text) or len(text)
+        last = last_split_point(split_points, text) if alone and split_points is not None else None
+        if not last and size >= MAX_FRAGMENT_BYTES:  # cut at the last space between words, if there is one
+            last = last_split_point("spaces", text) or len(text)
         if last:
             buffer[-1] = (section, text[:last])
             yield flush(ends=False)
@@ -157,33 +158,35 @@ def document_jobs(sections: Iterable[TextSection], joints: Joints | None) -> Ite
                 add(section, text[last:])
 
 
-def _encode(tokenizer: Tokenizer, dtype: str, pieces: list[Piece]) -> list[PieceIds]:
-    return [row._replace(ids=np.fromiter(row.ids, dtype, len(row.ids))) for row in tokenizer.encode_pieces(pieces)]
+def _encode(tokenizer: Tokenizer, dtype: str, fragments: list[TextFragment]) -> list[FragmentIds]:
+    return [
+        row._replace(ids=np.fromiter(row.ids, dtype, len(row.ids))) for row in tokenizer.encode_fragments(fragments)
+    ]
 
 
-def _encode_in_child(children: Children, dtype: str, pieces: list[Piece]) -> list[PieceIds]:
+def _encode_in_child(children: Children, dtype: str, fragments: list[TextFragment]) -> list[FragmentIds]:
     with children.free() as child:
-        reply = child.ask(pieces)
+        reply = child.ask(fragments)
         if "error" in reply:
             raise TokenizerError(reply["error"])
-        rows = reply["pieces"]
+        rows = reply["fragments"]
         ends = [0, *accumulate(sum(counts) for counts, *_ in rows)]
         ids = np.frombuffer(child.read(np.dtype(dtype).itemsize * ends[-1]), dtype)
-    return [PieceIds(ids[start:stop], *row) for (start, stop), row in zip(pairwise(ends), rows, strict=True)]
+    return [FragmentIds(ids[start:stop], *row) for (start, stop), row in zip(pairwise(ends), rows, strict=True)]
 
 
 def main() -> None:
-    """Run a child process, which receives the tokenizer and then lists of pieces, and returns their ids."""
+    """Run a child process, which receives the tokenizer and then lists of fragments, and returns their ids."""
     requests = told()
     settings = next(requests)
     tokenizer = Tokenizer.from_json(settings["json"], settings["roles"])
-    for pieces in requests:
+    for fragments in requests:
         try:
-            rows = _encode(tokenizer, settings["dtype"], [Piece(*piece) for piece in pieces])
+            rows = _encode(tokenizer, settings["dtype"], [TextFragment(*fragment) for fragment in fragments])
         except TokenizerError as error:
             answer({"error": str(error)})
         else:
-            answer({"pieces": [row[1:] for row in rows]}, (row.ids.tobytes() for row in rows))
+            answer({"fragments": [row[1:] for row in rows]}, (row.ids.tobytes() for row in rows))
 
 
 if __name__ == "__main__":

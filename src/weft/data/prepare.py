@@ -67,7 +67,7 @@ def prepare(
         total = size // (1 if text.part is None else text.part.of) or None  # approximate bytes to encode
         dtype, frame = dtype_for(tokenizer.vocab_size), text.frame
         if frame is None:
-            before = tokenizer.leading if tokenizer.opens and not text.separate_sections else ()
+            before = tokenizer.leading if tokenizer.adds_bos and not text.separate_sections else ()
             frame = before, () if tokenizer.eos_id is None else (tokenizer.eos_id,)
         several = total is not None and total >= MIN_SHARED_BYTES and cores() > 1
         processes = jobs or (cores() if several else None)
@@ -75,7 +75,9 @@ def prepare(
         writer = FolderWriter(out, plan, dtype=dtype, done=done)
         with bar("preparing", total, unit="bytes") as advance, writer.finishing():
             sections = _skip_finished(read(text, plan["section"]), writer.finished_sections, advance)
-            work = separate_jobs(sections) if text.separate_sections else document_jobs(sections, tokenizer.joints)
+            work = (
+                separate_jobs(sections) if text.separate_sections else document_jobs(sections, tokenizer.split_points)
+            )
             with closing(encode_jobs(work, tokenizer, frame, dtype=dtype, processes=processes)) as encoded:
                 for section, ids in encoded:
                     writer.add(section.side, ids, size=section.size, document=section.document)

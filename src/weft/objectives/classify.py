@@ -171,4 +171,4 @@ def classification_metrics(
         rows += (count + asked.nonzero()[:, 0]).tolist()
         count += len(targets)
     found = {"loss": sum(losses) / max(1, len(losses)), **label_metrics(actual, predicted, labels)}
-    return found | (label_intervals(actual, predicted, losses, rows) if whole else {})
+    return found | (label_intervals(actual, predicted, losses=losses, rows=rows) if whole else {})

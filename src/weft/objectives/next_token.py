@@ -17,8 +17,8 @@ from weft.decode.prompt import Prompt
 from weft.errors import DataError
 from weft.evaluate.baseline import Baseline, character_baseline
 from weft.evaluate.details import TextCosts
-from weft.evaluate.perplexity import Reading, Score, TokenScores, counted_scores, token_scores
-from weft.evaluate.sections import SectionScores, cut, joined, section_metrics
+from weft.evaluate.perplexity import Score, ScoringOptions, TokenScores, ngram_token_scores, token_scores
+from weft.evaluate.sections import SectionScores, concatenate_scores, cut_sections, section_metrics
 from weft.evaluate.unspelled import Spelling, spelling
 from weft.models.base import LanguageModel
 from weft.models.ngram import NGram
@@ -115,13 +115,14 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
         """
         texts = self.tokens(side)
         share = 1.0 if most_bytes is None else min(1.0, most_bytes / sum(text.bytes for text in texts))
-        cuts = [cut(text, self.tokenizer, most_bytes=math.ceil(share * text.bytes)) for text in texts]
+        cuts = [cut_sections(text, self.tokenizer, max_bytes=math.ceil(share * text.bytes)) for text in texts]
         found = []
         with bar("measuring", sum(each.tokens for each in cuts), wanted=most_bytes is None) as advance:
             for each, text in zip(cuts, texts, strict=True):
                 parts = self.token_scores(model, text, limit=each.tokens, stride=stride, progress=advance)
-                found.append(each.scores(parts, apart=self._apart(model), abrupt=self._abrupt(model)))
-        return joined(found)
+                isolated, no_first = self._apart(model), self._abrupt(model)
+                found.append(each.scores(parts, isolated_documents=isolated, no_first=no_first))
+        return concatenate_scores(found)
 
     def costs(
         self, model: LanguageModel, side: Side = "validation", stride: int | None = None
@@ -132,9 +133,10 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
             for text in texts:
                 parts = self.token_scores(model, text, stride=stride, progress=advance)
                 costs.append(TextCosts.of(text, parts))
-                apart, abrupt = self._apart(model), self._abrupt(model)
-                found.append(cut(text, self.tokenizer).scores([costs[-1].scores], apart=apart, abrupt=abrupt))
-        return costs, joined(found)
+                isolated, no_first = self._apart(model), self._abrupt(model)
+                sections = cut_sections(text, self.tokenizer)
+                found.append(sections.scores([costs[-1].scores], isolated_documents=isolated, no_first=no_first))
+        return costs, concatenate_scores(found)
 
     def token_scores(
         self,
@@ -147,7 +149,7 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
     ) -> Iterator[TokenScores]:
         """−log p of every token of a text, or of its first `limit` ones, batch by batch."""
         if isinstance(model, NGram):
-            parts = iter([counted_scores(model, text, limit=limit, unscored=self._unscored)])
+            parts = iter([ngram_token_scores(model, text, limit=limit, unscored=self._unscored)])
         else:
             parts = token_scores(model, text, self._reading(stride), limit=limit)
         for part in parts:
@@ -167,16 +169,16 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
     def _unscored(self) -> tuple[int, ...]:
         """Ids that are no part of a text: what stands before it, and what only keeps given texts apart."""
         if self.frame is None:
-            return self.tokenizer.leading if self.tokenizer.opens else ()
+            return self.tokenizer.leading if self.tokenizer.adds_bos else ()
         _, ends = self.stored_frame or ((), ())
         return tuple(id for id in (*self.frame.before, *ends) if id not in self.frame.after)
 
-    def _reading(self, stride: int | None) -> Reading:
+    def _reading(self, stride: int | None) -> ScoringOptions:
         apart = self.recipe.data.document_mask
         first = self.tokenizer.eos_id if self.frame is None else next(iter(self.frame.precede), None)
         sizes, carry = (self.length, max(1, EVALUATED_TOKENS // self.length), stride), bool(self.recipe.batch.carry)
         first = None if apart else first
-        return Reading(*sizes, first=first, document_mask=apart, carry=carry, unscored=self._unscored)
+        return ScoringOptions(*sizes, first=first, document_mask=apart, carry=carry, unscored=self._unscored)
 
     def _paid(self, found: Score, text: Tokens, model: LanguageModel) -> Score:
         """A text's score with its unknown words and unspelled bytes; of a part of it, its share of them."""

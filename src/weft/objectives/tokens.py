@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.data.batch import Batch, Frame
-from weft.decode.translate import RATIO, Direction, Translator
+from weft.decode.translate import LENGTH_RATIO, Direction, Translator
 from weft.models.base import LanguageModel
 from weft.nn.config import LossTerms
 from weft.nn.loss import cross_entropy, linear_cross_entropy
@@ -44,7 +44,7 @@ class TranslationObjective(TokenObjective[W]):
         """The special tokens around a source."""
         return self.direction.frame
 
-    def translator(self, model: LanguageModel, asked: Asked = ANY, ratio: float | None = RATIO) -> Translator:
+    def translator(self, model: LanguageModel, asked: Asked = ANY, ratio: float | None = LENGTH_RATIO) -> Translator:
         """What translates with a model, between the languages that are asked for. An answer has at most `ratio` times
         its source's tokens and 50 more; None leaves that to the settings."""
         found = self.direction if asked == ANY else direction(self, asked)
