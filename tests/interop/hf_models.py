@@ -327,7 +327,7 @@ def gap(one: Tensor, other: Tensor) -> float:
 @torch.no_grad()
 def greedy(model: LanguageModel, prompt: Tensor, steps: int) -> list[int]:
     """Most likely tokens after a prompt, one after another."""
-    stepper = Stepper(model, 1, prompt.shape[1], prompt.shape[1] + steps)
+    stepper = Stepper(model, 1, prompt.shape[1], limit=prompt.shape[1] + steps)
     logits, tokens = model.head(stepper.read(prompt))[:, -1], []
     for _ in range(steps):
         tokens.append(int(logits.argmax()))
@@ -337,7 +337,7 @@ def greedy(model: LanguageModel, prompt: Tensor, steps: int) -> list[int]:
 
 def stepped(model: LanguageModel, tokens: Tensor) -> Tensor:
     """Logits of tokens, of which three are read first and the others one by one, on the fast path."""
-    stepper = Stepper(model, *tokens[:, :3].shape, tokens.shape[1])
+    stepper = Stepper(model, tokens.shape[0], 3, limit=tokens.shape[1])
     first = model.head(stepper.read(tokens[:, :3]))
     return torch.cat([first, *(stepper.step(token)[:, None].clone() for token in tokens[:, 3:].T)], dim=1)
 

@@ -96,7 +96,7 @@ class Settings:
         """String; `default` if it is absent or empty."""
         value = self.get(key, default)
         if not isinstance(value, str):
-            raise self.error(key, "expected a text")
+            raise self.error(key, "expected a string")
         return value or default
 
     def activation(self, key: str, default: str | None = None) -> Activation:
