@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 
 @pytest.fixture
@@ -19,3 +20,8 @@ def transformers_warnings() -> Iterator[list[str]]:
     logger.addHandler(recorder)
     yield lines
     logger.removeHandler(recorder)
+
+
+@pytest.fixture
+def seeded() -> None:
+    torch.manual_seed(0)

@@ -103,7 +103,7 @@ class Contents:
         dtype = DTYPES.get(entry.encoding.name)
         if dtype is not None:
             return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(entry.shape)
-        return _dequantize(raw, entry)
+        return dequantize(raw, entry)
 
     def blocks(self, name: str) -> Tensor:
         """Read the bytes of a tensor, (bytes,) uint8."""
@@ -115,12 +115,12 @@ class Contents:
         return self.data[entry.start : entry.start + entry.bytes]
 
 
-def _dequantize(raw: memoryview, entry: Entry) -> Tensor:
-    """Dequantise blocks to fp32, in chunks of rows because it takes several times the memory of the result."""
+def dequantize(raw: memoryview, entry: Entry, *, chunk: int = CHUNK) -> Tensor:
+    """Dequantise blocks to fp32, `chunk` values in one call because it takes several times their memory."""
     row = entry.shape[-1] // entry.encoding.block * entry.encoding.bytes
     rows = np.frombuffer(raw, dtype=np.uint8).reshape(-1, row)
     out = torch.empty(rows.shape[0], entry.shape[-1])
-    step = max(1, CHUNK // entry.shape[-1])
+    step = max(1, chunk // entry.shape[-1])
     for start in range(0, rows.shape[0], step):
         with np.errstate(all="ignore"):  # a damaged scale gives inf, as in other programs, without a warning
             values = quantization().dequantize(rows[start : start + step], entry.encoding.number)
@@ -272,7 +272,7 @@ def _original_bytes(lazy: LazyTensor, tensor: Tensor) -> memoryview | None:
         stored, size = lazy.blocks(), prod(lazy.shape) // encoding.block * encoding.bytes
         if stored.dtype != torch.uint8 or stored.shape != (size,) or lazy.shape[-1] % encoding.block:
             return None
-        values = _dequantize(_raw(stored), Entry(lazy.shape, encoding, start=0, bytes=size))
+        values = dequantize(_raw(stored), Entry(lazy.shape, encoding, start=0, bytes=size))
     # compared as bits, so that NaN equals NaN
     same = torch.equal(values.float().view(torch.int32), tensor.float().view(torch.int32))
     return _raw(stored) if same else None
