@@ -156,7 +156,7 @@ def reference(case: Case, folder: Path) -> tuple[Any, Any]:
 
 
 def decoded(tokenizer: Any, rows: Any) -> list[str]:
-    return tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)  # type: ignore[no-any-return]
+    return tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 @torch.no_grad()

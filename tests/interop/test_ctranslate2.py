@@ -110,7 +110,7 @@ def test_versions_1_and_2(kind: str, int16: bool, tmp_path: Path) -> None:
 
 def test_version_5_stores_tokens_in_variables(tmp_path: Path) -> None:
     """Later versions have them in config.json. A text is an array of its bytes."""
-    changes = {"bos_token": np.frombuffer(b"w0", np.int8), "eos_token": np.frombuffer(b"w1", np.int8)}
+    changes: dict[str, Any] = {"bos_token": np.frombuffer(b"w0", np.int8), "eos_token": np.frombuffer(b"w1", np.int8)}
     changes |= {"with_source_eos": np.int8(1), "with_target_bos": np.int8(0), "with_source_bos": np.int8(0)}
     tokenizer = ctranslate2.read(folder(tmp_path, with_variables(changes, version=5))).tokenizer
     assert tokenizer is not None

@@ -210,7 +210,7 @@ def answers(tokenizer: Any, model: Any, case: Case, *, beams: int, **options: An
 
 
 def decoded(tokenizer: Any, rows: Any) -> list[str]:
-    return tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)  # type: ignore[no-any-return]
+    return tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ NANOGPT = Family(
 )
 
 
-def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
+def read(path: Path, tokenizer: Path | None = None, *, gpt2_sizes: tuple[int, int] = GPT2_SIZES) -> ModelBundle:
     """Read the model of a nanoGPT checkpoint, and the tokenizer if its path is given: the checkpoint has none."""
     if not path.is_file():
         raise InteropError(f"{path}: no such file")
@@ -71,7 +71,7 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         state = {name: value for name, value in state.items() if name != stored_names[OUTPUT]}
     tensors = torch_file.list_tensors(path, state, max_names=1)
     untied, lazy, _, _ = weights.read(NANOGPT, model, tensors, location=str(path))
-    sizes = GPT2_SIZES if model.vocab_size == GPT2_SIZES[1] else (model.vocab_size,)
+    sizes = gpt2_sizes if model.vocab_size == gpt2_sizes[1] else (model.vocab_size,)
     return ModelBundle(
         model=untied,
         weights=lazy,

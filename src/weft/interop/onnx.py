@@ -36,10 +36,10 @@ MAX_EMBEDDED_BYTES = 1_500_000_000  # of weights inside a file; protocol buffers
 TOLERANCE = 1e-3  # absolute difference allowed between the outputs of onnxruntime and of the model
 
 
-def write(bundle: ModelBundle, folder: Path) -> None:
+def write(bundle: ModelBundle, folder: Path, *, tolerance: float = TOLERANCE) -> None:
     """Write to an empty folder the model in fp32 as ONNX, the tokenizers, and weft.json, which describes the files.
 
-    If onnxruntime is installed, the outputs of the files are compared with the model's, at other sizes than exported.
+    If onnxruntime is installed, the outputs of the files must equal the model's to within `tolerance`.
     """
     _check(bundle.model)
     model = _plain_model(bundle)
@@ -47,7 +47,7 @@ def write(bundle: ModelBundle, folder: Path) -> None:
     for exported in files:
         _export(exported, folder / exported.file)
     for exported in files if find_spec("onnxruntime") is not None else ():
-        _compare(exported, folder / exported.file)
+        compare(exported, folder / exported.file, tolerance)
     about = {
         "model": bundle.model.model_dump(mode="json", exclude_none=True),
         "files": {each.file: {"inputs": [*each.inputs], "outputs": each.outputs} for each in files},
@@ -224,7 +224,7 @@ def _export(exported: OnnxFile, file: Path) -> None:
         logger.setLevel(level)
 
 
-def _compare(exported: OnnxFile, file: Path) -> None:
+def compare(exported: OnnxFile, file: Path, tolerance: float = TOLERANCE) -> None:
     """Raise InteropError if the outputs of a file differ from the model's, at sizes other than exported."""
     import onnxruntime  # type: ignore[import-untyped]
 
@@ -238,7 +238,7 @@ def _compare(exported: OnnxFile, file: Path) -> None:
         inputs = {name: tensor.numpy() for name, tensor in zip(exported.inputs, example, strict=True)}
         for ours, theirs in zip(expected, session.run(None, inputs), strict=True):
             difference = float((ours - torch.from_numpy(theirs)).abs().max())
-            if not difference < TOLERANCE:
+            if not difference < tolerance:
                 differ = f"its outputs differ from the model's by {difference:g}"
                 what = "the model's output is NaN" if math.isnan(difference) else differ
                 raise InteropError(f"{file.name}: {what}; nothing was written")
