@@ -230,7 +230,7 @@ def hub_files(name: str) -> Iterator[str]:
 
 
 def hub_sizes(name: str) -> list[tuple[str, int]]:
-    """(file, bytes) of the data files of `hub:NAME`; [] if the hub can't be asked, which reading will report."""
+    """(file, bytes) of the data files of `hub:NAME`; [] if the hub cannot be reached, which reading will report."""
     try:
         import huggingface_hub
 

@@ -50,7 +50,7 @@ def write(bundle: ModelBundle, folder: Path, *, tolerance: float = TOLERANCE) ->
         compare(exported, folder / exported.file, tolerance)
     about = {
         "model": bundle.model.model_dump(mode="json", exclude_none=True),
-        "files": {each.file: {"inputs": [*each.inputs], "outputs": each.outputs} for each in files},
+        "files": {file.file: {"inputs": [*file.inputs], "outputs": file.outputs} for file in files},
     }
     (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     for tokenizer, path in ((bundle.tokenizer, folder), (bundle.source_tokenizer, folder / "source")):

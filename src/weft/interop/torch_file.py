@@ -131,10 +131,10 @@ def _read_zip(path: Path, data: memoryview) -> Any:
     refuse_beyond(entries[name].file_size, MAX_PICKLE_BYTES, f"its {name} has {entries[name].file_size:,} bytes")
     storages: dict[str, Tensor] = {}
 
-    def storage(wanted: StorageKey) -> Tensor:
-        if wanted.key not in storages:
-            storages[wanted.key] = _storage(_content(entries[f"{folder}data/{wanted.key}"], data), wanted)
-        return storages[wanted.key]
+    def storage(key: StorageKey) -> Tensor:
+        if key.key not in storages:
+            storages[key.key] = _storage(_content(entries[f"{folder}data/{key.key}"], data), key)
+        return storages[key.key]
 
     return _run(_content(entries[name], data), storage)[0]
 
@@ -147,21 +147,21 @@ def _content(entry: zipfile.ZipInfo, data: memoryview) -> memoryview:
     return data[start : start + entry.file_size]
 
 
-def _storage(content: memoryview, wanted: StorageKey) -> Tensor:
-    _check(len(content) >= wanted.count * wanted.dtype.itemsize)
-    if not wanted.count:
-        return torch.empty(0, dtype=wanted.dtype)
+def _storage(content: memoryview, key: StorageKey) -> Tensor:
+    _check(len(content) >= key.count * key.dtype.itemsize)
+    if not key.count:
+        return torch.empty(0, dtype=key.dtype)
     with warnings.catch_warnings(action="ignore"):  # about the buffer being read-only
-        return torch.frombuffer(content, dtype=wanted.dtype, count=wanted.count)
+        return torch.frombuffer(content, dtype=key.dtype, count=key.count)
 
 
 def _read_old(data: memoryview) -> Any:
     """Read a file of torch before 1.6. Its storages follow the objects: a first run collects them, a second one uses
     them."""
-    wanted: dict[str, StorageKey] = {}
+    stored: dict[str, StorageKey] = {}
 
     def collect(key: StorageKey) -> None:
-        wanted[key.key] = key
+        stored[key.key] = key
 
     offset = objects = 0
     for _ in range(4):
@@ -172,9 +172,9 @@ def _read_old(data: memoryview) -> Any:
     storages: dict[str, Tensor] = {}
     for key in keys:
         (count,) = struct.unpack_from("<q", data, offset)
-        _check(count == wanted[key].count)
-        storages[key] = _storage(data[offset + 8 :], wanted[key])
-        offset += 8 + count * wanted[key].dtype.itemsize
+        _check(count == stored[key].count)
+        storages[key] = _storage(data[offset + 8 :], stored[key])
+        offset += 8 + count * stored[key].dtype.itemsize
     return _run(data[objects:], lambda key: storages[key.key])[0]
 
 

@@ -85,13 +85,13 @@ def _compare(family: Family, tree: Tree, tensors: Collection[str]) -> tuple[set[
     """Keys of a family, and reasons why it can't express a model: an unsupported value, or kinds of tensors that only
     one of the two has."""
     settings, reasons = Settings(tree, "config.json"), list[str]()
-    own = [name for name, head in family.architectures.items() if head == "lm"] or list(family.architectures)
+    classes = [name for name, head in family.architectures.items() if head == "lm"] or list(family.architectures)
     known: Flat = {key: is_present(tensors) for key, is_present in family.by_weights.items()}
     try:
-        model = family.read(settings, own[0], known)
+        model = family.read(settings, classes[0], known)
     except WeftError as error:
         reasons = [f"where {str(error).partition(': ')[2]}"] * UNSUPPORTED_VALUE
-        partial: Flat = {**family.fixed, "head.kind": family.architectures[own[0]], **known}
+        partial: Flat = {**family.fixed, "head.kind": family.architectures[classes[0]], **known}
         for row in family.rows:
             # a row may need a setting of another row that could not be read
             with suppress(WeftError, KeyError):

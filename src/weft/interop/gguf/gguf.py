@@ -74,9 +74,9 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         del shapes["output.weight"]
     model = _read_settings(settings, contents, tied="output.weight" not in shapes)
     if tokenizer is None:
-        own_tokenizer = read_tokenizer(settings.tree, str(path))
+        chosen_tokenizer = read_tokenizer(settings.tree, str(path))
     else:
-        own_tokenizer = load_tokenizer(tokenizer, model.vocab_size)
+        chosen_tokenizer = load_tokenizer(tokenizer, model.vocab_size)
         settings.used |= {key for key in contents.keys if key.startswith("tokenizer.")}  # of the replaced one
     rows, tokens = model.vocab_size, contents.get("tokenizer.ggml.tokens")
     for key, size in (
@@ -103,7 +103,7 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     return ModelBundle(
         model=model,
         weights={name: as_dtype(make, dtype) for name, make in weights.items()},
-        tokenizer=own_tokenizer,
+        tokenizer=chosen_tokenizer,
         origin=f"{path.name} (GGUF, {architecture}, {kind})",
         notes={"gguf": notes, "license": license_from_keys(settings.tree)},
         unused=lazy_weights(contents.blocks, (name for name, kind in stored.items() if kind not in DTYPES)),
