@@ -26,10 +26,10 @@ TEXTS = (
     "  the",
     "",
 )
-GPT = gpt(LAYERS, D, HEADS, 48, 300)
-LLAMA = llama(LAYERS, D, HEADS, FF, 48, vocab_size=300)
-GROUPED = llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, kv_heads=2)
-TIED = llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, tied=True)
+GPT = gpt(LAYERS, D, HEADS, context=48, vocab_size=300)
+LLAMA = llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300)
+GROUPED = llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300, kv_heads=2)
+TIED = llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300, tied=True)
 ROTARY_GPT = GPT.replace(position=Rotary())
 WITHOUT_BIAS = ROTARY_GPT.replace(
     feedforward=Plain(d_ff=FF, activation="gelu-tanh", bias=False), attention=Attention(heads=HEADS)
@@ -54,7 +54,7 @@ FAMILIES = {
     "llama-out": LLAMA.replace(attention=Attention(heads=HEADS, bias="out")),
     "qwen2-biased": LLAMA.replace(attention=Attention(heads=HEADS, bias="qkv"), head=LMHead(tied=False, bias=True)),
     "qwen2": LLAMA.replace(attention=Attention(heads=HEADS, kv_heads=2, bias="qkv")),
-    "qwen3": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, eps=1e-6).replace(
+    "qwen3": llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300, norm=RMSNorm(eps=1e-6)).replace(
         attention=Attention(heads=HEADS, kv_heads=2, d_head=24, qk_norm=RMSNorm(eps=1e-6))
     ),
     "gemma": GEMMA,
@@ -89,7 +89,7 @@ FAMILIES = {
     "gemma3-windows": GEMMA3.replace(
         pattern=[], attention=GEMMA3.attention.replace(window=5), position=Rotary(base=2e4)
     ),
-    "smollm3": llama(5, D, HEADS, FF, 48, vocab_size=300, kv_heads=2, tied=True, base=5e6).replace(
+    "smollm3": llama(5, D, HEADS, d_ff=FF, context=48, vocab_size=300, kv_heads=2, tied=True, base=5e6).replace(
         pattern=[{}, {}, {}, {"position": NoPosition()}]
     ),
     "falcon": WITHOUT_BIAS.replace(sublayers="parallel", attention=Attention(heads=HEADS, kv_heads=1)),
@@ -105,7 +105,7 @@ FAMILIES = {
     ),
     "bloom": GPT.replace(position=ALiBi(), embedding_norm=True),
 }
-TINY = llama(1, 32, 2, 32, 16, vocab_size=300)
+TINY = llama(1, 32, 2, d_ff=32, context=16, vocab_size=300)
 
 
 def bpe(size: int = 300) -> Tokenizer:

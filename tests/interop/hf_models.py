@@ -327,7 +327,7 @@ def gap(one: Tensor, other: Tensor) -> float:
 @torch.no_grad()
 def greedy(model: LanguageModel, prompt: Tensor, steps: int) -> list[int]:
     """Most likely tokens after a prompt, one after another."""
-    stepper = Stepper(model, 1, prompt.shape[1], limit=prompt.shape[1] + steps)
+    stepper = Stepper(model, 1, prompt_tokens=prompt.shape[1], limit=prompt.shape[1] + steps)
     logits, tokens = model.head(stepper.read(prompt))[:, -1], []
     for _ in range(steps):
         tokens.append(int(logits.argmax()))
@@ -337,7 +337,7 @@ def greedy(model: LanguageModel, prompt: Tensor, steps: int) -> list[int]:
 
 def stepped(model: LanguageModel, tokens: Tensor) -> Tensor:
     """Logits of tokens, of which three are read first and the others one by one, on the fast path."""
-    stepper = Stepper(model, tokens.shape[0], 3, limit=tokens.shape[1])
+    stepper = Stepper(model, len(tokens), prompt_tokens=3, limit=tokens.shape[1])
     first = model.head(stepper.read(tokens[:, :3]))
     return torch.cat([first, *(stepper.step(token)[:, None].clone() for token in tokens[:, 3:].T)], dim=1)
 
@@ -368,7 +368,9 @@ def fresh_model(settings: Any) -> ModelBundle:
 
 def a_folder(folder: Path, tokenizer: Tokenizer | None = None, settings: Any = None) -> Path:
     """A tiny GPT-2 as a Hugging Face folder."""
-    return exported(replace(fresh_model(settings or gpt(2, D, H, 32, V)), tokenizer=tokenizer), folder)
+    return exported(
+        replace(fresh_model(settings or gpt(2, D, H, context=32, vocab_size=V)), tokenizer=tokenizer), folder
+    )
 
 
 def edit(folder: Path, **changes: Any) -> None:

@@ -133,7 +133,7 @@ def test_a_strange_value_gives_a_model_or_one_line(name: str) -> None:
         ),
         (
             {"head_dim": 2, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
-            "dynamic-ntk scaling needs two pairs",
+            "dynamic-ntk scaling needs at least two",
         ),
     ],
 )

@@ -150,7 +150,7 @@ SHORT_FACTORS = b"rope_factors_short.weight"
         (
             "phi3-long",
             lambda data: overwritten(data, after(data, SHORT_FACTORS) + 4, struct.pack("<Q", 7)),
-            "a factor for each of the 8 pairs",
+            "needs 8 factors in short and in long",
         ),
         (
             "phi3-long",

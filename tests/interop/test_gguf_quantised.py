@@ -68,7 +68,7 @@ def test_q8_0(tmp_path: Path) -> None:
 
 def test_q4_k_and_q4_0(tmp_path: Path) -> None:
     """Embeddings and LM head are Q8_0. Q4_K has the smaller error."""
-    model, errors = llama(1, 256, 4, 512, 16, vocab_size=300), {}
+    model, errors = llama(1, 256, 4, d_ff=512, context=16, vocab_size=300), {}
     weights = random_weights(model)
     for dtype, file_type, kind in (("q4_k", 15, "Q4_K_M"), ("q4_0", 2, "Q4_0")):
         path = tmp_path / f"{dtype}.gguf"
@@ -91,7 +91,7 @@ def test_q4_k_and_q4_0(tmp_path: Path) -> None:
 
 def test_the_file_type_is_that_of_the_layers(tmp_path: Path) -> None:
     """Even if the embeddings, in Q8_0, are the larger part."""
-    model = llama(1, 256, 4, 512, 16, vocab_size=6000)
+    model = llama(1, 256, 4, d_ff=512, context=16, vocab_size=6000)
     write(tmp_path / "m.gguf", model, dtype="q4_k")
     assert open_file(tmp_path / "m.gguf").get("general.file_type") == 15
     assert weft_gguf.read(tmp_path / "m.gguf").origin == "m.gguf (GGUF, llama, Q4_K_M)"
@@ -103,7 +103,7 @@ def test_the_file_type_is_that_of_the_layers(tmp_path: Path) -> None:
 def test_rows_that_do_not_divide_into_blocks_have_another_encoding(
     d_model: int, d_ff: int, dtype: str, down: str, up: str, tmp_path: Path
 ) -> None:
-    write(tmp_path / "m.gguf", llama(1, d_model, 4, d_ff, 16, vocab_size=300), dtype=dtype)
+    write(tmp_path / "m.gguf", llama(1, d_model, 4, d_ff=d_ff, context=16, vocab_size=300), dtype=dtype)
     kinds = encodings(tmp_path / "m.gguf")
     assert (kinds["blk.0.ffn_down.weight"], kinds["blk.0.ffn_up.weight"]) == (down, up)
 
@@ -173,7 +173,7 @@ def stored_tensors(path: Path) -> dict[str, tuple[str, bytes]]:
 
 def test_imported_blocks_are_exported_unchanged(tmp_path: Path) -> None:
     """Also through a run folder; only changed tensors are encoded again."""
-    write(tmp_path / "plain.gguf", llama(2, 256, HEADS, 256, 32, vocab_size=300))
+    write(tmp_path / "plain.gguf", llama(2, 256, HEADS, d_ff=256, context=32, vocab_size=300))
     plain = gguf.GGUFReader(tmp_path / "plain.gguf")
     matrices = [tensor.name for tensor in plain.tensors if len(tensor.shape) == 2]
     others = [encoding for encoding in ENCODINGS.values() if encoding.name != "F32"]

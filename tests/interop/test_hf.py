@@ -229,20 +229,22 @@ def test_families_of_presets(name: str, family: str) -> None:
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "window": (
-        lambda: gpt(1, D, H, 32, V).replace(attention=Attention(heads=H, bias="all", window=4)),
+        lambda: gpt(1, D, H, context=32, vocab_size=V).replace(attention=Attention(heads=H, bias="all", window=4)),
         r"no Hugging Face family .*\.window = 4, where GPT-2 has None; .* without model\.attention\.window$",
     ),
     "sinusoids": (
-        lambda: vaswani(1, D, H, F, 0.0, vocab_size=V, context=32),
+        lambda: vaswani(1, D, H, d_ff=F, dropout=0.0, vocab_size=V, context=32),
         r"model\.position\.layout = 'interleaved', where Marian has 'halves'; .* with model\.position\.layout=halves$",
     ),
     "no residual": (
-        lambda: llama(1, D, H, F, 32, vocab_size=V).replace(residual=False),
+        lambda: llama(1, D, H, d_ff=F, context=32, vocab_size=V).replace(residual=False),
         r"model\.residual = False, where LLaMA has True; .* with model\.residual=true$",
     ),
     "recurrent": (lambda: preset("lstm"), r"model\.kind = 'recurrent': Hugging Face has no family for it"),
     "head": (
-        lambda: bert(1, D, H, V, 32).replace(head={"kind": "sequence", "labels": 2, "pooling": "mean"}),
+        lambda: bert(1, D, H, vocab_size=V, context=32).replace(
+            head={"kind": "sequence", "labels": 2, "pooling": "mean"}
+        ),
         r"model\.head\.pooling = 'mean', where BERT has 'first'; .* with objective\.pooling=first$",
     ),
 }

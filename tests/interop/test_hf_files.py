@@ -181,7 +181,9 @@ def test_roles_may_be_in_other_files(tmp_path: Path) -> None:
     assert tokenizer.roles == {"pad": "<pad>", "eos": tokenizer.token(3)}
 
 
-TRANSLATOR = vaswani(1, D, H, F, 0.0, vocab_size=V, context=32).replace(position=Sinusoidal(layout="halves"))
+TRANSLATOR = vaswani(1, D, H, d_ff=F, dropout=0.0, vocab_size=V, context=32).replace(
+    position=Sinusoidal(layout="halves")
+)
 
 
 def test_the_start_token_of_an_encoder_decoder_is_bos(tmp_path: Path) -> None:
@@ -378,7 +380,7 @@ def test_broken_folders_are_refused_in_one_line(case: str, tmp_path: Path) -> No
 
 
 def test_unknown_rotary_scaling_is_refused(tmp_path: Path) -> None:
-    folder = a_folder(tmp_path / "ours", settings=llama(1, D, H, F, 32, vocab_size=V))
+    folder = a_folder(tmp_path / "ours", settings=llama(1, D, H, d_ff=F, context=32, vocab_size=V))
     edit(folder, rope_scaling={"rope_type": "proportional", "factor": 4.0})
     with pytest.raises(InteropError, match=r"rope_scaling: rope_type = 'proportional': weft scales rotary pos"):
         hf.read(folder)

@@ -65,7 +65,7 @@ def named(names: list[str], arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
 
 @pytest.mark.slow
 def test_an_encoder(runtime: Any, tmp_path: Path) -> None:
-    model = random_model(bert(1, D, HEADS, VOCAB, 32).replace(head=PretrainingHead()))
+    model = random_model(bert(1, D, HEADS, vocab_size=VOCAB, context=32).replace(head=PretrainingHead()))
     export(model, tmp_path / "bert", tokenizer=build_tokenizer(Byte(), []))
     assert {file.name for file in (tmp_path / "bert").iterdir()} == {
         "model.onnx",
@@ -89,7 +89,7 @@ def test_an_encoder(runtime: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_decoder_generates(runtime: Any, tmp_path: Path) -> None:
     """Greedily, with grouped queries, rotary positions and a window; the KV cache is an input and an output."""
-    config = llama(1, D, HEADS, FF, 32, vocab_size=VOCAB, kv_heads=1).replace(
+    config = llama(1, D, HEADS, d_ff=FF, context=32, vocab_size=VOCAB, kv_heads=1).replace(
         attention=Attention(heads=2, kv_heads=1, window=6)
     )
     model = random_model(config)
@@ -115,7 +115,7 @@ def test_a_decoder_generates(runtime: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_encoder_decoder_generates(runtime: Any, tmp_path: Path) -> None:
-    model = random_model(vaswani(1, D, HEADS, FF, 0.1, vocab_size=VOCAB))
+    model = random_model(vaswani(1, D, HEADS, d_ff=FF, dropout=0.1, vocab_size=VOCAB))
     export(model, tmp_path / "pair", source_tokenizer=build_tokenizer(Byte(), []))
     assert (tmp_path / "pair" / "source" / "tokenizer.json").is_file()
     encoder, decoder = (session(runtime, tmp_path / "pair" / f"{name}.onnx") for name in ("encoder", "decoder"))
@@ -140,8 +140,10 @@ def test_an_encoder_decoder_generates(runtime: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gpt", "classifier", "t5"])
 def test_other_models(name: str, runtime: Any, tmp_path: Path) -> None:
     config: Any = {
-        "gpt": gpt(1, D, HEADS, 32, VOCAB),
-        "classifier": gpt(1, D, HEADS, 32, VOCAB).replace(head=ClassificationHead(labels=3, pooling="last")),
+        "gpt": gpt(1, D, HEADS, context=32, vocab_size=VOCAB),
+        "classifier": gpt(1, D, HEADS, context=32, vocab_size=VOCAB).replace(
+            head=ClassificationHead(labels=3, pooling="last")
+        ),
         "t5": EncoderDecoder(
             vocab_size=VOCAB,
             source_vocab_size=40,
@@ -166,10 +168,12 @@ def test_models_that_cannot_be_exported_are_refused(tmp_path: Path, monkeypatch:
     recurrent = ModelBundle(Recurrent(vocab_size=9, d_model=8), {}, None, "here")
     with pytest.raises(InteropError, match=r"model\.kind = 'recurrent': only Transformers can be exported as ONNX"):
         onnx.write(recurrent, tmp_path)
-    scaled = llama(1, D, HEADS, FF, 32, vocab_size=VOCAB).replace(position=Rotary(scaling=DynamicNTK(factor=2.0)))
+    scaled = llama(1, D, HEADS, d_ff=FF, context=32, vocab_size=VOCAB).replace(
+        position=Rotary(scaling=DynamicNTK(factor=2.0))
+    )
     with pytest.raises(InteropError, match="dynamic-ntk"):
         onnx.write(ModelBundle(scaled, {}, None, "here"), tmp_path)
-    hashed = llama(1, D, HEADS, FF, 32, vocab_size=VOCAB).replace(ngrams={"rows": 9})
+    hashed = llama(1, D, HEADS, d_ff=FF, context=32, vocab_size=VOCAB).replace(ngrams={"rows": 9})
     with pytest.raises(InteropError, match=r"model\.ngrams: a step of an ONNX file"):
         onnx.write(ModelBundle(hashed, {}, None, "here"), tmp_path)
     monkeypatch.setattr(onnx, "find_spec", lambda name: None)

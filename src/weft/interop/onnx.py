@@ -25,7 +25,7 @@ from weft.interop.bundle import ModelBundle
 from weft.models import heads
 from weft.models.build import build
 from weft.models.config import Decoder, Model, TransformerConfig
-from weft.models.transformer import LayerInputs, Transformer, encoded_source
+from weft.models.transformer import Transformer, mask_source
 from weft.nn.init import empty_weights
 from weft.nn.mask import Mask
 from weft.nn.position_config import Rotary
@@ -123,13 +123,13 @@ def _decode(model: Transformer, tokens: Tensor, *inputs: Tensor) -> tuple[Tensor
     positions = torch.arange(past, past + time, device=tokens.device)[None]
     keys = torch.arange(past + time, device=tokens.device)[None]
     x = model.embed(tokens, model.embedding)
-    masks = stack.masks(Mask(causal=True, offset=past), positions, keys, x.dtype)
+    masks = stack.masks(Mask(causal=True, offset=past), positions, keys, dtype=x.dtype)
     caches = [_Cache(k, v) for k, v in zip(inputs[:count:2], inputs[1:count:2], strict=True)]
     source = None
     if len(inputs) > count:
         mask, *memory = inputs[count:]
-        source = encoded_source(list(zip(memory[::2], memory[1::2], strict=True)), mask != 0, time)
-    features = stack(x, positions, LayerInputs(masks, caches, source))
+        source = mask_source(list(zip(memory[::2], memory[1::2], strict=True)), mask != 0, time)
+    features = stack(x, positions, masks, past=caches, source=source)
     return model.head(features), [part for cache in caches for part in (cache.keys, cache.values)]
 
 
