@@ -153,7 +153,7 @@ def overlap(given: argparse.Namespace) -> None:
             file = Path(given.trace or Path(folder) / "trace.json")
             seen.export_chrome_trace(str(file))
             _report(json.loads(file.read_text())["traceEvents"])
-    ranks.wait()
+    ranks.barrier()
 
 
 def _report(events: list[dict[str, Any]]) -> None:

@@ -44,7 +44,7 @@ from weft.text.builtin import corpus
 from weft.text.tokenizer import Tokenizer
 from weft.training.objective import Objective
 from weft.training.quantized import QuantizedRun
-from weft.training.weights import load_model, written_in
+from weft.training.weights import inference_dtype, load_model
 
 AUTO = "auto"
 MAX_COST = 0.01  # of the loss, that small weights may cost
@@ -96,11 +96,11 @@ def load(
     elif ranks.alone:
         model, damage = load_model(folder, device=device)
         if isinstance(model, Transformer):
-            model.to(dtype or written_in(recipe, model, device))
+            model.to(dtype or inference_dtype(recipe, model, device))
     else:
         from weft.training import sharded  # loads torch's own ways to split a model
 
-        model, damage = sharded.load_part(folder, ranks, device, dtype)
+        model, damage = sharded.load_shard(folder, ranks, device, dtype=dtype)
     for line in (*changed_files(folder), *damage) if ranks.leads else ():
         warn(line)
     with ranks.leader_first():
@@ -198,7 +198,7 @@ class Note(BaseModel):
 
 def _choose(wanted: QuantizedRun, path: Path) -> tuple[LanguageModel, Measured]:
     """A checkpoint's model in the best width, by what is known, or else is measured now."""
-    file, made_from, here = wanted.run.quantized / "auto.json", wanted.made_from(path), machine(wanted.device)
+    file, made_from, here = wanted.run.quantized / "auto.json", wanted.origin(path), machine(wanted.device)
     note = Note(made_from=made_from)
     with suppress(ValidationError):  # damaged: all is measured again
         known = Note.model_validate(checkpoint.read_note(file))
@@ -219,7 +219,7 @@ def _choose(wanted: QuantizedRun, path: Path) -> tuple[LanguageModel, Measured]:
         for width in widths:
             made: dict[str, Tensor] = {}
             if width != plain:
-                model, made = wanted.make(path, check_bits(width))
+                model, made = wanted.quantize(path, check_bits(width))
             speeds[width] = _speed(model)
             if text is not None:
                 losses[width] = text.loss(model)
@@ -232,7 +232,7 @@ def _choose(wanted: QuantizedRun, path: Path) -> tuple[LanguageModel, Measured]:
     measured = note.measured(here)
     assert measured is not None and best is not None
     if best[1]:
-        wanted.keep(check_bits(measured.chosen), made_from, best[1])
+        wanted.store(check_bits(measured.chosen), made_from, best[1])
     with suppress(OSError):
         if not file.parent.is_symlink():  # not outside the run
             write_text(file, json.dumps(note.model_dump(), indent=1))
@@ -263,8 +263,7 @@ def _text(wanted: QuantizedRun) -> Text:
 
 def _held_out(own: Objective[Any], max_tokens: int) -> Text:
     if not isinstance(own, NextToken):
-        less = own.reading_less(max_tokens)
-        return Text(lambda model: less.evaluate(model)["loss"], max_tokens, "held-out tokens at max_tokens")
+        return Text(lambda model: own.evaluate(model, max_tokens)["loss"], max_tokens, "held-out tokens at max_tokens")
     texts = own.tokens("validation")
     each = -(-max_tokens // len(texts))
     tokens = sum(min(each, len(text)) for text in texts)

@@ -28,7 +28,7 @@ from weft.errors import ConfigError, DataError, LostError, RunError, TokenizerEr
 from weft.machine import pick_device, products
 from weft.models.base import device_of
 from weft.objectives import table as objectives
-from weft.parallel.ranks import ALONE, Ranks, job, join, reaching, restarts
+from weft.parallel.ranks import ALONE, Ranks, job, join, restarts, watched
 from weft.progress import Log, log_to_stderr
 from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.objective import Chat
@@ -46,9 +46,10 @@ from weft.text.config import Pretrained, TokenizerConfig
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 from weft.text.training import DEFAULT_SIZE
 from weft.training import schedule, start
-from weft.training.objective import Objective, Tokenizers
+from weft.training.objective import Objective
 from weft.training.precision import reading
-from weft.training.worker import Worker
+from weft.training.run_data import Tokenizers
+from weft.training.worker import TrainingWorker
 
 
 @checked
@@ -74,7 +75,7 @@ def prepare(
 
 
 @checked
-@reaching()
+@watched
 def train(
     recipe: str | Path | Recipe,
     *,
@@ -123,15 +124,15 @@ def train(
             "__main__.py",
         )
         command = shlex.join(["weft", *sys.argv[1:]]) if as_command else None
-        worker = Worker(ranks=ranks, log=log)
+        worker = TrainingWorker(ranks=ranks, log=log)
         chosen = [[choice.key, str(choice.value), choice.why] for choice in choices]
         notes = {"command": command, "choices": chosen} | ({"job": name} if (name := job()) is not None else {})
-        start.train(settled, folder, objective, worker, notes)
+        start.train(settled, folder, objective, worker=worker, notes=notes)
         return finish(settled, folder, objective, ranks)
 
 
 @checked
-@reaching()
+@watched
 def resume(run: Path | str, *, changes: Changes = (), log: Log = log_to_stderr) -> Run:
     """Continue an interrupted run, as if it had never stopped; with as many processes as there are this time.
 
@@ -153,7 +154,7 @@ def resume(run: Path | str, *, changes: Changes = (), log: Log = log_to_stderr) 
         if recipe.model.kind != "ngram" and (found := checkpoint.standing(folder.checkpoints)):
             check_lines(folder, recipe, checkpoint.step_of(found[-1]))
         ranks.share(lambda: _invitation(recipe, folder))
-        start.resume(recipe, folder, objective, Worker(ranks=ranks, log=log))
+        start.resume(recipe, folder, objective, worker=TrainingWorker(ranks=ranks, log=log))
         return finish(recipe, folder, objective, ranks)
 
 
@@ -192,7 +193,9 @@ def _extend(folder: RunFolder, recipe: SettledRecipe, changes: Changes, ranks: R
     if not news:
         return recipe
     if "steps" in news and not isinstance(recipe.schedule, Constant | Noam):
-        before, after = (schedule.build(r.schedule, r.optimizer.lr or 0.0, r.steps, 0) for r in (recipe, longer))
+        before, after = (
+            schedule.build(r.schedule, r.optimizer.lr or 0.0, r.steps, d_model=0) for r in (recipe, longer)
+        )
         news["steps"] += f"; the {recipe.schedule.kind} schedule now spans {longer.steps} steps"
         if step:
             rates = f"was {before(step):.2g} at step {step} and is {after(step + 1):.2g} at step {step + 1}"
@@ -345,13 +348,13 @@ def _follow(ranks: Ranks) -> Run:
     folder = FollowedRun(invited["run"])
     try:
         recipe = validate(SettledRecipe, invited["recipe"])
-        worker = Worker(ranks=ranks, log=lambda line: None, quiet=True)
-        start.follow(recipe, folder, objectives.build(recipe, folder), worker)
+        worker = TrainingWorker(ranks=ranks, log=lambda line: None, quiet=True)
+        start.follow(recipe, folder, objectives.build(recipe, folder), worker=worker)
     except LostError:  # it says itself who is gone
         raise
     except WeftError as error:
         raise type(error)(f"process {ranks.rank} of {ranks.ranks}: {error}") from error
-    ranks.wait()
+    ranks.barrier()
     return load(folder.path, dtype=torch.float32)
 
 
@@ -362,5 +365,5 @@ def finish(recipe: SettledRecipe, folder: RunFolder, objective: Objective[Any], 
         results = objective.final_evaluation(done.model)
     folder.event("result", **results.metrics, samples=results.samples, table=results.table)
     write_report(folder)
-    ranks.wait()
+    ranks.barrier()
     return done

@@ -43,7 +43,7 @@ def translate(
         from weft.api.settings import beam as beam_settings
         from weft.api.settings import with_defaults
         from weft.decode.translate import RATIO
-        from weft.objectives.frame import Asked
+        from weft.objectives.frame import LanguagePair
         from weft.parallel.ranks import join
     from weft.data.streams import lines
     from weft.progress import bar
@@ -70,7 +70,7 @@ def translate(
     check(settings.beams)
     ratio = RATIO if max_tokens is None else None
     with bar("translating", len(read)) as advance:
-        written = loaded.translate(read, settings, Asked(reads, writes), progress=advance, ratio=ratio)
+        written = loaded.translate(read, settings, LanguagePair(reads, writes), progress=advance, ratio=ratio)
     if as_json:
         pairs = zip(read, written, strict=True)
         answers = [record({"text": source, "translation": target}) for source, target in pairs]

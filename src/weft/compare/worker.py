@@ -31,10 +31,10 @@ from weft.storage import files
 from weft.storage.files import write_text
 from weft.text.tokenizer import Tokenizer
 from weft.training import start
-from weft.training.objective import Tokenizers
 from weft.training.precision import autocast
-from weft.training.worker import Worker
-from weft.workers import answer, told
+from weft.training.run_data import Tokenizers
+from weft.training.worker import TrainingWorker
+from weft.workers import requests, respond
 
 JOB, OUTCOME, RUN = "job.json", "outcome.json", "run"
 
@@ -56,13 +56,13 @@ def run_job(folder: Path) -> Outcome:
 
 def _measured(recipe: SettledRecipe, path: Path, job: dict[str, Any]) -> dict[str, Any]:
     assert recipe.data.prepared is not None
-    worker, run = Worker(log=lambda line: None, quiet=True), RunFolder(path)
+    worker, run = TrainingWorker(log=lambda line: None, quiet=True), RunFolder(path)
     tokenizer, begun = Tokenizer.load(Path(recipe.data.prepared)), run.config.exists()
     with held(run) if begun else claimed(path):
         if not begun:
             tokenizer.save(path)
         objective = objectives.build(recipe, run, Tokenizers(tokenizer, tokenizer))
-        result = (start.resume if begun else start.train)(recipe, run, objective, worker)
+        result = (start.resume if begun else start.train)(recipe, run, objective, worker=worker)
         return _outcome(recipe, objective, result.model, job)
 
 
@@ -109,5 +109,5 @@ def attempt(folder: Path) -> str | None:
 
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[1]))
-    for told_folder in told():
-        answer({"error": attempt(Path(told_folder))})
+    for told_folder in requests():
+        respond({"error": attempt(Path(told_folder))})

@@ -23,7 +23,7 @@ from weft.errors import TokenizerError
 from weft.storage.files import utf8_size
 from weft.text.pieces import Joints, Piece, PieceIds, first_joint, last_joint
 from weft.text.tokenizer import Ids, Tokenizer
-from weft.workers import Children, answer, told
+from weft.workers import Children, requests, respond
 
 BATCH = 1024 * 1024  # characters of text that are encoded at once
 MAX_PIECE_BYTES = 1024 * 1024  # some hundred times as much memory is needed to encode a piece
@@ -164,8 +164,8 @@ def _here(tokenizer: Tokenizer, dtype: str, pieces: list[Piece]) -> list[PieceId
 
 
 def _in_processes(children: Children, dtype: str, pieces: list[Piece]) -> list[PieceIds]:
-    with children.free() as child:
-        found = child.ask(pieces)
+    with children.acquire() as child:
+        found = child.request(pieces)
         if "error" in found:
             raise TokenizerError(found["error"])
         counted = found["pieces"]
@@ -176,16 +176,16 @@ def _in_processes(children: Children, dtype: str, pieces: list[Piece]) -> list[P
 
 def main() -> None:
     """A child process: the first that it is told is the tokenizer, and then lists of pieces."""
-    lists = told()
+    lists = requests()
     settings = next(lists)
     tokenizer = Tokenizer.from_json(settings["json"], settings["roles"])
     for pieces in lists:
         try:
             rows = _here(tokenizer, settings["dtype"], [Piece(*each) for each in pieces])
         except TokenizerError as error:
-            answer({"error": str(error)})
+            respond({"error": str(error)})
         else:
-            answer({"pieces": [row[1:] for row in rows]}, (row.ids.tobytes() for row in rows))
+            respond({"pieces": [row[1:] for row in rows]}, (row.ids.tobytes() for row in rows))
 
 
 if __name__ == "__main__":

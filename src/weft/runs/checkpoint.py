@@ -350,12 +350,12 @@ def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
     _fill(path, model, found, assign=True)
 
 
-def load(path: Path, model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
-    """Put back weights, moments and random generators of a verified checkpoint, bit for bit; the notes beside them."""
+def load(path: Path, model: nn.Module, optimizer: optim.Optimizer) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Put back weights, moments and random generators of a verified checkpoint, bit for bit; return the notes, and the
+    state of the step that is stored with the moments."""
     load_weights(path, model)
     notes = load_notes(path, optimizer)
-    load_optimizer_state(optimizer, model, load_tensors(path / MOMENTS))
-    return notes
+    return notes, load_optimizer_state(optimizer, model, load_tensors(path / MOMENTS))
 
 
 def load_notes(path: Path, optimizer: optim.Optimizer) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from torch import Tensor, optim
 
 from weft.errors import RunError
 from weft.models.base import current_name
-from weft.parallel.apply import Split
-from weft.parallel.pieces import Geometry, Piece
-from weft.parallel.ranks import Ranks, reaching
+from weft.parallel.apply import ShardedParallel
+from weft.parallel.ranks import Ranks
+from weft.parallel.sharding import Geometry, TensorChunk
 from weft.runs import checkpoint
 from weft.runs.checkpoint import MOMENTS, WEIGHTS
 from weft.runs.snapshot import random_state
@@ -47,42 +47,50 @@ class Part:
     state: str  # JSON
 
 
-def part(step: int, parallel: Split, optimizer: optim.Optimizer, notes: Mapping[str, Any]) -> Part:
-    """Copy this process's weights and moments, random generators and `notes`."""
+def part(
+    step: int,
+    parallel: ShardedParallel,
+    optimizer: optim.Optimizer,
+    notes: Mapping[str, Any],
+    step_state: Mapping[str, Tensor],
+) -> Part:
+    """Copy this process's weights and moments, random generators and `notes`; `step_state` is stored with the moments."""
     held = {
         key: Held(torch.empty(found.tensor.shape, dtype=found.tensor.dtype).copy_(found.tensor), found.geometry)
-        for key, found in (_weights(parallel) | _moments(parallel, optimizer)).items()
+        for key, found in (_weights(parallel) | _moments(parallel, optimizer, step_state)).items()
     }
     state = {"step": step, "optimizer": type(optimizer).__name__, "notes": dict(notes)}
     return Part(step, held, random_state(), json.dumps(state, indent=1))
 
 
-def _weights(parallel: Split) -> dict[str, Held]:
+def _weights(parallel: ShardedParallel) -> dict[str, Held]:
     learned = [name for name, parameter in parallel.model.named_parameters() if parameter.requires_grad]
     return {f"{WEIGHTS}/{name}": Held(parallel.local[name], parallel.geometries[name]) for name in learned}
 
 
-def _moments(parallel: Split, optimizer: optim.Optimizer) -> dict[str, Held]:
+def _moments(
+    parallel: ShardedParallel, optimizer: optim.Optimizer, step_state: Mapping[str, Tensor]
+) -> dict[str, Held]:
     names = {tensor: name for name, tensor in parallel.local.items()}
-    found = {}
+    found = {f"{MOMENTS}/{name}": Held(value, Geometry.full(value)) for name, value in step_state.items()}
     for of, values in optimizer.state.items():
-        name: str = names[of] if isinstance(of, Tensor) else of
+        name = names[of]
         for key, value in values.items():
             if isinstance(value, Tensor):
                 found[f"{MOMENTS}/{key}/{name}"] = Held(value, _geometry(parallel, name, value))
     return found
 
 
-def _geometry(parallel: Split, name: str, value: Tensor) -> Geometry:
+def _geometry(parallel: ShardedParallel, name: str, value: Tensor) -> Geometry:
     """A moment lies as its parameter does; a number of its own, or what belongs to no parameter, is the same to all."""
     if name in parallel.local and value.shape == parallel.local[name].shape and value.dim():
         return parallel.geometries[name]
-    return Geometry(value.shape, (Piece(slice(None), (0,) * value.dim(), tuple(value.shape)),))
+    return Geometry.full(value)
 
 
-def size(parallel: Split, optimizer: optim.Optimizer) -> int:
+def size(parallel: ShardedParallel, optimizer: optim.Optimizer, step_state: Mapping[str, Tensor]) -> int:
     """About how many bytes a checkpoint takes on the disk, over all processes."""
-    every = [*_weights(parallel).values(), *_moments(parallel, optimizer).values()]
+    every = [*_weights(parallel).values(), *_moments(parallel, optimizer, step_state).values()]
     return sum(held.tensor.element_size() * held.geometry.shape.numel() for held in every)
 
 
@@ -93,8 +101,8 @@ def write(folder: Path, copy: Part, keep: int, interrupted: bool, ranks: Ranks) 
     before, the checkpoints that stand are untouched.
     """
     name = checkpoint.checkpoint_name(copy.step, interrupted)
-    with reaching(f"while the checkpoint of step {copy.step} was being written"):
-        if ranks.least(copy.step) != ranks.most(copy.step):  # pieces of two steps must not end in one checkpoint
+    with ranks.watching(f"while the checkpoint of step {copy.step} was being written"):
+        if ranks.min(copy.step) != ranks.max(copy.step):  # pieces of two steps must not end in one checkpoint
             raise RunError(f"{folder / name}: cannot be written: the other processes write that of another step")
         return (_lead if ranks.leads else _follow)(folder, name, copy, keep, ranks)
 
@@ -137,7 +145,7 @@ def _save(folder: Path, copy: Part, ranks: Ranks) -> None:
     # a tensor's type and shape, and where the pieces of it that are here begin, with their bytes; as JSON has it
     offered = {}
     for key, held in copy.held.items():
-        width, pieces = held.tensor.element_size(), held.geometry.pieces
+        width, pieces = held.tensor.element_size(), held.geometry.chunks
         places = [[list(piece.offsets), width * math.prod(piece.sizes)] for piece in pieces]
         offered[key] = [tensors.NAMES[held.tensor.dtype], list(held.geometry.shape), places]
     everyone = ranks.gather(offered)
@@ -178,7 +186,7 @@ def write_pieces(folder: Path, held: Mapping[str, Held], chosen: set[tuple[str, 
         handle = os.open(folder / file, os.O_WRONLY)
         try:
             for key in (key for key in held if file_of(key)[0] == file):
-                for piece in held[key].geometry.pieces:
+                for piece in held[key].geometry.chunks:
                     if (key, piece.offsets) in chosen:
                         _put(handle, places[file_of(key)[1]], piece, piece.of(held[key].tensor))
             os.fsync(handle)
@@ -203,7 +211,7 @@ def file_of(key: str) -> tuple[str, str]:
     return file, key.removeprefix(f"{file}/")
 
 
-def _put(handle: int, place: Place, piece: Piece, value: Tensor) -> None:
+def _put(handle: int, place: Place, piece: TensorChunk, value: Tensor) -> None:
     """Write a block of a tensor (row-major): one run of bytes for each row that it cuts."""
     shape, sizes, width = place.shape, tuple(value.shape), value.element_size()
     cut = max((axis for axis in range(len(shape)) if sizes[axis] != shape[axis]), default=0)
@@ -221,8 +229,9 @@ def _put(handle: int, place: Place, piece: Piece, value: Tensor) -> None:
             data, begin = data[done:], begin + done
 
 
-def load(path: Path, parallel: Split, optimizer: optim.Optimizer) -> dict[str, Any]:
-    """Put back weights, moments and random generators on this mesh, whatever mesh they were saved on; the notes.
+def load(path: Path, parallel: ShardedParallel, optimizer: optim.Optimizer) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Put back weights, moments and random generators on this mesh, whatever mesh they were saved on; return the notes,
+    and the state of the step that is stored with the moments.
 
     The checkpoint was verified before; every process calls this.
     """
@@ -231,12 +240,16 @@ def load(path: Path, parallel: Split, optimizer: optim.Optimizer) -> dict[str, A
     moments = _room(path, parallel)
     _read(path, {key: held for key, (_, _, held) in moments.items()})
     optimizer.state.clear()
+    step_state = {}
     for of, moment, held in moments.values():
-        optimizer.state[of][moment] = held.tensor
-    return notes
+        if isinstance(of, Tensor):
+            optimizer.state[of][moment] = held.tensor
+        else:
+            step_state[f"{moment}/{of}"] = held.tensor
+    return notes, step_state
 
 
-def load_weights(path: Path, parallel: Split) -> None:
+def load_weights(path: Path, parallel: ShardedParallel) -> None:
     """Put back the weights alone; those of another model are refused."""
     wanted = _weights(parallel)
     there = {current_name(name): place.shape for name, place in read_header(path / WEIGHTS).tensors.items()}
@@ -248,7 +261,7 @@ def load_weights(path: Path, parallel: Split) -> None:
     _read(path, wanted)
 
 
-def _room(path: Path, parallel: Split) -> dict[str, tuple[Any, str, Held]]:
+def _room(path: Path, parallel: ShardedParallel) -> dict[str, tuple[Any, str, Held]]:
     """For each moment in a checkpoint what it belongs to, its kind, and memory for this process's part of it."""
     found: dict[str, tuple[Any, str, Held]] = {}
     anywhere = next(iter(parallel.local.values())).device
@@ -274,5 +287,5 @@ def _read(path: Path, held: Mapping[str, Held]) -> None:
         for name, page in tensors.each(path / file):
             wanted = held.get(f"{file}/{current_name(name)}")
             if wanted is not None:
-                for piece in wanted.geometry.pieces:
+                for piece in wanted.geometry.chunks:
                     piece.of(wanted.tensor).copy_(piece.cut(page))

@@ -21,10 +21,16 @@ class Snapshot:
     state: str  # JSON
 
 
-def snapshot(step: int, model: nn.Module, optimizer: optim.Optimizer | None, notes: Mapping[str, Any]) -> Snapshot:
-    """Copy weights, moments, random generators and `notes`."""
+def snapshot(
+    step: int,
+    model: nn.Module,
+    optimizer: optim.Optimizer | None,
+    notes: Mapping[str, Any],
+    step_state: Mapping[str, Tensor] | None = None,
+) -> Snapshot:
+    """Copy weights, moments, random generators and `notes`; `step_state` is stored with the moments."""
     weights, tied = _untie(learned_state(model))
-    moments = copies(optimizer_state(optimizer, model)) if optimizer is not None else None
+    moments = copies({**optimizer_state(optimizer, model), **(step_state or {})}) if optimizer is not None else None
     kind = None if optimizer is None else type(optimizer).__name__
     state = json.dumps({"step": step, "optimizer": kind, "notes": dict(notes)}, indent=1)
     return Snapshot(step, copies(weights), tied, moments, random_state(), state)
@@ -63,29 +69,35 @@ def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
 
 
 def optimizer_state(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimizer's state as named tensors, `moment/parameter`.
-
-    What belongs to no parameter has a name of its own (the loss scale of fp16: `scale/loss`).
-    """
+    """The optimizer's state as named tensors, `moment/parameter`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
-        f"{key}/{names[of] if isinstance(of, Tensor) else of}": value
-        for of, values in optimizer.state.items()
+        f"{key}/{names[parameter]}": value
+        for parameter, values in optimizer.state.items()
         for key, value in values.items()
         if isinstance(value, Tensor)
     }
 
 
-def load_optimizer_state(optimizer: optim.Optimizer, model: nn.Module, found: Mapping[str, Tensor]) -> None:
-    """Put back what `optimizer_state` gave, bit for bit. The groups' settings stay those of the recipe."""
+def load_optimizer_state(
+    optimizer: optim.Optimizer, model: nn.Module, found: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Put back what `optimizer_state` gave, bit for bit, and return the tensors that belong to no parameter. The groups'
+    settings stay those of the recipe."""
     parameters = dict(model.named_parameters())
     anywhere = next(iter(parameters.values())).device
     optimizer.state.clear()
+    step_state = {}
     for key, value in found.items():
         moment, _, name = key.partition("/")
-        of: Any = parameters.get(name, name)
-        device = of.device if isinstance(of, Tensor) else anywhere
-        optimizer.state[of][moment] = torch.empty_like(value, device=device).copy_(value)  # a copy of our own
+        parameter = parameters.get(name)
+        device = anywhere if parameter is None else parameter.device
+        copy = torch.empty_like(value, device=device).copy_(value)
+        if parameter is None:
+            step_state[key] = copy
+        else:
+            optimizer.state[parameter][moment] = copy
+    return step_state
 
 
 def random_state() -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from weft.api.run import Run
 from weft.api.settings import translation_beam
 from weft.explain import views
 from weft.figures.page import as_json
-from weft.objectives.frame import Asked
+from weft.objectives.frame import LanguagePair
 from weft.serve.errors import RefusedError
 from weft.serve.events import answered, client_of, server_of
 from weft.serve.schema import (
@@ -57,7 +57,7 @@ async def translate(request: Request, body: TranslateBody) -> Response:
     """What the model writes from each text."""
 
     def function(run: Run) -> dict[str, Any]:
-        languages = Asked(body.source, body.target)
+        languages = LanguagePair(body.source, body.target)
         settings = None
         if body.beams is not None:
             length = getattr(run.objective, "length", 128)

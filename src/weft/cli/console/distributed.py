@@ -30,11 +30,11 @@ def together(command: Callable[P, None]) -> Callable[P, None]:
     @wraps(command)
     def by_all(*args: P.args, **kwargs: P.kwargs) -> None:
         with loading():
-            from weft.parallel.ranks import join, reaching
+            from weft.parallel.ranks import join
         ranks = join()
-        with reaching(), _quiet(ranks):
+        with ranks.watching(), _quiet(ranks):
             command(*args, **kwargs)
-            ranks.wait()
+            ranks.barrier()
 
     return by_all
 
@@ -93,7 +93,7 @@ def load_together(run: Path, **given: Any) -> "Run":
     """A run's model, of which each process has a part. One that fails by itself says so; the others learn that it is
     gone."""
     from weft.api.load import load
-    from weft.parallel.ranks import join, lost
+    from weft.parallel.ranks import is_lost_peer, join
 
     ranks = join()
     try:
@@ -101,7 +101,7 @@ def load_together(run: Path, **given: Any) -> "Run":
     except WeftError as error:
         if ranks.leads:
             raise
-        if error.__cause__ is None or not lost(error.__cause__):
+        if error.__cause__ is None or not is_lost_peer(error.__cause__):
             print(f"weft: process {ranks.rank} of {ranks.ranks}: {error}", file=sys.__stderr__, flush=True)
         raise SystemExit(2) from None
 
@@ -117,7 +117,7 @@ def _quiet(ranks: "Ranks") -> Iterator[None]:
             yield
         except WeftError as error:
             with suppress(WeftError):
-                ranks.wait()  # the first one meets the same: it says so before torchrun ends it for this one's sake
+                ranks.barrier()  # the first one meets the same: it says so before torchrun ends it for this one's sake
             raise SystemExit(2) from error
         except KeyboardInterrupt as error:
             raise SystemExit(130) from error
