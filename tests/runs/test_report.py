@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from tests.training.small import meddle_with_steps, train
+from tests.training.small import change_steps, train
 
 from weft.data.batch import Batch
 from weft.runs.lines import read_lines
@@ -81,7 +81,7 @@ def test_memory_is_predicted_for_the_rows_that_were_found_to_fit(  # type: ignor
 
     many = recipe("steps=1", "batch.size=16", "batch.micro=2")
     expected = write_report(train(many, tmp_path / "two", corpus=corpus, quiet=True).run).read_text()
-    meddle_with_steps(monkeypatch, little_memory)
+    change_steps(monkeypatch, little_memory)
     auto = recipe("steps=1", "batch.size=16", "batch.micro=auto")
     found = write_report(train(auto, tmp_path / "auto", corpus=corpus, quiet=True).run).read_text()
     row = re.compile(r'<tr><td>memory</td><td class="n">(.*?)</td>')
@@ -152,7 +152,7 @@ def test_the_page_is_there_while_a_run_trains_and_when_it_is_stopped(  # type: i
         if number == 7:
             os.kill(os.getpid(), signal.SIGINT)
 
-    meddle_with_steps(monkeypatch, look)
+    change_steps(monkeypatch, look)
     settings = recipe("log.every=1")
     with pytest.raises(KeyboardInterrupt):
         train(settings, page.parent, corpus=corpus, evaluate=lambda model: {"loss": 1.5}, quiet=True)
