@@ -1,4 +1,4 @@
-"""What isn't to be learned contributes exactly nothing: proven by the gradient, objective by objective."""
+"""Masked targets contribute exactly nothing to the gradient, objective by objective."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -52,7 +52,7 @@ MODELS: dict[str, Callable[[], TransformerConfig]] = {
 
 
 def objective(name: str) -> Objective[Any]:
-    """One that has read no data."""
+    """Return an objective that has read no data."""
     preset = {"chat": "gpt-tiny", "pairs": "vaswani-tiny"}.get(name, "bert-tiny")
     smoothing = ["objective.smoothing=0.1"] if name == "pairs" else []
     return objectives.build(resolve(preset, [f"objective={name}", *smoothing]), RunFolder("nowhere"))
@@ -71,8 +71,8 @@ def test_a_masked_target_has_no_gradient_at_all(name: str) -> None:
     other = replace(first, targets=torch.where(mask, targets, (targets + 3) % 11))
     assert not torch.equal(first.targets, other.targets)
     for one, two in zip(gradient(model, learned, first), gradient(model, learned, other), strict=True):
-        assert torch.equal(one, two)  # to the last bit: what the masked targets are makes no difference
-    # and a target that does count makes one
+        assert torch.equal(one, two)  # bit for bit: masked targets make no difference
+    # a target that counts makes one
     changed = replace(first, targets=torch.where(mask, (targets + 1) % 11, targets))
     assert any(
         not torch.equal(one, two)
@@ -81,7 +81,7 @@ def test_a_masked_target_has_no_gradient_at_all(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["chat", "masked", "tag"])
-def test_nothing_to_learn_is_no_gradient(name: str) -> None:
+def test_without_targets_there_is_no_gradient(name: str) -> None:
     model = build(MODELS[name]())
-    nothing = batch(torch.zeros(2, 6, dtype=torch.int64), torch.zeros(2, 6, dtype=torch.bool))
-    assert all(not bool(g.any()) for g in gradient(model, objective(name), nothing))
+    empty = batch(torch.zeros(2, 6, dtype=torch.int64), torch.zeros(2, 6, dtype=torch.bool))
+    assert all(not bool(g.any()) for g in gradient(model, objective(name), empty))
