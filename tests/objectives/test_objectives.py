@@ -144,7 +144,7 @@ def test_pairs_with_separate_vocabularies(tmp_path: Path) -> None:
 def test_labels_are_found_and_saved(tmp_path: Path) -> None:
     data = labelled(tmp_path, ["bad", "good", "odd"], 90)
     run = learn(tmp_path, data, transformer("encoder"), objective={"kind": "classify"})
-    assert run.config.objective.labels == ("bad", "good", "odd")  # type: ignore[union-attr]
+    assert run.config.objective.labels == ("bad", "good", "odd")  # type: ignore[attr-defined]
     assert run.config.model.head.labels == 3  # type: ignore[union-attr]
     metrics = last(run)
     assert sum(map(sum, metrics["matrix"])) > 0
@@ -174,11 +174,11 @@ def test_a_pair_of_texts_and_a_decoder(tmp_path: Path) -> None:
     objective = {"kind": "classify", "text": "a", "second": "b"}
     run = learn(tmp_path, rows(tmp_path, values), transformer("decoder"), objective=objective)
     assert run.config.model.head.pooling == "last"  # type: ignore[union-attr]
-    assert run.config.objective.labels == ("0", "1")  # type: ignore[union-attr]
+    assert run.config.objective.labels == ("0", "1")  # type: ignore[attr-defined]
 
 
 def test_regression(tmp_path: Path) -> None:
-    values = [{"text": sentence(n), "score": n / 10} for n in range(80)]
+    values: list[dict[str, Any]] = [{"text": sentence(n), "score": n / 10} for n in range(80)]
     data = rows(tmp_path, values)
     run = learn(tmp_path, data, transformer("encoder"), objective={"kind": "regress"})
     assert {"loss", "pearson", "spearman"} <= last(run).keys()
@@ -199,7 +199,7 @@ def test_tags(tmp_path: Path) -> None:
     ]
     data = rows(tmp_path, values)
     run = learn(tmp_path, data, transformer("encoder"), objective={"kind": "tag"})
-    assert run.config.objective.labels == ("long", "short")  # type: ignore[union-attr]
+    assert run.config.objective.labels == ("long", "short")  # type: ignore[attr-defined]
     predicted = run.tag([row["words"] for row in values])
     right = [
         tag == true
@@ -265,8 +265,8 @@ def chat(folder: Path) -> str:
 
 
 def test_conversations(tmp_path: Path) -> None:
-    settings = {"objective": {"kind": "chat"}, "batch": {"length": 60, "tokens": 240}}
-    run = learn(tmp_path, chat(tmp_path), transformer("decoder"), **settings)
+    batch = {"length": 60, "tokens": 240}
+    run = learn(tmp_path, chat(tmp_path), transformer("decoder"), objective={"kind": "chat"}, batch=batch)
     assert run.tokenizer.chat_template is not None  # so that `weft chat` frames turns as in training
     assert len(last(run)["samples"]) == 3
     assert all(sample.startswith("### User\n") for sample in last(run)["samples"])  # replies to held-out prompts

@@ -26,7 +26,7 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def fields(batch: Batch | Source) -> dict[str, Tensor]:
     """Return every tensor of a batch by name."""
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, value in vars(batch).items():
         if isinstance(value, Source):
             tensors |= {f"source.{key}": tensor for key, tensor in fields(value).items()}
@@ -40,7 +40,7 @@ def test_local_rows_are_a_part_of_all(tmp_path: Path, objective: str) -> None:
     model, batch = OBJECTIVES[objective]
     data = [{"text": sentence(n), "label": n % 2, "source": sentence(n, 2 + n % 9), "target": "x"} for n in range(60)]
     source = rows(tmp_path, data) if objective in ("pairs", "classify") else text(tmp_path)
-    settings = {"batch": batch, "steps": 1, "schedule": {"kind": "constant"}}
+    settings: dict[str, Any] = {"batch": batch, "steps": 1, "schedule": {"kind": "constant"}}
     run = learn(tmp_path, source, model, objective={"kind": objective}, **settings)
     loader, settled = run.objective.loader, RunFolder(run.path).settled_recipe()
     for step in (1, 4):

@@ -220,12 +220,13 @@ def test_tokens_of_ranges() -> None:
 def test_a_mask_of_ranges_is_part_of_the_full_mask(causal: bool, window: int | None, limit: str | None) -> None:
     time, ranges = 24, (range(4, 9), range(15, 22))
     documents = (torch.arange(time) // 7).expand(2, -1)
-    limits: dict[str, Any] = {
+    every: dict[str | None, dict[str, Any]] = {
         None: {},
         "real": {"real": torch.arange(time) < torch.tensor([[time], [17]])},
         "documents": {"documents": (documents, documents)},
         "prefix": {"prefix": torch.tensor([3, 18])},
-    }[limit]
+    }
+    limits = every[limit]
     local = limits | ({"documents": (taken(documents, ranges), documents)} if limit == "documents" else {})
     full = Mask(causal, window, **limits).dense(slice(0, time), slice(0, time), CPU)
     mask = Mask(causal, window, **local, ranges=ranges)

@@ -101,7 +101,7 @@ def gradient_errors(parallel: Any, full: LanguageModel, *, relative: bool = True
     largest value or absolute."""
     errors = {}
     for name, local in parallel.local.items():
-        expected = full.get_parameter(name).grad
+        expected: Any = full.get_parameter(name).grad
         assert not local.numel() or (local.grad is None) == (expected is None), name
         for chunk in parallel.geometries[name].chunks if local.grad is not None else ():
             difference = (chunk.of(local.grad) - chunk.cut(expected)).abs().max()

@@ -187,8 +187,8 @@ def _watched() -> tuple[list[str], dict[str, int]]:
         sent[op.__name__] += tensor.dim() == 3  # torch's first messages have fewer dimensions
         operation(self, op, tensor, *args, **kwargs)
 
-    stage.forward_one_chunk = watched("F", stage.forward_one_chunk)  # type: ignore[method-assign]
-    stage.backward_one_chunk = watched("B", stage.backward_one_chunk)  # type: ignore[method-assign]
+    stage.forward_one_chunk = watched("F", stage.forward_one_chunk)
+    stage.backward_one_chunk = watched("B", stage.backward_one_chunk)
     distributed.P2POp.__init__ = counted  # type: ignore[method-assign]
     return passes, sent
 
@@ -235,9 +235,9 @@ def test_two_stages_train_as_one_process(tmp_path: Path, names: list[str]) -> No
             assert error < 1e-5, f"{model}: {what} differs by {error}"
         assert one["narrow"][0] == one["narrow"][1]
     # every parameter is on a stage, and the tied embedding on both
-    names = [set(one["names"]) for one in found]
-    assert names[0] | names[1] == {name for name, _ in build(MODELS["tied"]).named_parameters()}
-    assert names[0] & names[1] == {"embedding.weight"}
+    first, second = (set(one["names"]) for one in found)
+    assert first | second == {name for name, _ in build(MODELS["tied"]).named_parameters()}
+    assert first & second == {"embedding.weight"}
     assert [one["layers"] for one in found] == [[0], [1, 2]]
     # 1F1B: the first stage is one micro-batch ahead; hidden states are sent once, and their gradients back once
     assert found[0]["passes"] == ["F0", "F1", "B0", "F2", "B1", "F3", "B2", "B3"]

@@ -205,7 +205,12 @@ def test_a_hanging_process_is_given_up(tmp_path: Path, who: int, how: str) -> No
 
 def _evaluate_long(ranks: Ranks, folder: Path) -> None:
     """Let rank 0 work alone for longer than a silent process is waited for; then the other leaves early."""
-    result = ranks.share(lambda: time.sleep(3) or "evaluated")
+
+    def evaluate() -> str:
+        time.sleep(3)
+        return "evaluated"
+
+    result = ranks.share(evaluate)
     if ranks.leads:
         time.sleep(2)
     note(folder, ranks, result=result)

@@ -92,7 +92,7 @@ def test_a_job_that_torchrun_restarts_ends_as_if_undisturbed(tmp_path: Path) -> 
 
 def _write(ranks: Ranks, folder: Path, what: str) -> None:
     """Kill one process, or fill its disk, while it writes its chunks of the second checkpoint."""
-    written = import_module("weft.runs.sharded_checkpoint")
+    written: Any = import_module("weft.runs.sharded_checkpoint")
     original, saves = written.write_pieces, 0
 
     def write_pieces(*args: Any) -> None:

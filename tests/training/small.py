@@ -99,7 +99,6 @@ class TextInMemory(NextToken):
         super().__init__(recipe, RunFolder("in-memory"))
         self.corpora = list(texts)
         self.evaluate_with, self.sample_with = evaluate_with, sample_with
-        self.limits: list[int | None] = []  # of the tokens of each evaluation
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
@@ -111,7 +110,6 @@ class TextInMemory(NextToken):
 
     def validation_metrics(self, model: LanguageModel, max_tokens: int | None) -> dict[str, float]:
         assert self.evaluate_with is not None
-        self.limits.append(max_tokens)
         return self.evaluate_with(model)
 
     def sample(self, model: LanguageModel) -> list[str]:

@@ -152,5 +152,5 @@ def test_variational_dropout_between_layers() -> None:
     documents = model.features(tokens, documents=torch.zeros(4, 9, dtype=torch.long), rng=rng)
     torch.testing.assert_close(plain, documents, atol=1e-6, rtol=1e-5)
     for dropout in model.between:  # type: ignore[union-attr]
-        dropout.variational = False  # type: ignore[union-attr]
+        dropout.variational = False
     assert not torch.allclose(model.features(tokens, rng=rng), plain, atol=1e-3)

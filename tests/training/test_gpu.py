@@ -33,7 +33,7 @@ def little_memory() -> Iterator[None]:
 
 
 def test_memory_that_runs_out_names_a_batch_that_fits(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, little_memory
+    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, little_memory: None
 ) -> None:
     options: dict[str, Any] = {"corpus": corpus, "quiet": True, "device": "cuda"}
     many = (*WIDE, "batch.size=2048", "batch.length=128", "steps=2")

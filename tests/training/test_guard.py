@@ -189,7 +189,7 @@ def test_overwritten_weights_are_rolled_back(
     metrics = [line for line in read_lines(result.run.metrics) if "loss" in line]
     assert [line["step"] for line in metrics] == list(range(5, 81, 5))  # each step once
     assert metrics[-1]["loss"] < metrics[7]["loss"] < metrics[0]["loss"]
-    assert metrics[-1]["lr"] < recipe(*LONG).optimizer.lr / 2
+    assert metrics[-1]["lr"] < 0.01 / 2
     # the text continues after what was read before the rollback
     assert metrics[8]["epoch"] == pytest.approx(loader(recipe(), corpus).epochs(45 + event["shift"]))
 

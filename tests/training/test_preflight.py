@@ -24,6 +24,7 @@ from tests.training.small import (
 
 from weft.data.batch import Batch
 from weft.errors import ConfigError, RunError
+from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.parallel.passes import Parallel
 from weft.runs import checkpoint
@@ -218,12 +219,16 @@ def test_it_costs_less_than_two_steps(
     """On a CPU: one step, and an evaluation that reads no more tokens than a step."""
     steps: list[int] = []
     change_steps(monkeypatch, lambda number, step, parts: steps.append(number))
-    objectives: list[TextInMemory] = []
-    monkeypatch.setattr(TextInMemory, "sample", lambda self, model: objectives.append(self) or [])
+    limits: list[int | None] = []
+
+    def record(self: TextInMemory, model: LanguageModel, max_tokens: int | None) -> dict[str, float]:
+        limits.append(max_tokens)
+        return {"loss": 1.0}
+
+    monkeypatch.setattr(TextInMemory, "validation_metrics", record)
     settings = recipe("steps=1", "evaluate.tokens=99999")
-    train(settings, tmp_path / "run", corpus=corpus, evaluate=lambda model: {"loss": 1.0}, quiet=True)
-    assert steps == [0, 1]
-    assert objectives[0].limits == [4 * 12, 99999]
+    train(settings, tmp_path / "run", corpus=corpus, evaluate=lambda model: {}, quiet=True)
+    assert steps == [0, 1] and limits == [4 * 12, 99999]
 
 
 def test_moments_that_cannot_be_written_are_found_before_the_first_step(

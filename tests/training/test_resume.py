@@ -167,7 +167,12 @@ def test_each_checkpoint_is_tried_once(
     (newest / "model.safetensors").write_bytes(data)
     hashed: list[str] = []
     checksums = files.checksums
-    monkeypatch.setattr(files, "checksums", lambda path: (hashed.append(path.parent.name), checksums(path))[1])
+
+    def record(path: Path) -> Any:
+        hashed.append(path.parent.name)
+        return checksums(path)
+
+    monkeypatch.setattr(files, "checksums", record)
     _, damage = load_model(run, "latest")
     assert len(damage) == 1
     assert hashed.count(newest.name) == 1

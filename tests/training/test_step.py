@@ -74,7 +74,7 @@ def test_a_model_without_a_readout_has_the_same_gradient(recipe: MakeRecipe, cor
             super().__init__()
             self.inner = model
 
-        def forward_features(self, tokens: torch.Tensor, **inputs: Any) -> torch.Tensor:  # type: ignore[override]
+        def forward_features(self, tokens: torch.Tensor, **inputs: Any) -> torch.Tensor:
             return self.inner.features(tokens, **inputs)
 
         def head(self, features: torch.Tensor) -> torch.Tensor:
@@ -223,7 +223,7 @@ def test_other_weights_are_undone_even_if_their_evaluation_fails(tmp_path: Path)
 
 # ---- recomputation
 
-KINDS = {
+KINDS: dict[str, Any] = {
     "gpt": gpt(2, 16, 2, 8, 16, dropout=0.2),
     "llama": llama(2, 16, 2, 24, 8, vocab_size=16, kv_heads=1),
     "t5": llama(2, 16, 2, 24, 8, vocab_size=16).replace(position=T5Bias(buckets=8)),
@@ -240,8 +240,8 @@ def prepared(name: str, recompute: bool) -> tuple[LanguageModel, torch.Tensor, d
     prepare_model(model, recipe)  # type: ignore[arg-type]
     tokens = torch.randint(16, (2, 8))
     mask = torch.arange(8) < torch.tensor([[8], [5]])
-    inputs: dict[str, Any] = {"vaswani": {"source": Source(tokens, mask)}, "bert": {"mask": mask}}.get(name, {})
-    return model, tokens, inputs
+    inputs: dict[str, dict[str, Any]] = {"vaswani": {"source": Source(tokens, mask)}, "bert": {"mask": mask}}
+    return model, tokens, inputs.get(name, {})
 
 
 @pytest.mark.parametrize("name", KINDS)
