@@ -1,6 +1,7 @@
 """Pipeline stages: the losses, gradients, dropouts and features of one process."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from weft.training.precision import autocast
 pipelining = Later("weft.parallel.pipeline")
 VOCAB, ROWS, TIME, PARTS = 37, 8, 8, 4
 ONE, SEVENTH = torch.ones(()), torch.tensor(1 / 7)  # gradients that backward passes begin with
+PLAIN = nullcontext()
 
 # ---- models, losses and batches
 
@@ -109,7 +111,7 @@ def _compared(name: str, over: mesh.Mesh, parts: int = PARTS, recompute: bool = 
             module.recompute = recompute
     rows = ROWS // over.readers.ranks
     local = batch._each(lambda tensor: tensor[over.readers.rank * rows :][:rows])
-    sums = parallel.backward(local.split(parts), loss, SEVENTH)
+    sums = parallel.backward(local.split(parts), loss, SEVENTH, autocast=PLAIN)
     parallel.finish_gradients()
     if not pipeline.stage.is_last:
         assert [float(total) for total in sums] == [0.0, 0.0]
@@ -155,7 +157,7 @@ def _two(ranks: Ranks, folder: Path, names: list[str]) -> None:
     pipeline = shard_model(MODELS["untied"], over, full).pipeline
     narrow = _narrow(pipeline, parts, full)
     passes, sent = _watched()
-    pipeline.backward(parts, _token_loss, ONE)
+    pipeline.backward(parts, _token_loss, ONE, autocast=PLAIN)
     note(
         folder,
         ranks,
@@ -209,7 +211,7 @@ def _refused(pipeline: Any, parts: list[Batch]) -> list[str]:
     """Return the messages for micro-batches of several sizes, for generating, and for invalid tokens."""
 
     def step(parts: list[Batch]) -> Any:
-        return pipeline.backward(parts, _token_loss, ONE)
+        return pipeline.backward(parts, _token_loss, ONE, autocast=PLAIN)
 
     lines = []
     refused = [lambda: step(_batch("tied").split(3)), lambda: pipeline.model.start(1, 4)]

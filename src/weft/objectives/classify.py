@@ -157,10 +157,10 @@ class Classify(SequenceObjective[config.Classify]):
 def classification_metrics(
     outputs: Iterable[tuple[Tensor, Tensor]], labels: Sequence[str], *, intervals: bool = False
 ) -> dict[str, Any]:
-    """Return the mean −log p of the right label and the metrics of labels, with a baseline and `intervals` if requested.
+    """Return the mean −log p of the right label and the metrics of labels, with a baseline and `intervals` on request.
 
-    `outputs` yields logits (N, labels) and targets (N,), batch by batch. Rows may have several targets: then logits are
-    (N, words, labels) and targets (N, words), -1 where there is none.
+    `outputs` yields logits (N, labels) and targets (N,), batch by batch; if rows have several targets, (N, words,
+    labels) and (N, words), -1 where there is none.
     """
     losses, actual, predicted, rows, count = list[float](), list[int](), list[int](), list[int](), 0
     for logits, targets in outputs:

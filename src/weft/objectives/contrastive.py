@@ -22,7 +22,7 @@ from weft.objectives.rows import Numbers, RowObjective, head_output
 from weft.progress import Log, bar
 from weft.recipe import objective as config
 from weft.text.tokenizer import Tokenizer
-from weft.training.objective import Loss, mean_loss
+from weft.training.objective import Loss
 
 SIDES = ("first", "second")
 Pooling = Literal["mean", "first", "last"]
@@ -64,9 +64,6 @@ class Contrastive(RowObjective[config.Contrastive]):
         there, back = (F.cross_entropy(logits, partners, reduction="sum") for logits in (cosines, cosines.mT))
         loss = (there + back) / 2
         return loss, batch.count, {"nll": loss.detach()}
-
-    def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        return {"loss": mean_loss(self, model, batches)}
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
+from typing import Any
 
 from weft.data.batch import Batch
 from weft.data.examples import write_sides
@@ -20,7 +21,7 @@ from weft.progress import Log
 from weft.recipe import objective as config
 from weft.recipe.settle import Facts
 from weft.training.loader import Loader, even_loader
-from weft.training.objective import EVALUATION_BATCH_TOKENS, Results, loss_extras
+from weft.training.objective import EVALUATION_BATCH_TOKENS, loss_extras
 
 
 class MaskedNext(MaskedObjective[config.MaskedNext], ExampleObjective[config.MaskedNext]):
@@ -67,25 +68,20 @@ class MaskedNext(MaskedObjective[config.MaskedNext], ExampleObjective[config.Mas
     def holds_out(self) -> bool:
         return self._held_out is not None
 
-    def validation_metrics(self, model: LanguageModel, max_tokens: int | None) -> dict[str, float]:
-        assert self._held_out is not None
-        return self._metrics(model, self._held_out, max_tokens)
-
-    def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
-        sentences = Sentences(self.examples["train"]) if side == "train" else self._held_out
-        return Results(dict(self._metrics(model, sentences, None)) if sentences else {})
-
-    def _metrics(self, model: LanguageModel, sentences: Sentences, max_tokens: int | None) -> dict[str, float]:
+    def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         """Return the mean loss of both tasks, and the accuracy of next-sentence prediction."""
         total, targets, correct, pairs = 0.0, 0, 0, 0
-        for batch, extras in loss_extras(self, model, self._batches(sentences, max_tokens)):
+        for batch, extras in loss_extras(self, model, batches):
             total += float(extras["nll"])
             targets += batch.count
             correct += int(extras["next_correct"])
             pairs += len(batch.tokens)
-        return {"loss": total / max(1, targets), "next_accuracy": correct / pairs}
+        return {"loss": total / max(1, targets), "next_accuracy": correct / pairs} if pairs else {}
 
-    def _batches(self, sentences: Sentences, max_tokens: int | None) -> Iterator[Batch]:
+    def batches(self, side: Side, max_tokens: int | None = None) -> Iterator[Batch]:
+        sentences = Sentences(self.examples["train"]) if side == "train" else self._held_out
+        if sentences is None:
+            return
         length, pairs = self.length, sentences.per_epoch(self.length)
         size = max(1, EVALUATION_BATCH_TOKENS // length)
         if max_tokens is not None:

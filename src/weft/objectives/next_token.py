@@ -42,7 +42,7 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
 
     @property
     def stored_frame(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """The ids before and after each of the other texts; eos separates them if the tokenizer puts nothing after one."""
+        """The ids before and after each other text; eos separates them if the tokenizer puts nothing after one."""
         if self.frame is None:
             return None
         eos = () if self.tokenizer.eos_id is None else (self.tokenizer.eos_id,)
@@ -157,7 +157,7 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
             yield part
 
     def _apart(self, model: LanguageModel) -> bool:
-        """Return whether the first token of a document is not predicted, because documents do not attend to each other."""
+        """Return whether a document's first token is not predicted, because documents do not attend to each other."""
         return self.recipe.data.document_mask and not isinstance(model, NGram)  # n-grams model a document's beginning
 
     def _abrupt(self, model: LanguageModel) -> bool:
@@ -188,8 +188,7 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
         return replace(score, unknown=round(share * spelled.unknown), unspelled=share * unspelled)
 
     def measure(self, model: LanguageModel, side: Side = "validation", stride: int | None = None) -> Results:
-        """Return the metrics over all text of a split, their 95 % intervals, and the amount of text. Windows advance by
-        `stride` tokens."""
+        """Return the metrics over all text of a split, with 95 % intervals. Windows advance by `stride` tokens."""
         return Results(section_metrics(self.sections(model, side, stride=stride)))
 
     def final_evaluation(self, model: LanguageModel) -> Results:

@@ -31,7 +31,7 @@ from weft.recipe.objective import LabelObjective, ObjectiveConfig
 from weft.recipe.settle import Facts
 from weft.storage.files import utf8_size
 from weft.training.loader import Loader, micro_rows
-from weft.training.objective import EVALUATION_BATCH_TOKENS, Loss, Objective, Results
+from weft.training.objective import EVALUATION_BATCH_TOKENS, BatchObjective, Loss
 
 S = TypeVar("S", bound=ObjectiveConfig)
 Numbers = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ SEARCHED_EXAMPLES = 20  # first examples among which an excerpt is chosen
 TEXTUAL = ("text", "words", "messages")  # kinds of columns that hold text
 
 
-class ExampleObjective(Objective[S]):
+class ExampleObjective(BatchObjective[S]):
     """Data stored as examples, in one file per split."""
 
     read_as: ClassVar[str] = "rows"  # name of the examples in messages
@@ -128,10 +128,6 @@ class RowObjective(ExampleObjective[S]):
         loss = self.output_loss(head_output(model, features, batch), batch)
         return loss, batch.count, {"nll": loss.detach()}
 
-    @abstractmethod
-    def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Return the metrics of a model; those that are floats are logged during training, the others shown at the end."""
-
     def amount(self) -> int:
         columns = [name for name, kind in self.columns().items() if kind in TEXTUAL]
         data = self.recipe.data
@@ -211,15 +207,8 @@ class RowObjective(ExampleObjective[S]):
             micro=micro_rows(batch, batch.size or len(train)),
         )
 
-    def validation_metrics(self, model: LanguageModel, max_tokens: int | None) -> dict[str, float]:
-        metrics = self.metrics(model, self.batches("validation", max_tokens))
-        return {key: value for key, value in metrics.items() if isinstance(value, float)}
-
-    def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
-        return Results(self.metrics(model, self.batches(side)))
-
     def batches(self, side: Side, max_tokens: int | None = None) -> Iterator[Batch]:
-        """Yield all examples of a split, or about `max_tokens` tokens of them, sorted by length to reduce padding."""
+        """Yield examples sorted by length, to reduce padding."""
         examples = self.examples[side]
         lengths = self.lengths(examples).reshape(len(examples), -1)
         count = len(examples)
@@ -266,8 +255,7 @@ def read_framed(
     *,
     others: Sequence[list[int]] | None = None,
 ) -> Iterator[tuple[list[int], npt.NDArray[np.float32]]]:
-    """Read texts, or pairs of texts, in their frames, the longest first; yield the numbers of each batch's texts, and the
-    head's outputs."""
+    """Read texts, or pairs of texts, the longest first; yield the numbers of each batch's texts, and the outputs."""
     device = device_of(model)
     lengths = [len(text) + (0 if others is None else len(others[n])) for n, text in enumerate(ids)]
     order = sorted(range(len(ids)), key=lambda n: -lengths[n])

@@ -15,6 +15,7 @@ class Spans(TranslationObjective[config.Spans], CorruptedTextObjective[config.Sp
 
     usage = "weft train {run} --data pairs.tsv objective=pairs"
     added = 0
+    metrics = CorruptedTextObjective.metrics  # without perplexity, which sentinels would distort
 
     @cached_property
     def corruption(self) -> SpanCorruption:

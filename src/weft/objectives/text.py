@@ -15,13 +15,12 @@ from weft.data.prepare import prepare as prepare_shards
 from weft.data.sampler import Mixture, Windows, rows
 from weft.data.shards import Shards, Side, Tokens
 from weft.errors import DataError, RunError
-from weft.models.base import LanguageModel
 from weft.objectives.frame import began_early
 from weft.progress import Log
 from weft.recipe.objective import ObjectiveConfig
 from weft.recipe.settle import Facts
 from weft.training.loader import Loader, even_loader
-from weft.training.objective import EVALUATION_BATCH_TOKENS, Objective, Results, mean_loss
+from weft.training.objective import EVALUATION_BATCH_TOKENS, BatchObjective, Objective
 
 SEARCHED_TOKENS = 4096  # first tokens of a text among which an excerpt is chosen
 S = TypeVar("S", bound=ObjectiveConfig)
@@ -114,7 +113,7 @@ class TextObjective(Objective[S]):
         return even_loader(recipe.batch, make, lambda step: max(mixture.epochs(step * size)), row="sequence")
 
 
-class CorruptedTextObjective(TextObjective[S]):
+class CorruptedTextObjective(TextObjective[S], BatchObjective[S]):
     """Windows of text in which tokens are masked, or from which spans are cut, as they are read."""
 
     @property
@@ -139,13 +138,7 @@ class CorruptedTextObjective(TextObjective[S]):
     def holds_out(self) -> bool:
         return any(len(text) > self.length - self.added for text in self.tokens("validation"))
 
-    def validation_metrics(self, model: LanguageModel, max_tokens: int | None) -> dict[str, float]:
-        return {"loss": mean_loss(self, model, self._batches("validation", max_tokens))}
-
-    def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
-        return Results({"loss": mean_loss(self, model, self._batches(side, None))})
-
-    def _batches(self, side: Side, max_tokens: int | None) -> Iterator[Batch]:
+    def batches(self, side: Side, max_tokens: int | None = None) -> Iterator[Batch]:
         """Yield text corrupted with a fixed seed, so that evaluations are comparable."""
         length, size, read = self.length - self.added, max(1, EVALUATION_BATCH_TOKENS // self.length), 0
         for text in self.tokens(side):

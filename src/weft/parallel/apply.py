@@ -1,5 +1,5 @@
-"""A model sharded over a mesh: tensor parallelism first, then activation checkpointing, compilation and FSDP2, applied
-to empty weights.
+"""A model with empty weights sharded over a mesh: by tensor parallelism, activation checkpointing, compilation and
+FSDP2.
 
 The sharded model is trained like that of one process. `ShardedParallel` has what differs: which gradients are summed
 over which ranks and when, and which part of each parameter is here.
@@ -8,7 +8,6 @@ over which ranks and when, and which part of each parameter is here.
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -23,10 +22,9 @@ from weft.models.base import LanguageModel, device_of
 from weft.models.transformer import Stack
 from weft.nn.attention import CrossAttention
 from weft.nn.linear import Linear
-from weft.nn.recurrent import Carried
 from weft.parallel import context, tensor
 from weft.parallel.mesh import Mesh
-from weft.parallel.passes import LossFunction, Parallel, Root, T
+from weft.parallel.passes import Context, LossFunction, Parallel, Root, States, T
 from weft.parallel.pipeline import Pipeline
 from weft.parallel.sharding import Geometry, geometry
 from weft.parallel.stages import keep_stage
@@ -75,13 +73,7 @@ class ShardedParallel(Parallel):
         return self.root(function)
 
     def backward(
-        self,
-        parts: Sequence[Batch],
-        loss: LossFunction,
-        gradient: Tensor,
-        *,
-        autocast: AbstractContextManager[object] | None = None,
-        carried: Sequence[Carried | None] = (),
+        self, parts: Sequence[Batch], loss: LossFunction, gradient: Tensor, *, autocast: Context, carried: States = ()
     ) -> tuple[Tensor, Tensor]:
         if self.pipeline is None:
             return super().backward(parts, loss, gradient, autocast=autocast, carried=carried)
@@ -160,7 +152,7 @@ class ShardedParallel(Parallel):
 
 
 def lay_out(model: LanguageModel, mesh: Mesh, precision: str, *, compile_: bool) -> ShardedParallel:
-    """Shard a model with empty weights over the mesh. `root.to_empty` then allocates its memory, and `fill` the
+    """Shard a model with empty weights over the mesh; then `root.to_empty` allocates memory, and `fill` sets
     weights."""
     layout, sizes = mesh.layout, Parallel(model).sizes
     stage = keep_stage(model, mesh) if layout.pipeline > 1 else None

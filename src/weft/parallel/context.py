@@ -1,10 +1,11 @@
 """Context parallelism: the tokens of every row divided over processes, for rows too long for one of them.
 
 Everything but attention acts on one token at a time and needs no communication. In attention a process has the queries
-of its tokens and all-gathers the keys and values of whole rows, layer by layer; in the backward pass their gradients are
-reduce-scattered (Dubey et al. 2024, §3.3.2). So every mask, position and kernel works as in one process. Ring attention
-(Liu et al. 2023) would never hold all keys of a row, but torch's, still experimental, supports only the causal mask and
-all-gathers for every other one. With grouped queries the keys are small compared with the other activations.
+of its tokens and all-gathers the keys and values of whole rows, layer by layer; in the backward pass their gradients
+are reduce-scattered (Dubey et al. 2024, §3.3.2). So every mask, position and kernel works as in one process. Ring
+attention (Liu et al. 2023) would never hold all keys of a row, but torch's, still experimental, supports only the
+causal mask and all-gathers for every other one. With grouped queries the keys are small compared with the other
+activations.
 
 Under a causal mask later tokens attend to more keys. So a row is cut into two chunks per process, and process i of n
 reads chunks i and 2n − 1 − i: each has the same work.
@@ -53,10 +54,8 @@ def _indivisible(layout: Layout, length: int) -> str:
 
 
 def shard_rows(batch: Batch, mesh: Mesh) -> Batch:
-    """Return this process's tokens of every row; positions, documents and mask stay those of whole rows.
-
-    Rows with a mask are padded to a divisible length. Called on the host, after `Batch.split`.
-    """
+    """Return this process's tokens of every row; positions, documents and mask stay those of whole rows. Rows with a
+    mask are padded to a divisible length. Called on the host, after `Batch.split`."""
     layout, ranks = mesh.layout, mesh.context
     if ranks.alone:
         return batch

@@ -17,7 +17,8 @@ from weft.nn.recurrent import Carried
 from weft.parallel.mesh import SINGLE, Mesh
 
 T = TypeVar("T")
-
+Context = AbstractContextManager[object]
+States = Sequence[Carried | None]
 LossFunction = Callable[[LanguageModel, Tensor, Batch], tuple[Tensor, Tensor | int, dict[str, Tensor]]]
 
 
@@ -55,20 +56,12 @@ class Parallel:
         return batch
 
     def backward(
-        self,
-        parts: Sequence[Batch],
-        loss: LossFunction,
-        gradient: Tensor,
-        *,
-        autocast: AbstractContextManager[object] | None = None,
-        carried: Sequence[Carried | None] = (),
+        self, parts: Sequence[Batch], loss: LossFunction, gradient: Tensor, *, autocast: Context, carried: States = ()
     ) -> tuple[Tensor, Tensor]:
         """Accumulate the gradients of a step's micro-batches; return the sums of the loss and of −log p, () each.
 
-        parts     micro-batches on the device
-        gradient  what backward passes of the summed losses begin with, (): 1 / targets of the step, times a loss scale
-        autocast  reusable context of the forward passes
-        carried   recurrent state that each micro-batch continues from, updated in place
+        Backward passes of the summed losses begin with `gradient` (): 1 / targets of the step, times a loss scale.
+        `autocast` is entered for each forward pass. A recurrent model updates the states in `carried`, one per part.
         """
         device = parts[0].tokens.device
         loss_sum, nll_sum = torch.zeros((), device=device), torch.zeros((), device=device)
@@ -82,7 +75,7 @@ class Parallel:
                 return total, extras["nll"]
 
             with self.grad_sync(last=number == len(parts) - 1):
-                with autocast or nullcontext():
+                with autocast:
                     total, nll = self.forward(losses)
                 total.backward(gradient)
             loss_sum += total.detach()
@@ -93,7 +86,7 @@ class Parallel:
         """Return `function(model)`, computed as a forward pass."""
         return function(self.model)
 
-    def grad_sync(self, last: bool) -> AbstractContextManager[object]:
+    def grad_sync(self, last: bool) -> Context:
         """Context of a micro-batch's passes: gradients are synchronised in the `last` backward pass of a step."""
         return nullcontext()
 
@@ -117,8 +110,7 @@ class Parallel:
 
 
 class Replicas(Parallel):
-    """A model that each of several processes holds in full. Gradients are all-reduced during the backward pass (Li et
-    al. 2020)."""
+    """Replicas of a model, whose gradients are all-reduced during the backward pass (Li et al. 2020)."""
 
     def __init__(self, model: LanguageModel, mesh: Mesh):
         super().__init__(model, mesh)
@@ -134,13 +126,12 @@ class Replicas(Parallel):
     def forward(self, function: Callable[[LanguageModel], T]) -> T:
         return self.root(function)
 
-    def grad_sync(self, last: bool) -> AbstractContextManager[object]:
+    def grad_sync(self, last: bool) -> Context:
         return nullcontext() if last else self.root.no_sync()
 
 
 def _all_reduce(state: object, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
-    """Sum a bucket of gradients. DDP's default hook would take the mean, but the loss is divided by the count of
-    targets already."""
+    """Sum a bucket of gradients; DDP's default takes the mean, but the loss is divided by the count already."""
     work = distributed.all_reduce(bucket.buffer(), async_op=True)
     future: torch.futures.Future[Any] = work.get_future()
     return future.then(lambda done: done.value()[0])

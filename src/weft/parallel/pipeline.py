@@ -9,7 +9,7 @@ hidden states received from the previous stage, and sends its output to the next
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from weft.errors import ConfigError
 from weft.models.base import LanguageModel, Source, device_of, inputs
 from weft.models.transformer import Transformer
 from weft.parallel.mesh import Mesh
-from weft.parallel.passes import LossFunction
+from weft.parallel.passes import Context, LossFunction
 from weft.parallel.ranks import Ranks
 from weft.parallel.sharding import local_part
 from weft.parallel.stages import Stage
@@ -35,15 +35,13 @@ class PipelineStep:
     parts: Sequence[Batch]
     loss: LossFunction
     gradient: Tensor
-    autocast: AbstractContextManager[object]
+    autocast: Context
     sums: tuple[Tensor, Tensor]
 
 
 class Pipeline(nn.Module):
-    """One stage of a model, and its training and evaluation steps with the other stages.
-
-    Created by all processes at the same point, after tensor parallelism has sharded the stage's layers.
-    """
+    """One stage of a model, and its training and evaluation steps with the other stages. All processes create it at the
+    same point, after tensor parallelism."""
 
     def __init__(self, model: LanguageModel, mesh: Mesh, stage: Stage):
         super().__init__()
@@ -58,26 +56,19 @@ class Pipeline(nn.Module):
         model.wrap(lambda features: self._evaluate)  # training goes through `backward`
 
     def backward(
-        self,
-        parts: Sequence[Batch],
-        loss: LossFunction,
-        gradient: Tensor,
-        *,
-        autocast: AbstractContextManager[object] | None = None,
+        self, parts: Sequence[Batch], loss: LossFunction, gradient: Tensor, *, autocast: Context
     ) -> tuple[Tensor, Tensor]:
-        """Accumulate the gradients of a step's micro-batches, as `Parallel.backward` does.
-
-        All stages pass the same micro-batches. The sums are those of the last stage, and 0 on the others.
-        """
+        """Accumulate the gradients of a step's micro-batches, as `Parallel.backward` does. All stages pass the same
+        micro-batches; the sums are those of the last stage, and 0 on the others."""
         shapes = {(part.tokens.shape, None if part.source is None else part.source.tokens.shape) for part in parts}
         if len(shapes) > 1:
             rows = sorted({len(part.tokens) for part in parts})
             raise ConfigError(
-                f"parallel.pipeline = {self.stage.of}: all micro-batches of a step must have the same shape; these have "
+                f"parallel.pipeline = {self.stage.of}: all micro-batches of a step must have one shape; these have "
                 f"{' and '.join(map(str, rows))} rows; choose a batch.micro that divides the rows of a process "
                 "(batch.size over the processes that read different rows)"
             )
-        device, autocast = parts[0].tokens.device, autocast or nullcontext()
+        device = parts[0].tokens.device
         with autocast:
             dtype = self._dtype(device)
         shape = len(parts), *shapes, dtype
@@ -123,10 +114,8 @@ class Pipeline(nn.Module):
         return loss.float() * step.gradient
 
     def finish_gradients(self, local: Mapping[str, Tensor]) -> None:
-        """Sum gradients over the processes that read other rows, and over the stages that hold the same parameter.
-
-        Called after a step's last backward pass; `local` are this process's parts of the parameters.
-        """
+        """Sum the gradients of `local`, this process's parts of the parameters, over the processes that read other
+        rows, and over the stages that hold the same parameter."""
         self.mesh.readers.sum_([part.grad for part in local.values() if part.grad is not None])
         for ranks, names in self._shared:
             trained = [local[name] for name in names if self.model.get_parameter(name).requires_grad]

@@ -39,12 +39,12 @@ class PeerWatch:
         self.error: BaseException | None = None  # this process ends with it, because another one is gone
 
     @contextmanager
-    def watching(self, where: str, step: bool) -> Iterator[None]:
+    def watching(self, where: str = "", *, step: bool = False, collective: bool = False) -> Iterator[None]:
         """Raise one error in all threads if a process is lost inside; report an error of this process to the others."""
         heartbeat = self._heartbeat
         nested: list[str] = vars(self._thread).setdefault("nested", [])
         nested.append(where or (nested[-1] if nested else ""))
-        heartbeat.count(progress=1, watched=1)
+        heartbeat.count(collectives=int(collective), progress=1, watched=1)
         if step:
             heartbeat.step = where
         try:
@@ -65,9 +65,6 @@ class PeerWatch:
             heartbeat.count(watched=-1)
             if step:
                 heartbeat.step = ""
-
-    def count_collective(self) -> None:
-        self._heartbeat.count(collectives=1)
 
     def leave(self) -> None:
         """Leave the process group at the end of this process."""
@@ -102,8 +99,7 @@ def is_lost_peer(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's rank among `ranks` processes: all of them, or those of a `group`. Rank 0 leads: it writes and
-    decides."""
+    """This process's rank among `ranks` processes, all or those of a `group`. Rank 0 leads: it writes and decides."""
 
     rank: int = 0
     ranks: int = 1
@@ -120,10 +116,8 @@ class Ranks:
 
     @torch.no_grad()
     def sum_(self, tensors: Sequence[Tensor], bucket_bytes: int = BUCKET_BYTES) -> None:
-        """All-reduce tensors in place; all ranks pass the same shapes in the same order.
-
-        Every rank ends with the same bits. On a GPU the host does not wait.
-        """
+        """All-reduce tensors in place, to the same bits on every rank; all ranks pass the same shapes in the same
+        order. On a GPU the host does not wait."""
         if self.alone:
             return
         with self._collective():
@@ -203,14 +197,10 @@ class Ranks:
         If one has ended, one of those left names it, and `where` that was noticed, and all stop. In a `step` no process
         works alone: all stop as well if none of them makes progress for as long as a silent process is waited for.
         """
-        return nullcontext() if self.watch is None else self.watch.watching(where, step)
+        return nullcontext() if self.watch is None else self.watch.watching(where, step=step)
 
-    @contextmanager
-    def _collective(self) -> Iterator[None]:
-        if self.watch is not None:
-            self.watch.count_collective()
-        with self.watching():
-            yield
+    def _collective(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.watch is None else self.watch.watching(collective=True)
 
 
 ALONE = Ranks()
@@ -232,10 +222,8 @@ def _buckets(tensors: Sequence[Tensor], max_bytes: int) -> Iterator[list[Tensor]
 
 @cache
 def join() -> Ranks:
-    """Join the process group that torchrun started, once per process; without torchrun return `ALONE`.
-
-    On a machine with GPUs each process takes the GPU of its local rank as its current device.
-    """
+    """Join the process group that torchrun started, once per process; without torchrun return `ALONE`. On a machine
+    with GPUs each process takes the GPU of its local rank as its current device."""
     given = {key: os.environ.get(key, "") for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     if not all(given.values()) or given["WORLD_SIZE"] == "1":
         return ALONE

@@ -2,8 +2,8 @@
 
 A block needs one all-reduce in each pass (Shoeybi et al. 2019, §3): queries, keys, values and the up projection are
 sharded by columns, so that heads and nonlinearities stay local; the output and down projections by rows, and their
-products are summed. Embeddings are sharded by the vocabulary. A recurrence (Elman, LSTM, GRU, Bahdanau) would need a sum
-at every token, so its cells are replicated and only the embeddings, most of such a model's parameters, are sharded.
+products are summed. Embeddings are sharded by the vocabulary. A recurrence (Elman, LSTM, GRU, Bahdanau) would need a
+sum at every token, so its cells are replicated and only the embeddings, most of such a model's weights, are sharded.
 
 Between the sharded matrices activations are plain tensors: equal on every process or, with `sequence`, this process's
 tokens of a row. The model's code is that of one process, with fewer heads and a part of the vocabulary.
@@ -85,10 +85,8 @@ def placement(name: str, patterns: dict[str, Placement]) -> Placement | None:
 
 
 def is_partial(name: str, layout: Layout, biases: bool) -> bool:
-    """Return whether each process has a part of a replicated parameter's gradient, to be summed over the tensor axis.
-
-    `biases`: the model's positions add to the scores of each head, which then read `position.weight`.
-    """
+    """Return whether a replicated parameter's gradient must be summed over the tensor axis. `biases`: positions add to
+    the scores of each head, which then read `position.weight`."""
     patterns = BY_HEAD if biases else BY_HEAD[:-1]
     return any(fnmatchcase(name, pattern) for pattern in (*patterns, *(BY_TOKEN if layout.sequence else ())))
 

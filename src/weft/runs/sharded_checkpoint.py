@@ -54,7 +54,7 @@ def part(
     notes: Mapping[str, Any],
     step_state: Mapping[str, Tensor],
 ) -> Part:
-    """Copy this process's weights and moments, random generators and `notes`; `step_state` is stored with the moments."""
+    """Copy this process's weights, moments, random generators and `notes`; `step_state` is stored with the moments."""
     held = {
         key: Held(torch.empty(found.tensor.shape, dtype=found.tensor.dtype).copy_(found.tensor), found.geometry)
         for key, found in (_weights(parallel) | _moments(parallel, optimizer, step_state)).items()

@@ -82,7 +82,7 @@ def optimizer_state(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, T
 def load_optimizer_state(
     optimizer: optim.Optimizer, model: nn.Module, found: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Put back what `optimizer_state` gave, bit for bit, and return the tensors that belong to no parameter. The groups'
+    """Put back what `optimizer_state` gave, bit for bit; return the tensors that belong to no parameter. The groups'
     settings stay those of the recipe."""
     parameters = dict(model.named_parameters())
     anywhere = next(iter(parameters.values())).device

@@ -1,9 +1,9 @@
 """torch.compile for a model's passes during a run.
 
 On a GPU the passes of a step are also captured as CUDA graphs, forward and backward, and replayed: a small model's step
-is hundreds of kernels that the GPU finishes faster than the host can launch them. That requires steps of one shape, each
-with one forward and one backward pass; other steps are compiled only. Evaluations have a separate graph, which takes
-half a minute to compile, so they are compiled only if there is much to read.
+is hundreds of kernels that the GPU finishes faster than the host can launch them. That requires steps of one shape,
+each with one forward and one backward pass; other steps are compiled only. Evaluations have a separate graph, which
+takes half a minute to compile, so they are compiled only if there is much to read.
 """
 
 import math

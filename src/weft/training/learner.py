@@ -72,8 +72,7 @@ class Learner:
         return snapshot.size(self.model, self.optimizer) + state
 
     def try_moments(self, folder: Path) -> None:
-        """Write the moments as a checkpoint would, and remove them: they are most of one, and exist only after the
-        first update."""
+        """Write and remove the moments: they are most of a checkpoint, and exist only after the first update."""
         file = folder / "moments.safetensors"
         with writing(file):
             moments = snapshot.optimizer_state(self.optimizer, self.model) | self.step_state.tensors()
@@ -114,11 +113,10 @@ def prepare_model(model: LanguageModel, recipe: SettledRecipe) -> LanguageModel:
 def roll_back(
     run: RunFolder, recipe: SettledRecipe, learner: Learner, *, state: TrainingState, since: int
 ) -> TrainingState:
-    """Restore the last good checkpoint from before step `since`, or the first weights; return the state to continue from.
+    """Restore the last good checkpoint from before step `since`, or the first weights; return the state to resume from.
 
-    Later checkpoints are removed: the run will write them again. The guard's new state reaches the disk with the next
-    checkpoint: a process killed before that diverges once more and rolls back the same way. After too many consecutive
-    attempts the run gives up.
+    Later checkpoints are removed. The guard's new state reaches the disk with the next checkpoint: a process killed
+    before that diverges once more and rolls back the same way. After too many attempts in a row the run gives up.
     """
     guard = state.guard
     if guard.tries >= recipe.guard.rollbacks:
@@ -144,9 +142,8 @@ def roll_back(
 class Saver:
     """Writes a run's checkpoints in a thread, while training continues: the loop waits only for a copy in memory.
 
-    At most one write is in flight. A failed write, on a full disk for instance, is reported and training continues:
-    existing checkpoints are untouched, and the next write may succeed. Only the last one must. `before` is called before
-    each write: it syncs the metrics.
+    At most one write is in flight. A failed write, on a full disk for instance, is reported and training continues: the
+    next one may succeed, and only the last one must. `before` is called before each write, to sync the metrics.
     """
 
     def __init__(self, run: RunFolder, write: Callable[..., Path], keep: int, *, before: Callable[[], None]):

@@ -94,15 +94,8 @@ class Loop:
                     self.evaluator.report(last=True)
         seconds = time.perf_counter() - started
         self.run.event("finish", step=state.step, seconds=round(seconds, 3))
-        return RunResult(
-            self.run,
-            self.model,
-            state.step,
-            loss=state.loss,
-            validation=state.validation,
-            best_step=state.best_step,
-            seconds=seconds,
-        )
+        measured = {"loss": state.loss, "validation": state.validation, "best_step": state.best_step}
+        return RunResult(self.run, self.model, state.step, **measured, seconds=seconds)
 
     def _compiled(self) -> AbstractContextManager[Compiled | None]:
         if not self.recipe.compile or self.mesh.is_sharded:

@@ -44,11 +44,10 @@ class Objective(RunData[S]):
 
     @abstractmethod
     def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
-        """Return the summed loss of a batch whose features the model has computed, the count of its targets, and extras.
+        """Return the summed loss of a batch with these features, the count of its targets, and extras.
 
-        Sum and count are separate because the trainer divides by the count of the whole step, over all micro-batches
-        and ranks; so dividing a batch never changes the gradient. Extras are sums without a gradient: `nll` is logged
-        as −log p.
+        The trainer divides by the count of the whole step, over all micro-batches and ranks, so that dividing a batch
+        never changes the gradient. Extras are sums without a gradient: `nll` is logged as −log p.
         """
 
     def evaluate(self, model: LanguageModel, max_tokens: int | None = None) -> dict[str, float]:
@@ -87,6 +86,25 @@ class Objective(RunData[S]):
         path = self.folder.path
         use = self.usage.format(run=path)
         return ConfigError(f"{path}: this run is {self.settings.makes}; it can't {verb}; use it with {use}")
+
+
+class BatchObjective(Objective[S]):
+    """An objective whose metrics are computed batch by batch."""
+
+    @abstractmethod
+    def batches(self, side: Side, max_tokens: int | None = None) -> Iterator[Batch]:
+        """Yield the data of a split for evaluation, or about `max_tokens` tokens of it."""
+
+    def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
+        """Return the metrics of a model; those that are floats are logged during training, the others at the end."""
+        return {"loss": mean_loss(self, model, batches)}
+
+    def validation_metrics(self, model: LanguageModel, max_tokens: int | None) -> dict[str, float]:
+        metrics = self.metrics(model, self.batches("validation", max_tokens))
+        return {key: value for key, value in metrics.items() if isinstance(value, float)}
+
+    def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
+        return Results(self.metrics(model, self.batches(side)))
 
 
 @torch.no_grad()

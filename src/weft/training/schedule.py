@@ -19,7 +19,7 @@ def build(settings: config.Schedule, lr: float, steps: int, *, d_model: int) -> 
 
 
 def noam(step: int, d_model: int, warmup: int, *, scale: float = 1.0) -> float:
-    """Return d_model^−0.5 · min(step^−0.5, step · warmup^−1.5), highest at step = warmup (Vaswani et al. 2017, §5.3)."""
+    """Return d_model^−0.5 · min(step^−0.5, step · warmup^−1.5), highest at `warmup` (Vaswani et al. 2017, §5.3)."""
     return scale * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
 
 
