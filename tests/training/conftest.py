@@ -1,7 +1,14 @@
 """The small model, text and recipe of `small.py` as fixtures."""
 
+from pathlib import Path
+
 import pytest
-from tests.training.small import Corpus, Evaluate, MakeRecipe, held_out_loss, small, small_text
+from tests.training.small import Corpus, Evaluate, MakeRecipe, Runs, held_out_loss, small, small_text
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)
 
 
 @pytest.fixture

@@ -178,6 +178,20 @@ def resume(
         return start.resume(recipe, folder, TextInMemory(recipe, [corpus], evaluate), worker=worker)
 
 
+class Runs:
+    """Small runs in a folder, on one text. `changes` are those of the recipe of `small`."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.corpus = folder, small_text()
+        self.evaluate = held_out_loss(self.corpus)
+
+    def train(self, *changes: str, name: str = "run", quiet: bool = True, **options: Any) -> RunResult:
+        return train(small(*changes), self.folder / name, corpus=self.corpus, quiet=quiet, **options)
+
+    def resume(self, name: str = "run", quiet: bool = True, **options: Any) -> RunResult:
+        return resume(self.folder / name, corpus=self.corpus, quiet=quiet, **options)
+
+
 def events(run: RunFolder | Path, kind: str) -> list[dict[str, Any]]:
     folder = RunFolder(run) if isinstance(run, Path) else run
     return [line for line in read_lines(folder.events) if line["event"] == kind]

@@ -12,19 +12,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from tests.training.small import (
-    Corpus,
-    Evaluate,
-    MakeRecipe,
-    change_steps,
-    events,
-    held_out_loss,
-    overwrite_weights,
-    resume,
-    small,
-    small_text,
-    train,
-)
+from tests.training.small import Evaluate, Runs, change_steps, events, overwrite_weights
 
 from weft.data.batch import Batch
 from weft.runs import checkpoint
@@ -66,7 +54,7 @@ def interfere(monkeypatch: pytest.MonkeyPatch, *, stop: int | None = None, overw
 # ---- links
 
 
-def killed_before_best(path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+def killed_before_best(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """Return a run killed at step 8, whose weights are the best, between the checkpoint's rename and the link to it."""
     link = checkpoint.link
 
@@ -77,10 +65,11 @@ def killed_before_best(path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypat
 
     monkeypatch.setattr(checkpoint, "link", killed)
     with pytest.raises(KilledError):
-        train(recipe("checkpoint.keep=1"), path, corpus=corpus, evaluate=measured(3.0, 1.0), quiet=True)
+        runs.train("checkpoint.keep=1", evaluate=measured(3.0, 1.0))
     monkeypatch.undo()
-    assert os.readlink(path / "checkpoints/best") == "step-00000004"
-    return RunFolder(path)
+    run = RunFolder(runs.folder / "run")
+    assert os.readlink(run.checkpoints / "best") == "step-00000004"
+    return run
 
 
 def has_weights(run: RunFolder, which: Literal["best", "latest"], name: str) -> bool:
@@ -90,23 +79,20 @@ def has_weights(run: RunFolder, which: Literal["best", "latest"], name: str) -> 
     return all(torch.equal(loaded[key], tensor) for key, tensor in saved.items())
 
 
-def test_the_best_weights_survive_a_kill_before_their_link(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evaluate = measured(3.0, 1.0, 2.0)
-    straight = train(recipe("checkpoint.keep=1"), tmp_path / "straight", corpus=corpus, evaluate=evaluate, quiet=True)
+def test_the_best_weights_survive_a_kill_before_their_link(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    straight = runs.train("checkpoint.keep=1", name="straight", evaluate=measured(3.0, 1.0, 2.0))
     assert os.readlink(straight.run.checkpoints / "best") == "step-00000008"
-    run = killed_before_best(tmp_path / "run", recipe, corpus, monkeypatch)
+    run = killed_before_best(runs, monkeypatch)
     assert has_weights(run, "best", "step-00000008") and not has_weights(run, "best", "step-00000004")
     lines: list[str] = []
-    resumed = resume(tmp_path / "run", evaluate=measured(2.0), log=lines.append, corpus=corpus, quiet=True)
+    resumed = runs.resume(evaluate=measured(2.0), log=lines.append)
     assert "links repaired: best → step-00000008" in lines[0]
     assert [line["links"] for line in events(run, "repaired")] == [["best → step-00000008"]]
     assert contents(resumed.run) == contents(straight.run)
 
 
-def test_a_broken_link_to_the_best_is_reported(tmp_path: Path, recipe: MakeRecipe, corpus: Corpus) -> None:
-    run = train(recipe(), tmp_path / "run", evaluate=measured(3.0, 1.0, 2.0), corpus=corpus, quiet=True).run
+def test_a_broken_link_to_the_best_is_reported(runs: Runs) -> None:
+    run = runs.train(evaluate=measured(3.0, 1.0, 2.0)).run
     (run.checkpoints / "best").unlink()
     assert has_weights(run, "best", "step-00000008")
     assert "the link to the best checkpoint is broken; taking step-00000008" in load_model(run)[1][0]
@@ -114,17 +100,15 @@ def test_a_broken_link_to_the_best_is_reported(tmp_path: Path, recipe: MakeRecip
     assert "the link to the best checkpoint is broken; taking step-00000012" in load_model(run)[1][0]
 
 
-def test_best_weights_that_are_gone_are_reported_and_replaced(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_best_weights_that_are_gone_are_reported_and_replaced(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     interfere(monkeypatch, stop=9)
     with pytest.raises(KeyboardInterrupt):
-        train(recipe(), tmp_path / "run", evaluate=measured(1.0, 2.0), corpus=corpus, quiet=True)
+        runs.train(evaluate=measured(1.0, 2.0))
     monkeypatch.undo()
-    run = RunFolder(tmp_path / "run")
+    run = RunFolder(runs.folder / "run")
     shutil.rmtree(run.checkpoints / "step-00000004")
     lines: list[str] = []
-    resume(run.path, evaluate=measured(3.0), log=lines.append, corpus=corpus, quiet=True)
+    runs.resume(evaluate=measured(3.0), log=lines.append)
     assert "the best checkpoint, that of step 4, is gone or damaged; the next evaluation becomes" in lines[0]
     assert os.readlink(run.checkpoints / "best") == "step-00000012"
 
@@ -132,13 +116,12 @@ def test_best_weights_that_are_gone_are_reported_and_replaced(
 # ---- patience
 
 
-def test_a_run_that_lost_patience_is_finished(tmp_path: Path, recipe: MakeRecipe, corpus: Corpus) -> None:
-    settings, evaluate = recipe("evaluate.patience=1"), measured(1.0, 2.0)
-    run = train(settings, tmp_path / "run", evaluate=evaluate, corpus=corpus, quiet=True).run
+def test_a_run_that_lost_patience_is_finished(runs: Runs) -> None:
+    run = runs.train("evaluate.patience=1", evaluate=measured(1.0, 2.0)).run
     before, lines = contents(run), list[str]()
     assert before["latest"] == "step-00000008"
     for _ in range(2):
-        again = resume(run.path, evaluate=measured(), log=lines.append, corpus=corpus)
+        again = runs.resume(evaluate=measured(), log=lines.append, quiet=False)
         assert again.steps == 8
         assert contents(run) == before
     assert any("finished after step 8; nothing is left to train" in line for line in lines)
@@ -150,47 +133,38 @@ def test_a_run_that_lost_patience_is_finished(tmp_path: Path, recipe: MakeRecipe
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The contents of a run that nobody interrupts."""
-    text, folder = small_text(), tmp_path_factory.mktemp("straight") / "run"
-    run = train(small("checkpoint.average=2"), folder, corpus=text, evaluate=held_out_loss(text), quiet=True).run
-    return contents(run)
+    runs = Runs(tmp_path_factory.mktemp("straight"))
+    return contents(runs.train("checkpoint.average=2", evaluate=runs.evaluate).run)
 
 
 @pytest.mark.parametrize("stop", [7, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (3, 11))])
 def test_an_interruption_leaves_no_trace(
-    tmp_path: Path,
-    corpus: Corpus,
-    evaluate: Evaluate,
-    monkeypatch: pytest.MonkeyPatch,
-    straight: dict[str, str],
-    stop: int,
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, straight: dict[str, str], stop: int
 ) -> None:
     interfere(monkeypatch, stop=stop)
     with pytest.raises(KeyboardInterrupt):
-        train(small("checkpoint.average=2"), tmp_path / "run", corpus=corpus, evaluate=evaluate, quiet=True)
+        runs.train("checkpoint.average=2", evaluate=runs.evaluate)
     monkeypatch.undo()
-    run, name = RunFolder(tmp_path / "run"), f"interrupted-{stop:08d}"
+    run, name = RunFolder(runs.folder / "run"), f"interrupted-{stop:08d}"
     assert os.readlink(run.checkpoints / "latest") == name
     assert has_weights(run, "latest", name)
     assert name not in [path.name for path in checkpoint.checkpoints(run.checkpoints)]
-    resume(run.path, corpus=corpus, evaluate=evaluate, quiet=True)
+    runs.resume(evaluate=runs.evaluate)
     assert contents(run) == straight
 
 
-def test_no_rollback_leads_to_the_checkpoint_of_an_interruption(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = recipe("steps=40", "log.every=5", "checkpoint.every=10", "optimizer.lr=0.01", "guard.patience=3")
-    options: dict[str, Any] = {"corpus": corpus, "evaluate": evaluate, "quiet": True}
+def test_no_rollback_leads_to_the_checkpoint_of_an_interruption(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ["steps=40", "log.every=5", "checkpoint.every=10", "optimizer.lr=0.01", "guard.patience=3"]
     interfere(monkeypatch, overwrite=27)
-    straight = train(settings, tmp_path / "straight", **options)
+    straight = runs.train(*settings, name="straight", evaluate=runs.evaluate)
     assert [line["to"] for line in events(straight.run, "rollback")] == [24]
     monkeypatch.undo()
     interfere(monkeypatch, stop=26, overwrite=27)
     with pytest.raises(KeyboardInterrupt):
-        train(settings, tmp_path / "run", **options)
+        runs.train(*settings, evaluate=runs.evaluate)
     monkeypatch.undo()
     interfere(monkeypatch, overwrite=1)  # the first step after resuming
-    run = resume(tmp_path / "run", **options).run
+    run = runs.resume(evaluate=runs.evaluate).run
     assert [line["to"] for line in events(run, "rollback")] == [24]
     assert contents(run) == contents(straight.run)
 
@@ -199,14 +173,11 @@ def test_no_rollback_leads_to_the_checkpoint_of_an_interruption(
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-def test_killed_while_rolling_back_to_fresh_weights(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch, gone: int
-) -> None:
+def test_killed_while_rolling_back_to_fresh_weights(runs: Runs, monkeypatch: pytest.MonkeyPatch, gone: int) -> None:
     """`gone` of the two checkpoints are removed, and the next one partly."""
-    settings = recipe("checkpoint.every=3", "log.every=6", "guard.patience=4")
-    options: dict[str, Any] = {"corpus": corpus, "evaluate": evaluate, "quiet": True}
+    settings = ["checkpoint.every=3", "log.every=6", "guard.patience=4"]
     interfere(monkeypatch, overwrite=2)
-    straight = train(settings, tmp_path / "straight", **options)
+    straight = runs.train(*settings, name="straight", evaluate=runs.evaluate)
     assert [line["to"] for line in events(straight.run, "rollback")] == [0]
     forget, rmtree, left = checkpoint.forget_after, shutil.rmtree, gone
 
@@ -227,11 +198,11 @@ def test_killed_while_rolling_back_to_fresh_weights(
     interfere(monkeypatch, overwrite=2)
     monkeypatch.setattr(checkpoint, "forget_after", killed)
     with pytest.raises(KilledError):
-        train(settings, tmp_path / "run", **options)
+        runs.train(*settings, evaluate=runs.evaluate)
     monkeypatch.undo()
     if gone:  # resumed from fresh weights, the run diverges again
         interfere(monkeypatch, overwrite=2)
-    resumed = resume(tmp_path / "run", **options)
+    resumed = runs.resume(evaluate=runs.evaluate)
     assert contents(resumed.run) == contents(straight.run)
 
 

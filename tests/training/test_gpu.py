@@ -8,13 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tests.training.small import Corpus, MakeRecipe, train
+from tests.training.small import Runs, events, same_parameters
 
 from weft.errors import RunError
+from weft.models.base import LanguageModel
 from weft.runs.lines import read_lines
 
 pytestmark = pytest.mark.gpu
@@ -32,13 +32,10 @@ def little_memory() -> Iterator[None]:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def test_memory_that_runs_out_names_a_batch_that_fits(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, little_memory: None
-) -> None:
-    options: dict[str, Any] = {"corpus": corpus, "quiet": True, "device": "cuda"}
+def test_memory_that_runs_out_names_a_batch_that_fits(runs: Runs, little_memory: None) -> None:
     many = (*WIDE, "batch.size=2048", "batch.length=128", "steps=2")
     with pytest.raises(RunError, match=r"batch\.micro=\d+ does") as caught:
-        train(recipe(*many), tmp_path / "refused", **options)
+        runs.train(*many, name="refused", device="cuda")
     line = str(caught.value)
     assert "\n" not in line
     fits = re.search(r"batch\.micro=(\d+) does", line)
@@ -46,21 +43,18 @@ def test_memory_that_runs_out_names_a_batch_that_fits(
     del caught  # it holds the frames of the failed run, and these its weights
     gc.collect()
     torch.cuda.empty_cache()
-    train(recipe(*many, f"batch.micro={fits[1]}"), tmp_path / "named", **options)
-    found = train(recipe(*many, "batch.micro=auto"), tmp_path / "auto", **options)
-    (event,) = [line for line in read_lines(found.run.events) if line["event"] == "preflight"]
+    runs.train(*many, f"batch.micro={fits[1]}", name="named", device="cuda")
+    found = runs.train(*many, "batch.micro=auto", name="auto", device="cuda")
+    (event,) = events(found.run, "preflight")
     assert 1 <= event["micro"] <= int(fits[1])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_deterministic_run_repeats_bit_for_bit(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, precision: str
-) -> None:
-    settings = recipe("deterministic=true", f"precision={precision}", "steps=20")
-    runs = [train(settings, tmp_path / name, corpus=corpus, quiet=True, device="cuda") for name in ("one", "two")]
-    assert runs[0].run.metrics.read_text() == runs[1].run.metrics.read_text()
-    for one, two in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
-        assert torch.equal(one, two)
+def test_a_deterministic_run_repeats_bit_for_bit(runs: Runs, precision: str) -> None:
+    settings = ["deterministic=true", f"precision={precision}", "steps=20"]
+    one, two = (runs.train(*settings, name=name, device="cuda") for name in ("one", "two"))
+    assert one.run.metrics.read_text() == two.run.metrics.read_text()
+    assert same_parameters(one.model, two.model)
 
 
 def losses(folder: Path) -> list[float]:
@@ -69,7 +63,7 @@ def losses(folder: Path) -> list[float]:
 
 @pytest.mark.parametrize("changes", [(), ("batch.micro=2",), ("optimizer.kind=muon",), ("model.dropout=0.2",)])
 def test_captured_steps_learn_like_plain_ones(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, changes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    runs: Runs, changes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replay, replayed = torch.cuda.CUDAGraph.replay, list[torch.cuda.CUDAGraph]()
 
@@ -78,25 +72,30 @@ def test_captured_steps_learn_like_plain_ones(
         replay(graph)
 
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", record)
-    options: dict[str, Any] = {"corpus": corpus, "quiet": True, "device": "cuda"}
-    options["evaluate"] = lambda model: {"loss": float(model.features(torch.ones(2, 5).long().cuda()).sum())}
+
+    def evaluate(model: LanguageModel) -> dict[str, float]:
+        return {"loss": float(model.features(torch.ones(2, 5).long().cuda()).sum())}
+
     settings = (*WIDE, "steps=24", "log.every=1", "evaluate.every=5", "checkpoint.every=8", "precision=fp32", *changes)
-    train(recipe(*settings, "compile=false"), tmp_path / "plain", **options)
+    runs.train(*settings, "compile=false", name="plain", device="cuda", evaluate=evaluate)
     assert not replayed
-    train(recipe(*settings, "compile=true"), tmp_path / "captured", **options)
+    runs.train(*settings, "compile=true", name="captured", device="cuda", evaluate=evaluate)
     assert bool(replayed) == ("batch.micro=2" not in changes)  # steps of several micro-batches are not captured
-    assert losses(tmp_path / "captured") == pytest.approx(losses(tmp_path / "plain"), rel=2e-3)
+    assert losses(runs.folder / "captured") == pytest.approx(losses(runs.folder / "plain"), rel=2e-3)
 
 
-def test_a_captured_run_survives_a_rollback(tmp_path: Path, recipe: MakeRecipe, corpus: Corpus) -> None:
-    options: dict[str, Any] = {"corpus": corpus, "quiet": True, "device": "cuda"}
-    found = train(
-        recipe(*WIDE, "steps=60", "compile=true", "log.every=2", "checkpoint.every=10", "optimizer.lr=1"),
-        tmp_path / "run",
-        **options,
+def test_a_captured_run_survives_a_rollback(runs: Runs) -> None:
+    found = runs.train(
+        *WIDE,
+        "steps=60",
+        "compile=true",
+        "log.every=2",
+        "checkpoint.every=10",
+        "optimizer.lr=1",
+        device="cuda",
     )
-    assert any(line["event"] == "rollback" for line in read_lines(found.run.events))
-    assert torch.isfinite(torch.tensor(losses(tmp_path / "run"))).all()
+    assert events(found.run, "rollback")
+    assert torch.isfinite(torch.tensor(losses(runs.folder / "run"))).all()
 
 
 PACKED = """

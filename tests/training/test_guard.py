@@ -10,16 +10,14 @@ import torch
 from tests.training.small import (
     CPU,
     Corpus,
-    Evaluate,
-    MakeRecipe,
+    Runs,
     change_steps,
     events,
     loader,
     next_token_loss,
     overwrite_weights,
-    resume,
     same_parameters,
-    train,
+    small,
 )
 
 from weft.data.batch import Batch
@@ -119,11 +117,9 @@ def test_tries_count_until_the_run_gets_further() -> None:
 
 @pytest.mark.parametrize("optimizer", [AdamW(), Adam(), SGD()])
 @pytest.mark.parametrize("first", [True, False])
-def test_a_discarded_update_changes_nothing(
-    recipe: MakeRecipe, corpus: Corpus, optimizer: Optimizer, first: bool
-) -> None:
+def test_a_discarded_update_changes_nothing(corpus: Corpus, optimizer: Optimizer, first: bool) -> None:
     """Weights and moments are the same bits after a step over the limit, and later steps as if it had not been."""
-    settings = recipe("model.dropout=0.0")
+    settings = small("model.dropout=0.0")
     batches = loader(settings, corpus)
     wide, narrow = torch.tensor([MAX_FLOAT32, MAX_FLOAT32]), torch.tensor([MAX_FLOAT32, 1e-6])
 
@@ -144,8 +140,8 @@ def test_a_discarded_update_changes_nothing(
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_an_update_that_is_not_finite_is_discarded(recipe: MakeRecipe, corpus: Corpus, number: float) -> None:
-    settings = recipe("model.dropout=0.0")
+def test_an_update_that_is_not_finite_is_discarded(corpus: Corpus, number: float) -> None:
+    settings = small("model.dropout=0.0")
     model = build(settings.model)
     before = [p.detach().clone() for p in model.parameters()]
 
@@ -176,12 +172,10 @@ LONG = ["steps=80", "log.every=5", "checkpoint.every=20", "evaluate.every=40", "
 LONG += ["guard.window=32", "guard.patience=4"]
 
 
-def test_overwritten_weights_are_rolled_back(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overwritten_weights_are_rolled_back(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     overwrite_at(monkeypatch, 50)
     lines: list[str] = []
-    result = train(recipe(*LONG), tmp_path / "run", log=lines.append, corpus=corpus, evaluate=evaluate)
+    result = runs.train(*LONG, log=lines.append, evaluate=runs.evaluate, quiet=False)
     (event,) = events(result.run, "rollback")
     assert (event["to"], event["since"]) == (40, 50)
     assert event["rate"] == 0.5
@@ -191,29 +185,24 @@ def test_overwritten_weights_are_rolled_back(
     assert metrics[-1]["loss"] < metrics[7]["loss"] < metrics[0]["loss"]
     assert metrics[-1]["lr"] < 0.01 / 2
     # the text continues after what was read before the rollback
-    assert metrics[8]["epoch"] == pytest.approx(loader(recipe(), corpus).epochs(45 + event["shift"]))
+    assert metrics[8]["epoch"] == pytest.approx(loader(small(), runs.corpus).epochs(45 + event["shift"]))
 
 
-def test_no_progress_means_further_back_and_then_the_end(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_progress_means_further_back_and_then_the_end(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     overwrite_at(monkeypatch, *range(50, 400))
-    settings = recipe(*LONG, "guard.rollbacks=2")
+    settings = [*LONG, "guard.rollbacks=2"]
     with pytest.raises(RunError, match=r"diverged at step \d+ and 2 rollbacks did not help; lower") as e:
-        train(settings, tmp_path / "run", corpus=corpus, quiet=True)
+        runs.train(*settings)
     assert "\n" not in str(e.value)
-    assert [line["to"] for line in events(tmp_path / "run", "rollback")] == [40, 20]
+    assert [line["to"] for line in events(runs.folder / "run", "rollback")] == [40, 20]
 
 
 @pytest.mark.slow
-def test_a_run_that_rolled_back_resumes_to_the_same(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_rolled_back_resumes_to_the_same(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The learning rate is so high that the run rolls back more than once; it is stopped in between."""
     wild = ["optimizer.lr=3.0", "steps=60", "log.every=5", "checkpoint.every=10", "schedule.warmup=1"]
-    settings = recipe(*wild, "guard.patience=4")
-    options: dict[str, Any] = {"corpus": corpus, "evaluate": evaluate, "quiet": True}
-    straight = train(settings, tmp_path / "straight", **options)
+    settings = [*wild, "guard.patience=4"]
+    straight = runs.train(*settings, name="straight", evaluate=runs.evaluate)
     assert len(events(straight.run, "rollback")) >= 2
     for stop in (17, 45):
 
@@ -223,9 +212,9 @@ def test_a_run_that_rolled_back_resumes_to_the_same(
 
         change_steps(monkeypatch, crash)
         with pytest.raises(RuntimeError, match="power cut"):
-            train(settings, tmp_path / f"cut-{stop}", **options)
+            runs.train(*settings, name=f"cut-{stop}", evaluate=runs.evaluate)
         monkeypatch.undo()
-        resumed = resume(tmp_path / f"cut-{stop}", **options)
+        resumed = runs.resume(f"cut-{stop}", evaluate=runs.evaluate)
         assert resumed.run.metrics.read_text() == straight.run.metrics.read_text()
         assert same_parameters(resumed.model, straight.model)
 

@@ -4,13 +4,12 @@ import io
 import math
 import shutil
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
-from tests.training.small import Corpus, Evaluate, MakeRecipe, events, resume, settled, train
+from tests.training.small import MakeRecipe, Runs, events, settled, train
 
 from weft import progress
 from weft.errors import ConfigError
@@ -25,11 +24,11 @@ CHANCE = math.log(23)
 
 
 @pytest.mark.parametrize("preset", ["lstm", "gru", "elman"])
-def test_recurrent_models_train(tmp_path: Path, corpus: Corpus, preset: str) -> None:
+def test_recurrent_models_train(runs: Runs, preset: str) -> None:
     sizes = ["model.d_model=16", "batch.size=8", "batch.length=16"]
     sizes += ["model.d_embedding=16"] if preset == "elman" else []
     recipe = settled(preset, *sizes, "steps=40", "log.every=1", "optimizer.lr=0.03", "schedule.warmup=1")
-    result = train(recipe, tmp_path / "run", corpus=corpus, quiet=True)
+    result = train(recipe, runs.folder / "run", corpus=runs.corpus, quiet=True)
     losses = [line["loss"] for line in read_lines(result.run.metrics)]
     assert result.steps == 40 and result.loss == losses[-1]
     assert abs(losses[0] - CHANCE) < 0.5 and losses[-1] < losses[0] - 0.5
@@ -38,25 +37,25 @@ def test_recurrent_models_train(tmp_path: Path, corpus: Corpus, preset: str) -> 
     assert all(torch.equal(ours, theirs) for ours, theirs in same)
 
 
-def test_counting_is_training_too(tmp_path: Path, corpus: Corpus, evaluate: Evaluate) -> None:
-    result = train(settled("ngram-3"), tmp_path / "run", corpus=corpus, evaluate=evaluate, quiet=True)
+def test_counting_is_training_too(runs: Runs) -> None:
+    recipe, options = settled("ngram-3"), {"corpus": runs.corpus, "evaluate": runs.evaluate}
+    result = train(recipe, runs.folder / "run", quiet=True, **options)
     assert result.validation["loss"] < 2.0  # the text's entropy is near 1.2
     model, _ = load_model(result.run)
-    assert evaluate(model) == result.validation
-    again = resume(tmp_path / "run", corpus=corpus, evaluate=evaluate, quiet=True)
-    assert again.validation == result.validation
+    assert runs.evaluate(model) == result.validation
+    assert runs.resume(evaluate=runs.evaluate).validation == result.validation
 
 
-def test_masked_documents_train(tmp_path: Path, recipe: MakeRecipe, corpus: Corpus) -> None:
-    settings = recipe("data.document_mask=true", "steps=20", "log.every=1", "optimizer.lr=0.02", "model.dropout=0")
-    result = train(settings, tmp_path / "run", corpus=corpus, quiet=True)
+def test_masked_documents_train(runs: Runs) -> None:
+    settings = ["data.document_mask=true", "steps=20", "log.every=1", "optimizer.lr=0.02", "model.dropout=0"]
+    result = runs.train(*settings)
     lines = list(read_lines(result.run.metrics))
     assert lines[0]["loss"] == pytest.approx(CHANCE, abs=0.3) and lines[-1]["loss"] < lines[0]["loss"] - 0.5
     assert lines[-1]["tokens"] == 20 * 4 * 12
 
 
-def test_metrics_hold_only_what_the_recipe_decides(tmp_path: Path, recipe: MakeRecipe, corpus: Corpus) -> None:
-    result = train(recipe(), tmp_path / "run", corpus=corpus, quiet=True)
+def test_metrics_hold_only_what_the_recipe_decides(runs: Runs) -> None:
+    result = runs.train()
     lines = list(read_lines(result.run.metrics))
     assert [line["step"] for line in lines] == [3, 6, 9, 12]
     assert set(lines[0]) == {"step", "loss", "gradient_norm", "lr", "tokens", "epoch"}
@@ -67,10 +66,10 @@ def test_metrics_hold_only_what_the_recipe_decides(tmp_path: Path, recipe: MakeR
 # ---- other journals
 
 
-def test_tensorboard_events_are_written(tmp_path: Path, recipe: MakeRecipe, corpus: Corpus) -> None:
+def test_tensorboard_events_are_written(runs: Runs) -> None:
     pytest.importorskip("tensorboard")
-    settings = recipe("steps=2", "log.every=1", "log.tensorboard=true")
-    result = train(settings, tmp_path / "run", corpus=corpus, quiet=True)
+    settings = ["steps=2", "log.every=1", "log.tensorboard=true"]
+    result = runs.train(*settings)
     (file,) = result.run.tensorboard.iterdir()
     assert file.stat().st_size > 200
 
@@ -83,18 +82,12 @@ def test_tensorboard_events_are_written(tmp_path: Path, recipe: MakeRecipe, corp
     ],
 )
 def test_a_journal_that_is_not_installed_is_one_line(
-    tmp_path: Path,
-    recipe: MakeRecipe,
-    corpus: Corpus,
-    monkeypatch: pytest.MonkeyPatch,
-    setting: str,
-    module: str,
-    line: str,
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, setting: str, module: str, line: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=line):
-        train(recipe(setting), tmp_path / "run", corpus=corpus, quiet=True)
-    assert not (tmp_path / "run").exists()
+        runs.train(setting)
+    assert not (runs.folder / "run").exists()
 
 
 class Recorder:
@@ -119,18 +112,16 @@ class Recorder:
         self.finished += 1
 
 
-def test_weights_and_biases_sees_every_line_and_the_same_run(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_and_biases_sees_every_line_and_the_same_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     monkeypatch.setitem(sys.modules, "wandb", recorder)
-    settings = recipe("log.wandb=offline", "steps=6", "checkpoint.every=3")
-    result = train(settings, tmp_path / "run", corpus=corpus, quiet=True)
+    settings = ["log.wandb=offline", "steps=6", "checkpoint.every=3"]
+    result = runs.train(*settings)
     assert [line["loss"] for line in recorder.lines if "loss" in line] == [
         line["loss"] for line in read_lines(result.run.metrics)
     ]
     shutil.rmtree(result.run.checkpoints / "step-00000006")
-    resume(tmp_path / "run", corpus=corpus, quiet=True)
+    runs.resume(quiet=True)
     first, second = recorder.starts
     assert first["id"] == second["id"]
     assert first["mode"] == "offline"
@@ -139,21 +130,19 @@ def test_weights_and_biases_sees_every_line_and_the_same_run(
 
 
 @pytest.mark.slow  # because of the service that wandb starts
-def test_weights_and_biases_offline(tmp_path: Path, recipe: MakeRecipe, corpus: Corpus) -> None:
+def test_weights_and_biases_offline(runs: Runs) -> None:
     pytest.importorskip("wandb")
-    settings = recipe("log.wandb=offline", "steps=2", "log.every=1")
-    result = train(settings, tmp_path / "run", corpus=corpus, quiet=True)
+    settings = ["log.wandb=offline", "steps=2", "log.every=1"]
+    result = runs.train(*settings)
     assert list((result.run.path / "wandb").glob("offline-run-*"))
 
 
 # ---- the display
 
 
-def test_a_terminal_shows_a_bar_and_a_file_shows_lines(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_shows_a_bar_and_a_file_shows_lines(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    train(recipe(), tmp_path / "plain", log=lines.append, corpus=corpus, evaluate=evaluate)
+    runs.train(name="plain", log=lines.append, evaluate=runs.evaluate, quiet=False)
     assert "the loss should begin near ln 23 = 3.14" in lines[0]
     assert "bits per byte, give or take a fifth" in lines[1]
     assert lines[2].startswith("pre-flight: a step, an evaluation and a checkpoint")
@@ -163,7 +152,7 @@ def test_a_terminal_shows_a_bar_and_a_file_shows_lines(
     screen = io.StringIO()
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=160))
-    train(recipe(), tmp_path / "bar", log=lines.append, corpus=corpus, evaluate=evaluate)
+    runs.train(name="bar", log=lines.append, evaluate=runs.evaluate, quiet=False)
     assert all(text in screen.getvalue() for text in ("12/12", "tok/s", "validation loss"))
 
 
@@ -174,16 +163,14 @@ def test_the_rule_of_thumb_passes_through_the_runs_it_names() -> None:
     assert usual_bits_per_byte(1.0) == 8.0  # no model needs more
 
 
-def test_samples_on_the_way_change_nothing(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, evaluate: Evaluate
-) -> None:
-    silent = train(recipe(), tmp_path / "silent", corpus=corpus, evaluate=evaluate, quiet=True)
+def test_samples_on_the_way_change_nothing(runs: Runs) -> None:
+    silent = runs.train(name="silent", evaluate=runs.evaluate)
 
     def sample(model: LanguageModel) -> list[str]:
         assert not model.training
         return [str(int(model(torch.tensor([[1]])).argmax()))]
 
-    run = train(recipe(), tmp_path / "run", sample=sample, corpus=corpus, evaluate=evaluate, quiet=True).run
+    run = runs.train(sample=sample, evaluate=runs.evaluate).run
     assert [event["step"] for event in events(run, "samples")] == [4, 8, 12]
     assert all(len(event["texts"]) == 1 for event in events(run, "samples"))
     assert run.metrics.read_text() == silent.run.metrics.read_text()

@@ -11,15 +11,14 @@ import torch
 from tests.training.small import (
     CPU,
     Corpus,
-    Evaluate,
     MakeRecipe,
+    Runs,
     TextInMemory,
     change_steps,
     events,
     loader,
-    resume,
     same_parameters,
-    train,
+    small,
 )
 
 from weft.data.batch import Batch
@@ -57,57 +56,48 @@ def saved_micro(run: RunFolder) -> int:
     return json.loads((run.checkpoints / "latest/state/state.json").read_text())["notes"]["micro"]
 
 
-def test_the_run_is_the_same_with_and_without_it(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_run_is_the_same_with_and_without_it(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """An extra step would change dropout and moments."""
-    options: dict[str, Any] = {"corpus": corpus, "evaluate": evaluate, "quiet": True}
-    checked = train(recipe(), tmp_path / "checked", **options)
+    checked = runs.train(name="checked", evaluate=runs.evaluate)
     (event,) = events(checked.run, "preflight")
     assert event["memory"] > 0
     assert event["checkpoint"] > 0
     assert not checked.run.scratch.exists()
     monkeypatch.setattr(Loop, "_preflight", lambda *args: None)
-    bare = train(recipe(), tmp_path / "bare", **options)
+    bare = runs.train(name="bare", evaluate=runs.evaluate)
     assert checked.run.metrics.read_text() == bare.run.metrics.read_text()
     assert same_parameters(checked.model, bare.model)
 
 
-def test_a_batch_that_does_not_fit_names_one_that_does(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_does_not_fit_names_one_that_does(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = too_large(monkeypatch, rows=3)
     line = r"batch\.micro = 16: 16 times a sequence of 12 .* batch\.micro=2 does"
     with pytest.raises(RunError, match=line) as caught:
-        train(recipe("batch.size=16"), tmp_path / "run", corpus=corpus, quiet=True)
+        runs.train("batch.size=16")
     assert "\n" not in str(caught.value)
     assert tried == [16, 8, 4, 2]
-    assert not (tmp_path / "run/config.toml").exists()  # it did not become a run
-    train(recipe("batch.size=16", "batch.micro=2"), tmp_path / "run", corpus=corpus, quiet=True)
+    assert not (runs.folder / "run/config.toml").exists()  # it did not become a run
+    runs.train("batch.size=16", "batch.micro=2")
 
 
-def test_auto_finds_and_saves_what_fits(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_finds_and_saves_what_fits(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recipe is unchanged; the size is saved with the checkpoints."""
     too_large(monkeypatch, rows=3)
-    settings = recipe("batch.size=6", "batch.micro=auto", "steps=3")
-    result = train(settings, tmp_path / "run", corpus=corpus, quiet=True)
+    settings = ["batch.size=6", "batch.micro=auto", "steps=3"]
+    result = runs.train(*settings)
     assert result.steps == 3
-    assert result.run.settled_recipe() == settings
+    assert result.run.settled_recipe() == small(*settings)
     assert saved_micro(result.run) == 3
 
 
-def test_a_resumed_run_begins_with_the_saved_size(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = recipe("batch.size=8", "batch.micro=auto", "steps=4", "checkpoint.every=2", "checkpoint.keep=3")
+def test_a_resumed_run_begins_with_the_saved_size(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ["batch.size=8", "batch.micro=auto", "steps=4", "checkpoint.every=2", "checkpoint.keep=3"]
     tried = too_large(monkeypatch, rows=3)
-    run = train(settings, tmp_path / "run", corpus=corpus, quiet=True).run
+    run = runs.train(*settings).run
     assert tried[:4] == [8, 4, 2, 2]
     checkpoint.forget_after(run.checkpoints, 2)
     tried.clear()
-    assert resume(tmp_path / "run", corpus=corpus, quiet=True).steps == 4
+    assert runs.resume(quiet=True).steps == 4
     assert tried == [2, 2, 2]  # the pre-flight's step and the run's
     assert saved_micro(run) == 2
 
@@ -118,23 +108,21 @@ def test_neither_a_number_nor_auto_is_one_line(recipe: MakeRecipe) -> None:
             recipe(f"batch.micro={wrong}")
 
 
-def test_auto_is_the_whole_batch_where_it_fits(tmp_path: Path, recipe: MakeRecipe, corpus: Corpus) -> None:
-    settings = recipe("batch.micro=auto", "steps=2")
-    assert saved_micro(train(settings, tmp_path / "run", corpus=corpus, quiet=True).run) == 4
+def test_auto_is_the_whole_batch_where_it_fits(runs: Runs) -> None:
+    settings = ["batch.micro=auto", "steps=2"]
+    assert saved_micro(runs.train(*settings).run) == 4
 
 
-def test_not_even_one_sequence_is_one_line(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_not_even_one_sequence_is_one_line(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     too_large(monkeypatch, rows=0)
     with pytest.raises(RunError, match=r"too little memory for one sequence of 12 tokens; shorten batch\.length"):
-        train(recipe("batch.micro=auto"), tmp_path / "run", corpus=corpus, quiet=True)
+        runs.train("batch.micro=auto")
 
 
 @pytest.mark.parametrize("auto", [False, True])
 def test_the_optimizers_moments_count(tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, auto: bool) -> None:
     """The first update creates them, so that the second step needs more memory."""
-    settings, moments = recipe("batch.size=8"), 0
+    settings, moments = small("batch.size=8"), 0
 
     def step(parts: list[Batch]) -> None:
         nonlocal moments
@@ -154,55 +142,48 @@ def test_the_optimizers_moments_count(tmp_path: Path, recipe: MakeRecipe, corpus
     assert not (tmp_path / "scratch").exists()
 
 
-def test_an_evaluation_that_does_not_fit_is_found(tmp_path: Path, recipe: MakeRecipe, corpus: Corpus) -> None:
+def test_an_evaluation_that_does_not_fit_is_found(runs: Runs) -> None:
     def hungry(model: Any) -> dict[str, float]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(RunError, match="the evaluation runs out of memory although training fits"):
-        train(recipe(), tmp_path / "run", corpus=corpus, evaluate=hungry, quiet=True)
+        runs.train(evaluate=hungry)
 
 
-def test_a_full_disk_is_found(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_found(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tensors, "save_file", full)
     with pytest.raises(RunError, match="the checkpoint cannot be written: No space left on device"):
-        train(recipe(), tmp_path / "run", corpus=corpus, quiet=True)
-    assert not (tmp_path / "run/.preflight").exists()
+        runs.train(quiet=True)
+    assert not (runs.folder / "run/.preflight").exists()
 
 
-def test_a_disk_that_will_be_full_gives_a_warning(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_will_be_full_gives_a_warning(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and two moments of 4,800 fp32 values are 57,600 bytes a checkpoint; four are held at the same time."""
     for free, warned in ((240_000, False), (200_000, True)):
         lines: list[str] = []
         monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
-        run = tmp_path / str(free)
-        train(recipe("steps=1", "optimizer=adamw"), run, corpus=corpus, log=lines.append)
+        runs.train("steps=1", "optimizer=adamw", name=str(free), log=lines.append, quiet=False)
         assert any("checkpoint.keep = 2 needs up to 22" in line for line in lines) is warned
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: SimpleNamespace(free=50_000))
     with pytest.raises(RunError, match=r"48\.8 KiB left on the disk; a checkpoint needs 56\.\d KiB"):
-        train(recipe("steps=1", "optimizer=adamw"), tmp_path / "none", corpus=corpus, quiet=True)
+        runs.train("steps=1", "optimizer=adamw", name="none")
 
 
-def test_other_errors_are_not_hidden(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_errors_are_not_hidden(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> None:
         raise RuntimeError("a bug")
 
     change_steps(monkeypatch, broken)
     with pytest.raises(RuntimeError, match="a bug"):
-        train(recipe(), tmp_path / "run", corpus=corpus, quiet=True)
+        runs.train(quiet=True)
 
 
 def test_one_pass_of_an_evaluation_is_enough(recipe: MakeRecipe, corpus: Corpus) -> None:
-    model = build(recipe().model)
-    tokens = loader(recipe(), corpus).parts(1)[0].tokens
+    model = build(small().model)
+    tokens = loader(small(), corpus).parts(1)[0].tokens
     seen = 0
     with one_pass(model):
         for _ in range(5):
@@ -213,9 +194,7 @@ def test_one_pass_of_an_evaluation_is_enough(recipe: MakeRecipe, corpus: Corpus)
     assert model(tokens).shape == (4, 12, 23)
 
 
-def test_it_costs_less_than_two_steps(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_costs_less_than_two_steps(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU: one step, and an evaluation that reads no more tokens than a step."""
     steps: list[int] = []
     change_steps(monkeypatch, lambda number, step, parts: steps.append(number))
@@ -226,13 +205,13 @@ def test_it_costs_less_than_two_steps(
         return {"loss": 1.0}
 
     monkeypatch.setattr(TextInMemory, "validation_metrics", record)
-    settings = recipe("steps=1", "evaluate.tokens=99999")
-    train(settings, tmp_path / "run", corpus=corpus, evaluate=lambda model: {}, quiet=True)
+    settings = ["steps=1", "evaluate.tokens=99999"]
+    runs.train(*settings, evaluate=lambda model: {})
     assert steps == [0, 1] and limits == [4 * 12, 99999]
 
 
 def test_moments_that_cannot_be_written_are_found_before_the_first_step(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first update creates them, and they are two thirds of a checkpoint."""
     save = tensors.save
@@ -243,15 +222,15 @@ def test_moments_that_cannot_be_written_are_found_before_the_first_step(
         save(path, values)
 
     monkeypatch.setattr(tensors, "save", full)
-    weights = 4 * sum(p.numel() for p in build(recipe().model).parameters())
+    weights = 4 * sum(p.numel() for p in build(small().model).parameters())
     assert weights < 25_000 < 2 * weights
     with pytest.raises(RunError, match=r"moments\.safetensors: cannot be written: File too large"):
-        train(recipe("optimizer=adamw"), tmp_path / "run", corpus=corpus, quiet=True)
-    assert not (tmp_path / "run").exists()
+        runs.train("optimizer=adamw")
+    assert not (runs.folder / "run").exists()
 
 
-def test_expectations_depend_on_where_the_weights_come_from(recipe: MakeRecipe) -> None:
-    settings = recipe()
+def test_expectations_depend_on_where_the_weights_come_from() -> None:
+    settings = small()
     sizes = Parallel(build(settings.model)).sizes
     first, second = expectations(settings, sizes, 0, device=CPU)
     assert "from fresh weights" in first and "ln 23 = 3.14" in first and "operations in total" in second
@@ -278,7 +257,7 @@ class AllocatedError(Exception):
     ],
 )
 def test_what_cannot_fit_is_refused(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     """Without a step and, if the model alone is too large, without building it."""
 
@@ -290,9 +269,9 @@ def test_what_cannot_fit_is_refused(
     if "model.layers=100" in words:
         monkeypatch.setattr(learner, "first_model", allocate)
     if any("length" in word for word in words):
-        corpus = SimpleNamespace(train=Endless(), validation=None)
+        runs.corpus = SimpleNamespace(train=Endless(), validation=None)
     with pytest.raises(RunError, match=message):
-        train(recipe(*words), tmp_path / "run", corpus=corpus, quiet=True)
+        runs.train(*words)
 
 
 class Endless:
@@ -302,21 +281,19 @@ class Endless:
         return 1 << 40
 
 
-def test_auto_begins_with_rows_that_fit_a_cpu(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = recipe("batch.size=64", "batch.micro=auto")
-    need = preflight.MemoryNeed(settings, lambda: pytest.fail("not needed"))
+def test_auto_begins_with_rows_that_fit_a_cpu(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ["batch.size=64", "batch.micro=auto"]
+    need = preflight.MemoryNeed(small(*settings), lambda: pytest.fail("not needed"))
     monkeypatch.setattr(preflight, "total_memory", lambda device: round(preflight.MAX_CPU_FACTOR * need(16)) + 1)
     tried = too_large(monkeypatch, 64)
-    train(settings, tmp_path / "run", corpus=corpus, quiet=True)
+    runs.train(*settings)
     assert set(tried) == {16}
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_what_is_refused_would_not_have_fitted(recipe: MakeRecipe, corpus: Corpus, dropout: float) -> None:
+def test_what_is_refused_would_not_have_fitted(corpus: Corpus, dropout: float) -> None:
     """The least memory of a step is below that of the tensors saved for the backward pass."""
-    settings = recipe("batch.size=64", "batch.length=32", "model.context=32", f"model.dropout={dropout}")
+    settings = small(*["batch.size=64", "batch.length=32", "model.context=32", f"model.dropout={dropout}"])
     model, kept = build(settings.model).train(), dict[int, torch.UntypedStorage]()
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:

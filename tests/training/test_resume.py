@@ -13,17 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.small import (
-    Corpus,
-    Evaluate,
-    MakeRecipe,
-    change_steps,
-    held_out_loss,
-    resume,
-    small,
-    small_text,
-    train,
-)
+from tests.training.small import Runs, change_steps, train
 
 from weft.config import validate
 from weft.data.batch import Batch
@@ -57,30 +47,22 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int, sent: int = signal.S
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     """The run that never stopped."""
-    text = small_text()
-    folder = tmp_path_factory.mktemp("straight") / "run"
-    return train(small(), folder, corpus=text, evaluate=held_out_loss(text), quiet=True)
+    runs = Runs(tmp_path_factory.mktemp("straight"))
+    return runs.train(evaluate=runs.evaluate)
 
 
 @pytest.mark.parametrize("stop", [4, 11, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 7))])
 def test_stopped_and_resumed_equals_straight(
-    tmp_path: Path,
-    recipe: MakeRecipe,
-    corpus: Corpus,
-    evaluate: Evaluate,
-    monkeypatch: pytest.MonkeyPatch,
-    straight: RunResult,
-    stop: int,
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, straight: RunResult, stop: int
 ) -> None:
-    options: dict[str, Any] = {"corpus": corpus, "evaluate": evaluate, "quiet": True}
     lines: list[str] = []
     stop_after(monkeypatch, stop)
     with pytest.raises(KeyboardInterrupt):
-        train(recipe(), tmp_path / "cut", log=lines.append, **options)
+        runs.train(name="cut", log=lines.append, evaluate=runs.evaluate)
     monkeypatch.undo()
-    assert any(f"weft train --resume {tmp_path / 'cut'}" in line for line in lines)
+    assert any(f"weft train --resume {runs.folder / 'cut'}" in line for line in lines)
     torch.manual_seed(12345)  # the seed in between does not matter
-    resumed = resume(tmp_path / "cut", **options)
+    resumed = runs.resume("cut", evaluate=runs.evaluate)
 
     assert resumed.run.metrics.read_text() == straight.run.metrics.read_text()
     assert weights_hash(resumed.run) == weights_hash(straight.run)
@@ -89,19 +71,16 @@ def test_stopped_and_resumed_equals_straight(
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_hashed_ngrams_are_resumed_and_loaded(
-    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch, optimizer: str
-) -> None:
+def test_hashed_ngrams_are_resumed_and_loaded(runs: Runs, monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
     ngrams = "model.ngrams={ orders = [2, 3], rows = 50, width = 6 }"
-    recipe = small(ngrams, f"optimizer.kind={optimizer}")
-    options: dict[str, Any] = {"corpus": corpus, "quiet": True}
-    whole = train(recipe, tmp_path / "whole", **options)
+    changes = [ngrams, f"optimizer.kind={optimizer}"]
+    whole = runs.train(*changes, name="whole")
     assert whole.model.state_dict()["ngrams.weight"].count_nonzero() > 0
     stop_after(monkeypatch, 4)
     with pytest.raises(KeyboardInterrupt):
-        train(recipe, tmp_path / "cut", **options)
+        runs.train(*changes, name="cut")
     monkeypatch.undo()
-    resumed = resume(tmp_path / "cut", **options)
+    resumed = runs.resume("cut")
     assert resumed.run.metrics.read_text() == whole.run.metrics.read_text()
     assert weights_hash(resumed.run) == weights_hash(whole.run)
     loaded, _ = load_model(resumed.run, "latest")
@@ -110,15 +89,9 @@ def test_hashed_ngrams_are_resumed_and_loaded(
 
 
 def test_a_crash_between_checkpoints_repeats_from_the_last_one(
-    tmp_path: Path,
-    recipe: MakeRecipe,
-    corpus: Corpus,
-    evaluate: Evaluate,
-    monkeypatch: pytest.MonkeyPatch,
-    straight: RunResult,
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, straight: RunResult
 ) -> None:
     """Steps after the last checkpoint are repeated, and their lines in the metrics are written once."""
-    options: dict[str, Any] = {"corpus": corpus, "evaluate": evaluate, "quiet": True}
 
     def crash(number: int, step: OptimisationStep, parts: Sequence[Batch]) -> None:
         if number == 8:
@@ -126,23 +99,20 @@ def test_a_crash_between_checkpoints_repeats_from_the_last_one(
 
     change_steps(monkeypatch, crash)
     with pytest.raises(RuntimeError, match="power cut"):
-        train(recipe("evaluate.every=100"), tmp_path / "cut", **options)
+        runs.train("evaluate.every=100", name="cut", evaluate=runs.evaluate)
     monkeypatch.undo()
-    cut = open_run(tmp_path / "cut")
+    cut = open_run(runs.folder / "cut")
     assert checkpoint.checkpoints(cut.checkpoints)[-1].name == "step-00000005"
     with open(cut.metrics, "a") as file:
         file.write('{"step": 7, "lo')  # an incomplete line
-    resumed = resume(tmp_path / "cut", **options)
+    resumed = runs.resume("cut", evaluate=runs.evaluate)
     kept = [line for line in read_lines(straight.run.metrics) if "loss" in line]
     assert [line for line in read_lines(resumed.run.metrics) if "loss" in line] == kept
     assert weights_hash(resumed.run) == weights_hash(straight.run)
 
 
-def test_a_damaged_newest_checkpoint_is_skipped_and_logged(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, evaluate: Evaluate
-) -> None:
-    options: dict[str, Any] = {"corpus": corpus, "evaluate": evaluate, "quiet": True}
-    straight = train(recipe("checkpoint.keep=3"), tmp_path / "run", **options)
+def test_a_damaged_newest_checkpoint_is_skipped_and_logged(runs: Runs) -> None:
+    straight = runs.train("checkpoint.keep=3", evaluate=runs.evaluate)
     expected, metrics = weights_hash(straight.run), straight.run.metrics.read_text()
     newest = (straight.run.checkpoints / "latest").resolve()
     (newest / "model.safetensors").write_bytes(b"torn")
@@ -150,17 +120,14 @@ def test_a_damaged_newest_checkpoint_is_skipped_and_logged(
     model, damage = load_model(straight.run, "latest")
     assert damage
     assert any(p.abs().sum() > 0 for p in model.parameters())
-    again = resume(tmp_path / "run", log=lines.append, **options)
+    again = runs.resume(log=lines.append, evaluate=runs.evaluate)
     assert "damaged" in lines[0]
     assert weights_hash(again.run) == expected
     assert again.run.metrics.read_text() == metrics
 
 
-def test_each_checkpoint_is_tried_once(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options: dict[str, Any] = {"corpus": corpus, "evaluate": evaluate, "quiet": True}
-    run = train(recipe("checkpoint.keep=3"), tmp_path / "run", **options).run
+def test_each_checkpoint_is_tried_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = runs.train("checkpoint.keep=3", evaluate=runs.evaluate).run
     newest = (run.checkpoints / "latest").resolve()
     data = bytearray((newest / "model.safetensors").read_bytes())
     data[-1] ^= 1
@@ -178,11 +145,9 @@ def test_each_checkpoint_is_tried_once(
     assert hashed.count(newest.name) == 1
 
 
-def test_too_little_memory_is_no_damage(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_memory_is_no_damage(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """An older checkpoint would not fit either, and must not be loaded silently."""
-    run = train(recipe("checkpoint.keep=3"), tmp_path / "run", corpus=corpus, quiet=True).run
+    run = runs.train("checkpoint.keep=3").run
 
     def fail(path: Path, framework: str) -> None:
         raise RuntimeError("unable to mmap 99 bytes from file: Cannot allocate memory (12)")
@@ -193,36 +158,33 @@ def test_too_little_memory_is_no_damage(
     assert not isinstance(caught.value, DamageError)
 
 
-def test_a_finished_run_resumes_to_itself(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, evaluate: Evaluate
-) -> None:
-    options: dict[str, Any] = {"corpus": corpus, "evaluate": evaluate, "quiet": True}
-    first = train(recipe(), tmp_path / "run", **options)
+def test_a_finished_run_resumes_to_itself(runs: Runs) -> None:
+    first = runs.train(evaluate=runs.evaluate)
     before = first.run.metrics.read_text()
-    again = resume(tmp_path / "run", **options)
+    again = runs.resume(evaluate=runs.evaluate)
     assert (again.steps, again.validation) == (first.steps, first.validation)
     assert first.run.metrics.read_text() == before
 
 
-def test_the_saved_config_repeats_the_run(tmp_path: Path, recipe: MakeRecipe, corpus: Corpus) -> None:
-    first = train(recipe(), tmp_path / "one", corpus=corpus, quiet=True)
+def test_the_saved_config_repeats_the_run(runs: Runs) -> None:
+    first = runs.train(name="one")
     saved = resolve(str(first.run.config))
     assert saved == first.run.recipe()
     again = validate(SettledRecipe, saved.model_dump(mode="json", exclude_none=True))
-    second = train(again, tmp_path / "two", corpus=corpus, quiet=True)
+    second = train(again, runs.folder / "two", corpus=runs.corpus, quiet=True)
     assert second.run.metrics.read_text() == first.run.metrics.read_text()
     assert weights_hash(second.run) == weights_hash(first.run)
 
 
-def test_micro_batches_change_nothing_but_rounding(tmp_path: Path, recipe: MakeRecipe, corpus: Corpus) -> None:
-    whole = train(recipe("model.dropout=0.0"), tmp_path / "a", corpus=corpus, quiet=True)
-    parts = train(recipe("model.dropout=0.0", "batch.micro=1"), tmp_path / "b", corpus=corpus, quiet=True)
+def test_micro_batches_change_nothing_but_rounding(runs: Runs) -> None:
+    whole = runs.train("model.dropout=0.0", name="a")
+    parts = runs.train("model.dropout=0.0", "batch.micro=1", name="b")
     assert parts.loss == pytest.approx(whole.loss, rel=1e-4)
 
 
-def test_training_learns(tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, evaluate: Evaluate) -> None:
-    settings = recipe("steps=60", "optimizer.lr=0.01", "model.dropout=0.0", "evaluate.every=60")
-    result = train(settings, tmp_path / "r", corpus=corpus, evaluate=evaluate, quiet=True)
+def test_training_learns(runs: Runs) -> None:
+    settings = ["steps=60", "optimizer.lr=0.01", "model.dropout=0.0", "evaluate.every=60"]
+    result = runs.train(*settings, name="r", evaluate=runs.evaluate)
     assert result.validation["loss"] < 2.2  # chance is ln 23 = 3.14
     events = [json.loads(line)["event"] for line in result.run.events.read_text().splitlines()]
     assert events[0] == "start"
@@ -244,19 +206,15 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
     assert "0 runs ended differently" in done.stdout
 
 
-def test_sigterm_saves_and_exits_with_its_code(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sigterm_saves_and_exits_with_its_code(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     stop_after(monkeypatch, 3, signal.SIGTERM)
     with pytest.raises(SystemExit) as caught:
-        train(recipe(), tmp_path / "run", corpus=corpus, quiet=True)
+        runs.train(quiet=True)
     assert caught.value.code == 143
-    assert checkpoint.newest_good(tmp_path / "run/checkpoints")[0].name == "interrupted-00000003"
+    assert checkpoint.newest_good(runs.folder / "run/checkpoints")[0].name == "interrupted-00000003"
 
 
-def test_a_second_interrupt_stops_immediately(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_interrupt_stops_immediately(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     def twice(*args: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -264,19 +222,19 @@ def test_a_second_interrupt_stops_immediately(
 
     change_steps(monkeypatch, twice)
     with pytest.raises(KeyboardInterrupt):
-        train(recipe(), tmp_path / "run", corpus=corpus, quiet=True)
-    assert not checkpoint.checkpoints(tmp_path / "run/checkpoints")
+        runs.train(quiet=True)
+    assert not checkpoint.checkpoints(runs.folder / "run/checkpoints")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 # ---- the folder
 
 
-def test_an_existing_run_is_refused(tmp_path: Path, recipe: MakeRecipe, corpus: Corpus) -> None:
-    train(recipe("steps=1"), tmp_path / "run", corpus=corpus, quiet=True)
-    with pytest.raises(RunError, match=r"already here.*weft train --resume .*run.*--run"), claimed(tmp_path / "run"):
+def test_an_existing_run_is_refused(runs: Runs) -> None:
+    runs.train("steps=1")
+    with pytest.raises(RunError, match=r"already here.*weft train --resume .*run.*--run"), claimed(runs.folder / "run"):
         pass
-    assert not (tmp_path / "run/.lock").exists()
+    assert not (runs.folder / "run/.lock").exists()
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "data/book.txt", "tokenizer.json", "events.jsonl"])
@@ -316,15 +274,14 @@ def test_a_start_that_fails_removes_its_files(tmp_path: Path, there: bool) -> No
     assert not there or not list(run.iterdir())
 
 
-def test_one_process_at_a_time(tmp_path: Path, recipe: MakeRecipe, corpus: Corpus) -> None:
-    options: dict[str, Any] = {"corpus": corpus, "quiet": True}
+def test_one_process_at_a_time(runs: Runs) -> None:
     busy = "another process is training there"
-    with claimed(tmp_path / "new"), pytest.raises(RunError, match=busy):
-        train(recipe("steps=1"), tmp_path / "new", **options)
-    first = train(recipe("steps=1"), tmp_path / "old", **options)
+    with claimed(runs.folder / "new"), pytest.raises(RunError, match=busy):
+        runs.train("steps=1", name="new")
+    first = runs.train("steps=1", name="old")
     with held(first.run), pytest.raises(RunError, match=busy):
-        resume(tmp_path / "old", **options)
-    resume(tmp_path / "old", **options)
+        runs.resume("old")
+    runs.resume("old")
 
 
 def test_an_unwritable_path_is_one_line(tmp_path: Path) -> None:
@@ -350,22 +307,16 @@ def replace_line(path: Path, old: str, new: str) -> None:
         ('precision = "fp32"\n', "", "precision: missing"),
     ],
 )
-def test_a_recipe_that_lost_a_setting_is_not_resumed(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, old: str, new: str, line: str
-) -> None:
-    options: dict[str, Any] = {"corpus": corpus, "quiet": True}
-    run = train(recipe("steps=2", "optimizer.lr=0.01"), tmp_path / "run", **options).run
+def test_a_recipe_that_lost_a_setting_is_not_resumed(runs: Runs, old: str, new: str, line: str) -> None:
+    run = runs.train("steps=2", "optimizer.lr=0.01").run
     replace_line(run.config, old, new)
     with pytest.raises(RunError, match=line):
-        resume(tmp_path / "run", **options)
+        runs.resume()
 
 
 @pytest.mark.parametrize(("kind", "name"), [("adam", "Adam"), ("sgd", "SGD"), ("muon", "Muon")])
-def test_another_optimizer_cannot_resume(
-    tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, kind: str, name: str
-) -> None:
-    options: dict[str, Any] = {"corpus": corpus, "quiet": True}
-    run = train(recipe("steps=2", "optimizer=adamw"), tmp_path / "run", **options).run
+def test_another_optimizer_cannot_resume(runs: Runs, kind: str, name: str) -> None:
+    run = runs.train("steps=2", "optimizer=adamw").run
     text = run.config.read_text()
     begin = text.index("[optimizer]")
     end = text.index("[", begin + 1)
@@ -373,25 +324,23 @@ def test_another_optimizer_cannot_resume(
         end = text.index("[", end + 1)
     run.config.write_text(f'{text[:begin]}[optimizer]\nkind = "{kind}"\nlr = 0.01\n\n{text[end:]}')
     with pytest.raises(RunError, match=f"saved by AdamW, whose state {name} can't use; change optimizer.kind back"):
-        resume(tmp_path / "run", **options)
+        runs.resume()
 
 
-def test_invalid_lines_in_the_metrics_are_skipped(tmp_path: Path, recipe: MakeRecipe, corpus: Corpus) -> None:
-    options: dict[str, Any] = {"corpus": corpus, "quiet": True}
-    run = train(recipe(), tmp_path / "run", **options).run
+def test_invalid_lines_in_the_metrics_are_skipped(runs: Runs) -> None:
+    run = runs.train().run
     before = run.metrics.read_text()
     run.metrics.write_text(before + '{"a": 1}\n{"step": "x"}\n{"step": null}\n{"step": 1.5}\n')
-    resume(tmp_path / "run", **options)
+    runs.resume()
     assert run.metrics.read_text() == before
 
 
-def test_checkpoints_that_are_not_a_folder_are_refused(tmp_path: Path, recipe: MakeRecipe, corpus: Corpus) -> None:
-    options: dict[str, Any] = {"corpus": corpus, "quiet": True}
-    run = train(recipe(), tmp_path / "run", **options).run
+def test_checkpoints_that_are_not_a_folder_are_refused(runs: Runs) -> None:
+    run = runs.train().run
     shutil.rmtree(run.checkpoints)
     run.checkpoints.write_text("hi")
     with pytest.raises(RunError, match="expected a folder of checkpoints"):
-        resume(tmp_path / "run", **options)
+        runs.resume()
 
 
 def test_a_missing_run_is_refused(tmp_path: Path) -> None:

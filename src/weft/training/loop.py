@@ -94,7 +94,7 @@ class Loop:
                     self.evaluator.report(last=True)
         seconds = time.perf_counter() - started
         self.run.event("finish", step=state.step, seconds=round(seconds, 3))
-        measured = {"loss": state.loss, "validation": state.validation, "best_step": state.best_step}
+        measured: dict[str, Any] = {"loss": state.loss, "validation": state.validation, "best_step": state.best_step}
         return RunResult(self.run, self.model, state.step, **measured, seconds=seconds)
 
     def _compiled(self) -> AbstractContextManager[Compiled | None]:
