@@ -183,7 +183,9 @@ CASES = {
     "bart of a least length": Case("Bart", bart, {**FAIRSEQ, "min_length": 9}),
     "bart that sums up": Case("Bart", bart, {**FAIRSEQ, **SUMS_UP}),
     "marian": Case("Marian", lambda: marian(), {"eos_token_id": 0, "forced_eos_token_id": 0}),
-    "marian to several": Case("Marian", lambda: marian(">>deu<<", ">>eng<<"), {"eos_token_id": 0}, LanguagePair(None, "deu")),
+    "marian to several": Case(
+        "Marian", lambda: marian(">>deu<<", ">>eng<<"), {"eos_token_id": 0}, LanguagePair(None, "deu")
+    ),
     "t5": Case("T5", t5, {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}),
     "t5 that repeats little": Case(
         "T5",
@@ -193,7 +195,9 @@ CASES = {
     ),
     "mt5": Case("MT5", t5, {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}),
     "pegasus": Case("Pegasus", pegasus, {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}),
-    "mbart": Case("MBart", lambda: transformers.MBartTokenizer(vocab=fairseq()), FAIRSEQ, LanguagePair("de_DE", "ro_RO")),
+    "mbart": Case(
+        "MBart", lambda: transformers.MBartTokenizer(vocab=fairseq()), FAIRSEQ, LanguagePair("de_DE", "ro_RO")
+    ),
     "mbart50": Case("MBart", mbart50, FAIRSEQ, LanguagePair("de_DE", "fr_XX")),
     "nllb": Case("M2M100", nllb, FAIRSEQ, LanguagePair("deu_Latn", "fra_Latn")),
     "m2m100": Case("M2M100", m2m, FAIRSEQ, LanguagePair("de", "fr")),

@@ -114,9 +114,9 @@ class Answer(RowObjective[config.Answer]):
         spans = [self.tokenizer.token_spans(context) for context in contexts]
         windows = [window for n, (_, _, space) in enumerate(fits) for window in _windows(n, spans[n], space)]
         best = [AnswerSpan("", 0.0, start=0, end=0)] * len(questions)
-        asked = [fits[window.question][0] for window in windows]
+        question_ids = [fits[window.question][0] for window in windows]
         with bar("reading", len(windows)) as advance:
-            for numbers, outputs in read_framed(self, model, asked, others=[window.ids for window in windows]):
+            for numbers, outputs in read_framed(self, model, question_ids, others=[window.ids for window in windows]):
                 check_finite(outputs, self.folder.path)
                 for n, logits in zip(numbers, outputs, strict=True):
                     number, begin, ids = windows[n]

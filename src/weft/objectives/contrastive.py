@@ -61,8 +61,8 @@ class Contrastive(RowObjective[config.Contrastive]):
         second = model(batch.source.tokens, mask=batch.source.mask, rng=second_rng).float()
         cosines = F.normalize(first, dim=-1) @ F.normalize(second, dim=-1).mT / self.settings.temperature
         partners = torch.arange(len(cosines), device=cosines.device)
-        there, back = (F.cross_entropy(logits, partners, reduction="sum") for logits in (cosines, cosines.mT))
-        loss = (there + back) / 2
+        rows, columns = (F.cross_entropy(logits, partners, reduction="sum") for logits in (cosines, cosines.mT))
+        loss = (rows + columns) / 2
         return loss, batch.count, {"nll": loss.detach()}
 
 

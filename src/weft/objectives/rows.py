@@ -136,8 +136,8 @@ class RowObjective(ExampleObjective[S]):
     def texts(self, side: Literal["target", "source"] | None = None) -> Iterator[str]:
         for row in self._rows(Skipped()):
             if row.side == "train":
-                for wanted in (side,) if side is not None else ("target", "source"):
-                    yield from self.row_texts(row.values, wanted)
+                for part in (side,) if side is not None else ("target", "source"):
+                    yield from self.row_texts(row.values, part)
 
     def prepare(self, log: Log) -> Facts:
         """Write the examples of both splits into the run's folder. Unreadable rows are counted and reported."""

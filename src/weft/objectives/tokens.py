@@ -36,7 +36,7 @@ class TranslationObjective(TokenObjective[W]):
 
     @cached_property
     def direction(self) -> Direction:
-        """How a source is read and an answer begins, unless other languages are requested."""
+        """The frame of a source and the beginning of an answer, unless other languages are requested."""
         return direction(self)
 
     @property
@@ -51,8 +51,8 @@ class TranslationObjective(TokenObjective[W]):
 
         An answer has at most `ratio` times its source's tokens and 50 more; None leaves the limit to the settings.
         """
-        found = self.direction if languages == ANY_LANGUAGES else direction(self, languages)
-        return Translator(model, self.tokenizers.source, self.tokenizers.target, found, self.length, ratio)
+        chosen = self.direction if languages == ANY_LANGUAGES else direction(self, languages)
+        return Translator(model, self.tokenizers.source, self.tokenizers.target, chosen, self.length, ratio)
 
 
 def token_loss(model: LanguageModel, features: Tensor, batch: Batch, *, settings: config.TokenObjective) -> Loss:

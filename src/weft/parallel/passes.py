@@ -42,7 +42,7 @@ class Parallel:
 
     @cached_property
     def local(self) -> dict[str, Tensor]:
-        """This process's part of each parameter: what the optimizer updates."""
+        """The local part of each parameter, which the optimizer updates."""
         return dict(self.model.named_parameters())
 
     @cached_property

@@ -93,8 +93,8 @@ class Pipeline(nn.Module):
         arriving = self._boundary(self.stage.layers.start, part.tokens, part.source)
         leaving = [()] if last else self._boundary(self.stage.layers.stop, part.tokens, part.source)
         received, sent = _like(arriving, dtype), _like(leaving, torch.float32 if last else dtype)
-        place = self.stage.number, self.stage.of, part.tokens.device
-        stage = _NumberedStage(self, *place, input_args=received, output_args=sent, group=self.line.group)
+        numbered = self.stage.number, self.stage.of, part.tokens.device
+        stage = _NumberedStage(self, *numbered, input_args=received, output_args=sent, group=self.line.group)
         # with fewer micro-batches than stages both schedules are the same, and torch's 1F1B refuses them
         schedule = Schedule1F1B if len(parts) >= self.stage.of else ScheduleGPipe
         return schedule(stage, len(parts), loss_fn=lambda loss, target: loss, scale_grads=False)

@@ -99,7 +99,8 @@ def is_lost_peer(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's rank among `ranks` processes, all or those of a `group`. Rank 0 leads: it writes and decides."""
+    """The rank of this process among all `ranks` processes, or those of a `group`. Rank 0 leads: it writes and
+    decides."""
 
     rank: int = 0
     ranks: int = 1
@@ -224,12 +225,12 @@ def _buckets(tensors: Sequence[Tensor], max_bytes: int) -> Iterator[list[Tensor]
 def join() -> Ranks:
     """Join the process group that torchrun started, once per process; without torchrun return `ALONE`. On a machine
     with GPUs each process takes the GPU of its local rank as its current device."""
-    given = {key: os.environ.get(key, "") for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    if not all(given.values()) or given["WORLD_SIZE"] == "1":
+    variables = {key: os.environ.get(key, "") for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    if not all(variables.values()) or variables["WORLD_SIZE"] == "1":
         return ALONE
     backend = "gloo"
     if torch.cuda.is_available():
-        local, devices = int(os.environ.get("LOCAL_RANK", given["RANK"])), torch.cuda.device_count()
+        local, devices = int(os.environ.get("LOCAL_RANK", variables["RANK"])), torch.cuda.device_count()
         if local >= devices:
             raise ConfigError(
                 f"process {local + 1} of this machine has no GPU: there {'is' if devices == 1 else 'are'} {devices}; "
@@ -249,9 +250,9 @@ def join() -> Ranks:
         heartbeat = Heartbeat(store.clone(), rank, size, seconds)  # type: ignore[attr-defined]
         heartbeat.start()
     except (RuntimeError, ValueError) as error:
-        address = f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}"
+        address = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"process {given['RANK']} can't reach the others at {address}: {reason}") from error
+        raise ConfigError(f"process {variables['RANK']} can't reach the others at {address}: {reason}") from error
     watch = PeerWatch(heartbeat)
     atexit.register(watch.leave)
     ranks = Ranks(rank, size, watch=watch)

@@ -38,7 +38,7 @@ class Prediction(NamedTuple):
 
 
 class Objective(RunData[S]):
-    """What a run learns: the loss of a batch, and the evaluation and use of the trained model."""
+    """A training objective: the loss of a batch, and the evaluation and use of the trained model."""
 
     usage: ClassVar[str]  # the command that uses such a run
 

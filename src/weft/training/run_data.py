@@ -66,7 +66,7 @@ class RunData(ABC, Generic[S]):
 
     @property
     def repair_hint(self) -> str:
-        """How to repair the prepared data in the run's folder, for an error message."""
+        """Instructions to repair the prepared data in the run's folder, for an error message."""
         run = self.folder
         return f"remove {run.data}, and `weft train --resume {run.path}` prepares it again from its sources"
 

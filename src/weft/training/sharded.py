@@ -36,7 +36,7 @@ from weft.training.weights import add_adapters, first_model, inference_dtype
 
 
 class ShardedLearner(Learner):
-    """This process's shard of a model in training and of the optimizer's state. All processes call every method."""
+    """The local shard of a model in training and of the optimizer's state. All processes call every method."""
 
     parallel: ShardedParallel
 

@@ -9,14 +9,13 @@ import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 from weft import __version__
 from weft.data.prepare import VERSION
-from weft.data.shards import Tokens
 from weft.errors import RunError
 from weft.models.build import build
 from weft.models.ngram import NGram
@@ -70,17 +69,10 @@ def _begin(run: RunFolder, recipe: SettledRecipe) -> None:
     note_files(run)
 
 
-class CountedText(Protocol):
-    """An objective over running text, which n-grams can be counted in."""
-
-    @property
-    def training_text(self) -> Tokens: ...
-
-
-def _count(recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], *, worker: TrainingWorker) -> RunResult:
-    """Count the training text into the recipe's n-gram model, evaluate it, and save it as step 1."""
+def _count(recipe: SettledRecipe, run: RunFolder, objective: Any, *, worker: TrainingWorker) -> RunResult:
+    """Count the training text of a next-token objective into an n-gram model, evaluate it, and save it as step 1."""
     started = time.perf_counter()
-    text, model = cast(CountedText, objective).training_text, build(recipe.model)
+    text, model = objective.training_text, build(recipe.model)
     assert isinstance(model, NGram)
     documents = text.documents(0, len(text))
     starts = np.concatenate([[0], np.flatnonzero(np.diff(documents)) + 1])

@@ -31,7 +31,7 @@ class StepResult:
 
 @dataclass
 class StepState:
-    """What a step leaves for the next besides weights and moments; checkpoints store it with the moments."""
+    """State that a step leaves for the next besides weights and moments; checkpoints store it with the moments."""
 
     scale: Tensor | None = None  # loss scale of fp16, ()
     calm: Tensor | None = None  # steps since the scale last changed, ()

@@ -53,8 +53,8 @@ def load_model(
 ) -> tuple[LanguageModel, list[str]]:
     """Load the run's model with its best (or latest) weights; return it with a line for each damaged checkpoint."""
     recipe = run.recipe()
-    place = torch.device(device)
-    return checkpoint.find(run.checkpoints, which, lambda path: fill_model(run, recipe, path, device=place))
+    target = torch.device(device)
+    return checkpoint.find(run.checkpoints, which, lambda path: fill_model(run, recipe, path, device=target))
 
 
 def fill_model(run: RunFolder, recipe: Recipe, path: Path, *, device: torch.device) -> LanguageModel:
