@@ -134,7 +134,7 @@ def lockstep(model: LanguageModel, tokenizer: Tokenizer, wishes: list[tuple[str,
     """What is written when all of these step together; each has its own seed."""
     prompts = [Prompt.of(tokenizer, prompt) for prompt, _ in wishes]
     settings = [each for _, each in wishes]
-    return gather(generate(model, prompts, settings, [each.seed for each in settings]), prompts)
+    return gather(generate(model, prompts, settings, seeds=[each.seed for each in settings]), prompts)
 
 
 def throughput(model: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace) -> None:

@@ -28,14 +28,14 @@ class Trace:
         self._timed(manager, "read", "launch the model")
         self._timed(engine, "_run_ahead", "launch the choice")
         self._timed(engine, "_catch_up", "texts")
-        fetched = steps.fetched
-        self._replace(steps, "fetched", lambda tokens: self._marked_end(fetched(tokens)))
+        fetch_tokens = steps.fetch_tokens
+        self._replace(steps, "fetch_tokens", lambda tokens: self._marked_end(fetch_tokens(tokens)))
         if self.gpu and manager.graphs is not None:
             self._events(manager.graphs, "step", "decode", lambda given: sum(given[1]), lambda given: len(given[0]))
             if manager.graphs.kernels is not None:
                 self._events(manager.graphs.kernels, "read", "prefill", _seen, _tokens)
             self._events(engine.model, "head", "head")
-            self._events(steps, "picked", "choice")
+            self._events(steps, "choose_tokens", "choice")
 
     def begin(self) -> None:
         """A step begins."""

@@ -298,7 +298,9 @@ def test_without_held_out_text_python_documentation_is_read(
 ) -> None:
     monkeypatch.setattr(loading, "MIN_TOKENS", 200)
     monkeypatch.setattr(loading, "WORK", 0)
-    monkeypatch.setattr(loading, "corpus", lambda name: weft.text.builtin.Corpus(["The interpreter.\n" * 30], ""))
+    monkeypatch.setattr(
+        loading, "corpus", lambda name: weft.text.builtin.BuiltinCorpus(["The interpreter.\n" * 30], "")
+    )
     assert command(["export", str(run.path), "--to", "weft", str(tmp_path / "alone")]) == 0
     capsys.readouterr()
     loaded = weft.load(tmp_path / "alone", "cpu", quantize="auto")

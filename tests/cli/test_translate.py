@@ -53,9 +53,9 @@ def test_every_option_reaches_the_search(trained: Path, capsys: Capture, monkeyp
     asked: list[Beam] = []
     search = decoding.search_texts
 
-    def noted(model: object, prompts: object, settings: Beam, *more: object) -> object:
+    def noted(model: object, prompts: object, settings: Beam, **more: object) -> object:
         asked.append(settings)
-        return search(model, prompts, settings, *more)  # type: ignore[arg-type]
+        return search(model, prompts, settings, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(decoding, "search_texts", noted)
     translated(
@@ -96,7 +96,7 @@ def test_the_coverage_penalty_lowers_scores(trained: Path) -> None:
     def best(penalty: float) -> float:
         settings = beam(beams=1, coverage_penalty=penalty, max_tokens=3)
         opening = [decoding.Prompt.of(loaded.tokenizer, [loaded.tokenizer.need("bos")])]
-        found = decoding.search_texts(loaded.model, opening, settings, source)[0][0].score
+        found = decoding.search_texts(loaded.model, opening, settings, source=source)[0][0].score
         assert found is not None
         return found
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from tests.text.test_pieces import KINDS
+from tests.text.test_fragments import KINDS
 
 from weft.data import encode
 from weft.data.config import HashSplit, NoSplit, NumberedPart, Split, TailSplit, TextSource

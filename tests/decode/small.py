@@ -1,17 +1,17 @@
-"""A small decoder that makes up its mind, for every test that writes."""
+"""A small decoder with distinct predictions, and helpers for tests that generate."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from weft.decode.config import Sampling
+from weft.decode.constrain import Grammar
 from weft.decode.engine.blocks import Request
 from weft.decode.engine.engine import Engine, Limits
 from weft.decode.generate import generate
-from weft.decode.prompt import Prompt
+from weft.decode.prompt import Prompt, Prompts
 from weft.decode.text import Completion, gather
-from weft.models.base import LanguageModel
+from weft.models.base import LanguageModel, Source
 from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.transformer import Transformer
@@ -23,7 +23,7 @@ VOCAB = 40
 
 
 def decoder(**changes: object) -> Transformer:
-    """LLaMA's parts in two layers of 16, with `changes`; the same weights each time."""
+    """A LLaMA with two layers of 16, with `changes`; the weights are always the same."""
     torch.manual_seed(0)
     config = Decoder(
         vocab_size=VOCAB,
@@ -36,7 +36,8 @@ def decoder(**changes: object) -> Transformer:
         position=Rotary(),
     ).replace(**changes)
     model = build(config).eval()
-    with torch.no_grad():  # fresh weights give almost even logits; make the choices decided ones
+    assert isinstance(model, Transformer)
+    with torch.no_grad():  # initial weights give almost uniform logits; make the distribution sharper
         for parameter in model.parameters():
             parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
     return model
@@ -47,16 +48,43 @@ def complete(
     tokenizer: Tokenizer,
     texts: Sequence[str | Sequence[int]],
     settings: Sampling | Sequence[Sampling],
-    **more: Any,
+    *,
+    grammar: Grammar | None = None,
+    seeds: Sequence[int] | None = None,
 ) -> list[Completion]:
-    """What lockstep generation makes of texts, or ids, that keep to a `grammar`; `more` as `generate` takes it."""
-    grammar = more.pop("grammar", None)
+    """Continue texts, or ids, in lockstep."""
     prompts = [Prompt.of(tokenizer, text, grammar) for text in texts]
-    return gather(generate(model, prompts, settings, **more), prompts)
+    return gather(generate(model, prompts, settings, seeds=seeds), prompts)
+
+
+def token_ids(
+    model: LanguageModel,
+    prompts: Prompts,
+    settings: Sampling | Sequence[Sampling],
+    *,
+    seeds: Sequence[int] | None = None,
+    source: Source | None = None,
+) -> list[list[int]]:
+    """Continue prompts in lockstep; return the new ids of each."""
+    rows: list[list[int]] = [[] for _ in prompts]
+    for chunk in generate(model, prompts, settings, seeds=seeds, source=source):
+        rows[chunk.row].append(chunk.id)
+    return rows
+
+
+def recompute_greedy(model: LanguageModel, prompt: Sequence[int], count: int, window: int | None = None) -> list[int]:
+    """Continue a prompt greedily without a cache; a full window drops its first half."""
+    text, start = list(prompt), 0
+    for _ in range(count):
+        while window is not None and len(text) - start > window:
+            start += window // 2
+        with torch.no_grad():
+            text.append(int(model(torch.tensor([text[start:]]))[0, -1].argmax()))
+    return text[len(prompt) :]
 
 
 class Asking(Engine):
-    """An engine that is asked for texts after strings, or ids, of a tokenizer."""
+    """An engine that takes strings, or ids, of a tokenizer."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, limits: Limits = Limits()) -> None:  # noqa: B008
         super().__init__(model, tokenizer.vocab_size, limits)

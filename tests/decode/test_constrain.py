@@ -1,4 +1,4 @@
-"""Patterns against Python's own regular expressions, schemas against what they describe, texts that keep to them."""
+"""Patterns against Python's `re`, schemas against valid and invalid values, and texts that follow them."""
 
 import json
 import re
@@ -39,14 +39,14 @@ PATTERNS = [
 @example(text="a/b")
 @example(text="a\nb")
 @settings(max_examples=16, deadline=None)
-def test_patterns_match_what_python_says(pattern: str, text: str) -> None:
+def test_patterns_match_as_in_python(pattern: str, text: str) -> None:
     if pattern.endswith("$") and text.endswith("\n"):
-        return  # where Python's $ stands before the last line end, too
+        return  # in Python, $ also matches before a final newline
     assert regex(BYTES, pattern).matches(text) == (re.fullmatch(pattern, text) is not None)
 
 
 @pytest.mark.parametrize(
-    ("pattern", "words"),
+    ("pattern", "message"),
     [
         ("(a", "unclosed group"),
         ("a)", "unopened group"),
@@ -60,13 +60,13 @@ def test_patterns_match_what_python_says(pattern: str, text: str) -> None:
         (r"\xZZ", "invalid hexadecimal digit"),
     ],
 )
-def test_patterns_that_mean_nothing_are_one_line(pattern: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^pattern .*: .*{words}") as caught:
+def test_invalid_patterns_are_refused_in_one_line(pattern: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^pattern .*: .*{message}") as caught:
         regex(BYTES, pattern)
     assert "\n" not in str(caught.value)
 
 
-# ---- JSON
+# ---- JSON schemas
 
 PERSON = {
     "type": "object",
@@ -95,7 +95,7 @@ TREE = {
 
 
 @pytest.mark.parametrize(
-    ("schema", "good", "bad"),
+    ("schema", "valid", "invalid"),
     [
         (
             PERSON,
@@ -135,16 +135,16 @@ TREE = {
         ({"type": "array", "items": {"type": "null"}, "maxItems": 0}, [[]], [[None]]),
     ],
 )
-def test_a_schema_takes_what_it_describes(schema: Any, good: list[Any], bad: list[Any]) -> None:
+def test_a_schema_matches_valid_values_only(schema: Any, valid: list[Any], invalid: list[Any]) -> None:
     grammar = json_schema(BYTES, schema)
-    for value in good:
+    for value in valid:
         assert grammar.matches(json.dumps(value, ensure_ascii=False)), value
-    for value in bad:
+    for value in invalid:
         assert not grammar.matches(json.dumps(value, ensure_ascii=False)), value
     assert not grammar.matches("")
 
 
-def test_an_object_has_the_members_that_are_named() -> None:
+def test_an_object_has_only_named_properties() -> None:
     members = {"type": "object", "properties": {"a": {"type": "null"}}}
     assert not json_schema(BYTES, members).matches('{"a": null, "b": 1}')
     assert json_schema(BYTES, {**members, "additionalProperties": True}).matches('{"a": null, "b": 1}')
@@ -163,7 +163,7 @@ def deep(depth: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("schema", "words"),
+    ("schema", "message"),
     [
         ({"type": "strin"}, "Invalid type: strin"),
         (7, "expected an object"),
@@ -177,17 +177,17 @@ def deep(depth: int) -> Any:
         (deep(200), "recursion limit exceeded"),
     ],
 )
-def test_a_schema_that_cannot_be_kept_is_refused(schema: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=f"^the schema: .*{re.escape(words)}") as caught:
+def test_impossible_schemas_are_refused(schema: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^the schema: .*{re.escape(message)}") as caught:
         json_schema(BYTES, schema)
     assert "\n" not in str(caught.value)
 
 
-def test_a_schema_that_is_too_deep_for_python_is_refused() -> None:
+def test_a_schema_beyond_pythons_recursion_limit_is_refused() -> None:
     schema = deep(100_000)
     with pytest.raises(ConfigError, match="nested too deeply"):
         json_schema(BYTES, schema)
-    while isinstance(schema, dict):  # one level at a time: so deep a thing can't be let go of at once
+    while isinstance(schema, dict):  # free it level by level: freeing it in one go would overflow the stack
         schema = schema.get("items")
 
 
@@ -201,7 +201,7 @@ number: /[0-9]+/ | "(" sum ")"
 """
 
 
-def test_a_grammar_derives_its_texts() -> None:
+def test_a_grammar_matches_its_texts() -> None:
     grammar = lark(BYTES, SUM)
     for text in ("1", "12+3*4", "((1+2)*3)+4"):
         assert grammar.matches(text)
@@ -210,7 +210,7 @@ def test_a_grammar_derives_its_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ('start: a\na: "x" b', "line 2, column 4: unknown name"),
         ("hello", "Expected token ':'"),
@@ -218,14 +218,13 @@ def test_a_grammar_derives_its_texts() -> None:
         ('start: "a" x\nx: /[/', "line 2, column 4: unclosed character class"),
     ],
 )
-def test_a_grammar_with_a_mistake_is_one_line(text: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=f"^the grammar: .*({words})") as caught:
+def test_invalid_grammars_are_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^the grammar: .*({message})") as caught:
         lark(BYTES, text)
     assert "\n" not in str(caught.value)
 
 
-# ---- texts
-
+# ---- generated texts
 
 TEXTS = ["the cat sat on the mat, 12 cats and 345 dogs: [1, 2] {x}. naïve 日本 " * 6]
 TOKENIZERS = {
@@ -243,7 +242,7 @@ def model_for(tokenizer: Tokenizer, seed: int = 0) -> LanguageModel:
 @pytest.mark.parametrize(
     ("name", "expression"), each_once(TOKENIZERS, [r"(the|cat|on)( (the|cat|on)){2,4}\.", r"\[\d(, \d){0,3}\]"])
 )
-def test_texts_keep_to_a_pattern(name: str, expression: str) -> None:
+def test_texts_follow_a_pattern(name: str, expression: str) -> None:
     tokenizer = TOKENIZERS[name]
     pattern = regex(tokenizer, expression)
     texts = complete(model_for(tokenizer), tokenizer, [""] * 6, Sampling(max_tokens=60), grammar=pattern)
@@ -253,7 +252,7 @@ def test_texts_keep_to_a_pattern(name: str, expression: str) -> None:
         assert re.fullmatch(expression, text.text), text
 
 
-def test_texts_are_json_of_the_schema() -> None:
+def test_texts_follow_a_schema() -> None:
     tokenizer = TOKENIZERS["bpe"]
     schema = {
         "type": "object",
@@ -270,43 +269,39 @@ def test_texts_are_json_of_the_schema() -> None:
         assert value.get("n", 1) in (1, 22)
 
 
-def test_a_constrained_text_is_the_same_with_guesses() -> None:
+def test_a_constrained_text_is_identical_with_drafts() -> None:
     tokenizer = TOKENIZERS["byte"]
     model, settings = model_for(tokenizer), Sampling(max_tokens=50, seed=4)
     pattern = regex(tokenizer, "(ab|ba)*!")
     plain = complete(model, tokenizer, ["a"], settings, grammar=pattern)
     prompt = Prompt.of(tokenizer, "a", pattern)
-    assert gather(speculate(model, LookUp(3), prompt, settings), [prompt]) == plain
+    assert gather(speculate(model, prompt, settings, drafter=LookUp(3)), [prompt]) == plain
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_beams_keep_to_a_pattern(name: str) -> None:
-    """All texts of a small pattern are found, each once, whichever beams split on the way."""
+def test_beams_follow_a_pattern(name: str) -> None:
+    """Every text of a small pattern is found once."""
     tokenizer = TOKENIZERS[name]
     pattern = regex(tokenizer, "(the|cat) (on|mat)!?")
     prompts = [Prompt.of(tokenizer, text, pattern) for text in ("", "")] + [Prompt.of(tokenizer, "")]
-    held, again, free = search_texts(model_for(tokenizer), prompts, Beam(beams=300, n=300, max_tokens=20))
-    texts = {text.text for text in held}
+    first, second, free = search_texts(model_for(tokenizer), prompts, Beam(beams=300, n=300, max_tokens=20))
+    texts = {text.text for text in first}
     assert texts == {f"{a} {b}{c}" for a in ("the", "cat") for b in ("on", "mat") for c in ("", "!")}
-    assert held == again and {text.finish for text in held} <= {"stop", "eos"}
+    assert first == second and {text.finish for text in first} <= {"stop", "eos"}
     assert not any(pattern.matches(text.text) for text in free)
 
 
-def test_a_beam_that_leads_nowhere_is_given_up() -> None:
+def test_dead_ends_are_left_or_refused() -> None:
+    """A pattern may lead to words that are not in the vocabulary."""
     words = build_tokenizer(Word(), ["one two three"])
-    (found,) = search_texts(
-        model_for(words), [Prompt.of(words, "", regex(words, "one( four| two)|three"))], Beam(beams=4, n=4)
-    )
-    assert {text.text for text in found} == {"one two", "three"}
-    dead = Prompt.of(words, "", regex(words, "one four"))
-    with pytest.raises(ModelError, match="no text is left to search"):
-        search_texts(model_for(words), [dead], Beam(beams=2))
-
-
-def test_what_the_vocabulary_cannot_spell_is_refused() -> None:
-    words = build_tokenizer(Word(), ["one two three"])
-    with pytest.raises(ModelError, match="no token of this vocabulary can begin a text"):
-        complete(model_for(words), words, [""], Sampling(), grammar=regex(words, "four"))
+    model = model_for(words)
+    prompt = Prompt.of(words, "", regex(words, "one( four| two)|three"))
+    (texts,) = search_texts(model, [prompt], Beam(beams=4, n=4))
+    assert {text.text for text in texts} == {"one two", "three"}
     dead = regex(words, "one four")
+    with pytest.raises(ModelError, match="no text is left to search"):
+        search_texts(model, [Prompt.of(words, "", dead)], Beam(beams=2))
     with pytest.raises(ModelError, match="no token of this vocabulary can continue it"):
-        complete(model_for(words), words, [""], Sampling(), grammar=dead)
+        complete(model, words, [""], Sampling(), grammar=dead)
+    with pytest.raises(ModelError, match="no token of this vocabulary can begin a text"):
+        complete(model, words, [""], Sampling(), grammar=regex(words, "four"))

@@ -1,17 +1,16 @@
-"""Generation from ragged prompts: the same as recomputing everything, row by row."""
+"""Generation from prompts of different lengths equals recomputing each row without a cache."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from tests.decode.small import VOCAB, complete, decoder
+from tests.decode.small import VOCAB, complete, decoder, recompute_greedy, token_ids
 from torch import Tensor
 
 from weft.decode.config import Sampling
 from weft.decode.generate import generate
-from weft.decode.prompt import Prompt, opening
-from weft.decode.text import Chunk
+from weft.decode.prompt import Prompt, start_token
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, State
 from weft.models.build import build
@@ -31,92 +30,74 @@ def recurrent() -> LanguageModel:
 MODELS = {"rotary": decoder(), "learned": decoder(position=Learned(), norm=LayerNorm(), context=64), "gru": recurrent()}
 
 
-def collect(tokens: list[Chunk], rows: int) -> list[list[int]]:
-    texts: list[list[int]] = [[] for _ in range(rows)]
-    for token in tokens:
-        texts[token.row].append(token.id)
-    return texts
-
-
-def by_recomputing(model: LanguageModel, prompt: list[int], count: int) -> list[int]:
-    """Greedy, reading the whole text again for each token."""
-    text = list(prompt)
-    for _ in range(count):
-        with torch.no_grad():
-            text.append(int(model(torch.tensor([text]))[0, -1].argmax()))
-    return text[len(prompt) :]
-
-
 @pytest.mark.parametrize("name", MODELS)
 @given(prompts=st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9), min_size=1, max_size=4))
 @examples(max_examples=8, deadline=None)
 def test_greedy_equals_recomputing(name: str, prompts: list[list[int]]) -> None:
-    tokens = list(generate(MODELS[name], prompts, Sampling(temperature=0.0, max_tokens=6)))
-    assert collect(tokens, len(prompts)) == [by_recomputing(MODELS[name], prompt, 6) for prompt in prompts]
-    assert [t.finish for t in tokens[-len(prompts) :]] == ["length"] * len(prompts)
-    assert all(t.finish is None for t in tokens[: -len(prompts)])
+    settings, rows = Sampling(temperature=0.0, max_tokens=6), len(prompts)
+    expected = [recompute_greedy(MODELS[name], prompt, 6) for prompt in prompts]
+    assert token_ids(MODELS[name], prompts, settings) == expected
+    finishes = [chunk.finish for chunk in generate(MODELS[name], prompts, settings)]
+    assert finishes == [None] * (5 * rows) + ["length"] * rows
 
 
-def test_a_seed_gives_one_text_in_any_company() -> None:
+def test_a_seed_gives_the_same_text_in_any_batch() -> None:
     model, settings = MODELS["rotary"], Sampling(max_tokens=12, top_k=20)
     prompt, others = [5, 6, 7], [[1], [2, 3, 4, 5, 6, 7, 8], [9, 9]]
-    alone = collect(list(generate(model, [prompt], settings, seeds=[42])), 1)[0]
-    company = collect(list(generate(model, [*others, prompt], settings, seeds=[1, 2, 3, 42])), 4)[3]
-    assert alone == company
-    assert alone != collect(list(generate(model, [prompt], settings, seeds=[43])), 1)[0]
+    alone = token_ids(model, [prompt], settings, seeds=[42])[0]
+    assert alone == token_ids(model, [*others, prompt], settings, seeds=[1, 2, 3, 42])[3]
+    assert alone != token_ids(model, [prompt], settings, seeds=[43])[0]
 
 
 def test_rows_that_end_leave_the_others_alone() -> None:
-    """Each row ends at a different token of its own; what is written before is as if nothing had ended."""
+    """Each row ends at another token; the tokens before are the same as without an end."""
     model, settings = MODELS["gru"], Sampling(max_tokens=8, seed=4)
-    prompts = [[1, 2, 3, 4, 5], [6], [7, 8]]
-    free = collect(list(generate(model, prompts, settings)), 3)
-    ends = {0: 2, 1: 5, 2: 7}
-    stopped = [
-        Prompt(prompt, stop_ids=frozenset({free[row][ends[row] - 1]}) - set(free[row][: ends[row] - 1]))
-        for row, prompt in enumerate(prompts)
-    ]
-    assert all(prompt.stop_ids for prompt in stopped)  # what ends a row doesn't come before
-    tokens = list(generate(model, stopped, settings))
-    assert collect(tokens, 3) == [free[row][: ends[row]] for row in range(3)]
-    assert {t.row: t.finish for t in tokens if t.finish} == {0: "stop", 1: "stop", 2: "stop"}
+    prompts, lengths = [[1, 2, 3, 4, 5], [6], [7, 8]], [2, 5, 7]
+    endless = token_ids(model, prompts, settings)
+    expected = [ids[:length] for ids, length in zip(endless, lengths, strict=True)]
+    assert all(ids[-1] not in ids[:-1] for ids in expected)
+    stopped = [Prompt(prompt, stop_ids=frozenset(ids[-1:])) for prompt, ids in zip(prompts, expected, strict=True)]
+    assert token_ids(model, stopped, settings) == expected
+    finishes = {chunk.row: chunk.finish for chunk in generate(model, stopped, settings)}
+    assert finishes == {0: "stop", 1: "stop", 2: "stop"}
 
 
-def test_rows_beyond_the_tokenizer_are_never_chosen() -> None:
-    free = list(generate(MODELS["rotary"], [[1, 2]], Sampling(max_tokens=40)))
-    few = list(generate(MODELS["rotary"], [Prompt([1, 2], vocab_size=10)], Sampling(max_tokens=40)))
-    assert max(t.id for t in free) >= 10
-    assert max(t.id for t in few) < 10
+def test_ids_beyond_the_tokenizer_are_never_chosen() -> None:
+    settings = Sampling(max_tokens=40)
+    assert max(token_ids(MODELS["rotary"], [[1, 2]], settings)[0]) >= 10
+    assert max(token_ids(MODELS["rotary"], [Prompt([1, 2], vocab_size=10)], settings)[0]) < 10
 
 
 def test_eos_ends_a_row() -> None:
-    model = MODELS["rotary"]
-    free = collect(list(generate(model, [[1, 2]], Sampling(temperature=0.0, max_tokens=6))), 1)[0]
-    eos = free[3]
-    tokens = list(generate(model, [Prompt([1, 2], eos_id=eos)], Sampling(temperature=0.0, max_tokens=6)))
-    assert [t.id for t in tokens] == free[: free.index(eos) + 1]
-    assert tokens[-1].finish == "eos"
+    model, settings = MODELS["rotary"], Sampling(temperature=0.0, max_tokens=6)
+    endless = token_ids(model, [[1, 2]], settings)[0]
+    eos = endless[3]
+    chunks = list(generate(model, [Prompt([1, 2], eos_id=eos)], settings))
+    assert [chunk.id for chunk in chunks] == endless[: endless.index(eos) + 1]
+    assert chunks[-1].finish == "eos"
 
 
-def test_the_window_ends_a_row_and_a_shorter_row_goes_on() -> None:
+def test_a_full_window_ends_a_row_and_a_shorter_row_continues() -> None:
     model = decoder(position=Learned(), context=12)
-    prompts = [[1] * 11, [2, 3]]
-    tokens = list(generate(model, prompts, Sampling(temperature=0.0, max_tokens=50, slide=False)))
-    texts = collect(tokens, 2)
-    assert [len(text) for text in texts] == [2, 11]  # 12 places read, and what the last of them predicts
-    assert texts == [by_recomputing(model, prompt, len(text)) for prompt, text in zip(prompts, texts, strict=True)]
-    assert {t.row: t.finish for t in tokens if t.finish} == {0: "length", 1: "length"}
+    prompts, settings = [[1] * 11, [2, 3]], Sampling(temperature=0.0, max_tokens=50, slide=False)
+    lengths = [2, 11]  # 12 positions are read, and the last of them predicts one more token
+    expected = [recompute_greedy(model, prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
+    assert token_ids(model, prompts, settings) == expected
+    assert {chunk.row: chunk.finish for chunk in generate(model, prompts, settings)} == {0: "length", 1: "length"}
 
 
-def test_gradients_stay_on_for_the_caller_between_tokens() -> None:
+def test_the_caller_keeps_gradients_between_chunks() -> None:
     stream = generate(MODELS["gru"], [[1]], Sampling(max_tokens=3))
     next(stream)
     assert torch.is_grad_enabled()
     assert not torch.is_inference_mode_enabled()
 
 
-def test_what_cannot_be_continued_is_refused() -> None:
+def test_impossible_prompts_are_refused() -> None:
     learned = decoder(position=Learned(), context=12)
+    encoder = build(preset("bert-tiny").replace(layers=1, vocab_size=VOCAB)).eval()
+    with pytest.raises(ModelError, match="cannot generate"):
+        list(generate(encoder, [[1]], Sampling()))
     with pytest.raises(ModelError, match="13 tokens long, but the model reads at most 12"):
         generate(learned, [[1] * 13], Sampling(slide=False))
     with pytest.raises(ModelError, match="prompt 1 is empty"):
@@ -127,17 +108,11 @@ def test_what_cannot_be_continued_is_refused() -> None:
         generate(decoder().train(), [[1]], Sampling())
 
 
-def test_an_encoder_cannot_generate() -> None:
-    tiny = preset("bert-tiny").replace(layers=1, vocab_size=VOCAB)
-    with pytest.raises(ModelError, match="cannot generate"):
-        list(generate(build(tiny).eval(), [[1]], Sampling()))
-
-
 # ---- text
 
 
 class Script(LanguageModel):
-    """Writes a text that is fixed beforehand, whatever it reads."""
+    """Generates a fixed text after any prompt."""
 
     def __init__(self, ids: list[int], vocab_size: int):
         super().__init__()
@@ -167,7 +142,7 @@ def scripted(text: str, stop: tuple[str, ...] = (), max_tokens: int = 500) -> tu
     return [chunk.text for chunk in chunks], chunks[-1].tokens, chunks[-1].finish
 
 
-def test_text_streams_whole_characters() -> None:
+def test_chunks_hold_complete_characters() -> None:
     chunks, _, finish = scripted("naïve 😀 text")
     assert "".join(chunks) == "naïve 😀 text"
     assert finish == "eos"
@@ -188,7 +163,7 @@ def test_text_streams_whole_characters() -> None:
         ("日本語。", ("。",), "日本語", "stop"),
     ],
 )
-def test_stop_strings_end_the_text_and_never_show(text: str, stop: tuple[str, ...], shown: str, finish: str) -> None:
+def test_stop_strings_end_the_text_and_are_not_shown(text: str, stop: tuple[str, ...], shown: str, finish: str) -> None:
     chunks, tokens, reason = scripted(text, stop)
     assert ("".join(chunks), reason) == (shown, finish)
     assert tokens <= len(text.encode()) + 1
@@ -196,31 +171,24 @@ def test_stop_strings_end_the_text_and_never_show(text: str, stop: tuple[str, ..
 
 @given(st.text("ab", max_size=14), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3))
 @examples(max_examples=60, deadline=None)
-def test_stop_strings_cut_where_the_first_one_completes(text: str, stop: list[str]) -> None:
+def test_the_first_complete_stop_string_ends_the_text(text: str, stop: list[str]) -> None:
     chunks, _, _ = scripted(text, tuple(stop))
     done = next((i for i in range(len(text) + 1) if any(s in text[:i] for s in stop)), None)
     expected = text if done is None else text[: min(text[:done].find(s) for s in stop if s in text[:done])]
-    shown = "".join(chunks)
-    assert shown == expected
-    # nothing was ever shown that had to be taken back
-    assert not any(s in shown for s in stop)
+    assert "".join(chunks) == expected
 
 
-def test_the_token_limit_shows_what_was_held_back() -> None:
+def test_the_token_limit_releases_pending_text() -> None:
     chunks, tokens, finish = scripted("abcdef", ("cdx",), max_tokens=4)
     assert ("".join(chunks), tokens, finish) == ("abcd", 4, "length")
-
-
-def test_half_a_character_at_the_limit_is_not_lost_silently() -> None:
-    chunks, _, finish = scripted("aé", max_tokens=2)
-    assert "".join(chunks) == BYTES.decode(BYTES.encode("aé")[:2])
-    assert finish == "length"
+    chunks, _, finish = scripted("aé", max_tokens=2)  # ends in half a character
+    assert ("".join(chunks), finish) == (BYTES.decode(BYTES.encode("aé")[:2]), "length")
 
 
 def test_an_empty_prompt_begins_a_new_text() -> None:
-    assert opening(BYTES) == BYTES.eos_id
+    assert start_token(BYTES) == BYTES.eos_id
     bare = build_tokenizer(Char(specials=Char().specials.replace(bos=None, eos=None)), ["a b\nc"])
-    assert bare.decode([opening(bare)]) == "\n"
+    assert bare.decode([start_token(bare)]) == "\n"
     model = build(Recurrent(vocab_size=BYTES.vocab_size, d_model=8, cell="elman")).eval()
     empty = complete(model, BYTES, [""], Sampling(max_tokens=5))[0]
     assert empty.tokens == 5 or empty.finish == "eos"
@@ -231,9 +199,9 @@ def test_completions_are_the_joined_chunks() -> None:
     torch.manual_seed(3)
     model = build(Recurrent(vocab_size=tokenizer.vocab_size, d_model=8, cell="lstm")).eval()
     settings = Sampling(max_tokens=20, seed=5)
-    whole = complete(model, tokenizer, ["the", "a cat"], settings)
-    parts: dict[int, str] = {0: "", 1: ""}
+    completions = complete(model, tokenizer, ["the", "a cat"], settings)
+    texts = ["", ""]
     for chunk in generate(model, [Prompt.of(tokenizer, text) for text in ("the", "a cat")], settings):
-        parts[chunk.row] += chunk.text
-    assert [c.text for c in whole] == [parts[0], parts[1]]
-    assert whole[1] == complete(model, tokenizer, ["a cat"], settings, seeds=[6])[0]
+        texts[chunk.row] += chunk.text
+    assert [each.text for each in completions] == texts
+    assert completions[1] == complete(model, tokenizer, ["a cat"], settings, seeds=[6])[0]

@@ -1,4 +1,6 @@
-"""Many texts: the engine and lockstep batches write the same, and each is taken where it should be."""
+"""Many texts: the engine and lockstep batches generate the same, and each is used where it is faster."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,12 +8,14 @@ from tests.decode.small import complete as lockstep
 from tests.decode.small import decoder
 
 from weft.decode import generate as many
-from weft.decode.bulk import Job, texts_of
+from weft.decode.bulk import BulkJob, generate_many
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import regex
-from weft.decode.generate import complete, completions, engine_is_faster
+from weft.decode.engine.blocks import Limits
+from weft.decode.generate import completions, engine_completions, engine_is_faster
 from weft.decode.prompt import Prompt
 from weft.errors import ModelError
+from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Recurrent
 from weft.nn.config import LayerNorm
@@ -29,33 +33,19 @@ def prompts(texts: list[str] = TEXTS) -> list[Prompt]:
     return [Prompt.of(BYTES, text) for text in texts]
 
 
-@pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many texts each engine writes at a time."""
-    made: list[int] = []
-    engine = many.Engine
-    monkeypatch.setattr(
-        many, "Engine", lambda model, tokenizer, limits: made.append(limits.rows) or engine(model, tokenizer, limits)
-    )
-    return made
-
-
 @pytest.mark.parametrize("rows", [1, 3, 7])
-def test_both_ways_write_the_same_in_order(rows: int, engines: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_and_lockstep_generate_the_same_in_order(rows: int) -> None:
     seeds = range(40, 40 + len(TEXTS))
-    by_engine = list(completions(MODEL, prompts(), SETTINGS, seeds, rows))
-    assert engines == [rows]
-    monkeypatch.setattr(many, "engine_is_faster", lambda *given: False)
-    assert [each.text for each in completions(MODEL, prompts(), SETTINGS, seeds, rows)] == [t.text for t in by_engine]
-    assert engines == [rows]
+    assert engine_is_faster(MODEL, prompts(), SETTINGS, rows=rows)
+    by_engine = list(completions(MODEL, prompts(), SETTINGS, seeds=seeds, rows=rows))
     for text, seed, found in zip(TEXTS, seeds, by_engine, strict=True):
         (alone,) = lockstep(MODEL, BYTES, [text], SETTINGS, seeds=[seed])
         assert (found.text, found.tokens, found.finish) == (alone.text, alone.tokens, alone.finish)
         assert [each.id for each in found.scored] == [each.id for each in alone.scored]
 
 
-def test_texts_come_as_soon_as_all_before_them_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first text is handed on while others are still being written."""
+def test_texts_are_yielded_as_soon_as_all_before_them_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first text is yielded while others are still generated."""
     steps = 0
     step = many.Engine.step
 
@@ -66,75 +56,72 @@ def test_texts_come_as_soon_as_all_before_them_are_there(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(many.Engine, "step", counted)
     settings = Sampling(max_tokens=10, temperature=0.0, banned=(BYTES.eos_id or 0,))
-    found = completions(MODEL, prompts(), settings, [0] * len(TEXTS), 2)
-    next(found)
+    texts = completions(MODEL, prompts(), settings, seeds=[0] * len(TEXTS), rows=2)
+    next(texts)
     first = steps
-    assert len(list(found)) == len(TEXTS) - 1
-    assert steps >= 3 * first
+    assert len(list(texts)) == len(TEXTS) - 1
+    assert steps >= 3 * first > 0
 
 
-def test_where_the_engine_is_taken() -> None:
-    assert engine_is_faster(MODEL, prompts(), SETTINGS, 4)
-    assert not engine_is_faster(MODEL, prompts(), SETTINGS, 8)  # one batch, and a small one
-    assert engine_is_faster(MODEL, prompts(TEXTS * 4), SETTINGS, 100)
-    assert not engine_is_faster(MODEL, prompts(["one", "two"] * 20), SETTINGS, 4)  # of one length
-    assert not engine_is_faster(MODEL, prompts(), SETTINGS.replace(max_tokens=10**9), 4)
-    recurrent = build(Recurrent(vocab_size=BYTES.vocab_size, d_model=8)).eval()
-    assert not engine_is_faster(recurrent, prompts(), SETTINGS, 4)
-    # a window bounds what a text can reach
+def test_where_the_engine_is_used() -> None:
+    def faster(model: LanguageModel, texts: list[str] = TEXTS, rows: int = 4, max_tokens: int = 12) -> bool:
+        return engine_is_faster(model, prompts(texts), SETTINGS.replace(max_tokens=max_tokens), rows=rows)
+
+    assert faster(MODEL)
+    assert not faster(MODEL, rows=8)  # one small batch
+    assert faster(MODEL, TEXTS * 4, rows=100)
+    assert not faster(MODEL, ["one", "two"] * 20)  # prompts of one length
+    assert not faster(MODEL, max_tokens=10**9)
+    assert not faster(build(Recurrent(vocab_size=BYTES.vocab_size, d_model=8)).eval())
+    # a window bounds the length of a text
     learned = decoder(vocab_size=BYTES.vocab_size, position=Learned(), norm=LayerNorm(), context=64)
-    assert engine_is_faster(learned, prompts(), SETTINGS.replace(max_tokens=10**9), 4)
-    # a block of a text whose angles change as it grows would serve no other
-    stretched = decoder(vocab_size=BYTES.vocab_size, position=Rotary(scaling=DynamicNTK(factor=2.0)), context=64)
-    assert engine_is_faster(stretched, prompts(), SETTINGS, 4)
-    assert not engine_is_faster(stretched, prompts(), SETTINGS.replace(max_tokens=64), 4)
+    assert faster(learned, max_tokens=10**9)
+    # KV blocks of a text whose rotation changes as it grows can't be shared
+    dynamic = decoder(vocab_size=BYTES.vocab_size, position=Rotary(scaling=DynamicNTK(factor=2.0)), context=64)
+    assert faster(dynamic)
+    assert not faster(dynamic, max_tokens=64)
 
 
 @pytest.mark.slow
-def test_blocks_are_few_but_enough(engines: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text may take all of them, and then the others wait."""
-    monkeypatch.setattr(many, "MIN_ENGINE_TEXTS", 2)
-    rules = {"banned": (BYTES.eos_id or 0,), "stop": ("zzzzz",), "slide": False}
-    settings = Sampling(max_tokens=1600, temperature=0.0, **rules)
+def test_a_text_may_take_all_kv_blocks() -> None:
+    """The other text waits meanwhile."""
+    settings = Sampling(max_tokens=1600, temperature=0.0, banned=(BYTES.eos_id or 0,), stop=("zzzzz",), slide=False)
     model = decoder(vocab_size=BYTES.vocab_size, position=Learned(), norm=LayerNorm(), context=600)
-    found = complete(model, prompts(["a" * 40, "b"]), settings)
-    assert engines == [2]
+    texts = ["a" * 40, "b"]
+    found = list(engine_completions(model, prompts(texts), settings, seeds=[0, 1], limits=Limits(rows=2)))
     assert [each.tokens for each in found] == [561, 600]
-    assert found == [lockstep(model, BYTES, [text], settings)[0] for text in ("a" * 40, "b")]
+    assert found == [lockstep(model, BYTES, [text], settings)[0] for text in texts]
 
 
-def test_a_prompt_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many, "MIN_ENGINE_TEXTS", 2)
+def test_errors_of_the_engine_name_the_prompt_and_the_cause() -> None:
     model = decoder(vocab_size=BYTES.vocab_size, position=Learned(), norm=LayerNorm(), context=12)
+
+    def run(texts: list[str], settings: Sampling) -> None:
+        list(engine_completions(model, prompts(texts), settings, seeds=range(len(texts)), limits=Limits(rows=2)))
+
     with pytest.raises(ModelError, match="prompt 2 is 13 tokens long, but the model reads at most 12"):
-        complete(model, prompts(["a", "ab", "c" * 13]), SETTINGS.replace(slide=False))
+        run(["a", "ab", "c" * 13], SETTINGS.replace(slide=False))
     with pytest.raises(ModelError, match="banned: token 5000"):
-        complete(model, prompts(["a", "ab"]), SETTINGS.replace(banned=(5000,)))
-
-
-def test_weights_that_are_damaged_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many, "MIN_ENGINE_TEXTS", 2)
-    model = decoder(vocab_size=BYTES.vocab_size)
+        run(["a", "ab"], SETTINGS.replace(banned=(5000,)))
     with torch.no_grad():
-        model.decoder.norm.weight.fill_(torch.nan)  # type: ignore[union-attr]
+        model.get_parameter("decoder.norm.weight").fill_(torch.nan)
     with pytest.raises(ModelError, match="NaN"):
-        complete(model, prompts(), SETTINGS)
+        run(TEXTS, SETTINGS)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 8, 100])
-def test_several_texts_for_each_prompt(batch: int, engines: list[int]) -> None:
-    job = Job(SETTINGS, n=3, batch=batch)
-    found = list(texts_of(MODEL, BYTES, TEXTS, job, first=7))
-    assert engines == ([3 * batch] if batch < 8 else [])
-    for number, (text, several) in enumerate(zip(TEXTS, found, strict=True), start=7):
+def test_several_texts_for_each_prompt(batch: int) -> None:
+    found = generate_many(MODEL, BYTES, TEXTS, job=BulkJob(SETTINGS, n=3, batch=batch), first=7)
+    for number, (text, samples) in enumerate(zip(TEXTS, found, strict=True), start=7):
         seeds = range(5 + 3 * number, 8 + 3 * number)
-        alone = [lockstep(MODEL, BYTES, [text], SETTINGS, seeds=[seed])[0].text for seed in seeds]
-        assert [each.text for each in several] == alone
+        expected = lockstep(MODEL, BYTES, [text] * 3, SETTINGS, seeds=seeds)
+        assert [each.text for each in samples] == [each.text for each in expected]
 
 
-def test_patterns_and_beams_for_many_prompts() -> None:
-    pattern = regex(BYTES, "(yes|no)!")
-    drawn = list(texts_of(MODEL, BYTES, TEXTS, Job(Sampling(max_tokens=9), n=2, batch=3, grammar=pattern)))
-    assert {each.text for several in drawn for each in several} <= {"yes!", "no!"}
-    best = list(texts_of(MODEL, BYTES, TEXTS, Job(Beam(beams=4, n=2, max_tokens=9), batch=3, grammar=pattern)))
-    assert [{each.text for each in several} for several in best] == [{"yes!", "no!"}] * len(TEXTS)
+def test_grammars_and_beams_for_many_prompts() -> None:
+    grammar = regex(BYTES, "(yes|no)!")
+    job = BulkJob(Sampling(max_tokens=9), n=2, batch=3, grammar=grammar)
+    samples = list(generate_many(MODEL, BYTES, TEXTS, job=job))
+    assert {each.text for texts in samples for each in texts} <= {"yes!", "no!"}
+    best = generate_many(MODEL, BYTES, TEXTS, job=replace(job, settings=Beam(beams=4, n=2, max_tokens=9), n=1))
+    assert [{each.text for each in texts} for texts in best] == [{"yes!", "no!"}] * len(TEXTS)

@@ -1,7 +1,10 @@
-"""Penalties, biases, bans and filters, held to an implementation that nobody here wrote, and mixed in one batch."""
+"""Penalties, biases, bans and filters: equal to Transformers', and independent between the rows of a batch."""
+
+from typing import Any
 
 import pytest
 import torch
+from tests.decode.small import token_ids
 from tests.later import Later
 from torch import Tensor
 
@@ -10,13 +13,13 @@ from weft.decode.config import Beam, Rules, Sampling
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
 from weft.decode.sampling import (
-    Past,
+    TokenHistory,
     apply_rules,
+    choose_tokens,
     count_penalties,
-    filtered,
+    filter_logits,
     min_p,
     no_repeat_ngram,
-    picked,
     repetition_penalty,
     top_k,
     top_p,
@@ -39,86 +42,85 @@ def logits() -> Tensor:
 
 
 @pytest.fixture
-def read() -> Tensor:
+def prompts() -> Tensor:
     return torch.randint(V, (B, 12), generator=torch.Generator().manual_seed(1))
 
 
-def past_of(read: Tensor, written: Tensor) -> Past:
-    past = Past(read.tolist(), V, torch.device("cpu"))
-    for column in written.T:
-        past.push(column.tolist())
-    return past
+def history_of(prompts: Tensor, generated: Tensor) -> TokenHistory:
+    history = TokenHistory(prompts.tolist(), V, torch.device("cpu"))
+    for column in generated.T:
+        history.push(column.tolist())
+    return history
 
 
-@pytest.mark.parametrize("amount", [0.2, 0.5, 0.9])
-def test_filters_equal_transformers(logits: Tensor, read: Tensor, amount: float) -> None:
+@pytest.mark.parametrize("value", [0.2, 0.5, 0.9])
+def test_filters_equal_transformers(logits: Tensor, prompts: Tensor, value: float) -> None:
     for ours, theirs in [
-        (filtered(logits, [Sampling(temperature=amount)] * B), transformers.TemperatureLogitsWarper(amount)),
-        (top_k(logits, int(amount * 20)), transformers.TopKLogitsWarper(int(amount * 20))),
-        (top_p(logits, amount), transformers.TopPLogitsWarper(amount)),
-        (min_p(logits, amount), transformers.MinPLogitsWarper(amount)),
-        (typical(logits, amount), transformers.TypicalLogitsWarper(amount)),
+        (filter_logits(logits, [Sampling(temperature=value)] * B), transformers.TemperatureLogitsWarper(value)),
+        (top_k(logits, int(value * 20)), transformers.TopKLogitsWarper(int(value * 20))),
+        (top_p(logits, value), transformers.TopPLogitsWarper(value)),
+        (min_p(logits, value), transformers.MinPLogitsWarper(value)),
+        (typical(logits, value), transformers.TypicalLogitsWarper(value)),
     ]:
-        torch.testing.assert_close(ours, theirs(read, logits.clone()))
+        torch.testing.assert_close(ours, theirs(prompts, logits.clone()))
 
 
 @pytest.mark.parametrize("penalty", [0.7, 1.3, 5.0])
-def test_penalties_and_bans_equal_transformers(logits: Tensor, read: Tensor, penalty: float) -> None:
-    seen = torch.zeros(B, V, dtype=torch.bool).scatter(1, read, True)
-    theirs = transformers.RepetitionPenaltyLogitsProcessor(penalty)(read, logits.clone())
+def test_penalties_and_bans_equal_transformers(logits: Tensor, prompts: Tensor, penalty: float) -> None:
+    seen = torch.zeros(B, V, dtype=torch.bool).scatter(1, prompts, True)
+    theirs = transformers.RepetitionPenaltyLogitsProcessor(penalty)(prompts, logits.clone())
     torch.testing.assert_close(repetition_penalty(logits, seen, penalty), theirs)
 
-    banned = transformers.SuppressTokensLogitsProcessor([3, 7])(read, logits.clone())
-    rules = [Rules(banned=(3, 7))] * B
-    torch.testing.assert_close(apply_rules(logits, rules, None, [0] * B, None), banned)
+    bias = transformers.SequenceBiasLogitsProcessor([[[5], penalty], [[9], -penalty]])
+    for rule, processor in [
+        (Rules(banned=(3, 7)), transformers.SuppressTokensLogitsProcessor([3, 7])),
+        (Rules(logit_bias={5: penalty, 9: -penalty}), bias),
+    ]:
+        ours = apply_rules(logits, [rule] * B, [0] * B)
+        torch.testing.assert_close(ours, processor(prompts, logits.clone()))
+    first = transformers.ForcedBOSTokenLogitsProcessor(8)(prompts[:, :1], logits.clone())
+    torch.testing.assert_close(apply_rules(logits, [Rules(forced=(8,))] * B, [0] * B), first)
 
-    biased = transformers.SequenceBiasLogitsProcessor([[[5], penalty], [[9], -penalty]])(read, logits.clone())
-    ours = apply_rules(logits, [Rules(logit_bias={5: penalty, 9: -penalty})] * B, None, [0] * B, None)
-    torch.testing.assert_close(ours, biased)
-
-    early = transformers.MinNewTokensLengthLogitsProcessor(10, 4, 2)
-    for count, ids in ((1, read[:, :11]), (4, read[:, :14])):
-        held = torch.cat([ids, ids], 1)[:, : 10 + count]
-        ours = apply_rules(logits, [Rules(min_tokens=4)] * B, None, [count] * B, 2)
-        torch.testing.assert_close(ours, early(held, logits.clone()))
-
-    first = transformers.ForcedBOSTokenLogitsProcessor(8)(read[:, :1], logits.clone())
-    torch.testing.assert_close(apply_rules(logits, [Rules(forced=(8,))] * B, None, [0] * B, None), first)
+    minimum = transformers.MinNewTokensLengthLogitsProcessor(10, 4, 2)
+    for count in (1, 4):
+        ids = torch.cat([prompts, prompts], 1)[:, : 10 + count]
+        ours = apply_rules(logits, [Rules(min_tokens=4)] * B, [count] * B, eos_id=2)
+        torch.testing.assert_close(ours, minimum(ids, logits.clone()))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_no_ngram_comes_twice_as_in_transformers(logits: Tensor, size: int) -> None:
-    read = torch.randint(3, (B, 14), generator=torch.Generator().manual_seed(size))  # of few tokens: much comes twice
-    past = past_of(read[:, :9], read[:, 9:])
-    assert past.texts == read.tolist()
+def test_banned_ngrams_equal_transformers(logits: Tensor, size: int) -> None:
+    ids = torch.randint(3, (B, 14), generator=torch.Generator().manual_seed(size))  # few tokens: many repeats
+    history = history_of(ids[:, :9], ids[:, 9:])
+    assert history.texts == ids.tolist()
     theirs = transformers.NoRepeatNGramLogitsProcessor(size)
-    expected = theirs(read, logits.clone())
+    expected = theirs(ids, logits.clone())
     assert (expected == -torch.inf).any(dim=1).sum() > B // 2
-    ours = apply_rules(logits, [Rules(no_repeat_ngram=size)] * B, past, [5] * B, None)
+    ours = apply_rules(logits, [Rules(no_repeat_ngram=size)] * B, [5] * B, history=history)
     torch.testing.assert_close(ours, expected)
-    for short in (read[:, :1], read[:, :2]):
+    for short in (ids[:, :1], ids[:, :2]):
         torch.testing.assert_close(no_repeat_ngram(logits, short.tolist(), [size] * B), theirs(short, logits.clone()))
-    past.reorder([B - 1, *range(B - 1)])
-    assert past.texts == read.roll(1, 0).tolist()
+    history.reorder([B - 1, *range(B - 1)])
+    assert history.texts == ids.roll(1, 0).tolist()
 
 
 def test_frequency_and_presence_follow_their_formulas(logits: Tensor) -> None:
     counts = torch.randint(4, (B, V), generator=torch.Generator().manual_seed(2)).float()
-    expected = logits.clone()
-    for row in range(B):
-        for token in range(V):
-            expected[row, token] -= 0.4 * counts[row, token] + 1.5 * float(counts[row, token] > 0)
-    torch.testing.assert_close(count_penalties(logits, counts, 0.4, 1.5), expected)
+    expected = torch.stack(
+        [
+            torch.stack([x - 0.4 * n - (1.5 if n else 0.0) for x, n in zip(*row, strict=True)])
+            for row in zip(logits, counts, strict=True)
+        ]
+    )
+    torch.testing.assert_close(count_penalties(logits, counts, 0.4, presence=1.5), expected)
 
 
-def test_only_repetition_counts_the_prompt(logits: Tensor, read: Tensor) -> None:
-    written = torch.full((B, 2), 20)
-    past = past_of(read, written)
-    one = apply_rules(logits, [Rules(presence_penalty=2.0)] * B, past, [2] * B, None)
-    changed = (one != logits).nonzero()[:, 1].unique().tolist()
-    assert changed == [20]
-    both = apply_rules(logits, [Rules(repetition_penalty=2.0)] * B, past, [2] * B, None)
-    assert set((both[0] != logits[0]).nonzero()[:, 0].tolist()) == {20, *read[0].tolist()}
+def test_only_the_repetition_penalty_counts_the_prompt(logits: Tensor, prompts: Tensor) -> None:
+    history = history_of(prompts, torch.full((B, 2), 20))
+    presence = apply_rules(logits, [Rules(presence_penalty=2.0)] * B, [2] * B, history=history)
+    assert (presence != logits).nonzero()[:, 1].unique().tolist() == [20]
+    repetition = apply_rules(logits, [Rules(repetition_penalty=2.0)] * B, [2] * B, history=history)
+    assert set((repetition[0] != logits[0]).nonzero()[:, 0].tolist()) == {20, *prompts[0].tolist()}
 
 
 MIXED = [
@@ -131,27 +133,22 @@ MIXED = [
 ]
 
 
-def test_rows_with_settings_of_their_own_come_out_as_alone(logits: Tensor, read: Tensor) -> None:
-    written = read[:, :2].flip(1)
-    past = past_of(read, written)
-    together = apply_rules(logits, MIXED, past, [2] * B, 0)
+def test_rows_with_different_settings_are_independent(logits: Tensor, prompts: Tensor) -> None:
+    before, generated = logits.clone(), prompts[:, :2].flip(1)
+    together = apply_rules(logits, MIXED, [2] * B, history=history_of(prompts, generated), eos_id=0)
     uniforms = [row / B for row in range(B)]
-    drawn = picked(together, MIXED, uniforms).tolist()
+    filtered = filter_logits(together, MIXED)
+    drawn = choose_tokens(together, MIXED, uniforms).tolist()
+    assert torch.equal(logits, before)  # not modified in place
     for row in range(B):
-        own = past_of(read[row : row + 1], written[row : row + 1])
-        alone = apply_rules(logits[row : row + 1], [MIXED[row]], own, [2], 0)
+        history = history_of(prompts[row : row + 1], generated[row : row + 1])
+        alone = apply_rules(logits[row : row + 1], [MIXED[row]], [2], history=history, eos_id=0)
         assert torch.equal(alone[0], together[row])
-        assert torch.equal(filtered(alone, [MIXED[row]])[0], filtered(together, MIXED)[row])
-        assert picked(alone, [MIXED[row]], uniforms[row : row + 1]).tolist() == [drawn[row]]
+        assert torch.equal(filter_logits(alone, [MIXED[row]])[0], filtered[row])
+        assert choose_tokens(alone, [MIXED[row]], uniforms[row : row + 1]).tolist() == [drawn[row]]
 
 
-def test_nothing_is_changed_in_place(logits: Tensor, read: Tensor) -> None:
-    before = logits.clone()
-    filtered(apply_rules(logits, MIXED, past_of(read, read), [1] * B, 0), MIXED)
-    assert torch.equal(logits, before)
-
-
-# ---- in whole texts
+# ---- whole texts
 
 
 @pytest.fixture(scope="module")
@@ -160,106 +157,97 @@ def model() -> LanguageModel:
     return build(Recurrent(vocab_size=V, d_model=16, cell="gru", init=FanInInit(embedding_std=1.0))).eval()
 
 
-def written(
-    model: LanguageModel, settings: Sampling | list[Sampling], rows: int = 1, eos_id: int | None = None
-) -> list[list[int]]:
-    texts: list[list[int]] = [[] for _ in range(rows)]
-    prompts = [Prompt([7, 8, 9 + row], eos_id=eos_id) for row in range(rows)]
-    for token in generate(model, prompts, settings, range(rows)):
-        texts[token.row].append(token.id)
-    return texts
+def generated(model: LanguageModel, settings: Sampling, eos_id: int | None = None) -> list[int]:
+    return token_ids(model, [Prompt([7, 8, 9], eos_id=eos_id)], settings, seeds=[0])[0]
 
 
-def test_a_batch_of_unlike_rows_writes_what_each_writes_alone(model: LanguageModel) -> None:
+def test_a_batch_of_different_settings_equals_each_row_alone(model: LanguageModel) -> None:
     settings = [each.replace(max_tokens=4 + 2 * row) for row, each in enumerate(MIXED)]
-    together = written(model, settings, B, eos_id=0)
-    for row, each in enumerate(settings):
-        alone: list[int] = []
-        for token in generate(model, [Prompt([7, 8, 9 + row], eos_id=0)], each, seeds=[row]):
-            alone.append(token.id)
-        assert alone == together[row]
+    prompts = [Prompt([7, 8, 9 + row], eos_id=0) for row in range(B)]
+    together = token_ids(model, prompts, settings, seeds=range(B))
+    for row in range(B):
+        assert token_ids(model, prompts[row : row + 1], settings[row], seeds=[row]) == [together[row]]
     assert together[5][:3] == [4, 5, 6]
     assert not {1, 2} & set(together[3])
     assert 0 not in together[4][:5]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_no_ngram_comes_twice_in_a_text(model: LanguageModel, size: int) -> None:
+def test_no_ngram_repeats_in_a_text(model: LanguageModel, size: int) -> None:
+    def distinct(settings: Sampling) -> int:
+        text = [7, 8, 9, *generated(model, settings)]
+        return len({tuple(text[at : at + size]) for at in range(len(text) - size + 1)})
+
     for settings in (Sampling(temperature=0.0, max_tokens=30), Sampling(temperature=0.3, max_tokens=30)):
-        text = [7, 8, 9, *written(model, settings.replace(no_repeat_ngram=size))[0]]
-        grams = [tuple(text[at : at + size]) for at in range(len(text) - size + 1)]
-        assert len(set(grams)) == len(grams) == 34 - size
-    plain = [7, 8, 9, *written(model, Sampling(temperature=0.0, max_tokens=30))[0]]
-    assert len({tuple(plain[at : at + size]) for at in range(34 - size)}) < 34 - size
+        assert distinct(settings.replace(no_repeat_ngram=size)) == 34 - size
+    assert distinct(Sampling(temperature=0.0, max_tokens=30)) < 34 - size
 
 
 def test_a_strong_penalty_never_repeats(model: LanguageModel) -> None:
-    text = written(model, Sampling(max_tokens=30, presence_penalty=100.0))[0]
-    assert len(set(text)) == 30
-    text = written(model, Sampling(max_tokens=30, temperature=0.0, repetition_penalty=100.0, logit_bias={7: 9.0}))[0]
-    assert len({7, *text}) >= 30
+    assert len(set(generated(model, Sampling(max_tokens=30, presence_penalty=100.0)))) == 30
+    strong = Sampling(max_tokens=30, temperature=0.0, repetition_penalty=100.0, logit_bias={7: 9.0})
+    assert len({7, *generated(model, strong)}) >= 30
 
 
-def test_min_tokens_holds_the_end_back(model: LanguageModel) -> None:
-    wish = {0: 50.0}  # the end of the text, whatever the model says
-    assert written(model, Sampling(logit_bias=wish), eos_id=0)[0] == [0]
-    assert written(model, Sampling(logit_bias=wish, min_tokens=3), eos_id=0)[0].index(0) == 3
+def test_min_tokens_delays_eos(model: LanguageModel) -> None:
+    ends = Sampling(logit_bias={0: 50.0})
+    assert generated(model, ends, eos_id=0) == [0]
+    assert generated(model, ends.replace(min_tokens=3), eos_id=0).index(0) == 3
 
 
-def test_equal_prompts_are_read_once_and_written_apart(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
+def test_equal_prompts_are_read_once_and_continued_apart(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[int] = []
     advance = model.advance
-    monkeypatch.setattr(model, "advance", lambda tokens, *more: read.append(len(tokens)) or advance(tokens, *more))
-    rows = list(generate(model, [[1, 2]] * 3 + [[3]] * 3, Sampling(max_tokens=6)))
-    assert read[0] == 2 and set(read[1:]) == {6}
-    texts = [[t.id for t in rows if t.row == row] for row in range(6)]
-    for row, text in enumerate(texts):
-        prompt = [1, 2] if row < 3 else [3]
-        alone = [t.id for t in generate(model, [prompt], Sampling(max_tokens=6), seeds=[row])]
-        assert text == alone
+
+    def counted(tokens: Tensor, *more: Any) -> Tensor:
+        batches.append(len(tokens))
+        return advance(tokens, *more)
+
+    monkeypatch.setattr(model, "advance", counted)
+    prompts, settings = [[1, 2]] * 3 + [[3]] * 3, Sampling(max_tokens=6)
+    texts = token_ids(model, prompts, settings)
+    assert batches[0] == 2 and set(batches[1:]) == {6}
+    assert texts == [token_ids(model, [prompt], settings, seeds=[row])[0] for row, prompt in enumerate(prompts)]
     assert len({tuple(text) for text in texts}) == 6
 
 
 def test_log_probabilities_are_the_models_own(model: LanguageModel) -> None:
     settings = Sampling(max_tokens=5, temperature=0.5, top_k=3, logprobs=4, logit_bias={5: 3.0})
-    tokens = list(generate(model, [[1, 2]], settings))
-    text = [1, 2, *[t.id for t in tokens]]
+    chunks = list(generate(model, [[1, 2]], settings))
     with torch.no_grad():
-        log_p = model(torch.tensor([text]))[0].log_softmax(-1)
-    for place, token in enumerate(tokens, start=1):
-        assert token.logprob == pytest.approx(float(log_p[place, token.id]), abs=1e-5)
-        best = log_p[place].topk(4)
-        assert [id for id, _ in token.top] == best.indices.tolist()
-        assert [value for _, value in token.top] == pytest.approx(best.values.tolist(), abs=1e-5)
+        log_p = model(torch.tensor([[1, 2, *(chunk.id for chunk in chunks)]]))[0].log_softmax(-1)
+    for position, chunk in enumerate(chunks, start=1):
+        assert chunk.logprob == pytest.approx(float(log_p[position, chunk.id]), abs=1e-5)
+        best = log_p[position].topk(4)
+        assert [id for id, _ in chunk.top] == best.indices.tolist()
+        assert [value for _, value in chunk.top] == pytest.approx(best.values.tolist(), abs=1e-5)
     assert next(generate(model, [[1]], Sampling())).logprob is None
-    only = next(generate(model, [[1]], Sampling(logprobs=0)))
-    assert only.logprob is not None
-    assert only.top == ()
+    without_top = next(generate(model, [[1]], Sampling(logprobs=0)))
+    assert without_top.logprob is not None and without_top.top == ()
 
 
 @pytest.mark.parametrize(
-    ("kind", "table", "words"),
+    ("kind", "settings", "message"),
     [
         (Sampling, {"repetition_penalty": 0.0}, "repetition_penalty = 0.0: expected a number greater than 0"),
-        (Sampling, {"typical_p": 1.1}, "typical_p"),
-        (Sampling, {"logit_bias": {-1: 2.0}}, "logit_bias"),
         (Sampling, {"min_tokens": 9, "max_tokens": 8}, "min_tokens = 9: more than max_tokens = 8"),
         (Sampling, {"banned": [4], "forced": [4]}, "forced: token 4 is banned as well"),
-        (Sampling, {"logprobs": -1}, "logprobs"),
         (Sampling, {"temperature": 0.0, "typical_p": 0.5}, "greedy"),
+        (Sampling, {"temperature": 0.0, "top_k": 5}, "greedy"),
         (Beam, {"beams": 2, "n": 3}, "n = 3: a beam of 2 holds at most 2 texts"),
         (Beam, {"beams": 0}, "beams = 0"),
         (Beam, {"temperature": 0.5}, "temperature: unknown key"),
     ],
 )
-def test_rules_that_cannot_be_kept_are_refused(kind: type[Rules], table: dict[str, object], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        validate(kind, table)
+def test_contradictory_rules_are_refused(kind: type[Rules], settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validate(kind, settings)
 
 
 def test_ids_outside_the_vocabulary_are_refused(model: LanguageModel) -> None:
-    for table in ({"banned": (V,)}, {"forced": (V,)}, {"logit_bias": {V: 1.0}}):
-        with pytest.raises(ModelError, match=f"{next(iter(table))}: token 50 is outside the vocabulary of 50"):
-            generate(model, [[1]], Sampling(**table))  # type: ignore[arg-type]
+    for rule in (Sampling(banned=(V,)), Sampling(forced=(V,)), Sampling(logit_bias={V: 1.0})):
+        name = next(iter(rule.model_fields_set))
+        with pytest.raises(ModelError, match=f"{name}: token 50 is outside the vocabulary of 50"):
+            generate(model, [[1]], rule)
     with pytest.raises(ModelError, match="all 50 tokens"):
         generate(model, [[1]], Sampling(banned=tuple(range(V))))

@@ -1,35 +1,31 @@
-"""A text that is longer than the model's window goes on over its last tokens, the same whoever writes it."""
-
-from collections.abc import Sequence
+"""A text longer than the model's window continues from its last tokens, whichever method generates it."""
 
 import pytest
 import torch
-from tests.decode.small import Asking, decoder
+from tests.decode.small import Asking, decoder, recompute_greedy, token_ids
 from tests.devices import DEVICES
 
-from weft.decode import generate as many
 from weft.decode.beam import beam_search
 from weft.decode.bulk import as_json
 from weft.decode.config import Beam, Sampling
-from weft.decode.contrastive import Contrasted
+from weft.decode.contrastive import ContrastiveModel
 from weft.decode.engine.engine import Limits
 from weft.decode.fast.stepper import Stepper
-from weft.decode.generate import generate
-from weft.decode.prompt import Prompt, context_window, slid
+from weft.decode.generate import engine_completions, generate
+from weft.decode.prompt import Prompt, context_window, slide
 from weft.decode.speculative import Draft, LookUp, speculate
 from weft.decode.text import gather
-from weft.models.base import LanguageModel
 from weft.models.transformer import Transformer
 from weft.nn.config import LayerNorm
 from weft.nn.position_config import Learned
 from weft.text.config import Byte
-from weft.text.tokenizer import Tokenizer, build_tokenizer
+from weft.text.tokenizer import build_tokenizer
 
-WINDOW, HALF = 12, 6
+WINDOW = 12
 
 
 def learned(context: int = WINDOW, **changes: object) -> Transformer:
-    """A decoder with so many positions, whose texts go on changing: a window in the wrong place shows."""
+    """A decoder with learned positions whose texts don't become periodic, so that a wrong window shows."""
     model = decoder(position=Learned(), norm=LayerNorm(), context=context, **changes)
     assert model.decoder is not None
     with torch.no_grad():
@@ -41,110 +37,81 @@ def learned(context: int = WINDOW, **changes: object) -> Transformer:
 MODEL = learned()
 GREEDY = Sampling(temperature=0.0, max_tokens=40)
 PROMPTS = [[1, 2, 3], [4] * 11, [5, 6], list(range(30)), [7] * WINDOW]
-
-
-def by_hand(model: LanguageModel, prompt: Sequence[int], count: int) -> list[int]:
-    """Greedy, reading for each token all that is read of the text: half a window less as often as it is full."""
-    text = list(prompt)
-    for _ in range(count):
-        start = 0
-        while len(text) - start > WINDOW:
-            start += HALF
-        with torch.no_grad():
-            text.append(int(model(torch.tensor([text[start:]]))[0, -1].argmax()))
-    return text[len(prompt) :]
-
-
-def written(model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sampling) -> list[list[int]]:
-    texts: list[list[int]] = [[] for _ in prompts]
-    for chunk in generate(model, prompts, settings):
-        texts[chunk.row].append(chunk.id)
-    return texts
+EXPECTED = [recompute_greedy(MODEL, prompt, 40, WINDOW) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_text_goes_on_over_its_last_tokens(device: str) -> None:
+def test_a_text_continues_from_its_last_tokens(device: str) -> None:
     model = learned().to(device)
-    expected = [by_hand(MODEL, prompt, 40) for prompt in PROMPTS]
-    assert all(len(set(text[-20:])) > 5 for text in expected)
-    assert [written(model, [prompt], GREEDY)[0] for prompt in PROMPTS] == expected
-    assert written(model, PROMPTS, GREEDY) == expected  # in any company
+    assert all(len(set(text[-20:])) > 5 for text in EXPECTED)
+    assert [token_ids(model, [prompt], GREEDY)[0] for prompt in PROMPTS] == EXPECTED
+    assert token_ids(model, PROMPTS, GREEDY) == EXPECTED
     chunks = list(generate(model, [PROMPTS[0]], GREEDY))
     assert [chunk.slid for chunk in chunks] == [False] * 10 + [True] * 30
     assert [chunk.finish for chunk in chunks] == [None] * 39 + ["length"]
 
 
-def test_how_much_of_a_text_was_a_prompt_makes_no_difference() -> None:
-    text = [*PROMPTS[0], *by_hand(MODEL, PROMPTS[0], 40)]
+def test_the_window_does_not_depend_on_the_length_of_the_prompt() -> None:
+    text = [*PROMPTS[0], *EXPECTED[0]]
     for cut in range(3, 43, 5):
-        assert written(MODEL, [text[:cut]], GREEDY.replace(max_tokens=43 - cut))[0] == text[cut:]
+        assert token_ids(MODEL, [text[:cut]], GREEDY.replace(max_tokens=43 - cut))[0] == text[cut:]
 
 
-def test_without_sliding_the_window_ends_a_text() -> None:
+def test_without_sliding_a_full_window_ends_the_text() -> None:
     chunks = list(generate(MODEL, [[1, 2, 3]], GREEDY.replace(slide=False)))
-    assert len(chunks) == 10
     assert chunks[-1].finish == "length" and not chunks[-1].slid
-    assert [chunk.id for chunk in chunks] == by_hand(MODEL, [1, 2, 3], 10)
+    assert [chunk.id for chunk in chunks] == recompute_greedy(MODEL, [1, 2, 3], 10)
 
 
-def test_texts_that_slide_and_texts_that_end_stand_in_one_batch() -> None:
+def test_a_batch_may_mix_texts_that_slide_and_texts_that_end() -> None:
     settings = [GREEDY, GREEDY.replace(slide=False), GREEDY.replace(max_tokens=2)]
-    texts: list[list[int]] = [[], [], []]
-    for chunk in generate(MODEL, [[1, 2, 3], [4] * 11, [5, 6]], settings):
-        texts[chunk.row].append(chunk.id)
-    expected = [(40, [1, 2, 3]), (2, [4] * 11), (2, [5, 6])]
-    assert texts == [by_hand(MODEL, prompt, count) for count, prompt in expected]
+    texts = token_ids(MODEL, [[1, 2, 3], [4] * 11, [5, 6]], settings)
+    assert texts == [EXPECTED[0], EXPECTED[1][:2], EXPECTED[2][:2]]
 
 
-@pytest.mark.parametrize("settings", [GREEDY, Sampling(max_tokens=100, seed=3)], ids=["greedy", "drawn"])
-def test_steps_that_run_ahead_slide_at_the_same_places(settings: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = written(MODEL, PROMPTS, settings)
+@pytest.mark.parametrize("settings", [GREEDY, Sampling(max_tokens=100, seed=3)], ids=["greedy", "sampled"])
+def test_steps_that_run_ahead_slide_at_the_same_positions(settings: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = token_ids(MODEL, PROMPTS, settings)
     monkeypatch.setattr(Stepper, "runs_ahead", True)
-    assert written(MODEL, PROMPTS, settings) == expected
+    assert token_ids(MODEL, PROMPTS, settings) == expected
 
 
-def test_guesses_change_nothing() -> None:
-    expected = by_hand(MODEL, [1, 2, 3], 40)
-    smaller = learned(7, layers=1)
+def test_drafts_change_nothing() -> None:
     prompt = Prompt([1, 2, 3])
-    for guesser in (LookUp(2), Draft(MODEL, prompt, GREEDY), Draft(smaller, prompt, GREEDY)):
-        assert [chunk.id for chunk in speculate(MODEL, guesser, prompt, GREEDY)] == expected
+    for drafter in (LookUp(2), Draft(MODEL, prompt, GREEDY), Draft(learned(7, layers=1), prompt, GREEDY)):
+        assert [chunk.id for chunk in speculate(MODEL, prompt, GREEDY, drafter=drafter)] == EXPECTED[0]
 
 
-def test_the_same_model_goes_on_guessing_beyond_the_window() -> None:
+def test_a_draft_model_continues_beyond_its_window() -> None:
     draft = Draft(MODEL, Prompt([1]), GREEDY)
-    text = [1, *by_hand(MODEL, [1], 40)]
+    text = [1, *recompute_greedy(MODEL, [1], 40, WINDOW)]
     for cut in range(1, 36):
-        most = min(5, WINDOW - len(slid(text[:cut], WINDOW)) + 1)
-        assert draft.guess(text[:cut], most).tokens == text[cut : cut + most]
+        count = min(5, WINDOW - len(slide(text[:cut], WINDOW)) + 1)
+        assert draft.draft(text[:cut], count).tokens == text[cut : cut + count]
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return build_tokenizer(Byte(), ["abc"])
-
-
-def test_the_engine_slides_at_the_same_places(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_slides_at_the_same_positions() -> None:
+    tokenizer = build_tokenizer(Byte(), ["abc"])
     model = learned(vocab_size=tokenizer.vocab_size)
     texts = ["abc", "d" * 11, "ef", "the prompt is longer than the window", "g"]
+    prompts = [Prompt.of(tokenizer, text) for text in texts]
     for settings in (GREEDY, Sampling(max_tokens=40, seed=5)):
-        asked = [Prompt.of(tokenizer, text) for text in texts]
-        expected = [gather(generate(model, [each], settings), [each])[0] for each in asked]
-        for blocks in (40, 4) if settings is GREEDY else (40,):  # few blocks: some are preempted as well
+        expected = [gather(generate(model, [prompt], settings), [prompt])[0] for prompt in prompts]
+        for blocks in (40, 4) if settings is GREEDY else (40,):  # with few blocks, some requests are preempted
             engine = Asking(model, tokenizer, Limits(blocks, block_size=4, rows=3))
             requests = [engine.ask(text, settings) for text in texts]
             engine.run()
             assert [request.completion() for request in requests] == expected
-        monkeypatch.setattr(many, "MIN_ENGINE_TEXTS", 2)
-        assert many.complete(model, asked, settings, seeds=[settings.seed] * len(asked)) == expected
+        seeds = [settings.seed] * len(prompts)
+        assert list(engine_completions(model, prompts, settings, seeds=seeds, limits=Limits(rows=5))) == expected
     assert all(each.slid and as_json(each)["slid"] for each in expected if each.tokens == 40)
 
 
-def test_what_stands_before_every_text_stays() -> None:
-    assert slid(range(12), 12, 1) == range(12)
-    assert slid(range(13), 12, 1) == [0, *range(6, 13)]
-    assert slid(range(29), 12, 2) == [0, 1, *range(22, 29)]
-    assert slid([1, 2, 3], 1) == [3]
+def test_leading_tokens_stay_in_the_window() -> None:
+    assert slide(range(12), 12, 1) == range(12)
+    assert slide(range(13), 12, 1) == [0, *range(6, 13)]
+    assert slide(range(29), 12, 2) == [0, 1, *range(22, 29)]
+    assert slide([1, 2, 3], 1) == [3]
 
 
 def test_beam_search_ends_at_the_window() -> None:
@@ -154,5 +121,5 @@ def test_beam_search_ends_at_the_window() -> None:
 
 def test_two_models_have_the_smaller_window() -> None:
     wide = learned(40)
-    assert context_window(Contrasted(wide, MODEL)) == context_window(Contrasted(MODEL, decoder())) == WINDOW
-    assert len(written(Contrasted(wide, MODEL), [[1, 2]], GREEDY)[0]) == 40
+    assert context_window(ContrastiveModel(wide, MODEL)) == context_window(ContrastiveModel(MODEL, decoder())) == WINDOW
+    assert len(token_ids(ContrastiveModel(wide, MODEL), [[1, 2]], GREEDY)[0]) == 40

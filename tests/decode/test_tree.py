@@ -1,18 +1,18 @@
-"""Search trees are what decoding does: their leaves are the texts of generate and beam_search, for every model."""
+"""Search trees record decoding: their leaves are the texts of generate and beam_search, for every model."""
 
 import math
 
 import pytest
 import torch
-from tests.decode.small import VOCAB, complete, decoder
+from tests.decode.small import VOCAB, complete, decoder, token_ids
 from tests.lectures.test_f19_search import FIRST, MODEL, SECOND
 from tests.models.contract import SomeSource
 
 from weft.decode.beam import beam_search
 from weft.decode.config import Beam, Branching, Sampling
-from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
 from weft.decode.tree import search_trees
+from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Bahdanau, Recurrent
 from weft.models.presets import vaswani
@@ -22,64 +22,64 @@ from weft.text.tokenizer import build_tokenizer
 SETTINGS = Branching(depth=5, beams=3, samples=6, seed=3, alternatives=4)
 
 
-def models():
+def model_of(family: str) -> LanguageModel:
     torch.manual_seed(0)
-    yield "decoder", decoder(), None
-    yield "recurrent", build(Recurrent(vocab_size=VOCAB, d_model=16)).eval(), None
-    source = SomeSource(torch.tensor([[3, 9, 4, 1]]))
-    yield "vaswani", build(vaswani(2, 16, 2, 32, 0.0, vocab_size=VOCAB)).eval(), source
-    yield "bahdanau", build(Bahdanau(vocab_size=VOCAB, d_model=16)).eval(), source
+    match family:
+        case "decoder":
+            return decoder()
+        case "recurrent":
+            return build(Recurrent(vocab_size=VOCAB, d_model=16)).eval()
+        case "vaswani":
+            return build(vaswani(2, 16, 2, 32, 0.0, vocab_size=VOCAB)).eval()
+        case _:
+            return build(Bahdanau(vocab_size=VOCAB, d_model=16)).eval()
 
 
-@pytest.mark.parametrize(
-    ("name", "model", "source"), list(models()), ids=lambda each: each if isinstance(each, str) else ""
-)
-def test_leaves_are_what_decoding_writes(name, model, source) -> None:
-    prompt = Prompt([5, 6], eos_id=3)
-    trees = search_trees(model, prompt, SETTINGS, source)
+@pytest.mark.parametrize("family", ["decoder", "recurrent", "vaswani", "bahdanau"])
+def test_leaves_are_the_decoded_texts(family: str) -> None:
+    model, prompt = model_of(family), Prompt([5, 6], eos_id=3)
+    source = SomeSource(torch.tensor([[3, 9, 4, 1]])) if family in ("vaswani", "bahdanau") else None
+    trees = search_trees(model, prompt, SETTINGS, source=source)
 
-    greedy = [chunk.id for chunk in generate(model, [prompt], Sampling(temperature=0.0, max_tokens=5), source=source)]
+    greedy = token_ids(model, [prompt], Sampling(temperature=0.0, max_tokens=5), source=source)[0]
     assert trees.greedy.path(trees.greedy.written[0].leaf) == tuple(greedy)
 
-    best = beam_search(model, [prompt], Beam(beams=3, max_tokens=5), source)[0][0]
+    best = beam_search(model, [prompt], Beam(beams=3, max_tokens=5), source=source)[0][0]
     assert trees.beam.path(trees.beam.written[0].leaf) == best.ids
     assert trees.beam.written[0].logprob == pytest.approx(best.logprob, abs=1e-9)
 
-    texts: list[list[int]] = [[] for _ in range(6)]
     rows = None if source is None else SomeSource(source.tokens.expand(6, -1))
-    for chunk in generate(model, [prompt] * 6, Sampling(max_tokens=5, seed=3), source=rows):
-        texts[chunk.row].append(chunk.id)
-    assert [list(trees.sampling.path(each.leaf)) for each in trees.sampling.written] == texts
+    samples = token_ids(model, [prompt] * 6, Sampling(max_tokens=5, seed=3), source=rows)
+    assert [list(trees.sampling.path(each.leaf)) for each in trees.sampling.written] == samples
 
 
 @torch.no_grad()
 def test_probabilities_are_the_models() -> None:
     model, prompt = decoder(), Prompt([5, 6], eos_id=3)
-    trees = search_trees(model, prompt, SETTINGS)
-    for tree in trees:
-        for number, node in enumerate(tree.nodes):
-            path = tree.path(number)
+    for tree in search_trees(model, prompt, SETTINGS):
+        for index, node in enumerate(tree.nodes):
+            path = tree.path(index)
             log_p = model(torch.tensor([[5, 6, *path]]))[0].log_softmax(-1)
-            each = [float(log_p[1 + place, id]) for place, id in enumerate(path)]
-            assert node.logprob == pytest.approx(each[-1], abs=1e-5)
-            assert node.total == pytest.approx(sum(each), abs=1e-5)
-            assert node.parent < number
+            logprobs = [float(log_p[position, id]) for position, id in enumerate(path, start=1)]
+            assert node.logprob == pytest.approx(logprobs[-1], abs=1e-5)
+            assert node.total == pytest.approx(sum(logprobs), abs=1e-5)
+            assert node.parent < index
 
 
-def test_the_beam_tree_shows_what_was_kept_and_pruned() -> None:
+def test_the_beam_tree_shows_kept_and_pruned_prefixes() -> None:
     tree = search_trees(decoder(), Prompt([5, 6]), SETTINGS).beam
-    depths = [len(tree.path(number)) for number in range(len(tree.nodes))]
+    depths = [len(tree.path(index)) for index in range(len(tree.nodes))]
     for depth in range(1, 6):
         states = [node.state for node, its in zip(tree.nodes, depths, strict=True) if its == depth]
         assert len(states) == 6 and states.count("pruned") == 3 and states.count("chosen") == 1
-    pruned = {number for number, node in enumerate(tree.nodes) if node.state == "pruned"}
+    pruned = {index for index, node in enumerate(tree.nodes) if node.state == "pruned"}
     assert not any(node.parent in pruned for node in tree.nodes)
 
 
 def test_the_greedy_tree_shows_alternatives_and_samples_merge_by_prefix() -> None:
     trees = search_trees(decoder(), Prompt([5, 6]), SETTINGS)
-    for number in (-1, *(n for n, node in enumerate(trees.greedy.nodes) if node.state == "chosen")):
-        children = [node for node in trees.greedy.nodes if node.parent == number]
+    for parent in (-1, *(n for n, node in enumerate(trees.greedy.nodes) if node.state == "chosen")):
+        children = [node for node in trees.greedy.nodes if node.parent == parent]
         if children:
             assert len(children) == 4 and [node.state for node in children].count("chosen") == 1
             assert max(children, key=lambda node: node.logprob).state == "chosen"
@@ -88,20 +88,18 @@ def test_the_greedy_tree_shows_alternatives_and_samples_merge_by_prefix() -> Non
     assert len({(node.parent, node.id) for node in nodes}) == len(nodes)
 
 
-def test_greedy_misses_the_best_path_which_the_beam_finds() -> None:
+def test_greedy_search_misses_the_best_path_that_the_beam_finds() -> None:
     trees = search_trees(MODEL, Prompt([0]), Branching(depth=2, beams=2))
     assert trees.greedy.written[0].logprob == pytest.approx(math.log(FIRST[1] * SECOND[1, 0]))
     assert trees.beam.written[0].logprob == pytest.approx(math.log(FIRST[2] * SECOND[2, 0]))
     assert trees.greedy.written[0].text == "1 0" and trees.beam.written[0].text == "2 0"
 
 
-def test_texts_go_on_with_the_prompt() -> None:
+def test_texts_continue_the_prompt() -> None:
     tokenizer = build_tokenizer(Byte())
     model = decoder(vocab_size=tokenizer.vocab_size)
     trees = search_trees(model, Prompt.of(tokenizer, "ab"), Branching(depth=4, samples=2))
-    assert (
-        trees.greedy.written[0].text
-        == complete(model, tokenizer, ["ab"], Sampling(temperature=0.0, max_tokens=4))[0].text
-    )
-    drawn = complete(model, tokenizer, ["ab"] * 2, Sampling(max_tokens=4))
-    assert [each.text for each in trees.sampling.written] == [each.text for each in drawn]
+    greedy = complete(model, tokenizer, ["ab"], Sampling(temperature=0.0, max_tokens=4))
+    assert [each.text for each in trees.greedy.written] == [each.text for each in greedy]
+    samples = complete(model, tokenizer, ["ab"] * 2, Sampling(max_tokens=4))
+    assert [each.text for each in trees.sampling.written] == [each.text for each in samples]

@@ -1,4 +1,4 @@
-"""A text as an objective reads it, and models that weren't trained: quick to make, whatever the tokenizer."""
+"""A text as an objective reads it, and untrained models, which are quick to make with any tokenizer."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from weft.runs.folder import RunFolder
 from weft.text.tokenizer import build_tokenizer
 from weft.training.run_data import Tokenizers
 
-SMALL = {
+SMALL: dict[str, list[str]] = {
     "gpt-tiny": ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=16"],
     "lstm": ["model.layers=1", "model.d_model=8", "batch.carry=true"],
     "ngram-3": [],
@@ -22,7 +22,7 @@ SMALL = {
 
 
 def prepared(folder: Path, preset: str, kind: Any, changes: list[str]) -> tuple[NextToken, LanguageModel]:
-    """The objective of a preset with its text in a folder, and a model with random weights or counts."""
+    """Return the objective of a preset with its text in a folder, and a model with random weights or n-gram counts."""
     recipe = resolve(preset, [*SMALL[preset], "batch.length=32", *changes])
     plain = NextToken(recipe, RunFolder(folder))
     tokenizer = build_tokenizer(kind, plain.texts())

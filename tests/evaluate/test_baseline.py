@@ -1,4 +1,4 @@
-"""Character frequencies, the model that every other has to beat."""
+"""Character frequencies, the baseline of every language model."""
 
 import math
 
@@ -12,7 +12,7 @@ def bits(training: str, character: str) -> float:
 
 
 def test_frequencies_with_one_added() -> None:
-    # 3 characters, 2 kinds, and one count for all the unseen: 6
+    # 3 characters, 2 distinct ones, and one count for all unseen ones: 6
     assert bits("aab", "a") == pytest.approx(math.log2(6 / 3))
     assert bits("aab", "b") == pytest.approx(math.log2(6 / 2))
     assert bits("aab", "z") == pytest.approx(math.log2(6 * (CHARACTERS - 2)))

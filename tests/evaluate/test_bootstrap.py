@@ -1,4 +1,4 @@
-"""Intervals hold the truth about as often as they say, whatever the sections' sizes."""
+"""Intervals cover the true value as often as they claim, for sections of any sizes."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ def test_draws_are_a_multinomial() -> None:
     assert (drawn != weights(40, 5000, np.random.default_rng(4))).any()
 
 
-def test_a_draw_is_a_draw_with_replacement() -> None:
-    """The same interval as from picking sections one by one."""
+def test_draws_are_with_replacement() -> None:
+    """The interval equals that of sections drawn one by one."""
     rng = np.random.default_rng(0)
     costs, sizes = rng.gamma(2.0, size=30), rng.integers(1, 9, 30)
     picks = rng.integers(0, 30, (4000, 30))
@@ -23,7 +23,7 @@ def test_a_draw_is_a_draw_with_replacement() -> None:
     np.testing.assert_allclose(ratio_interval(costs, sizes, weights(30, 4000)), expected, rtol=0.03)
 
 
-def test_intervals_cover_the_truth() -> None:
+def test_intervals_cover_the_true_value() -> None:
     rng, covered, drawn = np.random.default_rng(1), 0, weights(100)
     for _ in range(300):
         sizes = rng.integers(100, 2000, 100).astype(float)
@@ -33,6 +33,6 @@ def test_intervals_cover_the_truth() -> None:
     assert 0.90 <= covered / 300 <= 0.98
 
 
-def test_equal_sections_leave_no_doubt() -> None:
+def test_equal_sections_have_an_interval_of_width_zero() -> None:
     low, high = ratio_interval([3.0] * 5, [2.0] * 5, weights(5))
     assert low == high == 1.5

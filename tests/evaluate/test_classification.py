@@ -1,4 +1,4 @@
-"""Metrics of classifiers against hand counts, and correlations against SciPy's."""
+"""Metrics of classifiers against hand calculation, and correlations against SciPy's."""
 
 import math
 
@@ -30,34 +30,34 @@ def test_metrics_of_three_labels_by_hand() -> None:
     assert found["matthews"] == pytest.approx((70 - 38) / 62)
 
 
-def test_intervals_are_those_of_the_binomial_and_rows_are_drawn_whole() -> None:
+def test_intervals_are_binomial_and_rows_are_drawn_as_a_whole() -> None:
     truth, predicted = [0] * 300 + [1] * 100, [0] * 280 + [1] * 120
-    found = c.label_intervals(truth, predicted, [0.5] * 400, range(400))
+    found = c.label_intervals(truth, predicted, losses=[0.5] * 400, rows=range(400))
     assert found["baseline_accuracy"] == 0.75 and found["rows"] == 400
     low, high = found["intervals"]["accuracy"]
     exact = stats.binom(400, 380 / 400).ppf([0.025, 0.975]) / 400
     assert (low, high) == pytest.approx(tuple(exact), abs=0.006)
     assert found["intervals"]["loss"] == pytest.approx([0.5, 0.5])
     assert found["intervals"]["matthews"][0] < c.matthews(c.confusion(truth, predicted, 2))
-    # ten words a sentence, all right or all wrong: as sure as forty answers, not as four hundred
-    sentences = c.label_intervals(truth, predicted, [0.5] * 400, [n // 10 for n in range(400)])
+    # ten words per sentence, all correct or all wrong: as certain as 40 answers, not 400
+    sentences = c.label_intervals(truth, predicted, losses=[0.5] * 400, rows=[n // 10 for n in range(400)])
     wide = sentences["intervals"]["accuracy"]
     assert sentences["rows"] == 40 and wide[1] - wide[0] > 2 * (high - low)
-    assert c.label_intervals([0, 1], [0, 1], [0.1, 0.2], [0, 0])["intervals"] == {}
+    assert c.label_intervals([0, 1], [0, 1], losses=[0.1, 0.2], rows=[0, 0])["intervals"] == {}
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "low", "told"),
+    ("accuracy", "low", "verdict"),
     [(0.5, 0.4, "worse than"), (0.6, 0.5, "no better than"), (0.7, 0.55, "hardly better than"), (0.7, 0.65, "")],
 )
-def test_what_one_label_for_everything_would_reach_is_said(accuracy: float, low: float, told: str) -> None:
-    found = {"accuracy": accuracy, "baseline_accuracy": 0.6, "intervals": {"accuracy": [low, 0.9]}}
-    line = against_baseline(found)
-    assert (told in line and "(60.0%)" in line) if told else line == ""
+def test_the_accuracy_is_compared_with_the_commonest_label(accuracy: float, low: float, verdict: str) -> None:
+    metrics = {"accuracy": accuracy, "baseline_accuracy": 0.6, "intervals": {"accuracy": [low, 0.9]}}
+    line = against_baseline(metrics)
+    assert (verdict in line and "(60.0%)" in line) if verdict else line == ""
     assert against_baseline({"loss": 1.0}) == ""
 
 
-def test_two_labels_are_the_textbook_formula() -> None:
+def test_matthews_of_two_labels_is_the_textbook_formula() -> None:
     tp, tn, fp, fn = 90, 3, 4, 5
     matrix = np.array([[tn, fp], [fn, tp]])
     textbook = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
@@ -68,15 +68,15 @@ def test_two_labels_are_the_textbook_formula() -> None:
     assert c.matthews(matrix) == pytest.approx(stats.pearsonr(truth, predicted).statistic)
 
 
-def test_one_label_alone_correlates_with_nothing() -> None:
+def test_matthews_at_its_extremes() -> None:
     assert c.label_metrics([0, 1, 1], [1, 1, 1], ("no", "yes"))["matthews"] == 0.0
     assert c.label_metrics([0, 1, 1], [0, 1, 1], ("no", "yes"))["matthews"] == 1.0
     assert c.label_metrics([0, 1], [1, 0], ("no", "yes"))["matthews"] == -1.0
 
 
-def test_a_label_that_never_occurs_takes_no_part_in_the_mean() -> None:
+def test_macro_f1_ignores_labels_that_never_occur() -> None:
     assert c.label_metrics([0, 1, 0, 1], [0, 1, 0, 0], NAMES)["macro_f1"] == pytest.approx((4 / 5 + 2 / 3) / 2)
-    # predicted, though never true: it counts with 0
+    # a label that is predicted but never true counts with 0
     assert c.label_metrics([0, 1, 0, 1], [0, 1, 0, 2], NAMES)["macro_f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
 
 
@@ -85,7 +85,7 @@ numbers = st.lists(st.integers(-4, 4), min_size=3, max_size=30)
 
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_correlations_are_scipys_also_with_ties(data: st.DataObject) -> None:
+def test_correlations_equal_scipys_even_with_ties(data: st.DataObject) -> None:
     one = data.draw(numbers)
     other = data.draw(st.lists(st.integers(-4, 4), min_size=len(one), max_size=len(one)))
     assert c.ranks(one).tolist() == stats.rankdata(one).tolist()
@@ -105,7 +105,7 @@ def test_correlations_of_large_and_small_numbers() -> None:
     assert found["spearman"] == pytest.approx(stats.spearmanr(one, other).statistic)
 
 
-def test_mistakes_are_one_line() -> None:
+def test_impossible_inputs_are_refused() -> None:
     with pytest.raises(DataError, match="nothing was classified"):
         c.confusion([], [], 2)
     with pytest.raises(DataError, match="at least two"):

@@ -1,4 +1,4 @@
-"""What a loss is made of adds up to it, and the passages are the worst ones."""
+"""The breakdown of a loss adds up to it, and the passages are the worst ones."""
 
 import math
 import re
@@ -10,7 +10,7 @@ from tests.data import held
 from tests.evaluate.read import prepared
 
 from weft.evaluate.details import Details, TextCosts, by_frequency, by_position, most_surprising, token_counts
-from weft.evaluate.overlap import WORDS, Overlap, Shared, overlap_tables
+from weft.evaluate.overlap import WORDS, Overlap, SharedPassage, overlap_tables
 from weft.evaluate.page import EvaluationPage
 from weft.evaluate.perplexity import TokenScores
 from weft.figures.tables import Table, text_tables
@@ -20,14 +20,14 @@ from weft.text.tokenizer import build_tokenizer
 BYTES = build_tokenizer(Byte(), [])
 
 
-def costs(nats: list[float], text: str, starts: tuple[int, ...] = (0,), seen: list[int] | None = None) -> TextCosts:
-    """A text of one byte a token, all of them predicted, in no order."""
+def costs(nats: list[float], text: str, starts: tuple[int, ...] = (0,), context: list[int] | None = None) -> TextCosts:
+    """A text with one byte per token and scores in random order."""
     ids = BYTES.encode(text)
     sizes = np.diff([*starts, len(ids)]).tolist()
     order = np.random.default_rng(0).permutation(len(ids))
     parts = (
-        TokenScores(some, np.array(nats)[some], np.array(seen or range(1, len(ids) + 1))[some])
-        for some in np.array_split(order, 3)
+        TokenScores(part, np.array(nats)[part], np.array(context or range(1, len(ids) + 1))[part])
+        for part in np.array_split(order, 3)
     )
     return TextCosts.of(held.tokens(np.array(ids), list(starts), sizes), parts)
 
@@ -37,7 +37,7 @@ def test_buckets_of_context() -> None:
     assert [each.name for each in found] == ["1", "2–3", "4–7", "8–11"]
     assert [each.tokens for each in found] == [1, 2, 4, 4]
     assert [each.loss for each in found] == [1.0, 2.5, 5.5, 9.5]
-    assert by_position([costs([1.0], "a", seen=[0])])[0].name == "none"
+    assert by_position([costs([1.0], "a", context=[0])])[0].name == "none"
 
 
 def test_buckets_of_frequency() -> None:
@@ -55,7 +55,7 @@ def test_the_worst_passages_by_exhaustive_search() -> None:
     text = "".join(np.random.default_rng(1).choice(list("abcdefgh"), 200))
     nats = np.random.default_rng(2).gamma(1.0, size=200)
     starts = (0, 90, 95)
-    found = most_surprising([costs(nats.tolist(), text, starts)], BYTES, most=5, length=10)
+    found = most_surprising([costs(nats.tolist(), text, starts)], BYTES, count=5, length=10)
     inside = [n for n in range(191) if not any(n < start < n + 10 for start in starts)]
     expected: list[int] = []
     for n in sorted(inside, key=lambda n: -nats[n : n + 10].mean()):
@@ -76,30 +76,30 @@ def test_texts_shorter_than_a_passage() -> None:
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    made = tmp_path_factory.mktemp("read")
-    (made / "book.txt").write_text("".join(f"frog {n} <b>sat</b> by the river\n" for n in range(300)))
-    given = [f"data.sources=[{str(made / 'book.txt')!r}]", "data.validation.kind=tail", "data.validation.fraction=0.3"]
-    return prepared(made / "run", "gpt-tiny", BPE(vocab_size=280), given)
+    folder = tmp_path_factory.mktemp("read")
+    (folder / "book.txt").write_text("".join(f"frog {n} <b>sat</b> by the river\n" for n in range(300)))
+    data = [f"data.sources=[{str(folder / 'book.txt')!r}]", "data.validation.kind=tail", "data.validation.fraction=0.3"]
+    return prepared(folder / "run", "gpt-tiny", BPE(vocab_size=280), data)
 
 
-def test_tokens_and_sections_cost_the_same(read: tuple[Any, Any]) -> None:
+def test_tokens_and_sections_have_the_same_loss(read: tuple[Any, Any]) -> None:
     objective, model = read
     for stride in (None, 8):
-        (whole,), found = objective.costs(model, stride=stride)
-        plain = objective.sections(model, stride=stride)
-        np.testing.assert_allclose(found.nats, plain.nats, rtol=1e-9)
-        parts = by_position([whole])
-        assert sum(each.nats for each in parts) == pytest.approx(plain.token_nats.sum(), rel=1e-9)
-        assert sum(each.tokens for each in parts) == plain.tokens.sum()
-        if stride is not None:  # all but the first window see 24 tokens or more
-            assert (whole.scores.seen[32:] > 24).all() and whole.scores.seen.max() == 32
+        (text,), by_section = objective.costs(model, stride=stride)
+        sections = objective.sections(model, stride=stride)
+        np.testing.assert_allclose(by_section.nats, sections.nats, rtol=1e-9)
+        buckets = by_position([text])
+        assert sum(each.nats for each in buckets) == pytest.approx(sections.token_nats.sum(), rel=1e-9)
+        assert sum(each.tokens for each in buckets) == sections.tokens.sum()
+        if stride is not None:  # in all but the first window, the context is 24 tokens or more
+            assert (text.scores.context[32:] > 24).all() and text.scores.context.max() == 32
 
 
 def test_metrics_and_intervals_agree(read: tuple[Any, Any]) -> None:
     objective, model = read
     metrics = objective.measure(model).metrics
     assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
-    assert metrics["characters"] == metrics["bytes"]  # all of it is ASCII
+    assert metrics["characters"] == metrics["bytes"]  # the text is ASCII
     assert metrics["bits_per_character"] == pytest.approx(metrics["bits_per_byte"])
     assert metrics["sections"] > 3
     for name, (low, high) in metrics["intervals"].items():
@@ -109,27 +109,29 @@ def test_metrics_and_intervals_agree(read: tuple[Any, Any]) -> None:
 
 def page(read: tuple[Any, Any]) -> EvaluationPage:
     objective, model = read
-    whole, _ = objective.costs(model)
+    texts, _ = objective.costs(model)
     counts = token_counts(objective.tokens("train"), objective.tokenizer.vocab_size)
-    passages = most_surprising(whole, objective.tokenizer)
-    found = Details({}, by_position(whole), by_frequency(whole, counts), passages)
-    shared = Overlap(WORDS, 10, 5, 100, 40, 1, 1, [Shared(1, 1, 7, 40, "<i>copied</i>")])
-    return EvaluationPage("Evaluation", Table(("", "value"), [("loss", "1.5")], "", ["a <remark>"]), found, shared)
+    passages = most_surprising(texts, objective.tokenizer)
+    details = Details({}, by_position(texts), by_frequency(texts, counts), passages)
+    longest = [SharedPassage(1, 1, 7, bytes=40, words="<i>copied</i>")]
+    shared = Overlap(WORDS, 10, 5, bytes=100, covered=40, documents=1, touched=1, longest=longest)
+    metrics = Table(("", "value"), [("loss", "1.5")], "", ["a <remark>"])
+    return EvaluationPage("Evaluation", metrics, details, shared)
 
 
-def test_a_page_has_it_all_and_is_escaped(read: tuple[Any, Any]) -> None:
-    made = page(read)
-    text = made.html()
+def test_a_page_is_complete_and_escaped(read: tuple[Any, Any]) -> None:
+    shown = page(read)
+    text = shown.html()
     assert text.count('role="img"') == 2 and 'aria-label="Loss by tokens seen before"' in text
     assert "&lt;b&gt;sat&lt;/b&gt;" in text and "<b>sat" not in text and "&lt;i&gt;copied" in text
-    for bucket in (*made.details.positions, *made.details.frequencies):
+    for bucket in (*shown.details.positions, *shown.details.frequencies):
         assert f"{bucket.tokens:,}" in text and f"{bucket.loss:.3f}" in text
     assert "a &lt;remark&gt;" in text
 
 
 def test_tables_fit_a_terminal(read: tuple[Any, Any]) -> None:
-    made = page(read)
-    assert made.overlap is not None
-    text = text_tables([*made.details.tables(), *overlap_tables(made.overlap)])
+    shown = page(read)
+    assert shown.overlap is not None
+    text = text_tables([*shown.details.tables(), *overlap_tables(shown.overlap)])
     assert max(map(len, text.splitlines())) <= 80
     assert re.search(r"^ *\d+\.\d\d +1 +[\d,]+  \S", text, re.MULTILINE)

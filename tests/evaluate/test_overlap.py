@@ -1,4 +1,4 @@
-"""What of a text was trained on, against a plain search with sets of words."""
+"""Overlap with the training text against a plain search with sets of words."""
 
 import re
 import string
@@ -8,7 +8,6 @@ import pytest
 from tests.data import held
 
 from weft.data.shards import Tokens
-from weft.evaluate import overlap as module
 from weft.evaluate.overlap import CHARACTERS, WORDS, ngrams, overlap, words_are_long
 from weft.text.config import BPE, Byte, Word
 from weft.text.tokenizer import Tokenizer, build_tokenizer
@@ -20,8 +19,8 @@ BYTES = build_tokenizer(Byte(), [])
 
 def prose(words: int, seed: int) -> str:
     rng = np.random.default_rng(seed)
-    written = [VOCABULARY[n].title() if n % 7 == 0 else VOCABULARY[n] for n in rng.integers(0, 300, words)]
-    return "".join(word + ".,;!"[n % 4] * (n % 5 == 0) + (" " if n % 11 else "\n") for n, word in enumerate(written))
+    chosen = [VOCABULARY[n].title() if n % 7 == 0 else VOCABULARY[n] for n in rng.integers(0, 300, words)]
+    return "".join(word + ".,;!"[n % 4] * (n % 5 == 0) + (" " if n % 11 else "\n") for n, word in enumerate(chosen))
 
 
 def tokens(documents: list[str], tokenizer: Tokenizer = BYTES) -> Tokens:
@@ -40,8 +39,8 @@ def grams(text: str) -> list[tuple[str, ...]]:
     return [tuple(words[n : n + 13]) for n in range(len(words) - 12)] or [tuple(words)]
 
 
-def test_hashes_tell_ngrams_apart_as_words_do() -> None:
-    text = prose(2000, 1) + prose(500, 1)  # the second part again
+def test_hashes_distinguish_ngrams() -> None:
+    text = prose(2000, 1) + prose(500, 1)  # the second part repeats the first
     found = ngrams(text.encode(), np.array([0]), WORDS)
     expected = grams(text)
     assert len(found.hashes) == len(expected)
@@ -51,13 +50,12 @@ def test_hashes_tell_ngrams_apart_as_words_do() -> None:
 
 
 @pytest.mark.parametrize("block", [200, 1 << 18])
-def test_shares_are_those_of_a_plain_search(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_equal_those_of_a_plain_search(block: int) -> None:
     tokenizer = build_tokenizer(BPE(vocab_size=400), [prose(3000, 5)])
     training = [prose(1500, 2), prose(30, 3), "Five words, no more here.", prose(700, 4)]
     copied = " ".join(training[0].split()[300:400]).upper()
     own = [prose(400, 6) + copied + " " + prose(200, 7), "five words no MORE here", "five words no more", prose(90, 8)]
-    monkeypatch.setattr(module, "TRAINING_BLOCK", block)
-    found = overlap([tokens(own, tokenizer)], [tokens(training, tokenizer)], tokenizer)
+    found = overlap([tokens(own, tokenizer)], [tokens(training, tokenizer)], tokenizer, training_block=block)
     known = {gram for text in training for gram in grams(text)}
     expected = [gram in known for text in own for gram in grams(text)]
     assert (found.checked, found.found) == (len(expected), sum(expected))
@@ -77,11 +75,11 @@ def test_nothing_in_common() -> None:
     assert itself.share == 1.0 and itself.covered_share > 0.98
 
 
-def test_unknown_words_are_not_known_to_be_the_same() -> None:
+def test_unknown_words_never_count_as_equal() -> None:
     tokenizer = build_tokenizer(Word(), [prose(2000, 12)])
-    alike = " ".join(["salamander"] * 40)
-    found = overlap([tokens([alike], tokenizer)], [tokens([alike], tokenizer)], tokenizer)
-    assert found.checked == 0 and found.share == 0.0 and "not known" in found.line
+    same = tokens([" ".join(["salamander"] * 40)], tokenizer)
+    found = overlap([same], [same], tokenizer)
+    assert found.checked == 0 and found.share == 0.0 and found.line.startswith("unknown: ")
 
 
 def test_a_text_without_spaces_is_compared_by_characters() -> None:
@@ -95,7 +93,7 @@ def test_a_text_without_spaces_is_compared_by_characters() -> None:
     assert (found.checked, found.found) == (len(plain) - 49, half - 49)
 
 
-def test_letters_beyond_ascii_are_lowered_and_keep_their_places() -> None:
+def test_letters_beyond_ascii_are_lowered_and_keep_their_offsets() -> None:
     text = "İ ÄÖÜ " + " ".join(f"Straße{n} «Ő» “x” — Ж" for n in range(20))
     lower = text.translate(str.maketrans("ÄÖÜŐЖS", "äöüőжs"))
     one, other = (ngrams(each.encode(), np.array([0]), WORDS) for each in (text, lower))
@@ -104,11 +102,10 @@ def test_letters_beyond_ascii_are_lowered_and_keep_their_places() -> None:
     assert one.lasts[-1] == len(text.encode())
 
 
-def test_a_long_text_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_KEPT_NGRAMS", 500)
+def test_a_long_text_is_sampled() -> None:
     text = prose(9000, 20)
     half = " ".join(text.split()[:4500])
-    found = overlap([tokens([text])], [tokens([half])], BYTES)
+    found = overlap([tokens([text])], [tokens([half])], BYTES, max_ngrams=500)
     assert found.sampled > 5 and found.checked < 9000 / found.sampled * 1.3
     assert found.share == pytest.approx(0.5, abs=0.06) and found.covered_share == pytest.approx(0.5, abs=0.06)
     assert re.search(r" in a sample of one in \d+\)", found.line) and not found.longest

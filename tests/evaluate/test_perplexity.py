@@ -1,4 +1,4 @@
-"""Scores are sums over every token, once, whatever the windows."""
+"""Scores are sums over all tokens, each counted once, with any windows."""
 
 import math
 
@@ -8,36 +8,26 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from tests.data import held
 
+from weft.data.shards import Tokens
 from weft.errors import DataError
-from weft.evaluate.perplexity import Reading, Score, counted_scores, spans, token_scores
+from weft.evaluate.perplexity import Score, ScoringOptions, ngram_token_scores, token_losses, token_scores, windows
+from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Decoder, NGram, Recurrent
+from weft.models.ngram import NGram as NGramModel
 from weft.nn.config import Attention, Gated, RMSNorm
 from weft.nn.position_config import Rotary
 
 
-class Text:
-    """A text as tokens in memory."""
-
-    def __init__(self, ids: list[int], size: int | None = None, documents: list[int] | None = None):
-        self.ids = np.array(ids)
-        self.bytes = len(ids) if size is None else size
-        self.numbers = np.zeros(len(ids), dtype=np.int64) if documents is None else np.array(documents)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def read(self, start: int, length: int) -> np.ndarray:
-        assert start >= 0
-        assert start + length <= len(self.ids)
-        return self.ids[start : start + length]
-
-    def documents(self, start: int, length: int) -> np.ndarray:
-        return self.numbers[start : start + length]
+def tokens(ids: list[int], size: int | None = None, starts: tuple[int, ...] = (0,)) -> Tokens:
+    """A text whose documents start at `starts`; `size` is its number of bytes."""
+    total = len(ids) if size is None else size
+    return held.tokens(np.array(ids), list(starts), [total, *[0] * (len(starts) - 1)])
 
 
-def decoder() -> torch.nn.Module:
+def decoder() -> LanguageModel:
     torch.manual_seed(0)
     config = Decoder(
         vocab_size=11,
@@ -56,16 +46,16 @@ MODEL = decoder()
 IDS = torch.randint(0, 11, (50,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
-def score(model: torch.nn.Module, text: Text, reading: Reading, limit: int | None = None) -> Score:
-    return Score.of(token_scores(model, text, reading, limit=limit), text, limit)
+def score(model: LanguageModel, text: Tokens, options: ScoringOptions, limit: int | None = None) -> Score:
+    return Score.of(token_scores(model, text, options, limit=limit), text, limit)
 
 
-def score_counts(model: torch.nn.Module, text: Text) -> Score:
-    return Score.of([counted_scores(model, text)], text)
+def ngram_score(model: NGramModel, text: Tokens) -> Score:
+    return Score.of([ngram_token_scores(model, text)], text)
 
 
 def direct(ids: list[int]) -> float:
-    """Σ −log p of ids[1:], reading everything at once."""
+    """Σ −log p of ids[1:] in one forward pass."""
     MODEL.eval()
     with torch.no_grad():
         logits = MODEL(torch.tensor([ids[:-1]]))[0]
@@ -74,17 +64,17 @@ def direct(ids: list[int]) -> float:
 
 @given(st.integers(2, 60), st.integers(1, 20), st.integers(0, 20))
 @examples(max_examples=100, deadline=None)
-def test_spans_predict_every_token_once(tokens: int, length: int, stride: int) -> None:
+def test_windows_predict_every_token_once(count: int, length: int, stride: int) -> None:
     predicted: list[int] = []
-    for span in spans(tokens, length, None if stride == 0 else min(stride, length)):
-        assert 0 < span.scored <= span.length <= length
-        last = span.start + span.length
-        predicted += range(last - span.scored + 1, last + 1)
-    assert predicted == list(range(1, tokens))
+    for window in windows(count, length, None if stride == 0 else min(stride, length)):
+        assert 0 < window.scored <= window.length <= length
+        last = window.start + window.length
+        predicted += range(last - window.scored + 1, last + 1)
+    assert predicted == list(range(1, count))
 
 
 def test_one_window_is_the_sum_over_the_text() -> None:
-    result = score(MODEL, Text(IDS, size=200), Reading(64))
+    result = score(MODEL, tokens(IDS, size=200), ScoringOptions(64))
     assert result.tokens == 49
     assert result.nats == pytest.approx(direct(IDS), rel=1e-5)
     assert result.loss == pytest.approx(result.nats / 49)
@@ -92,23 +82,23 @@ def test_one_window_is_the_sum_over_the_text() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16])
-def test_windows_are_scored_apart_however_they_are_batched(batch: int) -> None:
+def test_windows_are_independent_of_the_batch(batch: int) -> None:
     expected = sum(direct(IDS[i : i + 13]) for i in range(0, 49, 12))
-    result = score(MODEL, Text(IDS), Reading(12, batch=batch))
+    result = score(MODEL, tokens(IDS), ScoringOptions(12, batch=batch))
     assert result.tokens == 49
     assert result.nats == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_token_before_the_text_lets_its_first_one_count() -> None:
-    result = score(MODEL, Text(IDS), Reading(64, first=3))
+def test_with_a_token_before_the_text_its_first_token_counts() -> None:
+    result = score(MODEL, tokens(IDS), ScoringOptions(64, first=3))
     assert result.tokens == 50
     assert result.nats == pytest.approx(direct([3, *IDS]), rel=1e-5)
-    cut = score(MODEL, Text(IDS), Reading(12, first=3))
-    assert cut.nats == pytest.approx(sum(direct([3, *IDS][i : i + 13]) for i in range(0, 50, 12)), rel=1e-5)
+    several = score(MODEL, tokens(IDS), ScoringOptions(12, first=3))
+    assert several.nats == pytest.approx(sum(direct([3, *IDS][i : i + 13]) for i in range(0, 50, 12)), rel=1e-5)
 
 
 def test_a_stride_gives_every_token_more_context() -> None:
-    result = score(MODEL, Text(IDS), Reading(12, stride=1))
+    result = score(MODEL, tokens(IDS), ScoringOptions(12, stride=1))
     expected = direct(IDS[:13])
     MODEL.eval()
     for i in range(13, 50):
@@ -119,63 +109,62 @@ def test_a_stride_gives_every_token_more_context() -> None:
     assert result.nats == pytest.approx(expected, rel=1e-5)
 
 
-def test_documents_do_not_see_each_other() -> None:
-    """With the mask each document is scored as if it stood alone, without its first token."""
-    result = score(MODEL, Text(IDS, documents=[0] * 20 + [1] * 30), Reading(64, document_mask=True))
+def test_masked_documents_are_scored_separately() -> None:
+    """Each document is scored alone, without its first token."""
+    result = score(MODEL, tokens(IDS, starts=(0, 20)), ScoringOptions(64, document_mask=True))
     assert result.tokens == 48
     assert result.nats == pytest.approx(direct(IDS[:20]) + direct(IDS[20:]), rel=1e-5)
     with pytest.raises(DataError, match="no document"):
-        score(MODEL, Text([1, 2, 3], documents=[0, 1, 2]), Reading(64, document_mask=True))
+        score(MODEL, tokens([1, 2, 3], starts=(0, 1, 2)), ScoringOptions(64, document_mask=True))
 
 
-def test_scoring_changes_nothing_in_the_model() -> None:
+def test_scoring_does_not_change_the_model() -> None:
     MODEL.train()
-    first = score(MODEL, Text(IDS), Reading(12))
+    first = score(MODEL, tokens(IDS), ScoringOptions(12))
     assert MODEL.training
-    assert first == score(MODEL, Text(IDS), Reading(12))  # dropout is off while scoring
+    assert first == score(MODEL, tokens(IDS), ScoringOptions(12))  # dropout is off while scoring
     MODEL.eval()
 
 
-def test_every_family_is_scored_alike() -> None:
+def test_recurrent_models_are_scored() -> None:
     torch.manual_seed(0)
     model = build(Recurrent(vocab_size=11, d_model=8, cell="lstm"))
     with torch.no_grad():
         logits = model(torch.tensor([IDS[:-1]]))[0]
     expected = torch.nn.functional.cross_entropy(logits, torch.tensor(IDS[1:]), reduction="sum")
-    assert score(model, Text(IDS), Reading(100)).nats == pytest.approx(float(expected), rel=1e-5)
+    assert score(model, tokens(IDS), ScoringOptions(100)).nats == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_counts_are_looked_up_and_agree_with_the_windows() -> None:
-    model = build(NGram(vocab_size=11, order=3))
+def test_ngram_scores_agree_with_windows() -> None:
+    model = NGramModel(NGram(vocab_size=11, order=3))
     model.fit(np.array(IDS[:40]))
-    quick = score_counts(model, Text(IDS))
-    assert quick.tokens == 50
-    windows = score(model, Text(IDS), Reading(64))  # all but the first token, which has nothing before it
+    looked_up = ngram_score(model, tokens(IDS))
+    assert looked_up.tokens == 50
+    windowed = score(model, tokens(IDS), ScoringOptions(64))  # without the first token, which has no context
     first = -float(model.log_prob(np.array(IDS[:1]))[0])
-    assert quick.nats == pytest.approx(windows.nats + first, rel=1e-4)
-    apart = score_counts(model, Text(IDS, documents=[0] * 20 + [1] * 30))
-    assert apart.nats == pytest.approx(
-        score_counts(model, Text(IDS[:20])).nats + score_counts(model, Text(IDS[20:])).nats, rel=1e-5
-    )
+    assert looked_up.nats == pytest.approx(windowed.nats + first, rel=1e-4)
+    parts = [ngram_score(model, tokens(ids)).nats for ids in (IDS[:20], IDS[20:])]
+    assert ngram_score(model, tokens(IDS, starts=(0, 20))).nats == pytest.approx(sum(parts), rel=1e-5)
 
 
-def test_a_limit_scores_the_beginning() -> None:
-    part = score(MODEL, Text(IDS, size=100), Reading(12), limit=20)
-    assert part == score(MODEL, Text(IDS[:20], size=40), Reading(12))
+def test_a_limit_scores_the_first_tokens() -> None:
+    part = score(MODEL, tokens(IDS, size=100), ScoringOptions(12), limit=20)
+    assert part == score(MODEL, tokens(IDS[:20], size=40), ScoringOptions(12))
 
 
-def test_a_large_vocabulary_is_scored_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = score(MODEL, Text(IDS), Reading(12))
-    monkeypatch.setattr("weft.evaluate.perplexity.HEAD_ELEMENTS", 33)
-    assert score(MODEL, Text(IDS), Reading(12)).nats == pytest.approx(whole.nats, rel=1e-6)
+def test_a_large_vocabulary_is_scored_in_slices() -> None:
+    features, targets = torch.randn(50, 8), torch.tensor(IDS)
+    with torch.no_grad():
+        sliced = token_losses(MODEL, features, targets, max_logits=33)
+        torch.testing.assert_close(sliced, token_losses(MODEL, features, targets))
 
 
-def test_texts_that_cannot_be_scored_are_refused() -> None:
+def test_impossible_texts_and_strides_are_refused() -> None:
     with pytest.raises(DataError, match="holds 1 tokens"):
-        score(MODEL, Text([1]), Reading(12))
+        score(MODEL, tokens([1]), ScoringOptions(12))
     with pytest.raises(DataError, match="stride = 13: expected 1 … 12"):
-        score(MODEL, Text(IDS), Reading(12, stride=13))
+        score(MODEL, tokens(IDS), ScoringOptions(12, stride=13))
 
 
-def test_impossible_words_have_infinite_perplexity() -> None:
+def test_perplexity_may_be_infinite() -> None:
     assert Score(math.inf, 3, 3).perplexity == math.inf

@@ -1,4 +1,4 @@
-"""Word similarity: the formats in which rated pairs come, and what is reported of words without a vector."""
+"""Word similarity: file formats of rated pairs, correlations, and words without a vector."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from tests.later import Later
 
 from weft.errors import DataError
-from weft.evaluate.agreement import Pair, cosine, read_pairs, similarity
+from weft.evaluate.agreement import RatedPair, cosine, read_pairs, similarity
 
 stats = Later("scipy.stats")
 
@@ -17,13 +17,13 @@ VECTORS = {
     "sea": np.array([0.0, 1.0], dtype=np.float32),
     "lake": np.array([0.3, 0.8], dtype=np.float32),
 }
-EXPECTED = [Pair("cup", "mug", 9.0), Pair("sea", "lake", 7.5), Pair("cup", "sea", 1.0)]
+EXPECTED = [RatedPair("cup", "mug", 9.0), RatedPair("sea", "lake", 7.5), RatedPair("cup", "sea", 1.0)]
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        "# a remark\n# Word 1\tWord 2\tHuman (mean)\ncup\tmug\t9\nsea\tlake\t7.50\r\ncup\tsea\t1\n",
+        "# a comment\n# Word 1\tWord 2\tHuman (mean)\ncup\tmug\t9\nsea\tlake\t7.50\r\ncup\tsea\t1\n",
         "Word 1,Word 2,Human (mean)\ncup,mug,9\n\nsea,lake,7.5\ncup,sea,1.0",
         "cup mug 9.0\nsea   lake 7.5\ncup sea 1\n",
         "word1\tword2\tPOS\tSimLex999\tconc(w1)\ncup\tmug\tN\t9\t4.9\nsea\tlake\tN\t7.5\t4.8\ncup\tsea\tN\t1\t5\n",
@@ -46,7 +46,7 @@ def test_the_correlation_is_of_cosines_and_scores() -> None:
 
 
 def test_words_without_a_vector_are_counted_and_named() -> None:
-    pairs = [*EXPECTED, Pair("cup", "quaff", 5.0), Pair("quaff", "swig", 8.0)]
+    pairs = [*EXPECTED, RatedPair("cup", "quaff", 5.0), RatedPair("quaff", "swig", 8.0)]
     found = similarity(pairs, VECTORS.get)
     assert (found.pairs, found.left_out, found.missing) == (3, 2, ("quaff", "swig"))
     with pytest.raises(DataError, match="1 of 2 pairs have both words in the vocabulary"):
@@ -58,12 +58,12 @@ def test_words_without_a_vector_are_counted_and_named() -> None:
     [
         ("cup\tmug\t9\ncup\tsea\n", "line 2: expected two words and a number"),
         ("cup mug nine\nsea lake many\n", "line 2: expected two words and a number"),
-        ("# only remarks\n", "holds no pairs"),
+        ("# only comments\n", "holds no pairs"),
         ("word word score\n", "a header, but no pairs"),
         ("cup,,9\n", "line 1: expected two words"),
     ],
 )
-def test_files_that_are_no_pairs(tmp_path: Path, content: str, message: str) -> None:
+def test_files_without_pairs_are_refused(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "pairs.txt"
     file.write_text(content)
     with pytest.raises(DataError, match=message):

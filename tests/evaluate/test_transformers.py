@@ -1,4 +1,4 @@
-"""A text costs what a plain loop over transformers' own tokenizer and model finds, however it is given."""
+"""The loss of a text equals that of a plain loop over Transformers' tokenizer and model."""
 
 import json
 import math
@@ -30,11 +30,11 @@ SIZES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 48,
     },
 }
-PUT_AROUND = {"bpe": "$A", "sentencepiece": "<s> $A", "unigram": "<s> $A </s>", "wordpiece": "[CLS] $A [SEP]"}
+TEMPLATES = {"bpe": "$A", "sentencepiece": "<s> $A", "unigram": "<s> $A </s>", "wordpiece": "[CLS] $A [SEP]"}
 
 
 def trained(kind: str) -> Any:
-    """A tokenizer as their own classes have it: GPT-2's, LLaMA-2's, T5's (with bos) and BERT's."""
+    """Return a tokenizer like GPT-2's, LLaMA-2's, T5's (with bos) or BERT's."""
     specials = ["[UNK]", "[CLS]", "[SEP]"] if kind == "wordpiece" else ["<unk>", "<s>", "</s>"]
     unk, bos, eos = specials
     made: Any
@@ -65,12 +65,12 @@ def trained(kind: str) -> Any:
         ending = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         made.decoder = decoders.Sequence(ending)
     ids = [(token, made.token_to_id(token)) for token in specials]
-    made.post_processor = processors.TemplateProcessing(single=PUT_AROUND[kind], special_tokens=ids)
+    made.post_processor = processors.TemplateProcessing(single=TEMPLATES[kind], special_tokens=ids)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token=unk, bos_token=bos, eos_token=eos)
 
 
-@pytest.mark.parametrize("kind", PUT_AROUND)
-def test_a_text_costs_what_a_naive_loop_finds(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_the_loss_equals_that_of_a_naive_loop(kind: str, tmp_path: Path) -> None:
     tokenizer = trained(kind)
     ids: list[int] = tokenizer(TEXT)["input_ids"]
     made = getattr(transformers, "LlamaForCausalLM" if kind == "sentencepiece" else "GPT2LMHeadModel")
@@ -85,9 +85,8 @@ def test_a_text_costs_what_a_naive_loop_finds(kind: str, tmp_path: Path) -> None
     (tmp_path / "text.txt").write_bytes(TEXT.encode())
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": TEXT}))
     run, length = load(tmp_path / "run"), 48
-    # a text of so few bytes is cut into sections of 64 of them, a row is not
     assert length < len(ids) - 1
-    # with one kind for each family of models, both ways to read; with the others the one that surprisals are read in
+    # both strides with one tokenizer per model family; surprisals always use half a window
     for stride in (None, length // 2) if kind in ("bpe", "sentencepiece") else (length // 2,):
         expected = naive(theirs, ids, length, length if stride is None else stride)
         found = [run.evaluate(str(tmp_path / name), stride=stride) for name in ("text.txt", "text.jsonl")]
@@ -104,12 +103,12 @@ def test_a_text_costs_what_a_naive_loop_finds(kind: str, tmp_path: Path) -> None
 
 @torch.no_grad()
 def naive(model: Any, ids: list[int], length: int, stride: int) -> float:
-    """The mean −log p of each token but the first, from the window that reaches it first."""
+    """Mean −log p of all tokens but the first, each from the first window that reaches it."""
     costs: dict[int, float] = {}
     for start in range(0, len(ids), stride):
         window = ids[start : start + length]
         logits = model(torch.tensor([window])).logits[0].double().log_softmax(-1)
-        for place in range(start + 1, min(start + length, len(ids) - 1) + 1):
-            costs.setdefault(place, -float(logits[place - start - 1, ids[place]]))
+        for position in range(start + 1, min(start + length, len(ids) - 1) + 1):
+            costs.setdefault(position, -float(logits[position - start - 1, ids[position]]))
     assert len(costs) == len(ids) - 1
     return sum(costs.values()) / len(costs)

@@ -1,4 +1,4 @@
-"""BLEU and chrF are sacreBLEU's own numbers; ROUGE-L is the paper's."""
+"""BLEU and chrF equal sacreBLEU's; ROUGE-L equals the paper's."""
 
 import pytest
 import sacrebleu
@@ -11,7 +11,7 @@ TEXTS = ["The cat sat on the mat.", "A dog runs through the green field today.",
 REFERENCES = ["The cat sat on a mat.", "A dog is running through the green field.", "Nobody knows it."]
 
 
-def test_bleu_and_chrf_are_sacrebleus() -> None:
+def test_bleu_and_chrf_equal_sacrebleus() -> None:
     found = t.translation_metrics(TEXTS, REFERENCES)
     assert found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(TEXTS, [REFERENCES]).score)
     assert found["chrf"] == pytest.approx(sacrebleu.corpus_chrf(TEXTS, [REFERENCES]).score)
@@ -31,7 +31,7 @@ def test_intervals_are_a_bootstrap_over_rows() -> None:
     assert t.translation_metrics(TEXTS[:1], REFERENCES[:1])["intervals"] == {}
 
 
-def test_lines_too_short_for_bleu_have_none() -> None:
+def test_bleu_is_left_out_for_short_references() -> None:
     short = ["1999", "two cats", "eins zwei drei"]
     for texts, exact in ((short, 1.0), (["", "two", "drei"], 0.0)):
         found = t.translation_metrics(texts, short)
@@ -40,7 +40,7 @@ def test_lines_too_short_for_bleu_have_none() -> None:
     assert t.translation_metrics([*short, "a b c d"], [*short, "a b c d"])["bleu"] == pytest.approx(100.0)
 
 
-def test_the_same_text_is_perfect() -> None:
+def test_equal_texts_have_perfect_scores() -> None:
     found = t.translation_metrics(REFERENCES, REFERENCES)
     assert (found["bleu"], found["chrf"]) == pytest.approx((100.0, 100.0))
     assert (found["rouge_l"], found["exact"]) == (1.0, 1.0)
@@ -65,11 +65,11 @@ letters = st.lists(st.sampled_from("abcd"), max_size=70)
 
 
 @given(letters, letters)
-def test_the_longest_common_subsequence_is_the_tables(one: list[str], other: list[str]) -> None:
-    row = [0] * (len(other) + 1)
-    for a in one:
+def test_the_longest_common_subsequence_equals_dynamic_programming(first: list[str], second: list[str]) -> None:
+    row = [0] * (len(second) + 1)
+    for a in first:
         new = [0]
-        for place, b in enumerate(other):
-            new.append(row[place] + 1 if a == b else max(new[place], row[place + 1]))
+        for column, b in enumerate(second):
+            new.append(row[column] + 1 if a == b else max(new[column], row[column + 1]))
         row = new
-    assert t.longest_common_subsequence(one, other) == row[-1]
+    assert t.longest_common_subsequence(first, second) == row[-1]

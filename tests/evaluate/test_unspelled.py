@@ -1,4 +1,4 @@
-"""Bits per byte pays for the whole text: unknown words aren't free, and the mark to beat doesn't move."""
+"""Bits per byte charges the whole text: unknown words aren't free, and the baseline stays the same."""
 
 import json
 import math
@@ -35,42 +35,42 @@ def test_bytes_that_no_token_spells() -> None:
     assert spelled == Spelling(len(text), len(text), 0, 0, len(text), begins=1) and spelled.exact
 
 
-def test_they_are_charged_eight_bits_each() -> None:
+def test_unspelled_bytes_cost_eight_bits_each() -> None:
     score = Score(nats=math.log(2) * 10, tokens=5, bytes=20, unknown=2, unspelled=15)
     assert score.bits_per_byte == pytest.approx((10 + 8 * 15) / 20)
     assert score.unknown_share == 0.4
-    assert score.loss == pytest.approx(math.log(2) * 2)  # a loss per token is what it was
+    assert score.loss == pytest.approx(math.log(2) * 2)  # the loss per token is unchanged
     both = Score.total([score, Score(0.0, 5, 20)])
     assert (both.unknown, both.unspelled, both.tokens) == (2, 15, 10)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same text, counted by three tokenizers."""
-    made = tmp_path_factory.mktemp("counted")
-    (made / "book.txt").write_text(TEXT, encoding="utf-8")
+    """N-gram models of the same text with three tokenizers."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "book.txt").write_text(TEXT, encoding="utf-8")
     tokenizers = {"few": ["tokenizer=word", "tokenizer.vocab_size=6"], "all": ["tokenizer=word"], "bpe": []}
     for name, words in tokenizers.items():
-        assert run(["train", "ngram-3", "--data", str(made / "book.txt"), "--run", str(made / name), *words]) == 0
-    return {name: made / name for name in tokenizers}
+        assert run(["train", "ngram-3", "--data", str(folder / "book.txt"), "--run", str(folder / name), *words]) == 0
+    return {name: folder / name for name in tokenizers}
 
 
-def test_a_small_vocabulary_is_no_bargain(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_vocabulary_has_no_advantage(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     found = {}
-    for name, folder in runs.items():
+    for name, path in runs.items():
         capsys.readouterr()
-        assert run(["evaluate", str(folder), "--json"]) == 0
+        assert run(["evaluate", str(path), "--json"]) == 0
         found[name] = json.loads(capsys.readouterr().out)
     assert found["few"]["unknown_share"] > 0.5 > found["all"]["unknown_share"] >= found["bpe"]["unknown_share"] == 0.0
-    # most of the text costs 8 bits a byte
+    # most bytes of the text cost 8 bits
     assert found["few"]["bits_per_byte"] > 4.0 > found["all"]["bits_per_byte"]
-    marks = [metrics["baseline_bits_per_byte"] for metrics in found.values()]
-    assert marks == pytest.approx([marks[0]] * 3, abs=0.005)
+    baselines = [metrics["baseline_bits_per_byte"] for metrics in found.values()]
+    assert baselines == pytest.approx([baselines[0]] * 3, abs=0.005)
     assert run(["evaluate", str(runs["few"])]) == 0
     assert "unknown tokens" in capsys.readouterr().out
 
 
-def test_without_the_text_there_is_no_mark(runs: dict[str, Path]) -> None:
+def test_there_is_no_baseline_without_the_text(runs: dict[str, Path]) -> None:
     loaded = load(runs["few"])
     book = runs["few"].parent / "book.txt"
     try:
@@ -81,5 +81,5 @@ def test_without_the_text_there_is_no_mark(runs: dict[str, Path]) -> None:
     assert "baseline_bits_per_byte" not in metrics and metrics["bits_per_byte"] > 4.0
 
 
-def test_json_has_no_nan_however_deep() -> None:
+def test_json_has_no_nan_at_any_depth() -> None:
     assert json.loads(record({"a": math.nan, "b": {"c": [1.0, math.inf]}})) == {"a": None, "b": {"c": [1.0, None]}}

@@ -13,7 +13,7 @@ from tests.lectures.test_f19_search import MODEL
 
 from weft.decode.config import Branching
 from weft.decode.prompt import Prompt
-from weft.decode.tree import Node, Tree, Written, search_trees
+from weft.decode.tree import SearchedText, SearchNode, SearchTree, search_trees
 from weft.explain.search import BOX, SMALL, SearchTrees, laid_out, signs
 from weft.figures.shaded import width_of
 from weft.text.config import Byte
@@ -75,7 +75,7 @@ def test_what_greedy_search_misses_is_said() -> None:
     values = [f"{math.log(p):.2f}".replace("-", "−") for p in (0.15, 0.36)]
     assert f"misses a likelier text: log p {values[0]}, the beam's {values[1]}" in shown.about
     greedy, beam, _ = shown.trees
-    assert "misses" not in SearchTrees("0", (greedy, Tree("beam", beam.nodes, greedy.written))).about
+    assert "misses" not in SearchTrees("0", (greedy, SearchTree("beam", beam.nodes, greedy.written))).about
 
 
 def test_the_figure_draws_every_token() -> None:
@@ -90,8 +90,8 @@ def test_the_figure_draws_every_token() -> None:
 def test_long_and_strange_tokens() -> None:
     torch.manual_seed(0)
     words = ["\n", "  ", "x" * 60, "$a_b$", "漢字", "<b>"]
-    nodes = tuple(Node(-1, n, word, -1.0 - n, -1.0 - n, "kept") for n, word in enumerate(words))
-    tree = Tree("greedy", nodes, (Written("\n a", 0, -1.0),))
+    nodes = tuple(SearchNode(-1, n, word, -1.0 - n, -1.0 - n, "kept") for n, word in enumerate(words))
+    tree = SearchTree("greedy", nodes, (SearchedText("\n a", 0, -1.0),))
     laid = laid_out(tree)
     assert [spot.text for spot in laid.spots][:3] == ["⏎", "␣␣", "x" * 11 + "…"]
     shown = SearchTrees("p", (tree,))

@@ -375,7 +375,7 @@ def test_the_choice_is_the_samplers(settings: Sampling) -> None:
     found = step(read(model), Asked(TEXT, None, None, settings))
     logits = model(found.reading.tokens)[0, -1]
     choice = found.answer()["choice"]
-    left = sampling.filtered(logits[None], [settings])[0]
+    left = sampling.filter_logits(logits[None], [settings])[0]
     if settings.greedy:
         left = torch.full_like(left, -math.inf).index_fill(0, logits.argmax(), 0.0)
     finals = left.softmax(-1)
@@ -384,7 +384,7 @@ def test_the_choice_is_the_samplers(settings: Sampling) -> None:
         assert each["kept"] == bool(left[each["id"]] > -math.inf)
         assert each["final"] == pytest.approx(float(finals[each["id"]]), rel=1e-5, abs=1e-12)
         assert each["scaled"] == pytest.approx(float(logits[each["id"]]) / (settings.temperature or 1.0), rel=1e-5)
-    draws = sampling.picked(logits.expand(200, -1), [settings] * 200, np.linspace(0, 0.999, 200).tolist())
+    draws = sampling.choose_tokens(logits.expand(200, -1), [settings] * 200, np.linspace(0, 0.999, 200).tolist())
     kept = {each["id"] for each in choice["candidates"] if each["kept"]}
     assert choice["kept"] > 40 or set(draws.tolist()) <= kept
 

@@ -64,7 +64,7 @@ def test_agrees_with_evaluation(config) -> None:
     model = sharp(config)
     found = surprise(read(model), top=3)
     ids = TOKENIZER.encode(TEXT)
-    assert found.nats == pytest.approx(surprisals(model, ids, [TOKENIZER.eos_id], 64), abs=1e-5)
+    assert found.nats == pytest.approx(surprisals(model, ids, [TOKENIZER.eos_id], length=64), abs=1e-5)
     log_p = model(read(model).tokens)[0].log_softmax(-1)
     for place, id in enumerate(ids):
         row = log_p[place]
@@ -83,7 +83,7 @@ def test_nothing_predicts_a_first_token() -> None:
     ids = TOKENIZER.encode(TEXT)
     found = surprise(Reading(model, TOKENIZER, tuple(ids)))
     assert found.nats[0] is None and found.ranks[0] is None and found.guesses[0] == ()
-    assert found.nats[1:] == pytest.approx(surprisals(model, ids, [], 64)[1:], abs=1e-5)
+    assert found.nats[1:] == pytest.approx(surprisals(model, ids, [], length=64)[1:], abs=1e-5)
     assert len(found.scored) == len(ids) - 1
     with pytest.raises(DataError, match="nothing to score"):
         surprise(Reading(model, TOKENIZER, (ids[0],)))
@@ -95,7 +95,7 @@ def test_an_ngram_predicts_the_first_token_too(smoothing) -> None:
     model.fit(np.asarray(TOKENIZER.encode("abracadabra abracadabra and a cab")))
     ids = TOKENIZER.encode("abra cad")
     found = surprise(read(model, "abra cad"))
-    assert found.nats == pytest.approx(surprisals(model, ids, [], 64), abs=1e-5)
+    assert found.nats == pytest.approx(surprisals(model, ids, [], length=64), abs=1e-5)
     assert found.nats[0] == pytest.approx(-model.head(torch.full((1, 1, 2), V))[0, 0, ids[0]].item())
     if isinstance(smoothing, MaximumLikelihood):  # what was never seen
         found = surprise(read(model, "az"))

@@ -13,7 +13,7 @@ import torch
 from tests.serve.serving import RUNS, served
 
 from weft.decode.config import Sampling
-from weft.decode.sampling import filtered
+from weft.decode.sampling import filter_logits
 
 HOSTILE = "<img src=x onerror=alert(1)> \u202eA tale"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}: {% endfor %}"
@@ -74,7 +74,7 @@ def test_what_the_settings_leave_is_what_is_drawn_from(page: Any, at: Callable[.
         if settings["temperature"] == 0:
             wanted = torch.zeros(len(log_p)).index_fill(0, log_p.argmax()[None], 1.0)
         else:
-            wanted = filtered(log_p[None], [Sampling(**settings)])[0].softmax(dim=-1)
+            wanted = filter_logits(log_p[None], [Sampling(**settings)])[0].softmax(dim=-1)
         assert sorted(found["ids"]) == wanted.nonzero()[:, 0].tolist(), settings
         assert found["p"] == pytest.approx(wanted[found["ids"]].tolist(), rel=1e-3, abs=1e-7), settings
         assert found["mass"] == pytest.approx(float(log_p.exp()[wanted > 0].sum()), abs=1e-4)

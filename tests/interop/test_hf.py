@@ -599,7 +599,7 @@ def test_a_long_text_has_other_factors(tmp_path: Path) -> None:
         assert written == greedy(ours, tokens[:, :length], 12)
         for guesser in (LookUp(2), Draft(ours, Prompt(tokens[0, :length].tolist()), Sampling(max_tokens=12))):
             settings = Sampling(max_tokens=12, temperature=0.0)
-            chunks = speculate(ours, guesser, tokens[0, :length].tolist(), settings)
+            chunks = speculate(ours, tokens[0, :length].tolist(), settings, drafter=guesser)
             assert [chunk.id for chunk in chunks] == written
 
 

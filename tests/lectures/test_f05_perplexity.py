@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.evaluate.perplexity import Reading, Score, token_scores
+from weft.evaluate.perplexity import Score, ScoringOptions, token_scores
 from weft.models.base import LanguageModel
 from weft.models.config import Recurrent
 
@@ -51,7 +51,7 @@ def test_the_slide_by_hand() -> None:
 
 
 def test_the_slide_through_the_evaluator() -> None:
-    result = Score.of(token_scores(Slide(), Zeros(), Reading(8)), Zeros())
+    result = Score.of(token_scores(Slide(), Zeros(), ScoringOptions(8)), Zeros())
     assert result.tokens == 4
     assert round(result.loss, 3) == 1.242
     assert round(result.perplexity, 3) == 3.464

@@ -1,4 +1,4 @@
-"""A small corpus and one tokenizer of each kind, trained on it once."""
+"""A small corpus and a tokenizer of each kind, trained on it once."""
 
 import pytest
 
@@ -40,11 +40,10 @@ def tokenizers() -> dict[str, Tokenizer]:
 
 @pytest.fixture(params=sorted(CONFIGS))
 def tokenizer(request: pytest.FixtureRequest, tokenizers: dict[str, Tokenizer]) -> Tokenizer:
-    """Each kind in turn."""
     return tokenizers[request.param]
 
 
 @pytest.fixture(params=["char", "byte", "bpe"])
 def exact(request: pytest.FixtureRequest, tokenizers: dict[str, Tokenizer]) -> Tokenizer:
-    """Each kind that gives every text back exactly."""
+    """Each kind that restores every text exactly."""
     return tokenizers[request.param]

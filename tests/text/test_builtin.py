@@ -1,4 +1,4 @@
-"""The corpus that every Python carries."""
+"""The corpus of Python's documentation."""
 
 import sysconfig
 from pathlib import Path
@@ -41,41 +41,41 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_docstrings_of_modules_under_their_names(library: Path) -> None:
-    found = builtin.corpus("python").documents
+def test_docstrings_under_their_qualified_names(library: Path) -> None:
+    documents = builtin.corpus("python").documents
     loom = (
         "module loom\n\nA module that must never be imported.\n\nLoom\n\nWeaves.\n\nIndented.\n\n"
         "Loom.weave\n\nWeaves.\n\nLoom.weave.shuttle\n\nGoes to and fro, ?.\n\nrest\n\nRests.\n"
     )
-    assert found[-2:] == [loom, "module pack\n\nA package.\n"]
-    assert not any("Skipped" in text or "Not a docstring" in text for text in found)
+    assert documents[-2:] == [loom, "module pack\n\nA package.\n"]
+    assert not any("Skipped" in text or "Not a docstring" in text for text in documents)
 
 
 def test_topics_of_the_language_reference(library: Path) -> None:
-    found = builtin.corpus("python").documents
-    assert any(text.startswith('The "assert" statement') for text in found)
-    assert all(text == text.strip() + "\n" for text in found)
+    documents = builtin.corpus("python").documents
+    assert any(text.startswith('The "assert" statement') for text in documents)
+    assert all(text == text.strip() + "\n" for text in documents)
 
 
-def test_the_cache_is_used_and_a_broken_one_is_made_anew(library: Path, tmp_path: Path) -> None:
+def test_the_cache_is_used_and_a_corrupt_one_is_rebuilt(library: Path, tmp_path: Path) -> None:
     first = builtin.corpus("builtin:python")
     (cache,) = (tmp_path / "cache").iterdir()
     (library / "loom.py").unlink()
     assert builtin.corpus("python") == first
     cache.write_text(cache.read_text()[:100])
     rebuilt = builtin.corpus("python")
-    assert "rest\n\nRests.\n" in rebuilt.documents[-1]  # loom, which said so first, is gone
+    assert "rest\n\nRests.\n" in rebuilt.documents[-1]  # its first occurrence, in loom, is gone
     assert rebuilt.sha256 != first.sha256
     assert builtin.corpus("python") == rebuilt
 
 
-def test_it_works_without_a_cache(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_optional(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "file" / "below"))
     assert builtin.corpus("python") == builtin.corpus("python")
 
 
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_path_of_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("WEFT_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert builtin.cache_folder() == tmp_path / "weft"
@@ -86,20 +86,20 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert builtin.cache_folder() == Path("/elsewhere")
 
 
-def test_a_python_without_sources(library: Path) -> None:
+def test_a_python_without_sources_is_refused(library: Path) -> None:
     for file in library.rglob("*.py"):
         file.unlink()
     with pytest.raises(DataError, match="holds no Python sources"):
         builtin.corpus("python")
 
 
-def test_an_unknown_name() -> None:
+def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(DataError, match=r"builtin:pyton: no such built-in corpus; did you mean 'python'\?"):
         builtin.corpus("pyton")
 
 
-@pytest.mark.slow  # for all of the standard library that it parses
-def test_the_real_one_is_about_two_million_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow  # parses the whole standard library
+def test_the_corpus_has_about_two_million_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
     found = builtin.corpus("python")
     assert sum(map(len, found.documents)) > 1_900_000

@@ -1,4 +1,4 @@
-"""Chat templates: what transformers renders, and programs that fail, reach out or never end."""
+"""Chat templates render as in Transformers; templates that fail, escape or never end are refused."""
 
 import os
 
@@ -32,7 +32,7 @@ CHATML = """{%- for message in messages -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"""
 
-# the ways of LLaMA 3.1 and Mistral: what is not given, a date, slices, namespaces, turns counted
+# as in LLaMA 3.1 and Mistral: undefined variables, a date, slices, namespaces, counted turns
 WITH_TOOLS = """{{- bos_token }}
 {%- if not date_string is defined %}{% set date_string = strftime_now("%d %b %Y") %}{% endif %}
 {%- if messages[0]['role'] == 'system' %}
@@ -55,7 +55,7 @@ WITH_TOOLS = """{{- bos_token }}
 {%- endfor %}
 {{- ns.turns * 2 ** 3 }}|{{ ns.all }}|{{ '-' * 3 }}|{{ ', '.join(messages | map(attribute='role') | list) }}"""
 
-# the tag that marks replies, as templates for training have it
+# the tag that marks replies in templates for training
 MARKED = """{% for message in messages %}
 {% if message['role'] == 'assistant' %}
 {% generation %}{% set inner = 'A' %}{{ inner }}: {{ message['content'] + eos_token }}{% endgeneration %}
@@ -91,7 +91,7 @@ def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
 
 @pytest.mark.parametrize("reply", [True, False])
 @pytest.mark.parametrize("template", [CHATML, WITH_TOOLS, MARKED, JSON])
-def test_the_text_is_that_of_transformers(plain: Tokenizer, template: str, reply: bool, tmp_path: Path) -> None:
+def test_templates_render_as_in_transformers(plain: Tokenizer, template: str, reply: bool, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     chatty = with_template(plain, template)
     chatty.save(tmp_path)
@@ -101,11 +101,11 @@ def test_the_text_is_that_of_transformers(plain: Tokenizer, template: str, reply
     assert chatty.chat(TALK, reply=reply) == rendered
 
 
-def test_the_date_is_todays(plain: Tokenizer) -> None:
+def test_the_date_is_today(plain: Tokenizer) -> None:
     assert with_template(plain, "{{ strftime_now('%Y') }}").chat([]) == str(datetime.now().year)
 
 
-MANY = "{% for i in range(99999) %}{% for j in range(99999) %}WHAT{% endfor %}{% endfor %}"
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}BODY{% endfor %}{% endfor %}"
 
 
 NESTED = """{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}
@@ -127,9 +127,9 @@ NESTED = """{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}
         "{% generation %}open",
         "{{ range(10**6) | list }}",
         "{{ messages | tojson(odd=1) }}",
-        MANY.replace("WHAT", "x"),
-        MANY.replace("WHAT", "{% set y = 1 %}"),
-        "{% set all %}" + MANY.replace("WHAT", "a text") + "{% endset %}",
+        ENDLESS.replace("BODY", "x"),
+        ENDLESS.replace("BODY", "{% set y = 1 %}"),
+        "{% set all %}" + ENDLESS.replace("BODY", "a text") + "{% endset %}",
         "{% for i in range(999) %}{{ 'a' * 10**5 }}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         "{% for x in [1, 1] recursive %}{{ loop([1, 1]) }}{% endfor %}",
@@ -179,7 +179,9 @@ NESTED = """{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}
     ],
 )
 @pytest.mark.timeout(60)
-def test_what_fails_or_never_ends_is_one_line(plain: Tokenizer, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_templates_that_fail_or_never_end_are_refused_in_one_line(
+    plain: Tokenizer, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(templates, "MAX_MILLISECONDS", 50)
     with pytest.raises(TokenizerError, match=r"^the chat template cannot be rendered: .") as raised:
         with_template(plain, template).chat(TALK)
@@ -205,10 +207,9 @@ WIDE = "('ba' * (8000000 + i))"
     ],
 )
 @pytest.mark.timeout(60)
-def test_no_filter_test_method_or_operator_escapes(
+def test_no_filter_test_method_or_operator_escapes_the_limits(
     plain: Tokenizer, work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever limit it is that each of them reaches first."""
     monkeypatch.setattr(templates, "MAX_MILLISECONDS", 50)
     monkeypatch.setattr(templates, "MAX_MEMORY_BYTES", 1 << 28)
     chatty = with_template(plain, "{% for i in range(99999) %}\n{% set x = " + work + " %}{% endfor %}")
@@ -218,27 +219,29 @@ def test_no_filter_test_method_or_operator_escapes(
 
 @pytest.mark.parametrize("piece", ["{{ m }}", "{% if m %}{% endif %}", "{{ 1" + " + 1" * 20 + " }}", "{# c #}{{ 1 }}"])
 @pytest.mark.timeout(60)
-def test_compiling_is_work_too(plain: Tokenizer, piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_is_limited_too(plain: Tokenizer, piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "MAX_MILLISECONDS", 50)
     with pytest.raises(TokenizerError, match=r"it takes more than 0\.05 seconds$"):
         with_template(plain, piece * 100_000).chat(TALK)
 
 
 def test_ctrl_c_ends_a_template(plain: Tokenizer) -> None:
-    chatty = with_template(plain, MANY.replace("WHAT", "{% set y = 1 %}"))
-    chatty_enough = with_template(plain, "x")
-    chatty_enough.chat([])  # a process is there
+    chatty = with_template(plain, ENDLESS.replace("BODY", "{% set y = 1 %}"))
+    quick = with_template(plain, "x")
+    quick.chat([])  # starts a process
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         chatty.chat([])
-    assert chatty_enough.chat([]) == "x"
+    assert quick.chat([]) == "x"
 
 
-def test_the_reason_and_the_place_are_given(plain: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_file_the_line_and_the_reason(
+    plain: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(templates, "MAX_MILLISECONDS", 200)
     for template, reason in (
-        ("\n\n" + MANY.replace("WHAT", ""), r"line 3: it takes more than 0\.2 seconds"),
+        ("\n\n" + ENDLESS.replace("BODY", ""), r"line 3: it takes more than 0\.2 seconds"),
         ("{{ 'a' * 10**11 }}", r"line 1: it takes more than 1,024 MiB of memory"),
         ("{% for i in range(999) %}{{ 'a' * 10**5 }}{% endfor %}", r"it writes more than 16,777,216 characters"),
         ("a\n{{ raise_exception('roles must\nalternate') }}", r"line 2: roles must alternate"),
@@ -246,12 +249,12 @@ def test_the_reason_and_the_place_are_given(plain: Tokenizer, tmp_path: Path, mo
         ("a\n{% if %}", r"line 2: Expected an expression, got 'end of statement block'"),
     ):
         with_template(plain, template).save(tmp_path)
-        place = re.escape(f"{tmp_path}: the chat template cannot be rendered: ")
-        with pytest.raises(TokenizerError, match=rf"^{place}{reason}$"):
+        prefix = re.escape(f"{tmp_path}: the chat template cannot be rendered: ")
+        with pytest.raises(TokenizerError, match=rf"^{prefix}{reason}$"):
             Tokenizer.load(tmp_path).chat(TALK)
 
 
-def test_a_folder_of_somebodys_files_is_no_place_for_modules(
+def test_the_child_process_imports_nothing_from_the_working_directory(
     plain: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("json", "jinja2", "weft", "resource"):
@@ -276,7 +279,7 @@ def test_a_folder_of_somebodys_files_is_no_place_for_modules(
         "raise_exception.__globals__",
     ],
 )
-def test_nothing_but_text_is_in_reach(plain: Tokenizer, reach: str) -> None:
+def test_pythons_internals_are_out_of_reach(plain: Tokenizer, reach: str) -> None:
     try:
         rendered = with_template(plain, "{{ " + reach + " }}").chat(TALK)
     except TokenizerError as error:
@@ -284,23 +287,36 @@ def test_nothing_but_text_is_in_reach(plain: Tokenizer, reach: str) -> None:
     assert not any(word in rendered for word in ("class '", "function", "module", "object at", "__name__"))
 
 
-def test_a_template_of_any_length_and_text_of_any_kind(plain: Tokenizer) -> None:
+def test_long_templates_and_unusual_characters(plain: Tokenizer) -> None:
     odd = "a\u2028b\u0085c\r\n\ud800 \x00 \U0001f600 {{ x }} {% raw %}"
     assert with_template(plain, "{{ messages[0].content }}").chat([{"role": "user", "content": odd}]) == odd
     long = "x" * 3_000_000
     assert with_template(plain, long).chat([]) == long
 
 
-def test_a_long_conversation_is_no_hard_work(plain: Tokenizer) -> None:
-    template = """{% set rest = messages[1:] %}
-{%- for m in messages %}{% if loop.index > rest | length %}!{% endif %}
-{%- for call in [m.content, m.role] %}{{ call | trim }}{% endfor %}{% endfor %}"""
-    messages = [{"role": "user", "content": f"{n} " + "words " * 100} for n in range(3000)]
-    rendered = with_template(plain, template).chat(messages)
-    assert rendered.count("words") == 300_000 and rendered.count("!") == 1
+@pytest.mark.parametrize(
+    ("template", "words", "turns", "count"),
+    [
+        (
+            """{% set rest = messages[1:] %}{%- for m in messages %}{% if loop.index > rest | length %}[INST]{% endif %}
+{%- for call in [m.content, m.role] %}{{ call | trim }}{% endfor %}{% endfor %}""",
+            100,
+            3000,
+            1,
+        ),
+        (WITH_TOOLS, 600, 1000, 500),
+    ],
+)
+def test_a_long_conversation_is_within_the_limits(
+    plain: Tokenizer, template: str, words: int, turns: int, count: int
+) -> None:
+    content = "a word " * words
+    messages = [{"role": "user" if n % 2 == 0 else "assistant", "content": content} for n in range(turns)]
+    text = with_template(plain, template).chat(messages)
+    assert text.count("[INST]") == count and text.count("word") == words * turns
 
 
-def test_threads_get_their_own_answers(plain: Tokenizer) -> None:
+def test_threads_get_the_right_answers(plain: Tokenizer) -> None:
     chatty = with_template(plain, "{% for i in range(2000) %}{{ messages[0].content }}{% endfor %}")
 
     def rendered(n: int) -> bool:
@@ -310,37 +326,31 @@ def test_threads_get_their_own_answers(plain: Tokenizer) -> None:
         assert all(pool.map(rendered, range(24)))
 
 
-def test_a_failure_leaves_the_next_rendering_alone(plain: Tokenizer) -> None:
+def test_a_failure_does_not_affect_the_next_rendering(plain: Tokenizer) -> None:
     chatty = with_template(plain, "{% for i in range(messages[0].content | int) %}{{ 'x' * 10**3 }}{% endfor %}")
     with pytest.raises(TokenizerError, match="it writes more than"):
         chatty.chat([{"role": "user", "content": "90000"}])
     assert chatty.chat([{"role": "user", "content": "3"}]) == "x" * 3000
 
 
-def test_a_long_conversation_is_no_bomb(plain: Tokenizer) -> None:
-    long = [{"role": "user" if n % 2 == 0 else "assistant", "content": "a word " * 600} for n in range(1000)]
-    text = with_template(plain, WITH_TOOLS).chat(long)
-    assert text.count("[INST]") == 500
-
-
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ("[" * 100_000, "not valid JSON: nested too deeply"),
         ('{"a":' * 100_000, "not valid JSON: nested too deeply"),
         ('{"chat_template": "\\ud800"}', "contains a lone surrogate"),
     ],
 )
-def test_settings_that_are_none(plain: Tokenizer, settings: str, says: str, tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(plain: Tokenizer, settings: str, message: str, tmp_path: Path) -> None:
     plain.save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(settings)
-    with pytest.raises(TokenizerError, match=says) as raised:
+    with pytest.raises(TokenizerError, match=message) as raised:
         Tokenizer.load(tmp_path)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("value", "found"),
+    ("value", "expected"),
     [
         ([{"name": ["x"], "template": "no"}, {"name": "default", "template": "yes"}, 3], "yes"),
         ([{"name": {}}], None),
@@ -348,7 +358,9 @@ def test_settings_that_are_none(plain: Tokenizer, settings: str, says: str, tmp_
         ({"default": "no"}, None),
     ],
 )
-def test_of_several_templates_the_default(plain: Tokenizer, value: Any, found: str | None, tmp_path: Path) -> None:
+def test_the_default_of_several_templates_is_used(
+    plain: Tokenizer, value: Any, expected: str | None, tmp_path: Path
+) -> None:
     plain.save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
-    assert Tokenizer.load(tmp_path).chat_template == found
+    assert Tokenizer.load(tmp_path).chat_template == expected

@@ -1,4 +1,7 @@
-"""Text → ids → text, at once and as a stream."""
+"""Text → ids → text, in one call and as a stream."""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -8,7 +11,7 @@ from weft.errors import TokenizerError
 from weft.text.config import Char
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
-# every plane, control characters, and what people trip over more often than chance would
+# all planes, control characters, and known hard cases
 any_text = st.lists(
     st.one_of(
         st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
@@ -22,7 +25,7 @@ many = settings(max_examples=80, deadline=None, suppress_health_check=[HealthChe
 
 @many
 @given(text=any_text)
-def test_decode_gives_back_what_encode_took(exact: Tokenizer, text: str) -> None:
+def test_decode_inverts_encode(exact: Tokenizer, text: str) -> None:
     ids = exact.encode(text)
     assert exact.decode(ids) == text
     assert exact.decode(ids, specials=True) == text
@@ -31,7 +34,7 @@ def test_decode_gives_back_what_encode_took(exact: Tokenizer, text: str) -> None
 
 @many
 @given(text=any_text)
-def test_a_stream_gives_whole_characters_and_the_same_text(exact: Tokenizer, text: str) -> None:
+def test_a_stream_yields_complete_characters_and_the_same_text(exact: Tokenizer, text: str) -> None:
     stream = exact.stream()
     parts = [stream.push(id) for id in exact.encode(text)]
     assert "".join(parts) + stream.flush() == text
@@ -41,7 +44,7 @@ def test_a_stream_gives_whole_characters_and_the_same_text(exact: Tokenizer, tex
 
 @many
 @given(data=st.data())
-def test_a_stream_of_any_ids_is_their_decoding(tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_a_stream_of_any_ids_equals_decode(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20))
     for specials in (False, True):
         stream = tokenizer.stream(specials=specials)
@@ -50,7 +53,7 @@ def test_a_stream_of_any_ids_is_their_decoding(tokenizer: Tokenizer, data: st.Da
 
 @many
 @given(text=any_text)
-def test_no_text_gives_a_special_token(tokenizer: Tokenizer, text: str) -> None:
+def test_no_text_becomes_a_special_token(tokenizer: Tokenizer, text: str) -> None:
     hidden = set(tokenizer.special_tokens.values()) - {tokenizer.unk_id}
     assert hidden.isdisjoint(tokenizer.encode(text))
 
@@ -64,15 +67,15 @@ def test_bpe_and_unigram_know_every_text(tokenizers: dict[str, Tokenizer], text:
 
 @many
 @given(text=any_text)
-def test_pieces_are_the_encoding_and_cover_the_text(exact: Tokenizer, text: str) -> None:
-    pieces = exact.token_spans(text)
-    assert [piece.id for piece in pieces] == exact.encode(text)
-    assert [piece.token for piece in pieces] == [exact.token(piece.id) for piece in pieces]
-    assert all(piece.text == text[piece.start : piece.end] for piece in pieces)
-    assert set(range(len(text))) == {place for piece in pieces for place in range(piece.start, piece.end)}
+def test_token_spans_are_the_encoding_and_cover_the_text(exact: Tokenizer, text: str) -> None:
+    spans = exact.token_spans(text)
+    assert [span.id for span in spans] == exact.encode(text)
+    assert [span.token for span in spans] == [exact.token(span.id) for span in spans]
+    assert all(span.text == text[span.start : span.end] for span in spans)
+    assert set(range(len(text))) == {position for span in spans for position in range(span.start, span.end)}
 
 
-def test_half_a_character_waits_and_comes_out_as_a_mark_at_the_end(tokenizers: dict[str, Tokenizer]) -> None:
+def test_half_a_character_is_held_back_and_replaced_at_the_end(tokenizers: dict[str, Tokenizer]) -> None:
     byte = tokenizers["byte"]
     first, second, third = byte.encode("€")
     stream = byte.stream()
@@ -87,25 +90,27 @@ def test_a_char_tokenizer_spells_unseen_characters_in_bytes(tokenizers: dict[str
     assert [char.token(id) for id in char.encode("xñ")] == ["x", "<0xC3>", "<0xB1>"]
 
 
-def test_a_compact_char_tokenizer_is_its_characters_and_special_tokens() -> None:
+def test_a_char_tokenizer_without_bytes_has_characters_and_special_tokens() -> None:
     compact = build_tokenizer(Char(fallback="unk"), ["hello"])
     assert compact.vocab_size == 4 + len(set("hello"))
     assert compact.decode(compact.encode("hole")) == "hole"
     assert compact.encode("hat") == [compact.id("h"), compact.unk_id, compact.unk_id]
 
 
-def test_what_is_no_text_is_refused(tokenizers: dict[str, Tokenizer]) -> None:
+def test_values_that_are_no_text_are_refused(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["bpe"]
-    for encode in (tokenizer.encode, tokenizer.token_spans, lambda what: tokenizer.encode_batch([what])):
+    encoders: list[Callable[[Any], Any]] = [tokenizer.encode, tokenizer.token_spans]
+    for encode in (*encoders, lambda value: tokenizer.encode_batch([value])):
         with pytest.raises(TokenizerError, match=r"^5: expected a text, not int"):
-            encode(5)  # type: ignore[operator]
+            encode(5)
 
 
 @pytest.mark.parametrize("broken", ["\ud800", "ok \udfff", "\ude00\ud83d"])
 def test_lone_surrogates_are_refused(tokenizer: Tokenizer, broken: str) -> None:
-    for use in (tokenizer.encode, tokenizer.token_spans, lambda text: tokenizer.encode_batch(["fine", text])):
+    encoders: list[Callable[[str], Any]] = [tokenizer.encode, tokenizer.token_spans]
+    for encode in (*encoders, lambda text: tokenizer.encode_batch(["fine", text])):
         with pytest.raises(TokenizerError, match=r"lone surrogate, U\+D[8-F]"):
-            use(broken)
+            encode(broken)
 
 
 def test_ids_outside_the_vocabulary_are_refused(tokenizer: Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""SentencePiece files: the ids that SentencePiece gives."""
+"""SentencePiece files give the ids that SentencePiece gives."""
 
 import io
 import random
@@ -32,7 +32,7 @@ HARD = [
 ]
 
 
-# ---- files made by hand
+# ---- handwritten files
 
 
 def varint(value: int) -> bytes:
@@ -61,7 +61,7 @@ PIECES = SPECIALS + piece("▁", -3) + piece("a", -2) + piece("b", -2.5) + piece
 PLAIN = block(3, number(3, 1) + number(4, 1))
 
 
-def made(data: bytes) -> Tokenizer:
+def tokenizer_of(data: bytes) -> Tokenizer:
     backend, roles = to_tokenizer(data)
     return Tokenizer.from_json(backend.to_str(), roles)
 
@@ -70,8 +70,8 @@ def tokens(tokenizer: Tokenizer, text: str) -> list[str]:
     return [tokenizer.token(id) for id in tokenizer.encode(text)]
 
 
-def test_unigram_takes_the_best_sum() -> None:
-    unigram = made(PIECES + block(2, number(3, 1)) + PLAIN)
+def test_unigram_takes_the_highest_sum_of_scores() -> None:
+    unigram = tokenizer_of(PIECES + block(2, number(3, 1)) + PLAIN)
     assert unigram.kind == "unigram"
     assert unigram.roles == {"unk": "<unk>", "bos": "<s>", "eos": "</s>"}
     assert tokens(unigram, "ab ab") == ["▁", "ab", "▁", "ab"]  # −6, before ▁a b (−6)
@@ -79,47 +79,47 @@ def test_unigram_takes_the_best_sum() -> None:
     assert unigram.decode(unigram.encode("ab a")) == "ab a"
 
 
-def test_bpe_joins_the_highest_score_first() -> None:
-    bpe = made(PIECES + block(2, number(3, 2)) + PLAIN)
+def test_bpe_merges_the_highest_score_first() -> None:
+    bpe = tokenizer_of(PIECES + block(2, number(3, 2)) + PLAIN)
     assert bpe.kind == "bpe"
     assert tokens(bpe, "ab a") == ["▁", "ab", "▁a"]
 
 
-def test_a_char_model_joins_nothing() -> None:
-    assert tokens(made(PIECES + block(2, number(3, 4)) + PLAIN), "ab") == ["▁", "a", "b"]
+def test_a_char_model_merges_nothing() -> None:
+    assert tokens(tokenizer_of(PIECES + block(2, number(3, 4)) + PLAIN), "ab") == ["▁", "a", "b"]
 
 
-def test_bytes_for_what_is_unknown() -> None:
-    spelled = PIECES + b"".join(piece(token, 0, BYTE) for token in byte_tokens())
+def test_byte_fallback() -> None:
+    with_bytes = PIECES + b"".join(piece(token, 0, BYTE) for token in byte_tokens())
     for kind in (1, 2):
-        tokenizer = made(spelled + block(2, number(3, kind) + number(35, 1)) + PLAIN)
+        tokenizer = tokenizer_of(with_bytes + block(2, number(3, kind) + number(35, 1)) + PLAIN)
         assert tokens(tokenizer, "é") == ["▁", "<0xC3>", "<0xA9>"]
-        assert "<0x61>" not in tokens(tokenizer, "<0x61>")  # text that looks like a byte is none
+        assert "<0x61>" not in tokens(tokenizer, "<0x61>")  # a look-alike of a byte token
         assert tokenizer.decode(tokenizer.encode("aé\nb")) == "aé\nb"
 
 
-def test_preparation_is_as_the_file_says() -> None:
+def test_normalization_follows_the_file() -> None:
     bare = block(3, number(3, 0) + number(4, 0))
-    assert tokens(made(PIECES + bare), "a  b ") == ["a", "▁", "▁", "b", "▁"]
-    assert tokens(made(PIECES + PLAIN), "a  b ") == ["▁a", "▁", "b"]
+    assert tokens(tokenizer_of(PIECES + bare), "a  b ") == ["a", "▁", "▁", "b", "▁"]
+    assert tokens(tokenizer_of(PIECES + PLAIN), "a  b ") == ["▁a", "▁", "b"]
 
 
-def test_symbols_stay_whole_and_control_is_no_text() -> None:
+def test_symbols_stay_whole_and_control_pieces_are_no_text() -> None:
     symbol = piece("<sep>", 0, USER_DEFINED) + piece("<ctl>", 0, CONTROL)
     for kind in (1, 2):
-        tokenizer = made(PIECES + symbol + block(2, number(3, kind)) + PLAIN)
+        tokenizer = tokenizer_of(PIECES + symbol + block(2, number(3, kind)) + PLAIN)
         assert tokens(tokenizer, "a<sep> b") == ["▁a", "<sep>", "▁", "b"]
         assert tokenizer.id("<ctl>") not in tokenizer.encode("<ctl></s>")
         assert tokenizer.special_tokens.keys() == {"<unk>", "<s>", "</s>", "<ctl>"}
 
 
-def test_another_vocabulary_gives_other_ids() -> None:
+def test_another_vocabulary_changes_the_ids() -> None:
     order = ["</s>", "<unk>", "▁a", "b", "a", "▁", "ü", "<pad>"]
-    for kind, cut in ((1, [2, 3, 5, 6, 5, 1]), (2, [2, 3, 5, 6, 5, 1])):
+    for kind in (1, 2):
         data = PIECES + block(2, number(3, kind)) + PLAIN
         backend, roles = to_tokenizer(data, {token: id for id, token in enumerate(order)})
         tokenizer = Tokenizer.from_json(backend.to_str(), {**roles, "pad": "<pad>"})
-        assert tokenizer.encode("ab ü z") == cut
+        assert tokenizer.encode("ab ü z") == [2, 3, 5, 6, 5, 1]
         assert (tokenizer.eos_id, tokenizer.pad_id, tokenizer.bos_id, tokenizer.vocab_size) == (0, 7, None, 8)
         assert 7 not in tokenizer.encode("<pad>")
     with pytest.raises(TokenizerError, match="ids do not run from 0 to 1"):
@@ -142,10 +142,10 @@ def test_another_vocabulary_gives_other_ids() -> None:
 )
 def test_sentencepiece_agrees(kind: str, options: dict[str, object], tmp_path: Path, texts: list[str]) -> None:
     theirs = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
-    written = io.BytesIO()
+    file = io.BytesIO()
     theirs.SentencePieceTrainer.train(
         sentence_iterator=iter(texts),
-        model_writer=written,
+        model_writer=file,
         model_type=kind,
         vocab_size=420 if "byte_fallback" in options else 150,
         hard_vocab_limit=False,
@@ -153,9 +153,9 @@ def test_sentencepiece_agrees(kind: str, options: dict[str, object], tmp_path: P
         minloglevel=2,
         **options,
     )
-    (tmp_path / "x.model").write_bytes(written.getvalue())
+    (tmp_path / "x.model").write_bytes(file.getvalue())
     ours = build_tokenizer(Pretrained(path=str(tmp_path / "x.model")))
-    theirs = theirs.SentencePieceProcessor(model_proto=written.getvalue())
+    theirs = theirs.SentencePieceProcessor(model_proto=file.getvalue())
     assert ours.vocab_size == theirs.get_piece_size()
     roles = {"unk_id": theirs.unk_id(), "bos_id": theirs.bos_id(), "eos_id": theirs.eos_id()}
     assert {name: getattr(ours, name) for name in roles} == roles
@@ -168,23 +168,23 @@ def test_sentencepiece_agrees(kind: str, options: dict[str, object], tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
-def test_pieces_looked_up_in_another_vocabulary(kind: str, texts: list[str]) -> None:
-    """As CTranslate2 and Marian have it: SentencePiece cuts, and what the vocabulary lacks is unknown."""
+def test_pieces_of_another_vocabulary(kind: str, texts: list[str]) -> None:
+    """As in CTranslate2 and Marian: SentencePiece segments, and pieces that the vocabulary lacks are unknown."""
     theirs = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
-    written = io.BytesIO()
+    file = io.BytesIO()
     theirs.SentencePieceTrainer.train(
         sentence_iterator=iter(["the cat sat on the mat", "a dog and a cat", "the mat is red, the dog is not"]),
-        model_writer=written,
+        model_writer=file,
         model_type=kind,
         vocab_size=30,
         hard_vocab_limit=False,
         minloglevel=2,
     )
-    cutter = theirs.SentencePieceProcessor(model_proto=written.getvalue())
+    cutter = theirs.SentencePieceProcessor(model_proto=file.getvalue())
     pieces = [cutter.id_to_piece(id) for id in range(cutter.get_piece_size())]
     order = ["</s>", "▁Hund", "é", "<unk>", "house", *reversed(pieces[3:]), "<s>", "п", "р", "▁caté", "<pad>"]
     vocabulary, rng = {token: id for id, token in enumerate(order)}, random.Random(0)
-    backend, roles = to_tokenizer(written.getvalue(), vocabulary)
+    backend, roles = to_tokenizer(file.getvalue(), vocabulary)
     ours = Tokenizer.from_json(backend.to_str(), {**roles, "pad": "<pad>"})
     words = ["the ", "cat", "é", "п", "пр", "привет", "東", "🙂", " house", "Hund", *pieces[:3], "<pad>", "zz", " "]
     for text in [*texts[:4], *("".join(rng.choices(words, k=rng.randrange(1, 7))) for _ in range(300))]:
@@ -192,7 +192,7 @@ def test_pieces_looked_up_in_another_vocabulary(kind: str, texts: list[str]) -> 
         assert ours.encode(text) == expected, text
 
 
-# ---- what is refused
+# ---- invalid files
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_pieces_looked_up_in_another_vocabulary(kind: str, texts: list[str]) -> 
         (PIECES + block(2, block(3, b"x")), "field 3 is not a number"),
     ],
 )
-def test_one_line_for_a_bad_file(data: bytes, expected: str, tmp_path: Path) -> None:
+def test_invalid_files_are_refused_in_one_line(data: bytes, expected: str, tmp_path: Path) -> None:
     (tmp_path / "bad.model").write_bytes(data)
     with pytest.raises(TokenizerError, match=expected) as error:
         Tokenizer.load(tmp_path / "bad.model")

@@ -1,17 +1,18 @@
-"""tiktoken's rank files: the ids that tiktoken gives."""
+"""tiktoken's rank files give the ids that tiktoken gives."""
 
 import base64
 from pathlib import Path
 
 import pytest
 
+from weft.config import validate
 from weft.errors import ConfigError, TokenizerError
-from weft.text.config import Pretrained
+from weft.text.config import Pattern, Pretrained
 from weft.text.tokenizer import Tokenizer, build_tokenizer
-from weft.text.vocabularies import KNOWN, PATTERNS, ranked
+from weft.text.vocabularies import KNOWN, PATTERNS, from_ranks
 
-JOINED = [b"th", b" t", b" th", b"the", b" the", b"aa", b"aaa", b"in", b"ing", "é".encode(), b"12", b"  ", b"\n\n"]
-RANKS = {bytes([byte]): byte for byte in range(256)} | {token: 256 + rank for rank, token in enumerate(JOINED)}
+MERGED = [b"th", b" t", b" th", b"the", b" the", b"aa", b"aaa", b"in", b"ing", "é".encode(), b"12", b"  ", b"\n\n"]
+RANKS = {bytes([byte]): byte for byte in range(256)} | {token: 256 + rank for rank, token in enumerate(MERGED)}
 HARD = ["", " ", "the thing's 12345 is here", "aaaaaaaa the\n\n  thé\r\n", "DON'T we'll café 日本語 🙂  ", "a/b//c\n/x"]
 
 
@@ -37,13 +38,12 @@ def test_ids_are_ranks(file: Path) -> None:
     assert Tokenizer.load(file.parent, "gpt2").fingerprint == tokenizer.fingerprint
 
 
-def test_patterns_cut_differently(file: Path) -> None:
-    cuts = {name: Tokenizer.load(file, name).encode("WeDon't 12345/\n") for name in PATTERNS}
-    assert len({tuple(ids) for ids in cuts.values()}) > 1
+def test_patterns_split_differently(file: Path) -> None:
+    assert len({tuple(Tokenizer.load(file, name).encode("WeDon't 12345/\n")) for name in PATTERNS}) > 1
 
 
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
-def test_tiktoken_agrees(pattern: str, file: Path) -> None:
+def test_tiktoken_agrees(pattern: Pattern, file: Path) -> None:
     theirs = pytest.importorskip("tiktoken", reason="tiktoken is not installed")
     encoding = theirs.Encoding("small", pat_str=PATTERNS[pattern], mergeable_ranks=RANKS, special_tokens={})
     ours = Tokenizer.load(file, pattern)
@@ -51,14 +51,14 @@ def test_tiktoken_agrees(pattern: str, file: Path) -> None:
         assert ours.encode(text) == encoding.encode_ordinary(text), text
 
 
-def test_a_known_number_of_ranks_tells_pattern_and_specials() -> None:
+def test_a_known_number_of_ranks_decides_pattern_and_specials() -> None:
     ranks = dict(RANKS)
     ranks |= {b"\0%d" % rank: rank for rank in range(len(ranks), 50256)}
-    backend, roles = ranked(rank_file(ranks))
+    backend, roles = from_ranks(rank_file(ranks))
     assert roles == {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
     assert backend.token_to_id("<|endoftext|>") == 50256
-    for ranks_there, (_, specials) in KNOWN.items():  # no special token takes a rank's place but GPT-2's own
-        assert min(specials.values()) >= ranks_there or ranks_there == 50280
+    for count, (_, specials) in KNOWN.items():  # only in GPT-2's vocabulary may a special token have the id of a rank
+        assert min(specials.values()) >= count or count == 50280
 
 
 @pytest.mark.parametrize(
@@ -72,15 +72,13 @@ def test_a_known_number_of_ranks_tells_pattern_and_specials() -> None:
         (rank_file(RANKS) + b"%%% 300\n", "line 270 is not a token in base64"),
     ],
 )
-def test_one_line_for_a_bad_file(data: bytes, expected: str, tmp_path: Path) -> None:
+def test_invalid_files_are_refused_in_one_line(data: bytes, expected: str, tmp_path: Path) -> None:
     (tmp_path / "bad.tiktoken").write_bytes(data)
     with pytest.raises(TokenizerError, match=expected) as error:
         Tokenizer.load(tmp_path / "bad.tiktoken")
     assert "\n" not in str(error.value)
 
 
-def test_an_unknown_pattern_is_named() -> None:
-    from weft.config import validate
-
+def test_an_unknown_pattern_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"pattern = 'cl10k'.*cl100k"):
         validate(Pretrained, {"kind": "pretrained", "path": "x", "pattern": "cl10k"})

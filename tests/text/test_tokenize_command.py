@@ -1,4 +1,4 @@
-"""`weft tokenize`."""
+"""The command `weft tokenize`."""
 
 import json
 from pathlib import Path
@@ -25,14 +25,14 @@ def corpus(tmp_path: Path, texts: list[str]) -> str:
     return str(tmp_path / "corpus.txt")
 
 
-def test_a_line_a_token_where_there_is_no_terminal() -> None:
+def test_without_a_terminal_there_is_a_line_per_token() -> None:
     result = run("aé\n", "--tokenizer", "byte")
     assert result.output == "100\t'a'\n198\t'<0xC3>'\n172\t'<0xA9>'\n13\t'\\n'\n"
 
 
 def test_colours_ids_and_counts_on_a_terminal() -> None:
     result = run("a\x1b[5m\nb", "--tokenizer", "byte", "--ids", env={"FORCE_COLOR": "1", "TERM": "xterm-256color"})
-    assert "\x1b[5m" not in result.output  # what a text holds does not steer the terminal
+    assert "\x1b[5m" not in result.output  # a text can't control the terminal
     assert "\\x1b" in result.output
     assert " 100 " in result.output
     assert "⏎" in result.output
@@ -75,13 +75,13 @@ def test_the_vocabulary_can_be_chosen(corpus: str) -> None:
         (["\ud800", "--tokenizer", "byte"], "lone surrogate"),
     ],
 )
-def test_what_cannot_be_done(words: list[str], message: str) -> None:
+def test_contradictory_options_are_refused(words: list[str], message: str) -> None:
     error = run(*words).exception
     assert isinstance(error, WeftError)
     assert message in str(error)
 
 
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+def test_a_binary_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"ok\xff")
     error = run(str(tmp_path / "binary"), "--tokenizer", "byte").exception
     assert isinstance(error, WeftError)
@@ -89,10 +89,10 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "noted"),
     [("nix.txt", True), ("a/b.json.gz", True), ("./nix", True), ("U.S.A", False), ("Well. Then", False), ("hi", False)],
 )
-def test_a_name_of_no_file_is_read_as_text_and_that_is_said(text: str, said: bool) -> None:
+def test_the_name_of_a_missing_file_is_read_as_text_with_a_note(text: str, noted: bool) -> None:
     result = run(text, "--tokenizer", "byte", "--json")
     assert json.loads(result.stdout)["characters"] == len(text)
-    assert ("there is no such file" in result.stderr) == said
+    assert ("there is no such file" in result.stderr) == noted

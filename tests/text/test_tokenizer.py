@@ -1,11 +1,13 @@
 """Files, special tokens, batches, processes and chat."""
 
 import json
+import multiprocessing
 import os
 import pickle
 import random
 import resource
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,14 +26,14 @@ LOOK_ALIKE = "a <eos> <bos><pad> [MASK] [CLS] <unk> </s> <0x41> b"
 
 
 @pytest.mark.parametrize("name", ["run", "run/tokenizer.json"])
-def test_saved_and_loaded_it_is_the_same(tokenizer: Tokenizer, tmp_path: Path, name: str, texts: list[str]) -> None:
+def test_a_saved_tokenizer_is_unchanged(tokenizer: Tokenizer, tmp_path: Path, name: str, texts: list[str]) -> None:
     tokenizer.chat_template = None
     tokenizer.save(tmp_path / name)
-    again = Tokenizer.load(tmp_path / name)
-    assert again.fingerprint == tokenizer.fingerprint
-    assert (again.kind, again.roles, again.vocab_size) == (tokenizer.kind, tokenizer.roles, tokenizer.vocab_size)
+    loaded = Tokenizer.load(tmp_path / name)
+    assert loaded.fingerprint == tokenizer.fingerprint
+    assert (loaded.kind, loaded.roles, loaded.vocab_size) == (tokenizer.kind, tokenizer.roles, tokenizer.vocab_size)
     for text in [*texts, LOOK_ALIKE]:
-        assert again.encode(text) == tokenizer.encode(text)
+        assert loaded.encode(text) == tokenizer.encode(text)
     assert build_tokenizer(Pretrained(path=str(tmp_path / name)), ["ignored"]).fingerprint == tokenizer.fingerprint
     assert sorted(file.name for file in (tmp_path / "run").iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
 
@@ -49,7 +51,7 @@ def test_transformers_loads_it_and_agrees(tokenizer: Tokenizer, tmp_path: Path, 
             assert theirs.decode(ids) == tokenizer.decode(ids, specials=True)
 
 
-def test_bert_files_frame_a_sentence_for_others(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+def test_transformers_frames_a_sentence_of_a_bert_file(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     piece = tokenizers["wordpiece"]
     piece.save(tmp_path)
@@ -57,7 +59,7 @@ def test_bert_files_frame_a_sentence_for_others(tokenizers: dict[str, Tokenizer]
     assert theirs("the fox")["input_ids"] == [piece.cls_id, *piece.encode("the fox"), piece.sep_id]
 
 
-def test_roles_come_from_the_file_beside_or_by_custom(tmp_path: Path, texts: list[str]) -> None:
+def test_roles_come_from_tokenizer_config_or_customary_names(tmp_path: Path, texts: list[str]) -> None:
     specials = Specials(pad="<nothing>", bos="<s>", eos="</s>")
     build_tokenizer(BPE(specials=specials), texts).save(tmp_path)
     assert Tokenizer.load(tmp_path).roles == specials.roles()
@@ -89,7 +91,7 @@ def test_broken_files_are_named(
     assert "\n" not in str(raised.value)
 
 
-def test_absent_and_binary_files(tmp_path: Path) -> None:
+def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="no such tokenizer file or folder"):
         Tokenizer.load(tmp_path / "nowhere")
     with pytest.raises(TokenizerError, match=r"no tokenizer\.json in this folder"):
@@ -99,7 +101,7 @@ def test_absent_and_binary_files(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
-def test_a_write_that_fails_leaves_the_old_file(
+def test_a_failed_write_keeps_the_old_file(
     tokenizers: dict[str, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizers["byte"].save(tmp_path)
@@ -117,8 +119,8 @@ def test_a_write_that_fails_leaves_the_old_file(
 def test_saved_files_have_the_usual_permissions(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
     tokenizers["byte"].save(tmp_path)
     (tmp_path / "plain").touch()
-    usual = stat.S_IMODE((tmp_path / "plain").stat().st_mode)
-    assert stat.S_IMODE((tmp_path / "tokenizer.json").stat().st_mode) == usual
+    expected = stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+    assert stat.S_IMODE((tmp_path / "tokenizer.json").stat().st_mode) == expected
 
 
 def test_padding_and_truncation_of_a_foreign_file_are_ignored(
@@ -130,7 +132,7 @@ def test_padding_and_truncation_of_a_foreign_file_are_ignored(
     assert Tokenizer.from_json(foreign.to_str()).encode(texts[0]) == tokenizers["bpe"].encode(texts[0])
 
 
-def test_a_foreign_unigram_model_does_not_find_special_tokens_in_a_text() -> None:
+def test_a_foreign_unigram_model_finds_no_special_tokens_in_a_text() -> None:
     vocab = [("</s>", 0.0), ("<unk>", 0.0), *((piece, -3.0) for piece in ("▁", "a", "<", "/", "s", ">"))]
     foreign = backend.Tokenizer(models.Unigram(vocab, unk_id=1))
     foreign.pre_tokenizer, foreign.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
@@ -151,17 +153,17 @@ def test_decoders_that_look_ahead_are_refused() -> None:
 # ---- special tokens
 
 
-def test_special_tokens_enter_by_name_only(tokenizers: dict[str, Tokenizer]) -> None:
+def test_special_tokens_are_added_on_request_only(tokenizers: dict[str, Tokenizer]) -> None:
     bpe = tokenizers["bpe"]
     assert bpe.encode("fox", bos=True, eos=True) == [bpe.bos_id, *bpe.encode("fox"), bpe.eos_id]
     assert bpe.encode("<bos>fox<eos>", specials=True) == [bpe.bos_id, *bpe.encode("fox"), bpe.eos_id]
     assert bpe.encode("<bos>fox<eos>") != bpe.encode("<bos>fox<eos>", specials=True)
 
 
-def test_decoding_leaves_special_tokens_out_unless_asked(tokenizers: dict[str, Tokenizer]) -> None:
+def test_decoding_leaves_special_tokens_out_by_default(tokenizers: dict[str, Tokenizer]) -> None:
     word = tokenizers["word"]
     ids = word.encode("The xyzzy fox", bos=True, eos=True)
-    assert word.decode(ids) == "The <unk> fox"  # an unknown word is a part of the text
+    assert word.decode(ids) == "The <unk> fox"  # an unknown word is part of the text
     assert word.decode(ids, specials=True) == "<bos> The <unk> fox <eos>"
 
 
@@ -176,18 +178,18 @@ def test_an_unknown_piece_is_left_out(tokenizers: dict[str, Tokenizer]) -> None:
     assert ours.decode(ours.encode("a x b"), specials=True) == "a <unk> b"
 
 
-def test_special_tokens_are_found_where_they_are_asked_for(tokenizers: dict[str, Tokenizer]) -> None:
+def test_a_trusting_tokenizer_reads_special_tokens(tokenizers: dict[str, Tokenizer]) -> None:
     plain = tokenizers["bpe"]
     finds = plain.reading_specials()
     text = "<bos>fox<eos>"
-    expected = [plain.bos_id, *plain.encode("fox"), plain.eos_id]
+    expected = [plain.need("bos"), *plain.encode("fox"), plain.need("eos")]
     assert finds.encode(text) == finds.encode_batch([text])[0] == expected != plain.encode(text)
     assert [span.id for span in finds.token_spans(text)] == expected
     assert pickle.loads(pickle.dumps(finds)).encode(text) == expected
     assert finds.fingerprint == plain.fingerprint and finds.decode(expected) == "fox"
 
 
-def test_a_role_that_does_not_exist(tokenizers: dict[str, Tokenizer]) -> None:
+def test_a_missing_role_is_refused(tokenizers: dict[str, Tokenizer]) -> None:
     piece = tokenizers["wordpiece"]
     assert piece.bos_id is None
     with pytest.raises(
@@ -214,34 +216,30 @@ def test_tokens_and_ids(tokenizer: Tokenizer) -> None:
 # ---- batches and processes
 
 
-def test_many_at_once_is_one_at_a_time(tokenizer: Tokenizer, texts: list[str]) -> None:
+def test_a_batch_equals_single_texts(tokenizer: Tokenizer, texts: list[str]) -> None:
     many = [*texts, "", LOOK_ALIKE, "x" * 5000]
     assert tokenizer.encode_batch(many) == [tokenizer.encode(text) for text in many]
     assert tokenizer.encode_batch([]) == []
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_process_encodes_without_a_word(
+def test_a_forked_process_encodes_without_warnings(
     tokenizers: dict[str, Tokenizer], capfd: pytest.CaptureFixture[str], texts: list[str]
 ) -> None:
-    import multiprocessing
-
-    tokenizers["bpe"].encode_batch(texts)  # its threads exist
+    tokenizers["bpe"].encode_batch(texts)  # starts its threads
     with multiprocessing.get_context("fork").Pool(1) as pool:
         forked = pool.apply_async(tokenizers["bpe"].encode_batch, (texts,)).get(timeout=30)
     assert forked == tokenizers["bpe"].encode_batch(texts)
     assert "parallelism" not in capfd.readouterr().err
 
 
-def test_it_travels_to_other_processes(tokenizer: Tokenizer) -> None:
-    again = pickle.loads(pickle.dumps(tokenizer))
-    assert again.fingerprint == tokenizer.fingerprint
-    assert again.encode(LOOK_ALIKE) == tokenizer.encode(LOOK_ALIKE)
+def test_a_tokenizer_can_be_pickled(tokenizer: Tokenizer) -> None:
+    loaded = pickle.loads(pickle.dumps(tokenizer))
+    assert loaded.fingerprint == tokenizer.fingerprint
+    assert loaded.encode(LOOK_ALIKE) == tokenizer.encode(LOOK_ALIKE)
 
 
 def test_configs_import_no_heavy_library() -> None:
-    import subprocess
-
     program = "import sys, weft.text.config as c; c.BPE(); print({'torch', 'tokenizers', 'numpy'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "set()"
 
@@ -251,7 +249,7 @@ def test_configs_import_no_heavy_library() -> None:
 
 @pytest.mark.parametrize("id", [10**6, 10**8, 4_000_000_000])
 @pytest.mark.parametrize("kind", ["bpe", "word", "wordpiece"])
-def test_an_id_far_beyond_the_others_is_refused_at_once(
+def test_an_id_far_beyond_the_others_is_refused_before_allocation(
     tokenizers: dict[str, Tokenizer], kind: str, id: int, tmp_path: Path
 ) -> None:
     tree = json.loads(tokenizers[kind].to_json())
@@ -264,14 +262,14 @@ def test_an_id_far_beyond_the_others_is_refused_at_once(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
-def test_a_vocabulary_may_leave_ids_out(tokenizers: dict[str, Tokenizer]) -> None:
+def test_a_vocabulary_may_skip_ids(tokenizers: dict[str, Tokenizer]) -> None:
     tree = json.loads(tokenizers["bpe"].to_json())
     tree["model"]["vocab"]["zz"] = 50_000
-    again = Tokenizer.from_json(json.dumps(tree))
-    assert (again.vocab_size, again.id("zz")) == (50_001, 50_000)
+    loaded = Tokenizer.from_json(json.dumps(tree))
+    assert (loaded.vocab_size, loaded.id("zz")) == (50_001, 50_000)
 
 
-def test_a_pair_of_files_with_such_an_id(tmp_path: Path) -> None:
+def test_gpt2_files_with_an_excessive_id_are_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2 * 10**9}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
     with pytest.raises(TokenizerError, match="the token 'ab' has id 2000000000"):
@@ -279,21 +277,21 @@ def test_a_pair_of_files_with_such_an_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("id", [10**8, 4_000_000_000])
-def test_an_added_token_with_such_an_id_costs_nothing(tokenizers: dict[str, Tokenizer], id: int) -> None:
-    """The library numbers added tokens itself, after the others."""
+def test_an_added_token_with_an_excessive_id_takes_no_memory(tokenizers: dict[str, Tokenizer], id: int) -> None:
+    """The library renumbers added tokens after the others."""
     tree = json.loads(tokenizers["bpe"].to_json())
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     tree["added_tokens"].append({"id": id, "content": "<zz>", "special": True, **flags})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    again = Tokenizer.from_json(json.dumps(tree))
-    assert again.id("<zz>") == again.vocab_size - 1 == tokenizers["bpe"].vocab_size
+    loaded = Tokenizer.from_json(json.dumps(tree))
+    assert loaded.id("<zz>") == loaded.vocab_size - 1 == tokenizers["bpe"].vocab_size
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
     tree["model"]["vocab"]["<zz>"] = id
     with pytest.raises(TokenizerError, match=f"the token '<zz>' has id {id}"):
         Tokenizer.from_json(json.dumps(tree))
 
 
-def test_a_frame_of_ids_that_are_none(tokenizers: dict[str, Tokenizer]) -> None:
+def test_a_post_processor_with_an_invalid_id_is_refused(tokenizers: dict[str, Tokenizer]) -> None:
     bpe = tokenizers["bpe"]
     framed = backend.Tokenizer.from_str(bpe.to_json())
     framed.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 4_000_000_000)])
@@ -301,7 +299,7 @@ def test_a_frame_of_ids_that_are_none(tokenizers: dict[str, Tokenizer]) -> None:
         _ = Tokenizer.from_json(framed.to_str(), bpe.roles).leading
 
 
-def test_the_frame_of_a_file(tokenizers: dict[str, Tokenizer]) -> None:
+def test_the_frame_is_that_of_the_post_processor(tokenizers: dict[str, Tokenizer]) -> None:
     bpe, piece = tokenizers["bpe"], tokenizers["wordpiece"]
     assert bpe.frame == ((), ())
     assert piece.frame == ((piece.need("cls"),), (piece.need("sep"),))
@@ -331,13 +329,13 @@ def chatty(tokenizers: dict[str, Tokenizer]) -> Tokenizer:
     return Tokenizer.from_json(byte.to_json(), byte.roles, TEMPLATE)
 
 
-def test_a_chat_template_renders_and_is_kept(chatty: Tokenizer, tmp_path: Path) -> None:
+def test_a_chat_template_renders_and_is_saved(chatty: Tokenizer, tmp_path: Path) -> None:
     chatty.save(tmp_path)
-    again = Tokenizer.load(tmp_path)
-    text = again.chat([{"role": "user", "content": "Hi"}])
+    loaded = Tokenizer.load(tmp_path)
+    text = loaded.chat([{"role": "user", "content": "Hi"}])
     assert text == "<bos>user: Hi<eos><bos>assistant:"
-    assert again.chat([{"role": "user", "content": "Hi"}], reply=False) == "<bos>user: Hi<eos>"
-    assert again.encode(text, specials=True).count(again.need("bos")) == 2
+    assert loaded.chat([{"role": "user", "content": "Hi"}], reply=False) == "<bos>user: Hi<eos>"
+    assert loaded.encode(text, specials=True).count(loaded.need("bos")) == 2
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["chat_template"] == TEMPLATE
 
 
@@ -360,24 +358,6 @@ def test_special_tokens_in_messages_are_text(tokenizer: Tokenizer) -> None:
     assert len([id for id in read(mark, chatty.reading_specials()) if id in special]) == len(frame) + 1
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.append(1) }}",
-        "{{ raise_exception('no system role') }}",
-        "{% if %}",
-        "{% for i in range(999999999) %}x{% endfor %}",
-        "{{ messages[0].content / 0 }}",
-    ],
-)
-def test_a_template_that_fails_or_reaches_out_is_one_line(chatty: Tokenizer, template: str) -> None:
-    chatty.chat_template = template
-    with pytest.raises(TokenizerError, match="the chat template cannot be rendered: ") as raised:
-        chatty.chat([{"role": "user", "content": "Hi"}])
-    assert "\n" not in str(raised.value)
-
-
-def test_no_chat_template(tokenizers: dict[str, Tokenizer]) -> None:
+def test_a_missing_chat_template_is_refused(tokenizers: dict[str, Tokenizer]) -> None:
     with pytest.raises(TokenizerError, match="has no chat template"):
         tokenizers["bpe"].chat([])

@@ -1,4 +1,4 @@
-"""What the kinds learn, the same each time, and what cannot be learned."""
+"""Training of each kind of tokenizer: results, reproducibility, and refusals."""
 
 import subprocess
 import sys
@@ -12,9 +12,7 @@ from weft.text.config import BPE, Byte, Char, Specials, TokenizerConfig, Trained
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 
-def test_each_kind_knows_its_kind_and_size(
-    tokenizers: dict[str, Tokenizer], texts: list[str], configs: dict[str, TrainedConfig]
-) -> None:
+def test_kinds_and_sizes(tokenizers: dict[str, Tokenizer], texts: list[str], configs: dict[str, TrainedConfig]) -> None:
     assert {kind: tokenizer.kind for kind, tokenizer in tokenizers.items()} == {kind: kind for kind in configs}
     assert tokenizers["byte"].vocab_size == 256 + 3
     assert tokenizers["char"].vocab_size == 4 + 256 + len(set("".join(texts)))
@@ -28,16 +26,16 @@ def test_special_tokens_come_first(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["word", "char", "byte", "bpe", "wordpiece", "unigram"])
-def test_the_same_texts_give_the_same_file(
+def test_training_is_reproducible(
     kind: str, tokenizers: dict[str, Tokenizer], texts: list[str], configs: dict[str, TrainedConfig]
 ) -> None:
     for _ in range(3):
-        again = build_tokenizer(configs[kind], iter(texts))
-        assert again.to_json() == tokenizers[kind].to_json()
-        assert again.fingerprint == tokenizers[kind].fingerprint
+        repeated = build_tokenizer(configs[kind], iter(texts))
+        assert repeated.to_json() == tokenizers[kind].to_json()
+        assert repeated.fingerprint == tokenizers[kind].fingerprint
 
 
-def test_another_process_gives_the_same_file(tokenizers: dict[str, Tokenizer], texts: list[str]) -> None:
+def test_training_is_reproducible_in_another_process(tokenizers: dict[str, Tokenizer], texts: list[str]) -> None:
     program = (
         "import sys; from weft.text.config import *; from weft.text.tokenizer import build_tokenizer\n"
         "texts = sys.stdin.buffer.read().decode().split('\\0')\n"
@@ -49,7 +47,7 @@ def test_another_process_gives_the_same_file(tokenizers: dict[str, Tokenizer], t
     assert run.stdout.decode().split() == [tokenizers[kind].fingerprint for kind in ("wordpiece", "unigram")]
 
 
-def test_fingerprints_tell_vocabularies_and_roles_apart(tokenizers: dict[str, Tokenizer]) -> None:
+def test_fingerprints_distinguish_vocabularies_and_roles(tokenizers: dict[str, Tokenizer]) -> None:
     other = build_tokenizer(Byte(specials=Specials(pad="<pad>", bos="<eos>", eos="<bos>")), [])
     assert len({other.fingerprint, *(t.fingerprint for t in tokenizers.values())}) == len(tokenizers) + 1
 
@@ -67,7 +65,7 @@ def test_words_by_frequency_or_by_code_point() -> None:
         most_frequent.encode("a C")
 
 
-def test_words_end_at_white_space_or_at_punctuation_too() -> None:
+def test_words_end_at_whitespace_or_also_at_punctuation() -> None:
     text = "We'll see, he said."
     whitespace, punctuation = build_tokenizer(Word(), [text]), build_tokenizer(Word(split="punctuation"), [text])
     assert [p.text for p in whitespace.token_spans(text)] == ["We'll", "see,", "he", "said."]
@@ -82,7 +80,7 @@ def test_lower_casing(config: TrainedConfig) -> None:
     assert tokenizer.decode(tokenizer.encode("TEXT Some")) == "text some"
 
 
-def test_rare_characters_fall_to_bytes_when_the_vocabulary_is_small() -> None:
+def test_rare_characters_become_bytes_in_a_small_vocabulary() -> None:
     char = build_tokenizer(Char(vocab_size=4 + 256 + 2), ["aaabbc"])
     assert [char.token(id) for id in char.encode("abc")] == ["a", "b", "<0x63>"]
     assert char.decode(char.encode("cab")) == "cab"
@@ -91,11 +89,11 @@ def test_rare_characters_fall_to_bytes_when_the_vocabulary_is_small() -> None:
 def test_wordpiece_holds_every_character_in_both_forms(tokenizers: dict[str, Tokenizer], texts: list[str]) -> None:
     piece = tokenizers["wordpiece"]
     letters = "".join(sorted(set("".join(texts).lower()) & set("abcdefghijklmnopqrstuvwxyz")))
-    assert piece.unk_id not in piece.encode(f"{letters} {letters[::-1]}")  # none of them ever began or ended so
+    assert piece.unk_id not in piece.encode(f"{letters} {letters[::-1]}")  # in unseen positions
     assert {f"##{letter}" for letter in letters} <= {piece.token(id) for id in range(piece.vocab_size)}
 
 
-def test_without_a_size_subwords_take_what_the_text_supports(texts: list[str]) -> None:
+def test_without_a_size_the_text_decides(texts: list[str]) -> None:
     assert 259 < build_tokenizer(BPE(), texts).vocab_size < 8192
 
 
@@ -113,28 +111,28 @@ def test_special_tokens_that_are_words_of_the_text(config: TrainedConfig, texts:
     tokenizer = build_tokenizer(config, [*texts, "wow!! !!"])
     ids = tokenizer.encode("The quick the fox and the dog. (or wow!! quick<pad>)")
     assert set(tokenizer.special_tokens.values()) & set(ids) <= {tokenizer.unk_id}
-    again = Tokenizer.from_json(tokenizer.to_json(), tokenizer.roles)
-    assert again.encode("The quick the fox and the dog. (or wow!! quick<pad>)") == ids
+    loaded = Tokenizer.from_json(tokenizer.to_json(), tokenizer.roles)
+    assert loaded.encode("The quick the fox and the dog. (or wow!! quick<pad>)") == ids
 
 
-# ---- what cannot be learned
+# ---- refusals
 
 
 @pytest.mark.parametrize("config", [Word(), Char(), BPE(), WordPiece(), Unigram()], ids=lambda c: c.kind)
 @pytest.mark.parametrize("nothing", [[], [""], ["", ""]])
-def test_an_empty_corpus(config: TrainedConfig, nothing: list[str]) -> None:
+def test_an_empty_corpus_is_refused(config: TrainedConfig, nothing: list[str]) -> None:
     with pytest.raises(TokenizerError, match="no text to train the tokenizer on"):
         build_tokenizer(config, nothing)
 
 
 @pytest.mark.parametrize("config", [Word(), WordPiece()], ids=lambda c: c.kind)
-def test_white_space_holds_no_words(config: TrainedConfig) -> None:
+def test_a_corpus_without_words_is_refused(config: TrainedConfig) -> None:
     with pytest.raises(TokenizerError, match="only white space"):
         build_tokenizer(config, ["  \n"])
 
 
 @pytest.mark.parametrize("kind", ["word", "char", "bpe", "wordpiece", "unigram"])
-def test_a_vocabulary_larger_than_the_text_supports(
+def test_a_vocabulary_larger_than_the_text_supports_is_refused(
     kind: str, texts: list[str], configs: dict[str, TrainedConfig]
 ) -> None:
     with pytest.raises(TokenizerError, match=r"vocab_size = 9999: the text supports (\d+) at most") as raised:
@@ -144,15 +142,15 @@ def test_a_vocabulary_larger_than_the_text_supports(
 
 
 @pytest.mark.parametrize("kind", ["word", "char", "bpe", "wordpiece", "unigram"])
-def test_a_vocabulary_too_small_for_the_alphabet(
+def test_a_vocabulary_too_small_for_the_alphabet_is_refused(
     kind: str, texts: list[str], configs: dict[str, TrainedConfig]
 ) -> None:
     with pytest.raises(TokenizerError, match=r"vocab_size = 3: too small; .* need at least (\d+)") as raised:
         build_tokenizer(configs[kind].replace(vocab_size=3), texts)
-    needed = int(str(raised.value).split("at least ")[1].split()[0])
-    with pytest.raises(TokenizerError, match=f"need at least {needed}"):
-        build_tokenizer(configs[kind].replace(vocab_size=needed - 1), texts)
-    assert build_tokenizer(configs[kind].replace(vocab_size=needed), texts).vocab_size == needed
+    minimum = int(str(raised.value).split("at least ")[1].split()[0])
+    with pytest.raises(TokenizerError, match=f"need at least {minimum}"):
+        build_tokenizer(configs[kind].replace(vocab_size=minimum - 1), texts)
+    assert build_tokenizer(configs[kind].replace(vocab_size=minimum), texts).vocab_size == minimum
 
 
 def test_lone_surrogates_are_refused() -> None:
@@ -161,7 +159,7 @@ def test_lone_surrogates_are_refused() -> None:
             build_tokenizer(config, ["fine", "a\ud800"])
 
 
-def test_an_error_of_the_source_comes_through() -> None:
+def test_errors_of_the_source_are_passed_on() -> None:
     def failing() -> Iterator[str]:
         yield "some text"
         raise DataError("the disk is gone")
@@ -188,6 +186,6 @@ class Recipe(Config):
         ({"kind": "word", "specials": {"extra": ["<0x41>"]}}, "'<0x41>' cannot be a special token"),
     ],
 )
-def test_configs_that_make_no_sense(tree: dict[str, object], message: str) -> None:
+def test_invalid_configs_are_refused(tree: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         validate(Recipe, {"tokenizer": tree})

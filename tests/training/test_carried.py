@@ -12,7 +12,7 @@ from tests.training.small import CPU, Corpus, loader, next_token_loss, resume, s
 
 from weft.data.sampler import Lanes
 from weft.errors import ConfigError, DataError
-from weft.evaluate.perplexity import Reading, Score, token_scores
+from weft.evaluate.perplexity import Score, ScoringOptions, token_scores
 from weft.models.build import build
 from weft.models.config import Recurrent
 from weft.nn.dropout import Dropout, RowRng, row_keys
@@ -62,7 +62,7 @@ def test_scores_are_those_of_the_whole_text(tokens: int, batch: int) -> None:
     model = build(LSTM).eval()
     ids = np.random.default_rng(0).integers(0, 11, tokens)
     text = held.tokens(ids)
-    score = Score.of(token_scores(model, text, Reading(5, batch, first=0, carry=True)), text)
+    score = Score.of(token_scores(model, text, ScoringOptions(5, batch, first=0, carry=True)), text)
     row = torch.tensor([0, *ids])
     lanes = max(1, min(batch, tokens // (64 * 5)))
     size, expected = tokens // lanes, 0.0

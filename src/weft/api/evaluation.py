@@ -12,9 +12,9 @@ from weft.config import validate
 from weft.data.config import Data
 from weft.data.shards import Side
 from weft.decode.prompt import context_window
-from weft.decode.text import spelled
+from weft.decode.text import spell_token
 from weft.errors import ConfigError, DataError, RunError
-from weft.evaluate.details import Bucket, Details, by_frequency, by_position, most_surprising, token_counts
+from weft.evaluate.details import Details, LossBucket, by_frequency, by_position, most_surprising, token_counts
 from weft.evaluate.overlap import Overlap, overlap
 from weft.evaluate.perplexity import Surprisal, surprisals
 from weft.evaluate.sections import section_metrics
@@ -58,7 +58,7 @@ class Evaluation:
         with self._precision():
             costs, found = objective.costs(self.model, self.side, stride)
         tokenizer = objective.tokenizer
-        frequencies: list[Bucket] = []
+        frequencies: list[LossBucket] = []
         if isinstance(own, NextToken) and own.training_bytes is not None:
             with suppress(RunError):  # damage, which need not concern another text
                 frequencies = by_frequency(costs, token_counts(own.tokens("train"), tokenizer.vocab_size))
@@ -78,7 +78,7 @@ class Evaluation:
         if size is None or not isinstance(own, NextToken):
             raise DataError("overlap: the text that this run was trained on isn't here to compare with")
         with bar("comparing", size, unit="bytes") as advance:
-            return overlap(objective.tokens(self.side), own.tokens("train"), objective.tokenizer, advance)
+            return overlap(objective.tokens(self.side), own.tokens("train"), objective.tokenizer, progress=advance)
 
     def _text(self, what: str) -> NextToken:
         if not isinstance(self.objective, NextToken):
@@ -123,5 +123,5 @@ def text_surprisal(own: Objective[Any], model: LanguageModel, text: str) -> list
     frame = text_frame(own.recipe, own.tokenizer)
     ids = [*own.tokenizer.encode(text), *frame.after]
     with reading(own.recipe.precision or "fp32", device_of(model)):
-        found = surprisals(model, ids, frame.begins, context_window(model) or own.length)
-    return [Surprisal(spelled(own.tokenizer, id), nats) for id, nats in zip(ids, found, strict=True)]
+        found = surprisals(model, ids, frame.begins, length=context_window(model) or own.length)
+    return [Surprisal(spell_token(own.tokenizer, id), nats) for id, nats in zip(ids, found, strict=True)]

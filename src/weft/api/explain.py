@@ -255,7 +255,7 @@ class Explain:
         if isinstance(objective, TranslationObjective):
             reading = self.reading(text, "")
             prompt, source = Prompt.of(reading.tokenizer, list(reading.ids)), reading.given["source"]
-        trees = tuple(search_trees(model, prompt, settings, source))
+        trees = tuple(search_trees(model, prompt, settings, source=source))
         return views.search.SearchTrees(text, trees, translates=source is not None)
 
     @of_a_text()

@@ -112,7 +112,11 @@ def _with_frame(run: RunFolder, bundle: ModelBundle) -> ModelBundle:
     own = bundle.source_tokenizer or bundle.tokenizer
     if isinstance(objective, Pairs) and objective.settings.languages is not None:
         return bundle  # its files are those that it came with
-    if not isinstance(objective, TranslationObjective | RowObjective) or own is None or not (own.frames or own.eos_id):
+    if (
+        not isinstance(objective, TranslationObjective | RowObjective)
+        or own is None
+        or not (own.has_frame or own.eos_id)
+    ):
         return bundle
     return replace(bundle, frame=(objective.frame.before, objective.frame.after))
 

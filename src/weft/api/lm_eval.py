@@ -31,7 +31,7 @@ from weft.api.run import Run
 from weft.api.settings import sampling, with_defaults
 from weft.decode.config import Sampling
 from weft.decode.generate import completions
-from weft.decode.prompt import Prompt, opening
+from weft.decode.prompt import Prompt, start_token
 from weft.errors import ConfigError, DataError, first_line, hub_failure, suggestion
 from weft.evaluate.perplexity import HEAD_ELEMENTS
 from weft.models.base import LanguageModel, device_of, evaluating
@@ -100,7 +100,7 @@ class WeftLM(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         """What ends a text; for a tokenizer without such a token, what begins one."""
-        return opening(self.tokenizer)
+        return start_token(self.tokenizer)
 
     @property
     def prefix_token_id(self) -> int:
@@ -223,9 +223,9 @@ class WeftLM(TemplateLM):
             for _, alike in groupby(prompts, key=lambda each: repr(each[2])):
                 some = list(alike)
                 # a text by itself, as the harness decodes it: its first word has no leading space
-                read = [replace(Prompt.of(self.tokenizer, ids), begun=False) for _, ids, _ in some]
+                read = [replace(Prompt.of(self.tokenizer, ids), mid_text=False) for _, ids, _ in some]
                 seeds = [settings.seed + index for index, _, settings in some]
-                texts = completions(self.model, read, some[0][2], seeds, self.batch_size)
+                texts = completions(self.model, read, some[0][2], seeds=seeds, rows=self.batch_size)
                 for (index, _, _), completion in zip(some, texts, strict=True):
                     found[index] = completion.text
                     self.cache_hook.add_partial("generate_until", asked[index], completion.text)

@@ -28,7 +28,7 @@ from weft.decode.fast.rounding import Bits
 from weft.decode.fast.stepper import Stepper
 from weft.decode.prompt import context_window
 from weft.errors import ConfigError, ModelError, RunError
-from weft.evaluate.perplexity import spans, token_losses
+from weft.evaluate.perplexity import token_losses, windows
 from weft.machine import fingerprint, pick_device
 from weft.models.base import LanguageModel, device_of
 from weft.models.transformer import Transformer
@@ -277,7 +277,7 @@ def _documentation(own: Objective[Any], max_tokens: int) -> Text:
     def loss(model: LanguageModel) -> float:
         length = min(WINDOW, context_window(model) or own.length)
         tokens, nats = torch.tensor([*before, *ids], device=device_of(model)), 0.0
-        for span in spans(len(tokens), length):
+        for span in windows(len(tokens), length):
             row = tokens[span.start : span.start + span.length + 1]
             nats += float(token_losses(model, model.features(row[None, :-1])[0], row[1:]).double().sum())
         return nats / (len(tokens) - 1)

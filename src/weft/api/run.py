@@ -16,16 +16,16 @@ from weft.api.explain import Explain
 from weft.api.export_model import export_model
 from weft.api.settings import BulkOptions, generation_defaults, sampling, translation_beam, with_defaults
 from weft.costs.count import count
-from weft.decode.bulk import Job, bulk, texts_of
+from weft.decode.bulk import BulkJob, bulk, generate_many
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar, json_schema, lark, regex
-from weft.decode.contrastive import Contrasted
+from weft.decode.contrastive import ContrastiveModel
 from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
-from weft.decode.prompt import GENTLE, Message, Prompt, before_reply, chat_prompt, context_window
+from weft.decode.prompt import CHAT_DEFAULTS, Message, Prompt, chat_prompt, context_window, max_prompt_tokens
 from weft.decode.speculative import Draft, LookUp, speculate
 from weft.decode.text import Chunk, Completion
-from weft.decode.translate import RATIO
+from weft.decode.translate import LENGTH_RATIO
 from weft.errors import ConfigError, DataError
 from weft.evaluate.perplexity import Score, Surprisal
 from weft.models.base import LanguageModel
@@ -90,7 +90,7 @@ class Run:
     @property
     def chat_defaults(self) -> dict[str, Any]:
         """The same for replies, with gentler settings than for running text where its makers gave none."""
-        return self.defaults if "temperature" in self.defaults else {**GENTLE, **self.defaults}
+        return self.defaults if "temperature" in self.defaults else {**CHAT_DEFAULTS, **self.defaults}
 
     def generate(self, prompt: str = "", **settings: Any) -> str:
         """What the model writes after `prompt`.
@@ -113,7 +113,7 @@ class Run:
         """The same chunk by chunk, as it is written. The oldest turns are left out where the window is too small."""
         if not self.config.objective.continues:
             raise self.objective.cannot("chat")
-        max_prompt = before_reply(context_window(self.model), settings.max_tokens)
+        max_prompt = max_prompt_tokens(context_window(self.model), settings.max_tokens)
         return generate(self.model, [chat_prompt(self.tokenizer, messages, max_prompt)], settings)
 
     def pattern(self, expression: str) -> Grammar:
@@ -147,12 +147,12 @@ class Run:
         if draft is not None and lookup is not None:
             raise ConfigError("draft and lookup exclude each other")
         if lookup is not None:
-            return speculate(self.model, LookUp(lookup), asked, settings)
+            return speculate(self.model, asked, settings, drafter=LookUp(lookup))
         if draft is None:
             return generate(self.model, [asked], settings)
         if draft.tokenizer.fingerprint != self.tokenizer.fingerprint:
             raise ConfigError(f"{draft.path}: a draft needs the tokenizer of {self.path}, but it has another one")
-        return speculate(self.model, Draft(draft.model, asked, settings), asked, settings)
+        return speculate(self.model, asked, settings, drafter=Draft(draft.model, asked, settings))
 
     def complete(self, prompts: Sequence[str], settings: Sampling | Beam) -> list[Completion]:
         """Continue several texts at once; each has its own seed, counted up from settings.seed. Beam search gives the
@@ -174,8 +174,8 @@ class Run:
         """
         if n < 1:
             raise ConfigError(f"n = {n}: at least one text a prompt")
-        job = Job(settings, n, max(1, len(prompts)), pattern)
-        return list(texts_of(self.model, self.tokenizer, prompts, job, first))
+        job = BulkJob(settings, n=n, batch=max(1, len(prompts)), grammar=pattern)
+        return list(generate_many(self.model, self.tokenizer, prompts, job=job, first=first))
 
     def bulk(self, prompts: Sequence[str], settings: Sampling | Beam, **options: Unpack[BulkOptions]) -> Iterator[str]:
         """Texts for many prompts as lines of JSON, in order: `n` for each, `batch` prompts at a time.
@@ -196,8 +196,9 @@ class Run:
             noted |= pattern.notes
         small = options.get("quantize_cache")
         noted |= {} if small is None else {"quantize_cache": small}
-        job = Job(settings, n, batch, pattern, None if out is None else Path(out), small)
-        return bulk(self.model, self.tokenizer, prompts, job, noted)
+        path = None if out is None else Path(out)
+        job = BulkJob(settings, n=n, batch=batch, grammar=pattern, out=path, quantize_cache=small)
+        return bulk(self.model, self.tokenizer, prompts, job=job, notes=noted)
 
     @cached_property
     def objective(self) -> Objective[Any]:
@@ -265,7 +266,7 @@ class Run:
         """This run contrasted with a weaker one of the same tokenizer (contrastive decoding; Li et al. 2023)."""
         if amateur.tokenizer.fingerprint != self.tokenizer.fingerprint:
             raise ConfigError(f"{amateur.path}: it needs the tokenizer of {self.path}, but it has another one")
-        return replace(self, model=Contrasted(self.model, amateur.model, strength, plausible))
+        return replace(self, model=ContrastiveModel(self.model, amateur.model, strength, plausible=plausible))
 
     def reading_specials(self) -> "Run":
         """This run where texts may hold special tokens, such as BART's <mask>; else what looks like one is text."""
@@ -277,7 +278,7 @@ class Run:
         settings: Beam | Sampling | None = None,
         languages: LanguagePair = ANY_LANGUAGES,
         progress: Advance | None = None,
-        ratio: float | None = RATIO,
+        ratio: float | None = LENGTH_RATIO,
     ) -> list[str]:
         """What the model writes for each text, in their order; a blank text stays blank. Beam search by default.
 

@@ -285,7 +285,7 @@ def trained_tokenizer(
     # a text for which a small vocabulary was chosen is some megabytes long: held, it is read once
     held = list(texts()) if chosen < DEFAULT_SIZE else texts()
     try:
-        found = build_tokenizer(config, held, most=chosen)
+        found = build_tokenizer(config, held, default_size=chosen)
     except TokenizerError:
         if chosen >= DEFAULT_SIZE:
             raise

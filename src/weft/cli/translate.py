@@ -42,7 +42,7 @@ def translate(
     with loading():
         from weft.api.settings import beam as beam_settings
         from weft.api.settings import with_defaults
-        from weft.decode.translate import RATIO
+        from weft.decode.translate import LENGTH_RATIO
         from weft.objectives.frame import LanguagePair
         from weft.parallel.ranks import join
     from weft.data.streams import lines
@@ -68,7 +68,7 @@ def translate(
     usual = {"beams": 5, "patience": 1.0, "max_tokens": loaded.config.batch.length, **loaded.beam_defaults}
     settings = beam_settings(**with_defaults(given, usual))
     check(settings.beams)
-    ratio = RATIO if max_tokens is None else None
+    ratio = LENGTH_RATIO if max_tokens is None else None
     with bar("translating", len(read)) as advance:
         written = loaded.translate(read, settings, LanguagePair(reads, writes), progress=advance, ratio=ratio)
     if as_json:

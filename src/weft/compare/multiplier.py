@@ -96,7 +96,7 @@ def multiplier(contender: Curve, baseline: Curve, draws: int = DRAWS, seed: int 
         return None
     mine, other = (curve.bits_per_byte[None] for curve in (ours, theirs))
     value, loss, amount = (float(each[0]) for each in _read((mine, ours.amounts), (other, theirs.amounts)))
-    drawn = resample([list(ours.nats), list(theirs.nats)], ours.bytes, draws, seed)
+    drawn = resample([list(ours.nats), list(theirs.nats)], ours.bytes, draws, seed=seed)
     low, high = ends(_read((drawn[0], ours.amounts), (drawn[1], theirs.amounts))[0])
     share = min(amount / float(ours.amounts[-1]), 1.0)
     if value == math.inf:

@@ -162,7 +162,7 @@ def main_effects(
         return []
     sizes = np.array(next(iter(done.values()))[0].bytes)
     cells = [np.array([outcome.nats for outcome in outcomes]) for outcomes in done.values()]  # (seeds, sections) each
-    drawn = resample([cells], sizes, draws, seed)[0]  # (draws, cells)
+    drawn = resample([cells], sizes, draws, seed=seed)[0]  # (draws, cells)
     means = np.array([nats.mean(axis=0).sum() / np.log(2) / sizes.sum() for nats in cells])
     columns = {levels: column for column, levels in enumerate(done)}
 

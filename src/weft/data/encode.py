@@ -1,7 +1,7 @@
 """Sections of text to token ids: on the threads of this process, or in several processes, always in reading order.
 
 A document is encoded as one text, and its ids are divided where its sections meet: a token belongs to the section that
-it begins in. A long document is encoded in pieces that don't change its ids (`text/pieces.py`): from joint to joint,
+it begins in. A long document is encoded in pieces that don't change its ids (`text/fragments.py`): from joint to joint,
 with a short one around each place where two sections meet. Only where a stretch of MAX_PIECE_BYTES has no joint, a
 piece ends all the same.
 """
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from weft.data.split import Section
 from weft.errors import TokenizerError
 from weft.storage.files import utf8_size
-from weft.text.pieces import Joints, Piece, PieceIds, first_joint, last_joint
+from weft.text.fragments import FragmentIds, SplitPoints, TextFragment, first_split_point, last_split_point
 from weft.text.tokenizer import Ids, Tokenizer
 from weft.workers import Children, requests, respond
 
@@ -37,7 +37,7 @@ Stretch = tuple[Section, npt.NDArray[Any], int]  # ids of a section, or of a par
 class Job(NamedTuple):
     """A piece to encode, and the sections that its stretches belong to."""
 
-    piece: Piece
+    piece: TextFragment
     sections: Sequence[Section]
 
 
@@ -51,7 +51,7 @@ def encoded(
     many processes encode, on one thread each; otherwise this one does, on all cores. ChildProcessError says that a
     process died.
     """
-    waiting: deque[tuple[list[Job], Future[list[PieceIds]]]] = deque()
+    waiting: deque[tuple[list[Job], Future[list[FragmentIds]]]] = deque()
     threads = jobs or THREADS
     settings = {"json": tokenizer.to_json(), "roles": tokenizer.roles, "dtype": dtype}
     children = Children(COMMAND, {"TOKENIZERS_PARALLELISM": "false"}, settings)
@@ -93,7 +93,7 @@ def _batches(work: Iterable[Job]) -> Iterator[list[Job]]:
         yield batch
 
 
-def _stretches(work: Sequence[Job], rows: Iterable[PieceIds]) -> Iterator[Stretch]:
+def _stretches(work: Sequence[Job], rows: Iterable[FragmentIds]) -> Iterator[Stretch]:
     """A section may come in the stretches of one piece after another. The bytes that a token takes from the next
     stretch count there only on another side."""
     for job, row in zip(work, rows, strict=True):
@@ -110,10 +110,10 @@ def _stretches(work: Sequence[Job], rows: Iterable[PieceIds]) -> Iterator[Stretc
 
 def apart(sections: Iterable[Section]) -> Iterator[Job]:
     """Each section as a text of its own, as weft 0.1 encoded them: a run that began so goes on so."""
-    return (Job(Piece(section.text), [section]) for section in sections)
+    return (Job(TextFragment(section.text), [section]) for section in sections)
 
 
-def together(sections: Iterable[Section], joints: Joints | None) -> Iterator[Job]:
+def together(sections: Iterable[Section], joints: SplitPoints | None) -> Iterator[Job]:
     """All sections of a document, in reading order, as one text in pieces."""
     held: list[tuple[Section, str]] = []  # since the last joint, the text of each section
     size, begins = 0, True
@@ -127,7 +127,7 @@ def together(sections: Iterable[Section], joints: Joints | None) -> Iterator[Job
         """What is held."""
         nonlocal size, begins
         cuts = list(accumulate(len(text) for _, text in held[:-1]))
-        piece = Piece("".join(text for _, text in held), begins, ends, cuts)
+        piece = TextFragment("".join(text for _, text in held), begins, ends, cuts)
         of = [section for section, _ in held]
         held.clear()
         size, begins = 0, ends
@@ -137,7 +137,7 @@ def together(sections: Iterable[Section], joints: Joints | None) -> Iterator[Job
         text = section.text
         if held and joints is not None:
             before = held[-1][1][-2:]
-            place = first_joint(joints, before + text, len(before))
+            place = first_split_point(joints, before + text, len(before))
             if place is not None:  # it is the first one behind what is held, at the section's beginning or later
                 place -= len(before)
                 if place:
@@ -149,9 +149,9 @@ def together(sections: Iterable[Section], joints: Joints | None) -> Iterator[Job
         if section.ends or joints == "anywhere":
             yield job(ends=section.ends)
             continue
-        last = last_joint(joints, text) if alone and joints is not None else None
+        last = last_split_point(joints, text) if alone and joints is not None else None
         if not last and size >= MAX_PIECE_BYTES:  # up to the last space between words, if there is one
-            last = last_joint("spaces", text) or len(text)
+            last = last_split_point("spaces", text) or len(text)
         if last:
             held[-1] = (section, text[:last])
             yield job(ends=False)
@@ -159,11 +159,13 @@ def together(sections: Iterable[Section], joints: Joints | None) -> Iterator[Job
                 hold(section, text[last:])
 
 
-def _here(tokenizer: Tokenizer, dtype: str, pieces: list[Piece]) -> list[PieceIds]:
-    return [each._replace(ids=np.fromiter(each.ids, dtype, len(each.ids))) for each in tokenizer.encode_pieces(pieces)]
+def _here(tokenizer: Tokenizer, dtype: str, pieces: list[TextFragment]) -> list[FragmentIds]:
+    return [
+        each._replace(ids=np.fromiter(each.ids, dtype, len(each.ids))) for each in tokenizer.encode_fragments(pieces)
+    ]
 
 
-def _in_processes(children: Children, dtype: str, pieces: list[Piece]) -> list[PieceIds]:
+def _in_processes(children: Children, dtype: str, pieces: list[TextFragment]) -> list[FragmentIds]:
     with children.acquire() as child:
         found = child.request(pieces)
         if "error" in found:
@@ -171,7 +173,7 @@ def _in_processes(children: Children, dtype: str, pieces: list[Piece]) -> list[P
         counted = found["pieces"]
         ends = [0, *accumulate(sum(counts) for counts, *_ in counted)]
         ids = np.frombuffer(child.read(np.dtype(dtype).itemsize * ends[-1]), dtype)
-    return [PieceIds(ids[start:stop], *each) for (start, stop), each in zip(pairwise(ends), counted, strict=True)]
+    return [FragmentIds(ids[start:stop], *each) for (start, stop), each in zip(pairwise(ends), counted, strict=True)]
 
 
 def main() -> None:
@@ -181,7 +183,7 @@ def main() -> None:
     tokenizer = Tokenizer.from_json(settings["json"], settings["roles"])
     for pieces in lists:
         try:
-            rows = _here(tokenizer, settings["dtype"], [Piece(*each) for each in pieces])
+            rows = _here(tokenizer, settings["dtype"], [TextFragment(*each) for each in pieces])
         except TokenizerError as error:
             respond({"error": str(error)})
         else:

@@ -68,7 +68,7 @@ def prepare(
         total = size // (1 if text.part is None else text.part.of) or None  # about as many bytes to encode
         dtype, frame = dtype_for(tokenizer.vocab_size), text.frame
         if frame is None:
-            before = tokenizer.leading if tokenizer.opens and not text.apart else ()
+            before = tokenizer.leading if tokenizer.adds_bos and not text.apart else ()
             frame = before, () if tokenizer.eos_id is None else (tokenizer.eos_id,)
         several = total is not None and total >= MIN_SHARED_BYTES and cores() > 1
         processes = jobs or (cores() if several else None)
@@ -76,7 +76,7 @@ def prepare(
         writers = Writers(out, plan, dtype, done)
         with bar("preparing", total, unit="bytes") as advance, writers.writing():
             sections = _remaining(read(text, plan["section"]), writers.held, advance)
-            work = apart(sections) if text.apart else together(sections, tokenizer.joints)
+            work = apart(sections) if text.apart else together(sections, tokenizer.split_points)
             with closing(encoded(work, tokenizer, frame, dtype, processes)) as rows:
                 for section, ids in rows:
                     writers.add(section.side, ids, section.size, section.document)

@@ -1,9 +1,8 @@
-"""Beam search: the likeliest text, as far as keeping a few beginnings at a time can find it.
+"""Beam search: approximate the likeliest text by keeping a few prefixes at each step.
 
-A text's score is its log-probability divided by a length penalty, since every further token lowers the sum; with a
-coverage penalty, words of the source that were never looked at lower it too (Wu et al. 2016, §7). What ended is kept
-apart, also where the model's window is full: read from a later place on, a text would have another log-probability.
-When the search of a prompt is over, `Beam` says.
+A text's score is its log-probability divided by a length penalty, since every token lowers the sum. A coverage penalty
+also lowers it for source tokens without attention (Wu et al. 2016, §7). Texts that ended are kept apart, as are texts
+that fill the model's window: with a slid window, log-probabilities would differ. `Beam` describes when a search ends.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +12,17 @@ import torch
 from torch import Tensor
 
 from weft.decode.config import Beam
-from weft.decode.generate import max_length, read_prompts
-from weft.decode.prompt import Prompt, Prompts, check_prompts, choices, context_window
-from weft.decode.sampling import Past, apply_rules, likeliest, log_total
-from weft.decode.text import Completion, Detokenizer, Ending, Finish
+from weft.decode.generate import max_length, prefill
+from weft.decode.prompt import Prompt, Prompts, as_prompts, check_prompts, context_window, output_vocab_size
+from weft.decode.sampling import TokenHistory, apply_rules, logsumexp, top_log_probs
+from weft.decode.text import Completion, Detokenizer, Finish, StopCondition
 from weft.errors import ConfigError, ModelError
 from weft.models.base import LanguageModel, Source
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A finished text: its ids without the prompt, log p of them all, and the score that penalties make of that."""
+    """A finished text: its ids without the prompt, their log p, and the score after penalties."""
 
     ids: tuple[int, ...]
     logprob: float
@@ -31,26 +30,33 @@ class Hypothesis:
     finish: Finish
 
 
-_Beginning = tuple[tuple[int, ...], Ending]  # a text that is still alive: its ids without the prompt, and when it ends
-Candidate = tuple[float, int, int]  # log p of a beginning with one token more, which beginning, which token
-# candidates of a step, best first; which of them each beam goes on with, −1 where it is empty
-Watch = Callable[[Sequence[Candidate], Sequence[int]], None]
-Replace = Callable[[int, tuple[int, ...]], Mapping[int, str]]  # of a prompt's number and a text's ids
+_Prefix = tuple[tuple[int, ...], StopCondition]  # a live text: its ids without the prompt, and when it ends
+Candidate = tuple[float, int, int]  # log p of a prefix with one more token, the beam of the prefix, the token
+# called with the candidates of a step, best first, and the index of the candidate that each beam continues, −1 for none
+StepCallback = Callable[[Sequence[Candidate], Sequence[int]], None]
+# called with a prompt's index and a text's ids; returns texts that replace tokens, by position
+Replacements = Callable[[int, tuple[int, ...]], Mapping[int, str]]
 
 
 def beam_search(
-    model: LanguageModel, prompts: Prompts, settings: Beam, source: Source | None = None, watch: Watch | None = None
+    model: LanguageModel,
+    prompts: Prompts,
+    settings: Beam,
+    *,
+    source: Source | None = None,
+    on_step: StepCallback | None = None,
 ) -> list[list[Hypothesis]]:
-    """For each of `prompts`, of one vocabulary, or lists of ids, the `settings.n` best continuations, best first.
+    """Return the `settings.n` best continuations of each prompt, best first; prompts, or ids, are of one vocabulary.
 
-    A text ends as `Ending` says. Fewer than n come back only where fewer exist. Probabilities are those after the rules
-    of `settings`. `watch` is shown every step of every search.
+    Fewer than n are returned only if fewer exist. Probabilities are those after the rules of `settings`. `on_step` is
+    called in every step of every search.
     """
-    asked = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in prompts]
-    check_prompts(model, asked, [settings] * len(asked))
+    checked = as_prompts(prompts)
+    check_prompts(model, checked, [settings] * len(checked))
     coverage, window = _Coverage(model) if settings.coverage_penalty else None, context_window(model)
     try:
-        return _Batch(model, [_Search(each, settings, window, watch) for each in asked], source, coverage).run()
+        searches = [_PromptSearch(prompt, settings, window, on_step=on_step) for prompt in checked]
+        return _SearchBatch(model, searches, source, coverage=coverage).run()
     finally:
         if coverage is not None:
             coverage.stop()
@@ -60,175 +66,183 @@ def search_texts(
     model: LanguageModel,
     prompts: Sequence[Prompt],
     settings: Beam,
+    *,
     source: Source | None = None,
-    instead: Replace | None = None,
-    watch: Watch | None = None,
+    replacements: Replacements | None = None,
+    on_step: StepCallback | None = None,
 ) -> list[list[Completion]]:
-    """For each prompt the `settings.n` best continuations as text, best first, without prompt and stop strings;
-    `instead` gives texts that stand for some of its tokens, by place."""
+    """Return the `settings.n` best continuations of each prompt as text, best first, without stop strings."""
     if not prompts:
         return []
 
     def completion(hypothesis: Hypothesis, row: int) -> Completion:
         prompt = prompts[row]
         assert prompt.tokenizer is not None
-        text = Detokenizer(prompt.tokenizer, settings.stop, prompt.begun)
-        # what ends a text is no part of it, also where it is an ordinary token
+        text = Detokenizer(prompt.tokenizer, settings.stop, prompt.mid_text)
+        # the token that ends a text is not part of it, even if it is an ordinary token
         ends = {prompt.eos_id, *prompt.stop_ids, *settings.stop_ids}
-        shown = hypothesis.ids[:-1] if hypothesis.ids[-1] in ends else hypothesis.ids
-        texts = {} if instead is None else instead(row, shown)
-        if not any(text.push(token, texts.get(place)) for place, token in enumerate(shown)):
+        ids = hypothesis.ids[:-1] if hypothesis.ids[-1] in ends else hypothesis.ids
+        replaced = {} if replacements is None else replacements(row, ids)
+        if not any(text.push(token, replaced.get(position)) for position, token in enumerate(ids)):
             text.end()
         return Completion(text.take(), len(hypothesis.ids), hypothesis.finish, score=hypothesis.score)
 
-    found = beam_search(model, prompts, settings, source, watch)
-    return [[completion(each, row) for each in some] for row, some in enumerate(found)]
+    rows = beam_search(model, prompts, settings, source=source, on_step=on_step)
+    return [[completion(each, row) for each in hypotheses] for row, hypotheses in enumerate(rows)]
 
 
-class _Search:
-    """One prompt's search: what is alive, beam by beam, and the best that ended."""
+class _PromptSearch:
+    """The search of one prompt: the live prefix of each beam, and the best texts that ended."""
 
-    def __init__(self, prompt: Prompt, settings: Beam, window: int | None, watch: Watch | None):
-        self.prompt, self.settings, self.watch = prompt, settings, watch
-        # without stop strings nobody has to know what the beams spell
-        watched = prompt if settings.stop else replace(prompt, tokenizer=None)
-        ending = Ending(watched, settings, window)
-        self.alive: list[_Beginning | None] = [((), ending)]
-        self.limit = ending.limit  # tokens that a text can have
+    def __init__(self, prompt: Prompt, settings: Beam, window: int | None, *, on_step: StepCallback | None):
+        self.prompt, self.settings, self.on_step = prompt, settings, on_step
+        # without stop strings, beams need not be detokenised
+        condition = StopCondition(prompt if settings.stop else replace(prompt, tokenizer=None), settings, window)
+        self.alive: list[_Prefix | None] = [((), condition)]
+        self.limit = condition.limit  # maximum number of tokens of a text
         self.ended: list[Hypothesis] = []
-        self.endings = 0  # how many ended, those that were not kept too
+        self.ended_count = 0  # including texts that were not kept
         self.over = False
 
-    def advance(self, candidates: Sequence[Candidate], unseen: Sequence[float]) -> list[int]:
-        """Take one step with the candidates, best first; which of them each of K beams goes on with, −1 for none.
+    def advance(self, candidates: Sequence[Candidate], coverage: Sequence[float]) -> list[int]:
+        """Take one step with the candidates, best first; return the candidate that each of K beams continues, −1: none.
 
-        `unseen` is what each beam loses for words of the source that it hasn't looked at. A text that ended counts only
-        if it stood among the K best: the others would not have been looked at either.
+        `coverage` is each beam's coverage penalty. A text that ended counts only if it is among the K best candidates.
         """
         K = self.settings.beams
-        kept: dict[int, _Beginning] = {}
-        written = 0
-        for place, (logprob, parent, token) in enumerate(candidates):
+        kept: dict[int, _Prefix] = {}
+        length = 0
+        for index, (logprob, parent, token) in enumerate(candidates):
             if logprob == -torch.inf or len(kept) == K:
                 break
-            before = self.alive[parent]
-            assert before is not None
-            ids, ending = (*before[0], token), before[1].copy()
-            finish, written = ending.push(token), len(ids)
+            prefix = self.alive[parent]
+            assert prefix is not None
+            ids, condition = (*prefix[0], token), prefix[1].copy()
+            finish, length = condition.push(token), len(ids)
             if finish is None:
-                kept[place] = ids, ending
-            elif place < K:
-                score = logprob / self.settings.length_penalty.divisor(len(ids)) + unseen[parent]
-                self.ended.append(Hypothesis(ids, logprob, score, finish))
-                self.endings += 1
+                kept[index] = ids, condition
+            elif index < K:
+                score = logprob / self.settings.length_penalty.divisor(len(ids)) + coverage[parent]
+                self.ended.append(Hypothesis(ids, logprob, score, finish=finish))
+                self.ended_count += 1
         self.ended.sort(key=lambda hypothesis: -hypothesis.score)
         del self.ended[K:]
-        beams = _beams(candidates, list(kept), K)
-        self.alive = [kept.get(place) for place in beams]
-        if self.watch is not None:
-            self.watch(candidates, beams)
-        self.over = not kept or self._settled(candidates[next(iter(kept))][0], written + 1)
+        beams = _assign_beams(candidates, list(kept), K)
+        self.alive = [kept.get(index) for index in beams]
+        if self.on_step is not None:
+            self.on_step(candidates, beams)
+        self.over = not kept or self._settled(candidates[next(iter(kept))][0], length + 1)
         if not kept and not self.ended:
             raise ModelError("no text is left to search: the model or the settings exclude every token here")
         return beams
 
     def _settled(self, best: float, length: int) -> bool:
-        """Whether nothing that is alive, of which the best has log p `best`, can or will still be among the n best.
-        What is alive can end with `length` tokens, or with more."""
+        """Return whether no live prefix can, or is likely to, still become one of the n best texts.
+
+        The best of them has log p `best`, and they can end with `length` tokens or more.
+        """
         settings = self.settings
         if settings.beams == 1:
             return bool(self.ended)  # a single beam has no second choice
         if len(self.ended) < settings.n:
             return False
-        if settings.patience is not None and self.endings >= settings.patience * settings.beams:
+        if settings.patience is not None and self.ended_count >= settings.patience * settings.beams:
             return True
         if settings.settled == "likely" and len(self.ended) == settings.beams:
             return best / settings.length_penalty.divisor(length - 1) <= self.ended[-1].score
-        # log p only falls from here, so a score is best at the next token, or at the last where length is rewarded;
-        # and at best all of the source will have been looked at
-        reach = max(best / settings.length_penalty.divisor(each) for each in (length, self.limit))
-        return reach <= self.ended[settings.n - 1].score
+        # log p can only fall, so the score is best at the next token, or at the last one where length is rewarded;
+        # at best there is no coverage penalty
+        bound = max(best / settings.length_penalty.divisor(each) for each in (length, self.limit))
+        return bound <= self.ended[settings.n - 1].score
 
-    def allowed(self, width: int, size: int) -> Tensor:
-        """(width, V): what the constraints of the beams allow."""
-        mask = torch.ones(width, size, dtype=torch.bool)
-        for row, beginning in zip(mask, self.alive, strict=False):
-            if beginning is not None and (constraint := beginning[1].constraint) is not None:
-                row.copy_(constraint.mask())  # of nothing: this beam leads nowhere; another may
+    def allowed(self, width: int, vocab_size: int) -> Tensor:
+        """Mask (width, V) of the tokens that the beams' constraints allow."""
+        mask = torch.ones(width, vocab_size, dtype=torch.bool)
+        for row, prefix in zip(mask, self.alive, strict=False):
+            if prefix is not None and (constraint := prefix[1].constraint) is not None:
+                row.copy_(constraint.mask())  # may be empty: this beam dies, others may continue
         return mask
 
 
-def _beams(candidates: Sequence[Candidate], kept: Sequence[int], beams: int) -> list[int]:
-    """Which of the candidates that are `kept`, best first, each beam goes on with; −1 for an empty one. The best that
-    goes on from a beam stays there, so that little has to be moved; the others go where one is free."""
-    found, others = [-1] * beams, []
-    for place in kept:
-        parent = candidates[place][1]
-        if found[parent] < 0:
-            found[parent] = place
+def _assign_beams(candidates: Sequence[Candidate], kept: Sequence[int], beams: int) -> list[int]:
+    """Return which of the `kept` candidates, best first, each beam continues; −1 for an empty beam.
+
+    The best continuation of a beam stays in it, so that few rows of the KV cache move; the others take free beams.
+    """
+    result, others = [-1] * beams, []
+    for index in kept:
+        parent = candidates[index][1]
+        if result[parent] < 0:
+            result[parent] = index
         else:
-            others.append(place)
-    free = (beam for beam in range(beams) if found[beam] < 0)
-    for place, beam in zip(others, free, strict=False):
-        found[beam] = place
-    return found
+            others.append(index)
+    free = (beam for beam in range(beams) if result[beam] < 0)
+    for index, beam in zip(others, free, strict=False):
+        result[beam] = index
+    return result
 
 
-class _Batch:
-    """The searches of several prompts, which step together: `width` beams each, one before the first token, then K."""
+class _SearchBatch:
+    """Searches of several prompts that step together, with `width` beams each: one before the first token, then K."""
 
     @torch.inference_mode()
     def __init__(
-        self, model: LanguageModel, every: Sequence[_Search], source: Source | None, coverage: "_Coverage | None"
+        self,
+        model: LanguageModel,
+        searches: Sequence[_PromptSearch],
+        source: Source | None,
+        *,
+        coverage: "_Coverage | None",
     ):
-        self.model, self.settings, self.coverage, first = model, every[0].settings, coverage, every[0].prompt
-        self.size, self.eos_id = choices(model, first.vocab_size), first.eos_id
-        self.every, self.searches = every, list(every)  # all, and those that go on
-        ids = [search.prompt.ids for search in every]
-        limit = max_length(ids, max(search.limit for search in every), model)
-        self.stepper, self.logits = read_prompts(model, ids, limit, source)
+        first = searches[0].prompt
+        self.model, self.settings, self.coverage = model, searches[0].settings, coverage
+        self.vocab_size, self.eos_id = output_vocab_size(model, first.vocab_size), first.eos_id
+        self.all_searches, self.searches = searches, list(searches)  # the latter are not over
+        ids = [search.prompt.ids for search in searches]
+        limit = max_length(ids, max(search.limit for search in searches), model)
+        self.stepper, self.logits = prefill(model, ids, limit, source=source)
         self.device = self.logits.device
         if coverage is not None:
             coverage.begin([len(each) - 1 for each in ids])
-        self.past = Past(ids, self.size, self.device) if self.settings.penalises else None
+        self.history = TokenHistory(ids, self.vocab_size, self.device) if self.settings.penalises else None
         self.width, self.written = 1, 0
-        # log p of what is alive, (searches, width)
+        # log p of the live prefixes, (searches, width)
         self.scores = torch.zeros(len(ids), 1, dtype=torch.float64, device=self.device)
 
     @torch.inference_mode()
     def run(self) -> list[list[Hypothesis]]:
         while self._step():
             pass
-        return [search.ended[: self.settings.n] for search in self.every]
+        return [search.ended[: self.settings.n] for search in self.all_searches]
 
     def _step(self) -> bool:
-        # each beam ends in at most one way, so among twice as many candidates there are K to go on with
-        few = 2 * self.settings.beams
-        log_p, ids = self._likeliest(few)
+        # a beam has one way to end, so among 2K candidates there are K to continue
+        count = 2 * self.settings.beams
+        log_p, ids = self._likeliest(count)
         total = (self.scores.unsqueeze(-1) + log_p.view(*self.scores.shape, -1)).flatten(1)
-        best, places = total.topk(min(few, total.shape[1]), dim=-1)
-        parents, tokens = places // log_p.shape[1], ids.view(total.shape).gather(1, places)
+        best, index = total.topk(min(count, total.shape[1]), dim=-1)
+        parents, tokens = index // log_p.shape[1], ids.view(total.shape).gather(1, index)
         if self.model.parts > 1:
             agreed = self.model.agree([best.tolist(), parents.tolist(), tokens.tolist()])
-            best, parents, tokens = best.new_tensor(agreed[0]), *(places.new_tensor(each) for each in agreed[1:])
+            best, parents, tokens = best.new_tensor(agreed[0]), *(index.new_tensor(each) for each in agreed[1:])
         self.written += 1
-        left_out = [[0.0] * self.width] * len(self.searches)
+        penalties = [[0.0] * self.width] * len(self.searches)
         if self.coverage is not None:
-            # Σ log min(weight, 1) over the source: 0 where all of it was looked at, below where some was not
-            seen = self.coverage.seen
-            looked = seen.clamp(min=1e-9, max=1.0).log().where(seen > 0, 0.0).sum(dim=-1)
-            left_out = (self.settings.coverage_penalty * looked).view(len(self.searches), self.width).tolist()
-        found = zip(self.searches, left_out, best.tolist(), parents.tolist(), tokens.tolist(), strict=True)
-        kept = [search.advance(list(zip(*row, strict=True)), unseen) for search, unseen, *row in found]
-        stay = dict.fromkeys(place for place, search in enumerate(self.searches) if not search.over)
-        if not stay:
+            # Σ log min(attention, 1) over the source: 0 if all of it was attended to, negative otherwise
+            attention = self.coverage.total
+            log_sum = attention.clamp(min=1e-9, max=1.0).log().where(attention > 0, 0.0).sum(dim=-1)
+            penalties = (self.settings.coverage_penalty * log_sum).view(len(self.searches), self.width).tolist()
+        results = zip(self.searches, penalties, best.tolist(), parents.tolist(), tokens.tolist(), strict=True)
+        beams = [search.advance(list(zip(*row, strict=True)), coverage) for search, coverage, *row in results]
+        live = dict.fromkeys(row for row, search in enumerate(self.searches) if not search.over)
+        if not live:
             return False
-        # few are moved: where one is left out among the first, one of the last stands
-        last = [place for place in stay if place >= len(stay)]
-        going = [place if place in stay else last.pop() for place in range(len(stay))]
-        self.searches = [self.searches[place] for place in going]
-        left = torch.tensor(going, device=self.device)
-        candidates = torch.tensor([kept[place] for place in going], device=self.device)  # (searches left, K)
+        # few rows move: a search from the end takes the row of one that is over
+        last = [row for row in live if row >= len(live)]
+        order = [row if row in live else last.pop() for row in range(len(live))]
+        self.searches = [self.searches[row] for row in order]
+        left = torch.tensor(order, device=self.device)
+        candidates = torch.tensor([beams[row] for row in order], device=self.device)  # (live searches, K)
         alive = candidates.clamp(min=0)
         self.scores = best[left].gather(1, alive).masked_fill(candidates < 0, -torch.inf)
         rows = (left.unsqueeze(1) * self.width + parents[left].gather(1, alive)).flatten()
@@ -236,57 +250,58 @@ class _Batch:
         return True
 
     def _likeliest(self, count: int) -> tuple[Tensor, Tensor]:
-        rows, logits = len(self.logits), self.logits[:, : self.size]
+        rows, logits = len(self.logits), self.logits[:, : self.vocab_size]
         constrained = any(search.prompt.grammar is not None for search in self.searches)
-        as_given = not self.settings.renormalise and (constrained or self.settings.changes_logits)
-        if as_given:
+        normalised = not self.settings.renormalise and (constrained or self.settings.changes_logits)
+        if normalised:  # before the rules: they keep the model's log-probabilities of the tokens they allow
             logits = logits.float()
-            logits = logits - log_total(logits)
-        ready = apply_rules(logits, [self.settings] * rows, self.past, [self.written] * rows, self.eos_id)
+            logits = logits - logsumexp(logits)
+        rules, written = [self.settings] * rows, [self.written] * rows
+        adjusted = apply_rules(logits, rules, written, history=self.history, eos_id=self.eos_id)
         if constrained:
-            allowed = torch.cat([search.allowed(self.width, self.size) for search in self.searches])
-            ready = ready.masked_fill(~allowed.to(self.device), -torch.inf)
-        return likeliest(ready, count, normalised=as_given)
+            allowed = torch.cat([search.allowed(self.width, self.vocab_size) for search in self.searches])
+            adjusted = adjusted.masked_fill(~allowed.to(self.device), -torch.inf)
+        return top_log_probs(adjusted, count, normalised)
 
     def _read(self, rows: Tensor, tokens: Tensor) -> None:
-        """Beam i goes on from row rows[i] with tokens[i]."""
+        """Make beam i continue from row rows[i] with tokens[i]."""
         self.stepper.reorder(rows)
         if self.coverage is not None:
-            self.coverage.seen = self.coverage.seen[rows]
-        if self.past is not None:
-            self.past.reorder(rows.tolist())
-            self.past.push(tokens.tolist())
+            self.coverage.total = self.coverage.total[rows]
+        if self.history is not None:
+            self.history.reorder(rows.tolist())
+            self.history.push(tokens.tolist())
         self.width = self.settings.beams
-        # forgets nothing: it gives the capacity of the searches that are over to the others
+        # drops no token: it frees the capacity of the searches that are over for the others
         self.stepper.truncate(max(len(search.prompt.ids) for search in self.searches) + self.written - 1)
-        del self.logits  # the next ones need as much memory
+        del self.logits  # free the memory before the next logits are allocated
         self.logits = self.stepper.step_between(tokens)
         if self.coverage is not None:
             self.coverage.add()
 
 
 class _Coverage:
-    """How much each word of the source was looked at so far, by every beam: (rows, source time)."""
+    """Sum of the attention probabilities of each source token so far, for every beam: (rows, source time)."""
 
     def __init__(self, model: LanguageModel):
         probabilities = model.alignment
         if probabilities is None:
-            raise ConfigError("coverage_penalty: this model looks at no source; leave it out")
+            raise ConfigError("coverage_penalty: this model has no attention to a source; leave it out")
         if model.parts > 1:
-            raise ConfigError("coverage_penalty: it looks at all heads, which several processes divide here; start one")
-        self.seen = torch.empty(0)
-        self.latest = torch.empty(0)  # of the last reading, (rows, time, source time), the mean of all heads
-        self.stop = probabilities.watch(self._look)
+            raise ConfigError("coverage_penalty: needs all heads in one process, but they are sharded; use one process")
+        self.total = torch.empty(0)
+        self.latest = torch.empty(0)  # of the last forward pass, (rows, time, source time), mean over heads
+        self.stop = probabilities.watch(self._record)
 
-    def _look(self, probabilities: Tensor) -> None:
+    def _record(self, probabilities: Tensor) -> None:
         self.latest = probabilities.mean(dim=1) if probabilities.dim() == 4 else probabilities
 
-    def begin(self, places: list[int]) -> None:
-        """Count what the first token of each row was written with."""
-        rows = torch.arange(len(places), device=self.latest.device)
-        self.seen = self.latest[rows, torch.tensor(places, device=rows.device)].double()
+    def begin(self, positions: list[int]) -> None:
+        """Set the totals to the attention at the last position of each prompt."""
+        rows = torch.arange(len(positions), device=self.latest.device)
+        self.total = self.latest[rows, torch.tensor(positions, device=rows.device)].double()
 
     def add(self) -> None:
-        """Count what the newest token is written with."""
-        # beams of one source may have looked at it as queries of one row
-        self.seen = self.seen + self.latest.reshape(self.seen.shape).double()
+        """Add the attention of the newest token."""
+        # beams of one source may have been queries of one row
+        self.total = self.total + self.latest.reshape(self.total.shape).double()

@@ -1,4 +1,4 @@
-"""Many prompts from a file, their texts to a file: a line of JSON each, in order, and continued where it stopped."""
+"""Generation for many prompts: texts as lines of JSON, in order; an interrupted output file is resumed."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar
 from weft.decode.engine.blocks import Limits
-from weft.decode.generate import by_engine, completions
+from weft.decode.generate import completions, engine_completions
 from weft.decode.prompt import Prompt
 from weft.decode.text import Completion
 from weft.errors import ConfigError, DataError
@@ -24,13 +24,13 @@ from weft.storage.files import sync
 from weft.storage.untrusted import parse_json
 from weft.text.tokenizer import Tokenizer
 
-MAX_WRITTEN_BYTES = 1 << 34  # of a file of texts that is gone on with
-STRETCH = 64  # batches of prompts that are looked at together
+MAX_OUTPUT_BYTES = 1 << 34  # of an output file that is resumed
+MAX_BATCHES = 64  # of prompts that are tokenized and scheduled together
 
 
-def read_prompts(read: Iterable[str], name: str) -> list[str]:
-    """One prompt a line; where `name` ends in .jsonl a line is a JSON string, or an object with a "prompt"."""
-    lines = [line.removesuffix("\n").removesuffix("\r") for line in read]
+def read_prompts(lines: Iterable[str], name: str) -> list[str]:
+    """Return one prompt per line; if `name` ends in .jsonl, a line is a JSON string or an object with a "prompt"."""
+    lines = [line.removesuffix("\n").removesuffix("\r") for line in lines]
     if not lines:
         raise DataError(f"{name}: holds no prompts")
     if not name.endswith(".jsonl"):
@@ -46,7 +46,7 @@ def read_prompts(read: Iterable[str], name: str) -> list[str]:
 
 
 def as_json(completion: Completion) -> dict[str, Any]:
-    """A text as a JSON object; score, slid and logprobs only where there are any."""
+    """Return a text as a JSON object; score, slid and logprobs only where present."""
     values: dict[str, Any] = {"text": completion.text, "tokens": completion.tokens, "finish": completion.finish}
     if completion.score is not None:
         values["score"] = completion.score
@@ -61,13 +61,13 @@ def as_json(completion: Completion) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no −∞, the log-probability of what a model excludes."""
+    """None for −∞, the log-probability of a token that the model excludes: JSON has no infinities."""
     return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
-class Job:
-    """Texts for many prompts: `n` for each, `batch` prompts at a time."""
+class BulkJob:
+    """Settings of generation for many prompts: `n` texts for each, `batch` prompts at a time."""
 
     settings: Sampling | Beam
     n: int = 1
@@ -77,83 +77,92 @@ class Job:
     quantize_cache: str | None = None
 
 
-def texts_of(
-    model: LanguageModel, tokenizer: Tokenizer, prompts: Sequence[str], job: Job, first: int = 0
+def generate_many(
+    model: LanguageModel, tokenizer: Tokenizer, prompts: Sequence[str], *, job: BulkJob, first: int = 0
 ) -> Iterator[list[Completion]]:
-    """For each prompt n samples, or the n best of beam search, best first. What is drawn for a prompt depends on the
-    seed and its number, which is `first` for the first one."""
+    """Yield n samples for each prompt, or the n best of beam search, best first.
+
+    Samples depend on the seed and the number of the prompt; `first` is the number of the first one.
+    """
     settings, n, bits = job.settings, job.n, job.quantize_cache
     if bits not in (None, "int8"):
         raise ConfigError(f"quantize_cache = '{bits}': expected 'int8'")
     if isinstance(settings, Beam):
         if bits is not None:
-            raise ConfigError("quantize_cache: not for beam search, whose texts share and reorder what they keep")
+            raise ConfigError("quantize_cache: not supported with beam search, whose texts share their cache")
         for start in range(0, len(prompts), job.batch):
-            some = [Prompt.of(tokenizer, text, job.grammar) for text in prompts[start : start + job.batch]]
-            yield from search_texts(model, some, settings)
+            batch = [Prompt.of(tokenizer, text, job.grammar) for text in prompts[start : start + job.batch]]
+            yield from search_texts(model, batch, settings)
         return
-    for start in range(0, len(prompts), job.batch * STRETCH):
-        stretch = prompts[start : start + job.batch * STRETCH]
-        asked = [prompt for text in stretch for prompt in [Prompt.of(tokenizer, text, job.grammar)] * n]
+    rows = job.batch * n
+    for start in range(0, len(prompts), job.batch * MAX_BATCHES):
+        texts = prompts[start : start + job.batch * MAX_BATCHES]
+        repeated = [prompt for text in texts for prompt in [Prompt.of(tokenizer, text, job.grammar)] * n]
         seed = settings.seed + (first + start) * n
-        given, rows = (model, asked, settings, range(seed, seed + len(asked))), job.batch * n
-        found = completions(*given, rows) if bits is None else by_engine(*given, Limits(rows=rows, bits="int8"))
-        for _ in stretch:
-            yield [next(found) for _ in range(n)]
+        seeds = range(seed, seed + len(repeated))
+        if bits is None:
+            results = completions(model, repeated, settings, seeds=seeds, rows=rows)
+        else:
+            limits = Limits(rows=rows, bits="int8")
+            results = engine_completions(model, repeated, settings, seeds=seeds, limits=limits)
+        for _ in texts:
+            yield [next(results) for _ in range(n)]
 
 
 def bulk(
-    model: LanguageModel, tokenizer: Tokenizer, prompts: Sequence[str], job: Job, settings: dict[str, Any]
+    model: LanguageModel, tokenizer: Tokenizer, prompts: Sequence[str], *, job: BulkJob, notes: dict[str, Any]
 ) -> Iterator[str]:
-    """Lines of JSON: the number of a prompt, the prompt, its texts, and the `settings` as they are to be noted. Where
-    the job has an `out` they are written there first, a batch at a time, and what is there already is left out."""
-    written = b"" if job.out is None else _written(job.out, prompts, settings)
-    done = written.count(b"\n")
+    """Yield a line of JSON per prompt: its index, the prompt, its texts, and `notes` as its settings.
+
+    With `job.out`, lines are appended to that file first, a batch at a time, and prompts that it holds are skipped.
+    """
+    existing = b"" if job.out is None else _existing_lines(job.out, prompts, notes)
+    done = existing.count(b"\n")
     left = prompts[done:]
-    texts = enumerate(zip(left, texts_of(model, tokenizer, left, job, done), strict=True), start=done)
+    texts = zip(left, generate_many(model, tokenizer, left, job=job, first=done), strict=True)
     rows = (
-        {"index": index, "prompt": prompt, "completions": [as_json(each) for each in found], "settings": settings}
-        for index, (prompt, found) in texts
+        {"index": index, "prompt": prompt, "completions": [as_json(each) for each in results], "settings": notes}
+        for index, (prompt, results) in enumerate(texts, start=done)
     )
     lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
     if job.out is not None:
-        with _refusing(job.out):
+        with _os_errors(job.out):
             job.out.parent.mkdir(parents=True, exist_ok=True)
             with open(job.out, "ab") as file:
-                file.truncate(len(written))
+                file.truncate(len(existing))
     with bar("writing", len(left)) as advance:
-        while some := list(islice(lines, job.batch)):
+        while batch := list(islice(lines, job.batch)):
             if job.out is not None:
-                with _refusing(job.out), open(job.out, "ab") as file:
-                    file.write("".join(f"{line}\n" for line in some).encode())
+                with _os_errors(job.out), open(job.out, "ab") as file:
+                    file.write("".join(f"{line}\n" for line in batch).encode())
                     sync(file)
-            advance(len(some))
-            yield from some
+            advance(len(batch))
+            yield from batch
 
 
-def _written(path: Path, prompts: Sequence[str], settings: dict[str, Any]) -> bytes:
-    """The whole lines of a file; refuses one that holds anything else than the first texts of this work."""
-    with _refusing(path):
-        content = files.read_bytes(path, MAX_WRITTEN_BYTES) if path.exists() else b""
-    whole = content[: content.rfind(b"\n") + 1]  # what a killed run left of a last line is cut off
-    lines = whole.splitlines()
+def _existing_lines(path: Path, prompts: Sequence[str], notes: dict[str, Any]) -> bytes:
+    """Return the complete lines of an output file; refuse lines that don't belong to this job."""
+    with _os_errors(path):
+        content = files.read_bytes(path, MAX_OUTPUT_BYTES) if path.exists() else b""
+    complete = content[: content.rfind(b"\n") + 1]  # without the partial line of a killed run
+    lines = complete.splitlines()
     if len(lines) > len(prompts):
         raise DataError(f"{path}: holds {len(lines)} texts already, but there are {len(prompts)} prompts")
     for index, line in enumerate(lines):
         try:
             value = json.loads(line)
-            known = (value["index"], value["prompt"], value["settings"])
+            record = (value["index"], value["prompt"], value["settings"])
         except (ValueError, TypeError, KeyError, RecursionError):
             raise DataError(f"{path}, line {index + 1}: not a text of this command; name another file") from None
-        if known[:2] != (index, prompts[index]):
+        if record[:2] != (index, prompts[index]):
             raise DataError(f"{path}, line {index + 1}: belongs to another prompt; name another file")
-        if known[2] != settings:
-            raise DataError(f"{path}: begun with other settings ({known[2]}); name another file")
-    return whole
+        if record[2] != notes:
+            raise DataError(f"{path}: begun with other settings ({record[2]}); name another file")
+    return complete
 
 
 @contextmanager
-def _refusing(path: Path) -> Iterator[None]:
+def _os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

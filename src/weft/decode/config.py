@@ -1,44 +1,55 @@
-"""How text is drawn from a model, as settings."""
+"""Settings of generation: sampling, beam search and search trees. Torch-free.
 
-from typing import Annotated, Literal, Self
+`parameters` describes the settings of `Sampling` and `Beam`, so that options of commands, keyword arguments of the API,
+schemas of routes and fields of forms can be generated. Each setting is declared once, here.
+"""
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
+
+from pydantic import Field, model_validator
+from pydantic.fields import FieldInfo
 
 from weft.config import Config
 
 StopString = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-1000.0, le=1000.0)]
-MAX_TOKENS = 10**9  # in one text, and of the likeliest to draw from
-MIN_TEMPERATURE = 1e-30  # logits divided by a lower one may not be finite; at this one only equals have a chance
+MAX_TOKENS = 10**9  # bounds every setting that counts tokens
+MIN_TEMPERATURE = 1e-30  # below this, dividing logits may overflow; at this, only ties with the maximum have a chance
 
 
 class Rules(Config):
-    """What holds for every way of writing: when to stop, and what the text so far does to the next token.
+    """Settings that sampling and beam search share: when a text ends, and how earlier tokens change the next logits.
 
-    `repetition_penalty` counts the prompt too (Keskar et al. 2019); `frequency_penalty` and `presence_penalty` count
-    only what was written. Before any of them, `logit_bias` is added, by token id. No n-gram of `no_repeat_ngram` tokens
-    repeats in prompt and text (Paulus et al. 2018, §2.5); 0 allows it. `banned` tokens are never written, `forced` ones
-    come first in any case, and the text cannot end by itself before `min_tokens`. A text ends before the strings to
-    `stop` at, and with a token of `stop_ids`, as it does with the tokenizer's eos. One that reaches `max_tokens` has
-    the token `last` there, if there is one.
+    Rules apply in this order: `logit_bias`, the three penalties, `no_repeat_ngram`, `banned` and `min_tokens`, and last
+    `forced` and `last`, which hold even for tokens that the model excludes. The repetition penalty is Keskar et al.'s
+    (2019, §4.1), the ban on repeated n-grams Paulus et al.'s (2018, §2.5). Stop strings are no part of the text.
     """
 
-    max_tokens: PositiveInt = Field(default=128, le=MAX_TOKENS)
-    min_tokens: NonNegativeInt = Field(default=0, le=MAX_TOKENS)
-    stop: tuple[StopString, ...] = ()
-    stop_ids: tuple[TokenId, ...] = ()
-    repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0)
-    frequency_penalty: float = Field(default=0.0, ge=-100.0, le=100.0)
-    presence_penalty: float = Field(default=0.0, ge=-100.0, le=100.0)
-    no_repeat_ngram: NonNegativeInt = Field(default=0, le=MAX_TOKENS)
-    logit_bias: dict[TokenId, Bias] = Field(default_factory=dict)
-    banned: tuple[TokenId, ...] = ()
-    forced: tuple[TokenId, ...] = ()
-    last: TokenId | None = None
+    max_tokens: int = Field(128, gt=0, le=MAX_TOKENS, description="Stop after this many tokens.")
+    min_tokens: int = Field(0, ge=0, le=MAX_TOKENS, description="Don't end the text before this many tokens.")
+    stop: tuple[StopString, ...] = Field((), description="Stop before any of these strings.")
+    stop_ids: tuple[TokenId, ...] = Field((), description="Token ids that end the text, besides end-of-text.")
+    repetition_penalty: float = Field(
+        1.0, gt=0.0, le=100.0, description="Above 1: tokens of the prompt and the text become less likely."
+    )
+    frequency_penalty: float = Field(
+        0.0, ge=-100.0, le=100.0, description="Subtract this from a token's logit for each time it was generated."
+    )
+    presence_penalty: float = Field(
+        0.0, ge=-100.0, le=100.0, description="Subtract this once from the logit of each token that was generated."
+    )
+    no_repeat_ngram: int = Field(
+        0, ge=0, le=MAX_TOKENS, description="No n-gram of this many tokens may repeat; 0 allows all."
+    )
+    logit_bias: dict[TokenId, Bias] = Field({}, description="Values to add to logits, by token id.")
+    banned: tuple[TokenId, ...] = Field((), description="Token ids that are never generated.")
+    forced: tuple[TokenId, ...] = Field((), description="Token ids that the text begins with.")
+    last: TokenId | None = Field(None, description="Token id at the last position of a text that reaches max_tokens.")
 
     @model_validator(mode="after")
-    def _can_be_kept(self) -> Self:
+    def _consistent(self) -> Self:
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens = {self.min_tokens}: more than max_tokens = {self.max_tokens}")
         both = sorted(set(self.banned) & set(self.forced))
@@ -48,37 +59,45 @@ class Rules(Config):
 
     @property
     def penalises(self) -> bool:
-        """Whether the next token depends on which tokens came before, beyond what the model makes of them."""
-        given = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty, self.no_repeat_ngram)
-        return given != (1.0, 0.0, 0.0, 0)
+        """Whether logits depend on the earlier tokens through a rule, not only through the model."""
+        penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty, self.no_repeat_ngram)
+        return penalties != (1.0, 0.0, 0.0, 0)
 
     @property
     def changes_logits(self) -> bool:
-        """Whether anything here changes the model's logits before a token is chosen from them."""
-        asked = self.logit_bias or self.banned or self.forced or self.min_tokens or self.last is not None
-        return self.penalises or bool(asked)
+        """Whether any rule changes the model's logits before a token is chosen from them."""
+        others = self.logit_bias or self.banned or self.forced or self.min_tokens or self.last is not None
+        return self.penalises or bool(others)
 
 
 class Sampling(Rules):
-    """How the next token is chosen, and when to stop.
+    """Settings of sampling, one token after the other.
 
-    `temperature = 0` takes the likeliest token each time (greedy). `top_k`, `top_p`, `min_p` and `typical_p` each drop
-    tokens before one is drawn; without them and with `temperature = 1` the draw follows the model exactly.
-    `logprobs = n` reports the log-probability of each token and of the n likeliest, as the model gave them. A text that
-    is longer than the model's window goes on over its last tokens; without `slide` it ends there.
+    Filters apply in the order of declaration, temperature first. Without filters and at temperature 1, the draw follows
+    the model's distribution exactly.
     """
 
-    temperature: float = Field(default=1.0, ge=0.0, le=100.0)
-    top_k: PositiveInt | None = Field(default=None, le=MAX_TOKENS)
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    min_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    typical_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    logprobs: int | None = Field(default=None, ge=0, le=100)
-    slide: bool = True
+    temperature: float = Field(
+        1.0, ge=0.0, le=100.0, description="Below 1: safer; above 1: bolder; 0: always the likeliest token (greedy)."
+    )
+    top_k: int | None = Field(None, gt=0, le=MAX_TOKENS, description="Draw from this many likeliest tokens.")
+    top_p: float | None = Field(
+        None, gt=0.0, le=1.0, description="Draw from the fewest likeliest tokens that reach this probability."
+    )
+    min_p: float | None = Field(
+        None, gt=0.0, le=1.0, description="Drop tokens less likely than this fraction of the likeliest."
+    )
+    typical_p: float | None = Field(
+        None, gt=0.0, le=1.0, description="Draw from the most typical tokens that reach this probability."
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the draws: the same seed gives the same text.")
+    logprobs: int | None = Field(
+        None, ge=0, le=100, description="Report log-probabilities of each token and of this many alternatives."
+    )
+    slide: bool = Field(True, description="Beyond the model's window, continue from the last tokens; otherwise stop.")
 
     @model_validator(mode="after")
-    def _greedy_has_no_choice(self) -> Self:
+    def _greedy_has_no_filters(self) -> Self:
         if self.temperature == 0.0 and (self.top_k or self.top_p or self.min_p or self.typical_p):
             useless = "top_k, top_p, min_p and typical_p don't apply"
             raise ValueError(f"greedy decoding (temperature = 0) draws nothing, so {useless}")
@@ -86,12 +105,12 @@ class Sampling(Rules):
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken each time: the temperature is 0, or so low that it comes to the same."""
+        """Whether the likeliest token is always taken: the temperature is 0, or too low to matter."""
         return self.temperature < MIN_TEMPERATURE
 
 
 class PowerLength(Config):
-    """score = log p / length^alpha: 0 leaves the sum, 1 takes the mean of a token."""
+    """score = log p / length^alpha: 0 keeps the sum, 1 is the mean per token."""
 
     kind: Literal["power"] = "power"
     alpha: float = Field(default=1.0, ge=-10.0, le=10.0)
@@ -114,27 +133,33 @@ LengthPenalty = Annotated[PowerLength | GNMTLength, Field(discriminator="kind")]
 
 
 class Beam(Rules):
-    """Beam search: keep the `beams` likeliest beginnings at each step, and return the `n` best texts.
+    """Beam search: keep the `beams` likeliest prefixes at each step, and return the `n` best texts.
 
-    A width of one is greedy decoding. `coverage_penalty` times Σ log min(weight, 1) over the words of a source lowers
-    the score of texts that left some of them out (Wu et al. 2016, §7).
-
-    The search is `settled` for certain when no beginning can still reach the texts that are returned; where length is
-    rewarded, that may be at `max_tokens` alone. It is likely to be when as many texts as beams have ended and no
-    beginning is better as it stands, which is what Transformers goes by. With a `patience` it also ends when patience ·
-    beams texts have ended (Kasai et al. 2022): 1 is what fairseq and CTranslate2 do. Unless they `renormalise`, rules
-    leave the log-probabilities of what they allow as the model gave them, and penalties act on these. A translation
-    that may `replace_unknown` tokens has for each the piece of the source that it looks at (Luong et al. 2015).
+    The search ends when no live prefix can still reach the texts to return (`settled = "certain"`); where length is
+    rewarded, that may be at `max_tokens` only. With "likely" it also ends when as many texts as beams have ended and no
+    live prefix scores better now, as in Transformers; with a `patience`, when patience · beams texts have ended (Kasai
+    et al. 2022), where fairseq and CTranslate2 use 1. The coverage penalty is Wu et al.'s (2016, §7), the replacement
+    of unknown tokens Luong et al.'s (2015).
     """
 
-    beams: int = Field(default=4, ge=1, le=1000)
-    n: PositiveInt = 1
-    length_penalty: LengthPenalty = PowerLength()
-    coverage_penalty: float = Field(default=0.0, ge=0.0, le=10.0)
-    patience: float | None = Field(default=None, gt=0.0, le=1000.0)
-    settled: Literal["certain", "likely"] = "certain"
-    renormalise: bool = True
-    replace_unknown: bool = False
+    beams: int = Field(4, ge=1, le=1000, description="Number of beams; 1 is greedy.")
+    n: int = Field(1, gt=0, description="Number of texts to return, best first.")
+    length_penalty: LengthPenalty = Field(
+        PowerLength(), description="Divide log p by a power of the length; a higher power favours long texts."
+    )
+    coverage_penalty: float = Field(
+        0.0, ge=0.0, le=10.0, description="Lower the score of texts that leave out parts of the source."
+    )
+    patience: float | None = Field(
+        None, gt=0.0, le=1000.0, description="End the search once patience · beams texts are complete."
+    )
+    settled: Literal["certain", "likely"] = Field(
+        "certain", description="End the search when better texts are impossible (certain) or improbable (likely)."
+    )
+    renormalise: bool = Field(True, description="Renormalise probabilities over the tokens that the rules allow.")
+    replace_unknown: bool = Field(
+        False, description="Replace each unknown token by the source token that it attends to most."
+    )
 
     @model_validator(mode="after")
     def _enough_beams(self) -> Self:
@@ -144,12 +169,60 @@ class Beam(Rules):
 
 
 class Branching(Config):
-    """How far and how wide search trees are drawn: of greedy search with `alternatives`, of beam search, of samples."""
+    """Size of the search trees that are drawn: of greedy search with alternatives, of beam search, of samples."""
 
-    depth: int = Field(default=3, ge=1, le=12)
-    alternatives: int = Field(default=3, ge=1, le=10)
-    beams: int = Field(default=3, ge=1, le=10)
-    samples: int = Field(default=4, ge=1, le=20)
-    temperature: float = Field(default=1.0, gt=0.0, le=100.0)
-    top_k: PositiveInt | None = Field(default=None, le=MAX_TOKENS)
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    depth: int = Field(3, ge=1, le=12, description="Tokens to generate.")
+    alternatives: int = Field(3, ge=1, le=10, description="Likeliest tokens shown per step of greedy search.")
+    beams: int = Field(3, ge=1, le=10, description="Number of beams.")
+    samples: int = Field(4, ge=1, le=20, description="Number of sampled texts.")
+    temperature: float = Field(1.0, gt=0.0, le=100.0, description="Temperature of the samples.")
+    top_k: int | None = Field(None, gt=0, le=MAX_TOKENS, description="Draw from this many likeliest tokens.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the samples.")
+
+
+# Options of commands whose name differs from the setting's; None: not offered, such as token ids.
+UNOFFERED = ("stop_ids", "logit_bias", "banned", "forced", "last", "settled", "renormalise", "replace_unknown")
+OPTIONS: Mapping[str, str | None] = {
+    "typical_p": "--typical",
+    "slide": "--slide/--no-slide",
+    "beams": "--beam",
+    **dict.fromkeys(UNOFFERED),
+}
+Group = Literal["rules", "sampling", "beam"]
+
+
+class Parameter(NamedTuple):
+    """A setting of `Sampling` or `Beam`, as its field declares it."""
+
+    name: str
+    type: Any  # the annotation without None
+    default: Any
+    description: str
+    bounds: Mapping[str, float]  # some of "ge", "gt", "le" and "lt", as `pydantic.Field` takes them
+    group: Group  # the search it belongs to; rules belong to both
+    option: str | None  # of a command, such as "--top-k"; None where commands don't offer it
+
+
+def parameters() -> tuple[Parameter, ...]:
+    """Return the settings of `Sampling` and `Beam` in the order of declaration: rules, sampling, beam search."""
+    groups: dict[Group, type[Rules]] = {"rules": Rules, "sampling": Sampling, "beam": Beam}
+    return tuple(
+        _parameter(name, field, group)
+        for group, config in groups.items()
+        for name, field in config.model_fields.items()
+        if config is Rules or name not in Rules.model_fields
+    )
+
+
+def _parameter(name: str, field: FieldInfo, group: Group) -> Parameter:
+    members = get_args(field.annotation)
+    limits = ((key, getattr(mark, key, None)) for mark in field.metadata for key in ("ge", "gt", "le", "lt"))
+    return Parameter(
+        name=name,
+        type=members[0] if type(None) in members else field.annotation,
+        default=field.get_default(call_default_factory=True),
+        description=field.description or "",
+        bounds={key: limit for key, limit in limits if limit is not None},
+        group=group,
+        option=OPTIONS.get(name, f"--{name.replace('_', '-')}"),
+    )

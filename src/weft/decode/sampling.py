@@ -1,9 +1,8 @@
 """From logits to a token: pure functions on logits (…, V), to be composed.
 
-First comes what the text so far and the caller's rules do to logits (`apply_rules`), then temperature and the filters.
-A filter returns logits in which the tokens it drops are −inf, and keeps at least one. All of them work on any number of
-leading dimensions, and none of them changes its argument. Its parameter is one number, or a tensor (…) of one number a
-row.
+Rules come first (`apply_rules`): the effect of the text so far and of the caller's settings. Then come the temperature
+and the filters. A filter sets the tokens it drops to −inf and keeps at least one. Filters accept any number of leading
+dimensions and don't modify their argument. Their parameter is a number, or a tensor (…) with one value per row.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,19 +15,19 @@ from weft.decode.config import Rules, Sampling
 from weft.decode.fast import native
 from weft.errors import ModelError
 
-Amount = float | Tensor
-BLOCK = 256  # logits of which the highest is looked at first
-ROWS = 16  # that are summed at a time
-NOT_FINITE, NONE_LEFT = -1, -2  # in the place of a token, where none can be chosen
+PerRow = float | Tensor
+TOPK_BLOCK = 256  # logits per block of `fast_topk`
+LOGSUMEXP_ROWS = 16  # rows that one call of torch.logsumexp copies on a CPU
+NOT_FINITE, NONE_LEFT = -1, -2  # replace a token id where none can be chosen
 
 
-def heated(logits: Tensor, temperature: Amount) -> Tensor:
-    """Logits (…, V) at a temperature: below 1 the likely tokens become likelier still."""
-    return logits / column(temperature, logits)
+def apply_temperature(logits: Tensor, temperature: PerRow) -> Tensor:
+    """Divide logits (…, V) by the temperature: below 1, likely tokens become likelier."""
+    return logits / _column(temperature, logits)
 
 
 def top_k(logits: Tensor, k: int | Tensor) -> Tensor:
-    """Keep the k likeliest tokens of logits (…, V), and whatever ties with the last of them (Fan et al. 2018)."""
+    """Keep the k likeliest tokens of logits (…, V), and all that tie with the last of them (Fan et al. 2018)."""
     V = logits.shape[-1]
     if isinstance(k, Tensor):
         ordered = logits.sort(dim=-1, descending=True).values
@@ -37,283 +36,295 @@ def top_k(logits: Tensor, k: int | Tensor) -> Tensor:
     return logits if k >= V else logits.masked_fill(logits < logits.topk(k, dim=-1).values[..., -1:], -torch.inf)
 
 
-def top_p(logits: Tensor, p: Amount) -> Tensor:
-    """Keep the fewest likeliest tokens of logits (…, V) that together have probability p (Holtzman et al. 2020)."""
-    p = column(p, logits)
+def top_p(logits: Tensor, p: PerRow) -> Tensor:
+    """Keep the nucleus of logits (…, V): the fewest likeliest tokens with probability p (Holtzman et al. 2020)."""
+    p = _column(p, logits)
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probabilities = ordered.float().softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
-    drop = (before >= p) & (p < 1.0)  # 1 keeps all, also where rounding makes the sum reach it early
+    drop = (before >= p) & (p < 1.0)  # p = 1 keeps all, even if rounding makes the sum reach 1 early
     drop[..., 0] = False
     return logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
 
 
-def min_p(logits: Tensor, p: Amount) -> Tensor:
+def min_p(logits: Tensor, p: PerRow) -> Tensor:
     """Keep the tokens of logits (…, V) that are at least p times as likely as the likeliest (Nguyen et al. 2024)."""
     best = logits.amax(dim=-1, keepdim=True)
-    # p·max probability, in logits: the normaliser cancels
-    return logits.masked_fill(logits < best + column(p, logits).log(), -torch.inf)
+    # p · max probability, in logits: the normaliser cancels
+    return logits.masked_fill(logits < best + _column(p, logits).log(), -torch.inf)
 
 
-def typical(logits: Tensor, p: Amount) -> Tensor:
+def typical(logits: Tensor, p: PerRow) -> Tensor:
     """Keep the most typical tokens of logits (…, V) that together have probability p (Meister et al. 2023).
 
-    Typical is a token whose surprise −log p(token) is near the entropy, the surprise that is expected; what ties with
-    the last one kept is kept as well.
+    A token is typical if its surprisal −log p(token) is near the entropy, the expected surprisal. Tokens that tie with
+    the last one kept are kept as well.
     """
-    p = column(p, logits)
+    p = _column(p, logits)
     log_p = logits.float().log_softmax(dim=-1)
     entropy = torch.special.entr(log_p.exp()).sum(dim=-1, keepdim=True)
-    strangeness = (-log_p - entropy).abs()
-    ordered, order = strangeness.sort(dim=-1, stable=True)
+    deviation = (-log_p - entropy).abs()
+    ordered, order = deviation.sort(dim=-1, stable=True)
     reached = log_p.exp().gather(-1, order).cumsum(dim=-1)
     last = (reached < p).sum(dim=-1, keepdim=True).clamp(max=logits.shape[-1] - 1)
-    return logits.masked_fill((strangeness > ordered.gather(-1, last)) & (p < 1.0), -torch.inf)
+    return logits.masked_fill((deviation > ordered.gather(-1, last)) & (p < 1.0), -torch.inf)
 
 
-def column(amount: Amount, like: Tensor) -> Tensor:
-    """A number, or (…) numbers as (…, 1), beside logits `like`."""
-    return torch.as_tensor(amount, device=like.device).unsqueeze(-1)
+def _column(value: PerRow, logits: Tensor) -> Tensor:
+    """A number, or values (…), as (…, 1) on the device of the logits."""
+    return torch.as_tensor(value, device=logits.device).unsqueeze(-1)
 
 
 class Filters:
-    """What several rows' settings do to logits (B, V): temperature, top_k, top_p, min_p and typical_p, in this order.
+    """Temperature, top_k, top_p, min_p and typical_p of several rows' settings, applied to logits (B, V) in this order.
 
-    A row comes out as it would alone. Their numbers are on the device, so that a CUDA graph can hold the filters.
+    A row's result doesn't depend on the other rows. Parameters are on the device, so a CUDA graph can capture a call.
     """
 
     def __init__(self, settings: Sequence[Sampling], vocab_size: int, device: torch.device):
         self.device = device
-        # what is to be done with which rows: all of them where there are none
-        self.steps: list[tuple[Callable[[Tensor, Any], Tensor], Amount, Tensor | None]] = []
-        # greedy rows stay as they are
-        self._add(heated, [1.0 if each.greedy else each.temperature for each in settings], 1.0)
+        # a filter, its parameter, and the rows it applies to; None: all
+        self.steps: list[tuple[Callable[[Tensor, Any], Tensor], PerRow, Tensor | None]] = []
+        # the logits of greedy rows are left unchanged
+        self._add(apply_temperature, [1.0 if each.greedy else each.temperature for each in settings], 1.0)
         self._add(top_k, [min(each.top_k or vocab_size, vocab_size) for each in settings], vocab_size)
         self._add(top_p, [1.0 if each.top_p is None else each.top_p for each in settings], 1.0)
         self._add(min_p, [0.0 if each.min_p is None else each.min_p for each in settings], 0.0)
         self._add(typical, [1.0 if each.typical_p is None else each.typical_p for each in settings], 1.0)
-        # filters of one kind run the same kernels
-        self.kind = [
-            (keep.__name__, type(amount), 0 if rows is None else len(rows)) for keep, amount, rows in self.steps
-        ]
+        # filters of equal kind launch the same kernels
+        self.kind = [(keep.__name__, type(value), 0 if rows is None else len(rows)) for keep, value, rows in self.steps]
 
-    def _add(self, keep: Callable[[Tensor, Any], Tensor], amounts: Sequence[float], neutral: float) -> None:
-        """Nothing where no row asks for anything; where some do, only those are looked at, for some filters sort."""
-        rows = [row for row, amount in enumerate(amounts) if amount != neutral]
+    def _add(self, keep: Callable[[Tensor, Any], Tensor], values: Sequence[float], neutral: float) -> None:
+        """Add a filter for the rows whose value isn't neutral: some filters sort, so other rows are spared."""
+        rows = [row for row, value in enumerate(values) if value != neutral]
         if not rows:
             return
-        asked = [amounts[row] for row in rows]
-        alike = keep is top_k and len(set(asked)) == 1  # then nothing has to be sorted
-        amount = asked[0] if alike else on_device(torch.tensor(asked), self.device)
-        everyone = len(rows) == len(amounts)
-        self.steps.append((keep, amount, None if everyone else on_device(torch.tensor(rows), self.device)))
+        active = [values[row] for row in rows]
+        one_k = keep is top_k and len(set(active)) == 1  # top-k of one k needs no sort
+        parameter = active[0] if one_k else on_device(torch.tensor(active), self.device)
+        all_rows = len(rows) == len(values)
+        self.steps.append((keep, parameter, None if all_rows else on_device(torch.tensor(rows), self.device)))
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Logits (B, V) with −inf for what is dropped."""
-        for keep, amount, rows in self.steps:
-            some = keep(logits if rows is None else logits.index_select(0, rows), amount)
-            logits = some if rows is None else logits.index_copy(0, rows, some)
+        """Return logits (B, V) with −inf for dropped tokens."""
+        for keep, parameter, rows in self.steps:
+            result = keep(logits if rows is None else logits.index_select(0, rows), parameter)
+            logits = result if rows is None else logits.index_copy(0, rows, result)
         return logits
 
 
-def filtered(logits: Tensor, settings: Sequence[Sampling]) -> Tensor:
-    """Logits (B, V) after all that settings[i] ask of row i."""
+def filter_logits(logits: Tensor, settings: Sequence[Sampling]) -> Tensor:
+    """Apply the temperature and filters of settings[i] to row i of logits (B, V)."""
     return Filters(settings, logits.shape[-1], logits.device)(logits.float())
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on its way to the device; the host doesn't wait until it is there."""
+    """Copy a CPU tensor to the device without making the host wait."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def fetched(row: Tensor) -> Callable[[], list[int]]:
-    """Tokens (batch,) on their way to the host; the function waits for them."""
+def fetch_tokens(row: Tensor) -> Callable[[], list[int]]:
+    """Start copying tokens (batch,) to the host; the returned function waits for them."""
     if not row.is_cuda:
         return row.tolist
     host = torch.empty(row.shape, dtype=row.dtype, pin_memory=True)
     host.copy_(row, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record()
+    copied = torch.cuda.Event()
+    copied.record()
 
     def wait() -> list[int]:
-        arrived.synchronize()
+        copied.synchronize()
         return host.tolist()
 
     return wait
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """The likeliest token (…) of logits (…, V); of equals, the one with the lowest id."""
+    """Return the likeliest token (…) of logits (…, V); of ties, the one with the lowest id."""
     if not logits.is_cuda:
         return logits.max(dim=-1).indices
-    # on a GPU argmax may return any of the equals
+    # on a GPU, argmax may return any of the ties
     return (logits == logits.amax(dim=-1, keepdim=True)).int().argmax(dim=-1)
 
 
 def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
-    """The token (…) whose slice of [0, 1) holds the uniform number (…), slices being as wide as softmax(logits).
+    """Draw a token (…) from softmax(logits) (…, V) by inverting the cumulative distribution at `uniforms` (…).
 
-    One number a token, so that what a row draws depends on nothing but its own numbers. The sum runs in float64:
-    over a large vocabulary float32 would lose the rare tokens.
+    Each token takes one uniform number, so a row's draw doesn't depend on other rows. The sum is in float64: over a
+    large vocabulary, float32 would lose the rare tokens.
     """
     cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
     point = uniforms.to(cumulative).unsqueeze(-1) * cumulative[..., -1:]
-    # the first token whose slice ends after the point; a token of probability 0 has no slice, so it is never taken
+    # the first token whose interval ends after the point; a token of probability 0 has an empty interval
     token = torch.searchsorted(cumulative, point, right=True).squeeze(-1)
     return token.clamp(max=logits.shape[-1] - 1)
 
 
-def picked(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
-    """The next token (B,) of each row of logits (B, V): drawn with the row's own number in [0, 1), or greedy. The host
-    doesn't wait for the device."""
+def choose_tokens(logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
+    """Return the next token (B,) of each row of logits (B, V), greedy or drawn, without waiting for the device."""
     drawn = [row for row, each in enumerate(settings) if not each.greedy]
     if not drawn:
         return greedy(logits)
-    numbers = on_device(torch.tensor([uniforms[row] for row in drawn], dtype=torch.float64), logits.device)
+    points = on_device(torch.tensor([uniforms[row] for row in drawn], dtype=torch.float64), logits.device)
     if len(drawn) == len(settings):
-        return draw(filtered(logits, settings), numbers)
+        return draw(filter_logits(logits, settings), points)
     index = on_device(torch.tensor(drawn), logits.device)
-    tokens = draw(filtered(logits[index], [settings[row] for row in drawn]), numbers)
+    tokens = draw(filter_logits(logits[index], [settings[row] for row in drawn]), points)
     return greedy(logits).index_copy(0, index, tokens)
 
 
-def marked(tokens: Tensor, logits: Tensor) -> Tensor:
-    """Tokens (B,) that were chosen from logits (B, V); NOT_FINITE or NONE_LEFT where they mean nothing."""
+def mark_invalid(tokens: Tensor, logits: Tensor) -> Tensor:
+    """Replace tokens (B,) by NOT_FINITE or NONE_LEFT where their logits (B, V) allow no choice."""
     best = logits.amax(dim=-1)
     return torch.where(best.isfinite(), tokens, torch.where(best == -torch.inf, NONE_LEFT, NOT_FINITE))
 
 
-def refusal(mark: int) -> ModelError:
+def invalid_logits_error(mark: int) -> ModelError:
+    """Return the error for NOT_FINITE or NONE_LEFT."""
     if mark == NONE_LEFT:
         return ModelError("no token is left to choose: the model or the settings exclude all of them here")
     return ModelError("the model gives NaN or infinite logits; its training diverged or its weights are damaged")
 
 
 def check_logits(logits: Tensor) -> None:
-    """Refuse logits (…, V) from which nothing can be chosen, and say why."""
+    """Raise ModelError if no token can be chosen from some row of logits (…, V)."""
     best = logits.amax(dim=-1)
     if not bool(best.isfinite().all()):
-        raise refusal(NONE_LEFT if best[~best.isfinite()][0] == -torch.inf else NOT_FINITE)
+        raise invalid_logits_error(NONE_LEFT if best[~best.isfinite()][0] == -torch.inf else NOT_FINITE)
 
 
-def likeliest(logits: Tensor, count: int, normalised: bool = False) -> tuple[Tensor, Tensor]:
-    """Of each row of logits (rows, V) the `count` likeliest tokens: log p in float64, best first, and their ids.
+def top_log_probs(logits: Tensor, count: int, normalised: bool = False) -> tuple[Tensor, Tensor]:
+    """Return log p (rows, count) in float64, best first, and the ids of the likeliest tokens of logits (rows, V).
 
-    Logits that are `normalised` are log p already. A row of −∞ alone, which leads nowhere, gives −∞; a row that is not
-    finite is refused.
+    If `normalised`, logits are log p already. A row of −∞ only gives −∞; NaN and +∞ are refused.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    best, ids = highest(logits, min(count, logits.shape[-1]))
+    best, ids = fast_topk(logits, min(count, logits.shape[-1]))
     dead = best[:, :1] == -torch.inf
     check_logits(best.masked_fill(dead, 0.0))
-    # log p = x − log Σ eˣ, of the few that count
-    log_p = best.double() if normalised else best.double() - log_total(logits).double()
+    # log p = x − log Σ eˣ, of the top tokens only
+    log_p = best.double() if normalised else best.double() - logsumexp(logits).double()
     return torch.where(dead, -torch.inf, log_p), ids
 
 
-def log_total(logits: Tensor) -> Tensor:
-    """log Σ eˣ of each row of logits (rows, V): (rows, 1). torch copies all x for that, so on a CPU a few at a time;
-    weft's C takes a third of its time."""
-    plain = logits.dtype == torch.float32 and logits.stride(1) == 1 and not logits.is_cuda
-    if plain and native.library() is not None:
+def logsumexp(logits: Tensor) -> Tensor:
+    """Return log Σ eˣ (rows, 1) of logits (rows, V).
+
+    On a CPU, weft's C code takes a third of torch's time. torch copies its input, hence only a few rows per call.
+    """
+    contiguous = logits.dtype == torch.float32 and logits.stride(1) == 1 and not logits.is_cuda
+    if contiguous and native.library() is not None:
         return native.log_totals(logits)
-    some = logits.split(len(logits) if logits.is_cuda else ROWS)
-    return torch.cat([part.logsumexp(dim=-1, keepdim=True) for part in some])
+    parts = logits.split(len(logits) if logits.is_cuda else LOGSUMEXP_ROWS)
+    return torch.cat([part.logsumexp(dim=-1, keepdim=True) for part in parts])
 
 
-def highest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`x.topk(count)` of x (rows, V), for few of many: they stand in the blocks with the highest maxima. torch sorts
-    pairs of values and places, which takes longer than a fast product with the whole vocabulary leaves."""
+def fast_topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return `x.topk(count)` of x (rows, V), faster where count is much smaller than V.
+
+    The largest values are in the blocks with the largest maxima, so only these blocks are searched. torch sorts pairs
+    of values and indices of the whole row, which takes longer than the LM head does with fast kernels.
+    """
     rows, size = x.shape
-    blocks = size // BLOCK
+    blocks = size // TOPK_BLOCK
     if count * 4 > blocks:
         return x.topk(count, dim=-1)
-    whole = x[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))
-    chosen = whole.amax(dim=-1).topk(count, dim=-1).indices
-    places = torch.arange(BLOCK, device=x.device) + chosen.unsqueeze(-1) * BLOCK
-    rest = torch.arange(blocks * BLOCK, size, device=x.device).expand(rows, -1)
-    looked_at = torch.cat((places.flatten(1), rest), dim=1)
-    best, where = x.gather(1, looked_at).topk(count, dim=-1)
-    return best, looked_at.gather(1, where)
+    by_block = x[:, : blocks * TOPK_BLOCK].unflatten(1, (blocks, TOPK_BLOCK))
+    chosen = by_block.amax(dim=-1).topk(count, dim=-1).indices
+    inside = torch.arange(TOPK_BLOCK, device=x.device) + chosen.unsqueeze(-1) * TOPK_BLOCK
+    tail = torch.arange(blocks * TOPK_BLOCK, size, device=x.device).expand(rows, -1)
+    candidates = torch.cat((inside.flatten(1), tail), dim=1)
+    best, index = x.gather(1, candidates).topk(count, dim=-1)
+    return best, candidates.gather(1, index)
 
 
-def repetition_penalty(logits: Tensor, seen: Tensor, penalty: Amount) -> Tensor:
-    """Make the tokens that were `seen` (…, V) less likely: positive logits are divided, negative ones multiplied.
-    Keskar et al. 2019, §4.1, with the sign handled so that a penalty above 1 always lowers."""
-    penalty = column(penalty, logits)
+def repetition_penalty(logits: Tensor, seen: Tensor, penalty: PerRow) -> Tensor:
+    """Make `seen` tokens (…, V) less likely: divide positive logits by the penalty, multiply negative ones.
+
+    Keskar et al. 2019, §4.1, with the sign handled so that a penalty above 1 always lowers the logit.
+    """
+    penalty = _column(penalty, logits)
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def count_penalties(logits: Tensor, counts: Tensor, frequency: Amount, presence: Amount) -> Tensor:
-    """Take `frequency` off logits (…, V) for each time a token was written, counts (…, V), and `presence` if it was."""
-    return logits - column(frequency, logits) * counts - column(presence, logits) * (counts > 0)
+def count_penalties(logits: Tensor, counts: Tensor, frequency: PerRow, *, presence: PerRow) -> Tensor:
+    """Subtract `frequency` · counts (…, V) from logits (…, V), and `presence` where the count is positive."""
+    return logits - _column(frequency, logits) * counts - _column(presence, logits) * (counts > 0)
 
 
 def no_repeat_ngram(logits: Tensor, texts: Sequence[Sequence[int]], sizes: Sequence[int]) -> Tensor:
-    """Logits (B, V) with −inf where a token would make the last sizes[i] tokens of texts[i] come a second time. Paulus
-    et al. 2018, §2.5. A size of 0 allows everything."""
+    """Exclude tokens that would repeat an n-gram of sizes[i] tokens in texts[i]; 0 allows all (Paulus et al. 2018)."""
     banned = torch.zeros_like(logits, dtype=torch.bool)
     for row, (text, size) in enumerate(zip(texts, sizes, strict=True)):
         if size:
             last = text[len(text) - size + 1 :]
-            again = [text[at + size - 1] for at in range(len(text) - size + 1) if text[at : at + size - 1] == last]
-            banned[row, [token for token in again if token < logits.shape[-1]]] = True
+            repeats = [text[at + size - 1] for at in range(len(text) - size + 1) if text[at : at + size - 1] == last]
+            banned[row, [token for token in repeats if token < logits.shape[-1]]] = True
     return logits.masked_fill(banned, -torch.inf)
 
 
-class Past:
-    """The tokens of each row so far, `texts`; which it has `read`, and how often it has `written` each: (batch, V)."""
+class TokenHistory:
+    """Tokens of each row so far, for penalties.
+
+    `texts` are the token ids of prompt and text, `in_prompt` (batch, V) marks the tokens of the prompt, and
+    `counts` (batch, V) counts the generated tokens.
+    """
 
     def __init__(self, prompts: Sequence[Sequence[int]], vocab_size: int, device: torch.device):
-        self.read = torch.zeros(len(prompts), vocab_size, dtype=torch.bool, device=device)
+        self.in_prompt = torch.zeros(len(prompts), vocab_size, dtype=torch.bool, device=device)
         for row, prompt in enumerate(prompts):
-            # a prompt may hold ids that are never chosen, beyond the tokenizer's own
-            self.read[row, [token for token in prompt if token < vocab_size]] = True
-        self.written = torch.zeros(len(prompts), vocab_size, device=device)
+            # a prompt may hold ids beyond the tokenizer's vocabulary, which are never chosen
+            self.in_prompt[row, [token for token in prompt if token < vocab_size]] = True
+        self.counts = torch.zeros(len(prompts), vocab_size, device=device)
         self.texts = [list(prompt) for prompt in prompts]
 
     def push(self, tokens: Sequence[int]) -> None:
-        self.written[range(len(tokens)), tokens] += 1
+        self.counts[range(len(tokens)), tokens] += 1
         for text, token in zip(self.texts, tokens, strict=True):
             text.append(token)
 
     def reorder(self, index: Sequence[int]) -> None:
-        """Row i goes on from row index[i]."""
-        self.read, self.written = self.read[index], self.written[index]
+        """Make row i continue from row index[i]."""
+        self.in_prompt, self.counts = self.in_prompt[index], self.counts[index]
         self.texts = [self.texts[row].copy() for row in index]
 
     @classmethod
-    def joined(cls, several: "Sequence[Past]") -> "Past":
-        first = several[0]
-        joined = cls([], first.read.shape[1], first.read.device)
-        joined.texts = [text for each in several for text in each.texts]
-        joined.read = torch.cat([each.read for each in several])
-        joined.written = torch.cat([each.written for each in several])
-        return joined
+    def concatenate(cls, histories: "Sequence[TokenHistory]") -> "TokenHistory":
+        first = histories[0]
+        result = cls([], first.in_prompt.shape[1], first.in_prompt.device)
+        result.texts = [text for each in histories for text in each.texts]
+        result.in_prompt = torch.cat([each.in_prompt for each in histories])
+        result.counts = torch.cat([each.counts for each in histories])
+        return result
 
 
 def apply_rules(
-    logits: Tensor, rules: Sequence[Rules], past: Past | None, written: Sequence[int], eos_id: int | None
+    logits: Tensor,
+    rules: Sequence[Rules],
+    written: Sequence[int],
+    *,
+    history: TokenHistory | None = None,
+    eos_id: int | None = None,
 ) -> Tensor:
-    """Logits (B, V) after all that rules[i] asks of row i, of which written[i] tokens are written.
+    """Apply rules[i] to row i of logits (B, V), whose text has written[i] tokens so far.
 
-    In this order: logit_bias, repetition_penalty, frequency_penalty, presence_penalty, no_repeat_ngram, banned and
-    min_tokens, forced and last. The `past` is needed where a rule penalises.
+    The order is logit_bias, repetition_penalty, frequency_penalty, presence_penalty, no_repeat_ngram, banned and
+    min_tokens, forced and last. The `history` is required if a rule penalises.
     """
     logits = logits.float()
     if any(rule.logit_bias for rule in rules):
         biases = torch.zeros_like(logits)
         for row, rule in enumerate(rules):
-            for token, amount in rule.logit_bias.items():
-                biases[row, token] = amount
+            for token, bias in rule.logit_bias.items():
+                biases[row, token] = bias
         logits = logits + biases
-    if past is not None:
-        amounts = [(rule.repetition_penalty, rule.frequency_penalty, rule.presence_penalty) for rule in rules]
-        repetition, *others = torch.tensor(amounts, device=logits.device).unbind(1)
-        logits = repetition_penalty(logits, past.read | (past.written > 0), repetition)
-        logits = count_penalties(logits, past.written, *others)
+    if history is not None:
+        penalties = [(rule.repetition_penalty, rule.frequency_penalty, rule.presence_penalty) for rule in rules]
+        repetition, frequency, presence = torch.tensor(penalties, device=logits.device).unbind(1)
+        logits = repetition_penalty(logits, history.in_prompt | (history.counts > 0), repetition)
+        logits = count_penalties(logits, history.counts, frequency, presence=presence)
         sizes = [rule.no_repeat_ngram for rule in rules]
-        logits = no_repeat_ngram(logits, past.texts, sizes) if any(sizes) else logits
+        logits = no_repeat_ngram(logits, history.texts, sizes) if any(sizes) else logits
     banned, forced = [], []
     for rule, count in zip(rules, written, strict=True):
         ends = () if count >= rule.min_tokens else (*rule.stop_ids, *(() if eos_id is None else (eos_id,)))
@@ -321,25 +332,25 @@ def apply_rules(
         last = rule.last if count == rule.max_tokens - 1 else None
         forced.append(rule.forced[count] if count < len(rule.forced) else last)
     if any(banned):
-        never = torch.zeros_like(logits, dtype=torch.bool)
+        excluded = torch.zeros_like(logits, dtype=torch.bool)
         for row, tokens in enumerate(banned):
-            never[row, tokens] = True
-        logits = logits.masked_fill(never, -torch.inf)
-    if any(only is not None for only in forced):
+            excluded[row, tokens] = True
+        logits = logits.masked_fill(excluded, -torch.inf)
+    if any(token is not None for token in forced):
         logits = logits.clone()
         for row, only in enumerate(forced):
-            if only is not None:  # it is certain, even if the model excludes it
+            if only is not None:  # certain, even if the model excludes it
                 logits[row] = -torch.inf
                 logits[row, only] = 0.0
     return logits
 
 
 def check_rules(rules: Sequence[Rules], vocab_size: int) -> None:
-    """Refuse token ids that a vocabulary of this size doesn't have, and rules that leave nothing to write."""
+    """Refuse token ids outside a vocabulary of this size, and rules that ban every token."""
     for rule in rules:
-        named = {name: getattr(rule, name) for name in ("logit_bias", "banned", "forced", "stop_ids")}
-        named["last"] = () if rule.last is None else (rule.last,)
-        for name, tokens in named.items():
+        settings = {name: getattr(rule, name) for name in ("logit_bias", "banned", "forced", "stop_ids")}
+        settings["last"] = () if rule.last is None else (rule.last,)
+        for name, tokens in settings.items():
             wrong = next((token for token in tokens if token >= vocab_size), None)
             if wrong is not None:
                 raise ModelError(f"{name}: token {wrong} is outside the vocabulary of {vocab_size}")

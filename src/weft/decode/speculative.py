@@ -1,8 +1,8 @@
-"""Speculation: guess some tokens cheaply, let the model check them all in one step, and keep what it agrees with.
+"""Speculative decoding: draft some tokens cheaply, verify them with the model in one step, and keep the accepted ones.
 
-A step of a large model takes as long for five tokens as for one, so every right guess is time won. What is written
-follows the same distribution as without guessing (Leviathan et al. 2023, appendix A.1), and greedy text is the same.
-Guesses come from a smaller model with the same vocabulary, or from the text itself, which often repeats.
+A step of a large model takes as long for five tokens as for one, so every accepted token saves a step. The text follows
+the same distribution as without drafts (Leviathan et al. 2023, appendix A.1), and greedy text is identical. Drafts come
+from a smaller model with the same vocabulary, or from the text itself, which often repeats.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,71 +14,72 @@ from torch import Tensor
 from weft.decode.config import Sampling
 from weft.decode.fast.stepper import Stepper
 from weft.decode.generate import max_length
-from weft.decode.prompt import Prompt, check_prompts, choices, context_window, slid
-from weft.decode.sampling import check_logits, draw, filtered, greedy, picked
-from weft.decode.text import Chunk, Text, adjusted, reports
+from weft.decode.prompt import Prompt, as_prompts, check_prompts, context_window, output_vocab_size, slide
+from weft.decode.sampling import check_logits, choose_tokens, draw, filter_logits, greedy
+from weft.decode.text import Chunk, GeneratedText, adjust_logits, token_logprobs
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, device_of
 from weft.models.transformer import Transformer
 
-AHEAD = 5  # tokens guessed at once
+MAX_DRAFT_TOKENS = 5  # verified in one step
 
 
-class Guess(NamedTuple):
-    """Tokens that may come next, and the distributions (guesses, V) they were drawn from; None: they were certain."""
+class DraftTokens(NamedTuple):
+    """Tokens that may come next, and the distributions (tokens, V) they were drawn from; None if deterministic."""
 
     tokens: list[int]
     probabilities: Tensor | None
 
 
 class LookUp:
-    """Guesses that what followed these last tokens before follows them again: the longest match of up to `longest`."""
+    """Drafts the tokens after the previous occurrence of the longest n-gram that ends the text, n ≤ `max_ngram`."""
 
-    def __init__(self, longest: int):
-        if longest < 1:
-            raise ModelError(f"lookup = {longest}: at least one token has to match")
-        self.longest, self.known = longest, 0
-        self.after: list[dict[tuple[int, ...], int]] = [{} for _ in range(longest)]  # n-gram → the place after it
+    def __init__(self, max_ngram: int):
+        if max_ngram < 1:
+            raise ModelError(f"lookup = {max_ngram}: at least one token has to match")
+        self.max_ngram, self.indexed = max_ngram, 0
+        self.after: list[dict[tuple[int, ...], int]] = [{} for _ in range(max_ngram)]  # n-gram → the position after it
 
-    def guess(self, text: Sequence[int], most: int) -> Guess:
-        """Up to `most` tokens that may follow a text."""
-        # the n-grams that end the text get their place when the text has gone on: nothing follows them yet
-        for end in range(self.known, len(text)):
-            for n in range(1, min(self.longest, end) + 1):
+    def draft(self, text: Sequence[int], max_tokens: int) -> DraftTokens:
+        """Return up to `max_tokens` tokens that may follow the text."""
+        # the n-grams at the end are indexed by the next call, when the token after them is known
+        for end in range(self.indexed, len(text)):
+            for n in range(1, min(self.max_ngram, end) + 1):
                 self.after[n - 1][tuple(text[end - n : end])] = end
-        self.known = len(text)
-        for n in range(min(self.longest, len(text)), 0, -1):
-            place = self.after[n - 1].get(tuple(text[-n:]))
-            if place is not None:
-                return Guess(list(text[place : place + most]), None)
-        return Guess([], None)
+        self.indexed = len(text)
+        for n in range(min(self.max_ngram, len(text)), 0, -1):
+            start = self.after[n - 1].get(tuple(text[-n:]))
+            if start is not None:
+                return DraftTokens(list(text[start : start + max_tokens]), None)
+        return DraftTokens([], None)
 
 
 class Draft:
-    """Guesses with a smaller model, which draws by the same settings or, where the text is greedy, takes the best."""
+    """Drafts tokens with a smaller model, greedy or drawn with the same settings as the text."""
 
     def __init__(self, model: LanguageModel, prompt: Prompt, settings: Sampling):
         if model.training:
             raise ModelError("the draft model is in training mode; call model.eval() first")
         self.model, self.settings = model, settings
-        self.vocab_size = choices(model, prompt.vocab_size)
-        self.window, self.stays = context_window(model), prompt.last(context_window(model))[1]
+        self.vocab_size = output_vocab_size(model, prompt.vocab_size)
+        self.window, self.keep = context_window(model), prompt.fit(context_window(model))[1]
         self.limit = max_length([prompt.ids], settings.max_tokens, model)
-        # its draws must not be those that decide about them
+        # independent of the draws that accept or reject its tokens
         self.rng = torch.Generator().manual_seed((settings.seed * 2 + 1) % 2**63)
-        self.left_out = -1  # tokens of the text before those that are read
+        self.dropped = -1  # tokens of the text that have left the window; −1 before the first draft
 
-    def guess(self, text: Sequence[int], most: int) -> Guess:
-        seen = slid(text, self.window, self.stays)
-        if self.left_out != len(text) - len(seen):  # in a new window everything is read again
-            self.left_out = len(text) - len(seen)
-            self.stepper = Stepper(self.model, 1, 1, self.limit)
+    def draft(self, text: Sequence[int], max_tokens: int) -> DraftTokens:
+        """Return up to `max_tokens` tokens that may follow the text."""
+        visible = slide(text, self.window, self.keep)
+        if self.dropped != len(text) - len(visible):  # the window has slid: everything is read again
+            self.dropped = len(text) - len(visible)
+            self.stepper = Stepper(self.model, 1, 1, limit=self.limit)
             self.read: list[int] = []
-            self.agreed = 0  # tokens that were read and have been written: they stay
-        most = min(most, self.limit - len(seen) + 1)  # the last guess is never read
-        if most < 1:
-            return Guess([], None)
-        logits = self._catch_up(seen)
+            self.accepted = 0  # tokens that the stepper has read and that are part of the text
+        max_tokens = min(max_tokens, self.limit - len(visible) + 1)  # the last token is never read
+        if max_tokens < 1:
+            return DraftTokens([], None)
+        logits = self._catch_up(visible)
         tokens: list[int] = []
         rows: list[Tensor] = []
         while True:
@@ -86,22 +87,22 @@ class Draft:
             if self.settings.greedy:
                 tokens.append(int(greedy(logits)))
             else:
-                ready = filtered(logits, [self.settings])
+                adjusted = filter_logits(logits, [self.settings])
                 uniform = torch.rand(1, dtype=torch.float64, generator=self.rng)
-                tokens.append(int(draw(ready, uniform.to(ready.device))))
-                rows.append(ready[0].double().softmax(dim=-1))
-            if len(tokens) == most:
-                return Guess(tokens, torch.stack(rows) if rows else None)
+                tokens.append(int(draw(adjusted, uniform.to(adjusted.device))))
+                rows.append(adjusted[0].double().softmax(dim=-1))
+            if len(tokens) == max_tokens:
+                return DraftTokens(tokens, torch.stack(rows) if rows else None)
             logits = self._step(tokens[-1:])
 
     def _catch_up(self, text: Sequence[int]) -> Tensor:
-        """Forget the guesses that were wrong, read what was written instead; logits (1, V) after the text."""
-        same = self.agreed
+        """Forget rejected tokens and read those that replaced them; logits (1, V) after the text."""
+        same = self.accepted
         while same < min(len(self.read), len(text) - 1) and self.read[same] == text[same]:
             same += 1
         self.stepper.truncate(same)
         del self.read[same:]
-        self.agreed = len(text) - 1
+        self.accepted = len(text) - 1
         return self._step(text[same:])
 
     def _step(self, tokens: Sequence[int]) -> Tensor:
@@ -115,60 +116,62 @@ def _read(stepper: Stepper, tokens: Sequence[int], last: int) -> Tensor:
 
 
 def speculate(
-    model: LanguageModel, guesser: LookUp | Draft, prompt: Prompt | Sequence[int], settings: Sampling
+    model: LanguageModel, prompt: Prompt | Sequence[int], settings: Sampling, *, drafter: LookUp | Draft
 ) -> Iterator[Chunk]:
-    """Continue one prompt as `generate` does, with guesses; the chunks come in bursts."""
-    prompt = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
-    check_prompts(model, [prompt], [settings])
-    return _bursts(model, guesser, Text(prompt, settings, context_window(model), settings.seed))
+    """Continue one prompt as `generate` does, with drafted tokens; chunks come in bursts."""
+    (checked,) = as_prompts([prompt])
+    check_prompts(model, [checked], [settings])
+    return _speculate(model, drafter, GeneratedText(checked, settings, context_window(model), seed=settings.seed))
 
 
 @torch.inference_mode()
-def _bursts(model: LanguageModel, guesser: LookUp | Draft, text: Text) -> Iterator[Chunk]:
-    vocab_size = choices(model, text.prompt.vocab_size)
+def _speculate(model: LanguageModel, drafter: LookUp | Draft, text: GeneratedText) -> Iterator[Chunk]:
+    vocab_size = output_vocab_size(model, text.prompt.vocab_size)
     limit = max_length([text.ids], text.settings.max_tokens, model)
-    stepper = Stepper(model, 1, len(text.ids), limit)
-    whole = list(text.prompt.ids)
-    known = 0  # of the text's ids, those that the model has read
-    # a guess beyond such a length would have the tokens before it read by other angles
+    stepper = Stepper(model, 1, len(text.ids), limit=limit)
+    history = list(text.prompt.ids)
+    read = 0  # tokens of text.ids that the model has read
+    # Lengths at which the position encoding changes its scale. A draft beyond one would change the rotation of the
+    # tokens before it.
     switches = model.decoder.switches if isinstance(model, Transformer) and model.decoder is not None else []
     while True:
         if text.full:
             text.slide()
-            stepper, known = Stepper(model, 1, len(text.ids), limit), 0
-        most = min(AHEAD, text.settings.max_tokens - text.written - 1, limit - len(text.ids))
-        most = min([most, *(each - len(text.ids) for each in switches if each >= len(text.ids))])
-        guess = guesser.guess(whole, most) if most > 0 else Guess([], None)
-        logits = _read(stepper, [*text.ids[known:], *guess.tokens], len(guess.tokens) + 1)[:, :vocab_size]
-        for place in range(len(guess.tokens) + 1):
-            here = logits[place : place + 1]
-            token = model.agree(_decide(text, adjusted([text], here), guess, place))
-            chunk = text.push(token, reports(here, [token], [text.settings])[0])
+            stepper, read = Stepper(model, 1, len(text.ids), limit=limit), 0
+        length = len(text.ids)
+        max_tokens = min(MAX_DRAFT_TOKENS, text.settings.max_tokens - text.written - 1, limit - length)
+        max_tokens = min([max_tokens, *(each - length for each in switches if each >= length)])
+        draft = drafter.draft(history, max_tokens) if max_tokens > 0 else DraftTokens([], None)
+        logits = _read(stepper, [*text.ids[read:], *draft.tokens], len(draft.tokens) + 1)[:, :vocab_size]
+        for index in range(len(draft.tokens) + 1):
+            row = logits[index : index + 1]
+            token = model.agree(_choose(text, adjust_logits([text], row), draft, index=index))
+            chunk = text.push(token, token_logprobs(row, [token], [text.settings])[0])
             yield chunk
             if chunk.finish is not None:
                 return
-            whole.append(token)
-            if place < len(guess.tokens) and token != guess.tokens[place]:
+            history.append(token)
+            if index < len(draft.tokens) and token != draft.tokens[index]:
                 break
-        known = len(text.ids) - 1  # the newest token is the model's own and not read yet
-        stepper.truncate(known)
+        read = len(text.ids) - 1  # the newest token has not been read
+        stepper.truncate(read)
 
 
-def _decide(text: Text, ready: Tensor, guess: Guess, place: int) -> int:
-    """The next token from logits (1, V), which is the guess as often as it can be.
+def _choose(text: GeneratedText, logits: Tensor, draft: DraftTokens, *, index: int) -> int:
+    """Choose the next token from logits (1, V): the drafted one as often as the distribution allows.
 
-    A guess x from q is kept with probability min(1, p(x) / q(x)); otherwise the token is drawn from max(0, p − q),
-    normalised. Together that is p. A guess that was certain needs none of this: a draw from p agrees with it or not.
+    A token x drawn from q is accepted with probability min(1, p(x) / q(x)); otherwise the token is drawn from
+    max(0, p − q), normalised. The result follows p. A deterministic draft is accepted if a draw from p equals it.
     """
     settings = text.settings
-    if guess.probabilities is None or place == len(guess.tokens) or settings.greedy:
-        return int(picked(ready, [settings], [0.0 if settings.greedy else text.uniform()]))
-    p = filtered(ready, [settings])[0].double().softmax(dim=-1)
-    q, x = guess.probabilities[place].to(p), guess.tokens[place]
-    accept, again = text.uniform(), text.uniform()
+    if draft.probabilities is None or index == len(draft.tokens) or settings.greedy:
+        return int(choose_tokens(logits, [settings], [0.0 if settings.greedy else text.uniform()]))
+    p = filter_logits(logits, [settings])[0].double().softmax(dim=-1)
+    q, x = draft.probabilities[index].to(p), draft.tokens[index]
+    accept, redraw = text.uniform(), text.uniform()
     if accept * float(q[x]) < float(p[x]):
         return x
-    rest = (p - q).clamp(min=0.0)
-    # p and q are the same but for rounding: then a draw from p is right
-    rest = rest if float(rest.sum()) > 0.0 else p
-    return int(draw(rest.log(), torch.tensor(again, dtype=torch.float64, device=rest.device)))
+    residual = (p - q).clamp(min=0.0)
+    # p and q may be equal up to rounding: then draw from p
+    residual = residual if float(residual.sum()) > 0.0 else p
+    return int(draw(residual.log(), torch.tensor(redraw, dtype=torch.float64, device=residual.device)))

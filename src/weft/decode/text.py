@@ -1,6 +1,6 @@
-"""One text: while it is written, how its next token is chosen, what each token adds and why it ends; and whole.
+"""A generated text: choosing its next token, the text that each token adds, and the reason it ends.
 
-Tokens become text as they come: whole characters only, and no part of a stop string is ever shown.
+Tokens become text as they are generated: whole characters only, and no part of a stop string.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,80 +12,82 @@ from torch import Tensor
 
 from weft.decode.config import Rules, Sampling
 from weft.decode.constrain import Constraint
-from weft.decode.prompt import Prompt, slid
-from weft.decode.sampling import Past, apply_rules, check_logits, picked
+from weft.decode.prompt import Prompt, slide
+from weft.decode.sampling import TokenHistory, apply_rules, check_logits, choose_tokens
 from weft.text.tokenizer import Tokenizer
 
-AHEAD = 64  # random numbers that a text draws at a time
+UNIFORMS_PER_CALL = 64  # random numbers that a text takes from its generator in one call
 Finish = Literal["eos", "stop", "length"]
 
 
 class Detokenizer:
-    """Turns the tokens of one text into text that may be shown, and notices stop strings."""
+    """Turns the tokens of one text into text that may be shown, and detects stop strings."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], begun: bool):
-        self.stream, self.stop = tokenizer.stream(begun=begun), stop
-        self.held = ""  # written, but it may be the beginning of a stop string
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], mid_text: bool):
+        self.stream, self.stop = tokenizer.stream(mid_text=mid_text), stop
+        self.pending = ""  # may be the beginning of a stop string
         self.ready = ""  # may be shown
         self.stopped: str | None = None  # the stop string that is complete
 
-    def push(self, token: int, instead: str | None = None) -> bool:
-        """Read a token, or what stands for it; True if a stop string is complete."""
-        return self._add(self.stream.push(token, instead))
+    def push(self, token: int, replacement: str | None = None) -> bool:
+        """Add a token, or the text that replaces it; return whether a stop string is complete."""
+        return self._add(self.stream.push(token, replacement))
 
     def end(self) -> bool:
-        """No token follows: what was held back is text after all, unless it completes a stop string."""
+        """Release pending text after the last token; return whether it completes a stop string."""
         stopped = self._add(self.stream.flush())
         if not stopped:
-            self.ready += self.held
-            self.held = ""
+            self.ready += self.pending
+            self.pending = ""
         return stopped
 
     def take(self) -> str:
-        """The text that may be shown and hasn't been taken yet."""
+        """Return the text that became ready since the last call."""
         text, self.ready = self.ready, ""
         return text
 
     def copy(self) -> "Detokenizer":
-        """Another text that begins as this one did: a beam."""
-        other = object.__new__(Detokenizer)  # a beam search makes many of them
+        """Return a copy for another beam with the same prefix."""
+        other = object.__new__(Detokenizer)  # a beam search makes many copies
         other.__dict__.update(self.__dict__, stream=self.stream.copy())
         return other
 
     def _add(self, text: str) -> bool:
-        self.held += text
-        found = [(place, stop) for stop in self.stop if (place := self.held.find(stop)) >= 0]
-        if found:
-            place, self.stopped = min(found)
-            self.ready, self.held = self.ready + self.held[:place], ""
+        self.pending += text
+        matches = [(start, stop) for stop in self.stop if (start := self.pending.find(stop)) >= 0]
+        if matches:
+            start, self.stopped = min(matches)
+            self.ready, self.pending = self.ready + self.pending[:start], ""
             return True
-        size = len(self.held)
-        begun = (n for stop in self.stop for n in range(1, min(size + 1, len(stop))) if self.held.endswith(stop[:n]))
-        shown = size - max(begun, default=0)
-        self.ready, self.held = self.ready + self.held[:shown], self.held[shown:]
+        size = len(self.pending)
+        partial = (
+            n for stop in self.stop for n in range(1, min(size + 1, len(stop))) if self.pending.endswith(stop[:n])
+        )
+        shown = size - max(partial, default=0)
+        self.ready, self.pending = self.ready + self.pending[:shown], self.pending[shown:]
         return False
 
 
-class Ending:
-    """Follows one text and says when it ends, and why: the one rule that every way of writing asks after each token.
+class StopCondition:
+    """Decides when one text ends, and why; every decoding method consults it after each token.
 
-    "eos": the model ended the text itself. "stop": a stop string is complete, one of the prompt's or the rules'
-    `stop_ids` came, or the constraint is met and allows nothing more. "length": `limit` tokens are written, which is
-    `max_tokens`, the prompt's `most`, or what the model's window leaves.
+    "eos": the model ended the text. "stop": a stop string is complete, a token is among the `stop_ids` of the prompt or
+    the rules, or the constraint is met and allows nothing more. "length": the text has `limit` tokens, which is the
+    least of the rules' and the prompt's `max_tokens` and the free part of the model's window.
     """
 
     def __init__(self, prompt: Prompt, rules: Rules, window: int | None):
         self.eos_id, self.stop_ids = prompt.eos_id, prompt.stop_ids.union(rules.stop_ids)
-        # the newest token isn't read, so a full window still gives one
-        limits = rules.max_tokens, prompt.most, None if window is None else window - len(prompt.ids) + 1
+        # the newest token isn't read, so a full window still yields one
+        limits = rules.max_tokens, prompt.max_tokens, None if window is None else window - len(prompt.ids) + 1
         self.limit = min(limit for limit in limits if limit is not None)
         self.written = 0
-        self.constraint: Constraint | None = None if prompt.grammar is None else prompt.grammar.begin(prompt.begun)
-        known = prompt.tokenizer
-        self.detokenizer = None if known is None else Detokenizer(known, rules.stop, prompt.begun)
+        self.constraint: Constraint | None = None if prompt.grammar is None else prompt.grammar.begin(prompt.mid_text)
+        tokenizer = prompt.tokenizer
+        self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer, rules.stop, prompt.mid_text)
 
     def push(self, token: int) -> Finish | None:
-        """Count a token that was written; why the text ends with it, if it does."""
+        """Count a generated token; return why the text ends with it, or None."""
         self.written += 1
         finish: Finish | None = "length" if self.written == self.limit else None
         if token == self.eos_id:
@@ -96,19 +98,19 @@ class Ending:
             if self.constraint is not None:
                 self.constraint.push(token)
                 finish = "stop" if self.constraint.over else finish
-        # no stop string goes by unseen: what is held back at the end may complete one
+        # pending bytes at the end of the text may complete a stop string
         text = self.detokenizer
         if finish is not None and text is not None and text.stopped is None and text.end():
             return "stop"
         return finish
 
     def take(self) -> str:
-        """The text that may be shown and hasn't been taken yet; none where only ids are written."""
+        """Return the text that became ready since the last call; empty where only ids are generated."""
         return "" if self.detokenizer is None else self.detokenizer.take()
 
-    def copy(self) -> "Ending":
-        """For another text that begins as this one did: a beam."""
-        other = object.__new__(Ending)
+    def copy(self) -> "StopCondition":
+        """Return a copy for another beam with the same prefix."""
+        other = object.__new__(StopCondition)
         other.__dict__.update(self.__dict__)
         other.constraint = None if self.constraint is None else self.constraint.copy()
         other.detokenizer = None if self.detokenizer is None else self.detokenizer.copy()
@@ -117,11 +119,11 @@ class Ending:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one token adds to one text.
+    """One token of one text, and the text it adds.
 
-    `text` may be empty: a character may be incomplete, or a stop string may have begun. `tokens` of this row are
-    written so far. `finish` is set where the text ends. `logprob` is what the model gave this token and `top` the
-    likeliest ones, as (id, log-probability), if asked for. `slid`: the model read only the last part of the text.
+    `text` may be empty: a character is incomplete, or a stop string may have begun. `tokens` counts the tokens of the
+    row so far. `finish` is set at the end of the text. `logprob` is the model's log-probability of the token and `top`
+    the likeliest tokens as (id, log-probability), if requested. `slid`: the model read only the last part of the text.
     `stopped`: the stop string that ended it.
     """
 
@@ -136,40 +138,42 @@ class Chunk:
     stopped: str | None = None
 
 
-Report = tuple[float | None, tuple[tuple[int, float], ...]]  # a chunk's `logprob` and `top`
-SILENT: Report = (None, ())
+Logprobs = tuple[float | None, tuple[tuple[int, float], ...]]  # a chunk's `logprob` and `top`
+NO_LOGPROBS: Logprobs = (None, ())
 
 
-class Text:
-    """One text: its prompt and settings, its random numbers, and how far it is. `row` is its place in a batch.
+class GeneratedText:
+    """One text in progress: prompt, settings, random numbers and tokens so far. `row` is its index in a batch.
 
-    `ids` are what the model reads of it: all, or the last ones where it slides in the model's `window`.
+    `ids` are the tokens that the model reads: all of them, or the last ones after the model's `window` has slid.
     """
 
-    def __init__(self, prompt: Prompt, settings: Sampling, window: int | None, seed: int, row: int = 0):
+    def __init__(self, prompt: Prompt, settings: Sampling, window: int | None, *, seed: int, row: int = 0):
         self.prompt, self.settings, self.row = prompt, settings, row
         self.window = window if settings.slide else None
-        self.ending = Ending(prompt, settings, None if settings.slide else window)
-        self.ids, self._stays = prompt.last(self.window)
+        self.stop_condition = StopCondition(prompt, settings, None if settings.slide else window)
+        self.ids, self._keep = prompt.fit(self.window)
         self.slid = len(self.ids) < len(prompt.ids)
-        self.changes_logits = settings.changes_logits or self.ending.constraint is not None
-        # whether its next token can be chosen, or reported, only by what the host knows of it
+        self.changes_logits = settings.changes_logits or self.stop_condition.constraint is not None
+        # whether choosing or reporting the next token takes state that only the host has
         self.needs_host = self.changes_logits or settings.logprobs is not None
-        self.past: Past | None = None  # kept where the settings penalise
+        self.history: TokenHistory | None = None  # set where the settings penalise
         self.rng = torch.Generator().manual_seed(seed)
         self._uniforms: list[float] = []
 
     @property
     def written(self) -> int:
-        return self.ending.written
+        """Number of tokens generated so far."""
+        return self.stop_condition.written
 
     @property
     def left(self) -> int:
-        return self.ending.limit - self.written
+        """Number of tokens until the limit."""
+        return self.stop_condition.limit - self.written
 
     @property
     def until_full(self) -> int:
-        """Tokens after which its ids no longer fit into the window; all that are left where nothing limits it."""
+        """Number of tokens after which `ids` no longer fit into the window; `left` without a window."""
         return self.left if self.window is None else self.window - len(self.ids) + 1
 
     @property
@@ -177,82 +181,98 @@ class Text:
         return self.window is not None and len(self.ids) > self.window
 
     def slide(self) -> None:
-        """Leave out the oldest ids; those that stay have to be read again."""
-        self.ids, self.slid = list(slid(self.ids, self.window, self._stays)), True
+        """Drop the oldest ids; the others have to be read again."""
+        self.ids, self.slid = list(slide(self.ids, self.window, self._keep)), True
 
     def uniform(self) -> float:
-        """The next number in [0, 1) of this text's own sequence, which no other text disturbs."""
+        """Return the next number in [0, 1) of this text's random sequence, which no other text affects."""
         if not self._uniforms:
-            self._uniforms = torch.rand(AHEAD, dtype=torch.float64, generator=self.rng).tolist()[::-1]
+            self._uniforms = torch.rand(UNIFORMS_PER_CALL, dtype=torch.float64, generator=self.rng).tolist()[::-1]
         return self._uniforms.pop()
 
-    def push(self, token: int, report: Report = SILENT) -> Chunk:
-        finish = self.ending.push(token)
+    def push(self, token: int, logprobs: Logprobs = NO_LOGPROBS) -> Chunk:
+        """Append a token and return its chunk."""
+        finish = self.stop_condition.push(token)
         self.ids.append(token)
-        if self.past is not None:
-            self.past.push([token])
-        stopped = None if finish != "stop" or self.ending.detokenizer is None else self.ending.detokenizer.stopped
-        return Chunk(self.row, token, self.ending.take(), self.written, finish, *report, self.slid, stopped)
+        if self.history is not None:
+            self.history.push([token])
+        detokenizer = self.stop_condition.detokenizer
+        return Chunk(
+            row=self.row,
+            id=token,
+            text=self.stop_condition.take(),
+            tokens=self.written,
+            finish=finish,
+            logprob=logprobs[0],
+            top=logprobs[1],
+            slid=self.slid,
+            stopped=None if finish != "stop" or detokenizer is None else detokenizer.stopped,
+        )
 
 
-def adjusted(texts: Sequence[Text], logits: Tensor) -> Tensor:
-    """Logits (B, V) after each text's rules and constraint, from which a token can be chosen; else a ModelError. All
-    texts are of one vocabulary. Nothing is drawn or counted here: after an error it can be tried with fewer texts."""
-    ready = logits.float()
+def adjust_logits(texts: Sequence[GeneratedText], logits: Tensor) -> Tensor:
+    """Apply each text's rules and constraint to its row of logits (B, V), all of one vocabulary.
+
+    Raises ModelError if a row allows no token. Has no side effects, so it can be called again with fewer texts.
+    """
+    result = logits.float()
     rows = [row for row, text in enumerate(texts) if text.changes_logits]
     if len(rows) == len(texts):
-        ready = _adjusted(texts, ready)
+        result = _adjust_rows(texts, result)
     elif rows:
         index = torch.tensor(rows, device=logits.device)
-        ready = ready.index_copy(0, index, _adjusted([texts[row] for row in rows], ready[index]))
-    check_logits(ready)
-    return ready
+        result = result.index_copy(0, index, _adjust_rows([texts[row] for row in rows], result[index]))
+    check_logits(result)
+    return result
 
 
-def _adjusted(texts: Sequence[Text], logits: Tensor) -> Tensor:
-    rules, eos_id = [text.settings for text in texts], texts[0].prompt.eos_id
-    past = None
+def _adjust_rows(texts: Sequence[GeneratedText], logits: Tensor) -> Tensor:
+    rules = [text.settings for text in texts]
+    history = None
     if any(rule.penalises for rule in rules):
         for text in texts:
-            text.past = text.past or Past([text.prompt.ids], logits.shape[-1], logits.device)
-        past = Past.joined([text.past for text in texts if text.past is not None])
-    ready = apply_rules(logits, rules, past, [text.written for text in texts], eos_id)
-    constraints = [text.ending.constraint for text in texts]
+            text.history = text.history or TokenHistory([text.prompt.ids], logits.shape[-1], logits.device)
+        history = TokenHistory.concatenate([text.history for text in texts if text.history is not None])
+    written = [text.written for text in texts]
+    result = apply_rules(logits, rules, written, history=history, eos_id=texts[0].prompt.eos_id)
+    constraints = [text.stop_condition.constraint for text in texts]
     if any(constraint is not None for constraint in constraints):
-        every = torch.ones(logits.shape[-1], dtype=torch.bool)
-        allowed = [every if each is None else each.allowed() for each in constraints]
-        ready = ready.masked_fill(~torch.stack(allowed).to(ready.device), -torch.inf)
-    return ready
+        unconstrained = torch.ones(logits.shape[-1], dtype=torch.bool)
+        allowed = [unconstrained if each is None else each.allowed() for each in constraints]
+        result = result.masked_fill(~torch.stack(allowed).to(result.device), -torch.inf)
+    return result
 
 
-Agree = Callable[[list[int]], list[int]]  # what all processes choose that write the same texts (`LanguageModel.agree`)
+Agree = Callable[[list[int]], list[int]]  # makes all ranks choose the same tokens (`LanguageModel.agree`)
 
 
-def write(texts: Sequence[Text], logits: Tensor, ready: Tensor, agree: Agree) -> list[Chunk]:
-    """Choose a token for each text from `ready` (B, V) logits, which the model gave as `logits`, and go on with it."""
+def extend_texts(texts: Sequence[GeneratedText], logits: Tensor, adjusted: Tensor, *, agree: Agree) -> list[Chunk]:
+    """Append a token to each text, chosen from `adjusted` (B, V); the model's `logits` are for log-probabilities."""
     settings = [text.settings for text in texts]
     uniforms = [0.0 if text.settings.greedy else text.uniform() for text in texts]
-    tokens = agree(picked(ready, settings, uniforms).tolist())
-    given = zip(texts, tokens, reports(logits, tokens, settings), strict=True)
-    return [text.push(token, report) for text, token, report in given]
+    tokens = agree(choose_tokens(adjusted, settings, uniforms).tolist())
+    logprobs = token_logprobs(logits, tokens, settings)
+    return [text.push(token, report) for text, token, report in zip(texts, tokens, logprobs, strict=True)]
 
 
-def reports(logits: Tensor, chosen: Sequence[int], settings: Sequence[Sampling]) -> list[Report]:
-    """For each row of logits (B, V) that asks for it, log p of the chosen token and of the likeliest ones."""
-    wanted = [each.logprobs for each in settings]
-    most = max((want for want in wanted if want is not None), default=None)
+def token_logprobs(logits: Tensor, tokens: Sequence[int], settings: Sequence[Sampling]) -> list[Logprobs]:
+    """Return log p of the chosen and the likeliest tokens for each row of logits (B, V) that requests it."""
+    requests = [each.logprobs for each in settings]
+    most = max((count for count in requests if count is not None), default=None)
     if most is None:
-        return [SILENT] * len(chosen)
+        return [NO_LOGPROBS] * len(tokens)
     log_p = logits.float().log_softmax(dim=-1)
     values, ids = log_p.topk(min(most, logits.shape[-1]), dim=-1)
     tops = [list(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
-    own = log_p.gather(-1, torch.tensor(chosen, device=logits.device).unsqueeze(-1)).squeeze(-1).tolist()
-    return [SILENT if want is None else (own[row], tuple(tops[row][:want])) for row, want in enumerate(wanted)]
+    chosen = log_p.gather(-1, torch.tensor(tokens, device=logits.device).unsqueeze(-1)).squeeze(-1).tolist()
+    return [
+        NO_LOGPROBS if count is None else (chosen[row], tuple(tops[row][:count])) for row, count in enumerate(requests)
+    ]
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token with its log-probability and the likeliest tokens in its place, as (text, log-probability)."""
+    """A token, its log-probability, and the likeliest tokens at its position as (text, log-probability)."""
 
     id: int
     text: str
@@ -262,9 +282,9 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Completion:
-    """The whole text of one row. `scored` is filled if log-probabilities were asked for; `score` by beam search.
+    """The whole text of one row. `scored` is filled if log-probabilities were requested, `score` by beam search.
 
-    `slid`: prompt and text were longer than the model's window, and it went on over the last tokens.
+    `slid`: prompt and text exceeded the model's window, and the text was continued from its last tokens.
     """
 
     text: str
@@ -276,7 +296,7 @@ class Completion:
 
 
 def gather(stream: Iterable[Chunk], prompts: Sequence[Prompt]) -> list[Completion]:
-    """The whole text of each row of a stream that has run to its end."""
+    """Consume a stream and return the whole text of each row."""
     rows: list[list[Chunk]] = [[] for _ in prompts]
     for chunk in stream:
         rows[chunk.row].append(chunk)
@@ -284,28 +304,29 @@ def gather(stream: Iterable[Chunk], prompts: Sequence[Prompt]) -> list[Completio
 
 
 def completion_of(chunks: Sequence[Chunk], prompt: Prompt) -> Completion:
+    """Return the text that all chunks of a row make up."""
     last = chunks[-1]
     assert last.finish is not None, "every text ends"
     text = "".join(chunk.text for chunk in chunks)
-    scored = () if prompt.tokenizer is None else _scored(chunks, text, prompt.tokenizer, prompt.begun)
-    return Completion(text, last.tokens, last.finish, scored, slid=last.slid)
+    scored = () if prompt.tokenizer is None else _scored(chunks, text, prompt.tokenizer, mid_text=prompt.mid_text)
+    return Completion(text, last.tokens, last.finish, scored=scored, slid=last.slid)
 
 
-def _scored(chunks: Sequence[Chunk], text: str, tokenizer: Tokenizer, begun: bool) -> tuple[TokenLogprob, ...]:
-    """The tokens of a text with their log-probabilities; those that lie wholly in a stop string don't show either."""
+def _scored(chunks: Sequence[Chunk], text: str, tokenizer: Tokenizer, *, mid_text: bool) -> tuple[TokenLogprob, ...]:
+    """Tokens of a text with their log-probabilities, without those that lie wholly in a stop string."""
     scored: list[TokenLogprob] = []
-    stream = tokenizer.stream(begun=begun)
+    stream = tokenizer.stream(mid_text=mid_text)
     before = 0  # characters before the token
     for chunk in chunks:
         if chunk.logprob is None or (chunks[-1].finish == "stop" and before >= len(text)):
             break
-        top = tuple((spelled(tokenizer, id), value) for id, value in chunk.top)
-        scored.append(TokenLogprob(chunk.id, spelled(tokenizer, chunk.id), chunk.logprob, top))
+        top = tuple((spell_token(tokenizer, id), value) for id, value in chunk.top)
+        scored.append(TokenLogprob(chunk.id, spell_token(tokenizer, chunk.id), logprob=chunk.logprob, top=top))
         before += len(stream.push(chunk.id))
     return tuple(scored)
 
 
-def spelled(tokenizer: Tokenizer, id: int) -> str:
-    """A token as a reader would see it in a running text; special ones by their names."""
+def spell_token(tokenizer: Tokenizer, id: int) -> str:
+    """Return a token as it appears in running text; special tokens by name."""
     special = id in tokenizer.special_tokens.values()
     return tokenizer.token(id) if special else tokenizer.token_bytes(id).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""One text from another, for many texts: sources of like length are read together, answers come back in order."""
+"""Translation of many texts: sources of similar length share a batch, and answers are returned in order."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,17 +16,17 @@ from weft.decode.prompt import Prompt
 from weft.models.base import LanguageModel, device_of
 from weft.text.tokenizer import Tokenizer
 
-# What is answered together: tokens of sources, padding counted, in every beam, and beams of all sources. Memory for
-# keys and values grows with the former, for logits with the latter; more than these make products little faster, and
-# with a translation model of usual size need about 1 GB.
-TOGETHER, TOGETHER_ON_CUDA = (3600, 90), (32768, 1024)
-# Tokens that an answer has at most for each token of its source, and for any source: a model that fails to end its text
-# repeats itself, and all beams go on to the limit.
-RATIO, ANYWAY = 2.0, 50
+# Limits of a batch: tokens of its sources in every beam, padding included, and rows (beams of all sources). Keys and
+# values grow with the former, logits with the latter. Larger batches are hardly faster; these take about 1 GB with a
+# translation model of usual size.
+BATCH_LIMITS, CUDA_BATCH_LIMITS = (3600, 90), (32768, 1024)
+# An answer has at most LENGTH_RATIO tokens per token of its source, plus EXTRA_TOKENS: a model that fails to end its
+# text repeats itself, and all beams continue to the limit.
+LENGTH_RATIO, EXTRA_TOKENS = 2.0, 50
 
 
 class Direction(NamedTuple):
-    """The `frame` of a source, the token that an answer `starts` from, and those that it is given `first`."""
+    """The `frame` of a source, the token that an answer `starts` from, and the tokens it is forced to begin with."""
 
     frame: Frame
     starts: int
@@ -35,10 +35,10 @@ class Direction(NamedTuple):
 
 @dataclass(frozen=True)
 class Translator:
-    """A model that writes one text from another, with its tokenizers, in a `direction`.
+    """A model that generates one text from another, with its tokenizers, in a `direction`.
 
-    Sources are cut at `length` tokens, their special tokens among them. An answer has at most `ratio` times as many
-    tokens as its source, and 50 more; without a ratio, only the settings' `max_tokens` limit it.
+    Sources are truncated to `length` tokens, including special tokens. An answer has at most `ratio` times as many
+    tokens as its source, plus 50; without a ratio, only the settings' `max_tokens` limit it.
     """
 
     model: LanguageModel
@@ -46,68 +46,72 @@ class Translator:
     target: Tokenizer
     direction: Direction
     length: int
-    ratio: float | None = RATIO
+    ratio: float | None = LENGTH_RATIO
 
     def translate(
         self, texts: Sequence[str], settings: Beam | Sampling, progress: Callable[[int], object] | None = None
     ) -> list[str]:
-        """What the model makes of each text, in their order. A blank text stays blank. Each answer starts from a token
-        and ends with eos, as the pairs objective has it in training."""
+        """Return the model's answer to each text, in order; a blank text stays blank."""
         device, ids, frame = device_of(self.model), self.source.encode_batch(list(texts)), self.direction.frame
         specials = len(frame.before) + len(frame.after)
         if self.direction.first:
             settings = settings.model_copy(update={"forced": self.direction.first})
-        written, progress = [""] * len(texts), progress or (lambda count: None)
-        waiting = [number for number, text in enumerate(texts) if text.strip()]
-        waiting.sort(key=lambda number: len(ids[number]))
+        answers, progress = [""] * len(texts), progress or (lambda count: None)
+        waiting = [index for index, text in enumerate(texts) if text.strip()]
+        waiting.sort(key=lambda index: len(ids[index]))
         progress(len(texts) - len(waiting))
         beams = settings.beams if isinstance(settings, Beam) else 1
-        most, rows = TOGETHER_ON_CUDA if device.type == "cuda" else TOGETHER
+        max_tokens, max_rows = CUDA_BATCH_LIMITS if device.type == "cuda" else BATCH_LIMITS
         while waiting:
             longest = min(self.length, len(ids[waiting[-1]]) + specials)
-            together = max(1, min(most // longest, rows) // beams)
-            if together < len(waiting) < 2 * together:  # two halves, for a few lines take as long as many
-                together = (len(waiting) + 1) // 2
-            some = [waiting.pop() for _ in range(min(len(waiting), together))]
-            tokens, mask, _ = framed([ids[number] for number in some], None, frame, length=self.length)
+            size = max(1, min(max_tokens // longest, max_rows) // beams)
+            if size < len(waiting) < 2 * size:  # two halves: a small last batch takes as long as a full one
+                size = (len(waiting) + 1) // 2
+            batch = [waiting.pop() for _ in range(min(len(waiting), size))]
+            tokens, mask, _ = framed([ids[index] for index in batch], None, frame, length=self.length)
             source = Source(tokens.to(device), mask.to(device))
-            answers = self._answers(source, settings, [texts[number] for number in some])
-            for number, answer in zip(some, answers, strict=True):
-                written[number] = answer
-            progress(len(some))
-        return written
+            results = self._answers(source, settings, [texts[index] for index in batch])
+            for index, answer in zip(batch, results, strict=True):
+                answers[index] = answer
+            progress(len(batch))
+        return answers
 
     @torch.no_grad()
     def _answers(self, source: Source, settings: Beam | Sampling, texts: Sequence[str]) -> list[str]:
         prompts = [Prompt.of(self.target, [self.direction.starts])] * len(source.tokens)
         if self.ratio is not None:
             assert source.mask is not None
-            most = [int(self.ratio * read) + ANYWAY for read in source.mask.sum(dim=1).tolist()]
-            prompts = [replace(prompt, most=limit) for prompt, limit in zip(prompts, most, strict=True)]
+            limits = [int(self.ratio * length) + EXTRA_TOKENS for length in source.mask.sum(dim=1).tolist()]
+            prompts = [replace(prompt, max_tokens=limit) for prompt, limit in zip(prompts, limits, strict=True)]
         if isinstance(settings, Beam):
-            instead = partial(self._looked_at, source, texts) if settings.replace_unknown else None
-            return [found[0].text for found in search_texts(self.model, prompts, settings, source, instead)]
-        return [done.text for done in complete(self.model, prompts, settings, source=source)]
+            attended = partial(self._attended_pieces, source=source, texts=texts) if settings.replace_unknown else None
+            results = search_texts(self.model, prompts, settings, source=source, replacements=attended)
+            return [best[0].text for best in results]
+        return [completion.text for completion in complete(self.model, prompts, settings, source=source)]
 
-    def _looked_at(self, source: Source, texts: Sequence[str], row: int, ids: tuple[int, ...]) -> dict[int, str]:
-        """For unknown tokens, by place, the piece that the last layer's first head looks at, as in CTranslate2."""
+    def _attended_pieces(
+        self, row: int, ids: tuple[int, ...], *, source: Source, texts: Sequence[str]
+    ) -> dict[int, str]:
+        """Return the source piece that each unknown token attends to, in the last layer's first head as CTranslate2."""
         assert source.mask is not None
-        probabilities, seen = self.model.alignment, list[Tensor]()
-        unknown = [place for place, id in enumerate(ids) if id == self.target.unk_id]
-        spans, stream = self.source.token_spans(texts[row]), self.source.stream(begun=True)
+        probabilities, captured = self.model.alignment, list[Tensor]()
+        unknown = [position for position, id in enumerate(ids) if id == self.target.unk_id]
+        spans, stream = self.source.token_spans(texts[row]), self.source.stream(mid_text=True)
         if probabilities is None or not unknown or not spans:
             return {}
-        real = source.mask[row : row + 1, source.mask[row]]
-        alone = Source(source.tokens[row : row + 1, source.mask[row]], real)
+        mask = source.mask[row : row + 1, source.mask[row]]
+        single = Source(source.tokens[row : row + 1, source.mask[row]], mask)
         before, after = len(self.direction.frame.before), len(self.direction.frame.after)
-        state = self.model.start(1, len(ids), alone)
-        stop = probabilities.watch(seen.append)
+        state = self.model.start(1, len(ids), single)
+        stop = probabilities.watch(captured.append)
         try:
-            self.model.advance(alone.tokens.new_tensor([(self.direction.starts, *ids[:-1])]), state)
+            self.model.advance(single.tokens.new_tensor([(self.direction.starts, *ids[:-1])]), state)
         finally:
             stop()
-        weights = seen[-1].flatten(0, -3)[0][unknown, before : alone.tokens.shape[1] - after]
+        attention = captured[-1].flatten(0, -3)[0][unknown, before : single.tokens.shape[1] - after]
         mark = self.source.roles.get("unk")
-        own = [None if s.id != self.source.unk_id else s.text if s.token == mark else s.token for s in spans]
-        pieces = [stream.push(span.id, text) for span, text in zip(spans, own, strict=True)]
-        return {place: pieces[best] for place, best in zip(unknown, weights.argmax(dim=-1).tolist(), strict=True)}
+        spellings = [None if s.id != self.source.unk_id else s.text if s.token == mark else s.token for s in spans]
+        pieces = [stream.push(span.id, text) for span, text in zip(spans, spellings, strict=True)]
+        return {
+            position: pieces[best] for position, best in zip(unknown, attention.argmax(dim=-1).tolist(), strict=True)
+        }

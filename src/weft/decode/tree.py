@@ -1,7 +1,7 @@
-"""Decoding as the lectures draw it: a tree of beginnings, whose edges are tokens with their probabilities.
+"""Search trees as the lectures draw them: nodes are prefixes, edges are tokens with their probabilities.
 
-Greedy search follows the likeliest edge at each node, beam search several beginnings at a time, and ancestral sampling
-draws an edge with its probability. Each tree is recorded while `generate` or `beam_search` writes.
+Greedy search follows the likeliest edge at each node, beam search follows several prefixes at a time, and ancestral
+sampling draws an edge by its probability. Trees are recorded while `generate` or `beam_search` runs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,23 +10,23 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from weft.data.batch import Source as Rows
+from weft.data.batch import Source as SourceRows
 from weft.decode.beam import Candidate, beam_search
 from weft.decode.config import Beam, Branching, Sampling
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
-from weft.decode.text import Chunk, spelled
+from weft.decode.text import Chunk, spell_token
 from weft.models.base import LanguageModel, Source
 
-State = Literal["chosen", "kept", "pruned"]
+NodeState = Literal["chosen", "kept", "pruned"]
 
 
 @dataclass(frozen=True)
-class Node:
-    """A beginning, by its last token. `parent` is the number of the beginning that it goes on from, −1 for the prompt.
+class SearchNode:
+    """A prefix, represented by its last token. `parent` is the index of the node before it, −1 for the prompt.
 
-    `logprob` is log p of the token there, `total` of the whole beginning. "chosen" leads to what was returned, "kept"
-    was followed for some time, "pruned" never. `count` samples begin so.
+    `logprob` is log p of the token, `total` of the whole prefix. A "chosen" node leads to a returned text, a "kept" one
+    was extended, a "pruned" one never was. `count` samples share the prefix.
     """
 
     parent: int
@@ -34,13 +34,13 @@ class Node:
     text: str
     logprob: float
     total: float
-    state: State
+    state: NodeState
     count: int = 1
 
 
 @dataclass(frozen=True)
-class Written:
-    """A text that came back, the number of its last node, and log p of all its tokens."""
+class SearchedText:
+    """A text that a search returned, the index of its last node, and log p of all its tokens."""
 
     text: str
     leaf: int
@@ -48,15 +48,15 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Tree:
-    """One search: a parent stands before its children."""
+class SearchTree:
+    """All nodes of one search, parents before their children, and the texts it returned."""
 
     name: str
-    nodes: tuple[Node, ...]
-    written: tuple[Written, ...]
+    nodes: tuple[SearchNode, ...]
+    written: tuple[SearchedText, ...]
 
     def path(self, leaf: int) -> tuple[int, ...]:
-        """The token ids from the prompt to a node."""
+        """Return the token ids from the prompt to a node."""
         ids: list[int] = []
         while leaf >= 0:
             ids.append(self.nodes[leaf].id)
@@ -65,95 +65,99 @@ class Tree:
 
 
 class Trees(NamedTuple):
-    """Three ways to continue the same prompt."""
+    """Trees of three searches that continue the same prompt."""
 
-    greedy: Tree
-    beam: Tree
-    sampling: Tree
+    greedy: SearchTree
+    beam: SearchTree
+    sampling: SearchTree
 
 
 def search_trees(
-    model: LanguageModel, prompt: Prompt, settings: Branching | None = None, source: Source | None = None
+    model: LanguageModel, prompt: Prompt, settings: Branching | None = None, *, source: Source | None = None
 ) -> Trees:
-    """Continue a prompt for a few tokens: greedily, with a beam, and with samples, of which number i has seed + i. An
-    encoder–decoder writes from `source`, (1, source time)."""
+    """Continue a prompt for a few tokens: greedily, by beam search, and by samples, of which number i has seed + i.
+
+    An encoder–decoder takes a `source` of (1, source time).
+    """
     settings = settings or Branching()
     greedy = Sampling(temperature=0.0, max_tokens=settings.depth, logprobs=settings.alternatives)
-    chosen = settings.model_dump(include={"temperature", "top_k", "seed"})
-    drawn = Sampling(**chosen, max_tokens=settings.depth, logprobs=0)
-    many, samples = source, settings.samples
+    random = settings.model_dump(include={"temperature", "top_k", "seed"})
+    sampled = Sampling(**random, max_tokens=settings.depth, logprobs=0)
+    sources, samples = source, settings.samples
     if source is not None:
-        real = torch.ones_like(source.tokens, dtype=torch.bool) if source.mask is None else source.mask
-        many = Rows(source.tokens.expand(samples, -1), real.expand(samples, -1))
+        mask = torch.ones_like(source.tokens, dtype=torch.bool) if source.mask is None else source.mask
+        sources = SourceRows(source.tokens.expand(samples, -1), mask.expand(samples, -1))
     return Trees(
-        _written("greedy", generate(model, [prompt], greedy, source=source), prompt, 1),
-        _beam(model, prompt, settings, source),
-        _written("sampling", generate(model, [prompt] * samples, drawn, source=many), prompt, samples),
+        _generated_tree("greedy", generate(model, [prompt], greedy, source=source), prompt, rows=1),
+        _beam_tree(model, prompt, settings, source=source),
+        _generated_tree("sampling", generate(model, [prompt] * samples, sampled, source=sources), prompt, rows=samples),
     )
 
 
 @dataclass
-class _Growing:
-    """A tree on its way; a token after the same beginning is one node, however often it comes."""
+class _TreeBuilder:
+    """A tree under construction; equal tokens after equal prefixes share a node."""
 
     prompt: Prompt
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[SearchNode] = field(default_factory=list)
     children: dict[tuple[int, int], int] = field(default_factory=dict)
 
-    def total(self, number: int) -> float:
-        return 0.0 if number < 0 else self.nodes[number].total
+    def total(self, node: int) -> float:
+        return 0.0 if node < 0 else self.nodes[node].total
 
-    def add(self, parent: int, id: int, logprob: float, state: State) -> int:
-        """A node's number; one that is there already is counted once more."""
-        number = self.children.setdefault((parent, id), len(self.nodes))
-        if number < len(self.nodes):
-            self.nodes[number] = replace(self.nodes[number], count=self.nodes[number].count + 1)
-            return number
-        text = str(id) if self.prompt.tokenizer is None else spelled(self.prompt.tokenizer, id)
-        self.nodes.append(Node(parent, id, text, logprob, self.total(parent) + logprob, state))
-        return number
+    def add(self, parent: int, id: int, logprob: float, *, state: NodeState) -> int:
+        """Return the index of a node; a node that exists is counted once more."""
+        index = self.children.setdefault((parent, id), len(self.nodes))
+        if index < len(self.nodes):
+            self.nodes[index] = replace(self.nodes[index], count=self.nodes[index].count + 1)
+            return index
+        text = str(id) if self.prompt.tokenizer is None else spell_token(self.prompt.tokenizer, id)
+        total = self.total(parent) + logprob
+        self.nodes.append(SearchNode(parent, id, text, logprob=logprob, total=total, state=state))
+        return index
 
-    def tree(self, name: str, leaves: Sequence[int]) -> Tree:
-        """It, grown, with what was written."""
-        found, prompt, texts = Tree(name, tuple(self.nodes), ()), self.prompt, []
+    def finish(self, name: str, leaves: Sequence[int]) -> SearchTree:
+        tree, prompt, texts = SearchTree(name, tuple(self.nodes), ()), self.prompt, []
         for leaf in leaves:
-            ids = found.path(leaf)
+            ids = tree.path(leaf)
             text = " ".join(map(str, ids))
             if prompt.tokenizer is not None:
-                stream = prompt.tokenizer.stream(begun=prompt.begun)
+                stream = prompt.tokenizer.stream(mid_text=prompt.mid_text)
                 text = stream.extend(ids) + stream.flush()
-            texts.append(Written(text, leaf, self.nodes[leaf].total))
-        return replace(found, written=tuple(texts))
+            texts.append(SearchedText(text, leaf, self.nodes[leaf].total))
+        return replace(tree, written=tuple(texts))
 
 
-def _written(name: str, chunks: Iterable[Chunk], prompt: Prompt, rows: int) -> Tree:
-    """The tree of texts that continue a prompt in so many rows, and of the tokens that they report beside their own."""
-    tree, leaves = _Growing(prompt), [-1] * rows
+def _generated_tree(name: str, chunks: Iterable[Chunk], prompt: Prompt, *, rows: int) -> SearchTree:
+    """Return the tree of generated texts and of the alternatives that their chunks report."""
+    tree, leaves = _TreeBuilder(prompt), [-1] * rows
     for chunk in chunks:
         assert chunk.logprob is not None
         for id, logprob in chunk.top:
             if id != chunk.id:
-                tree.add(leaves[chunk.row], id, logprob, "pruned")
-        leaves[chunk.row] = tree.add(leaves[chunk.row], chunk.id, chunk.logprob, "chosen")
-    return tree.tree(name, leaves)
+                tree.add(leaves[chunk.row], id, logprob, state="pruned")
+        leaves[chunk.row] = tree.add(leaves[chunk.row], chunk.id, chunk.logprob, state="chosen")
+    return tree.finish(name, leaves)
 
 
-def _beam(model: LanguageModel, prompt: Prompt, settings: Branching, source: Source | None) -> Tree:
-    tree, alive = _Growing(prompt), [-1]
+def _beam_tree(model: LanguageModel, prompt: Prompt, settings: Branching, *, source: Source | None) -> SearchTree:
+    tree, alive = _TreeBuilder(prompt), [-1]
 
-    def watch(candidates: Sequence[Candidate], kept: Sequence[int]) -> None:
+    def record(candidates: Sequence[Candidate], kept: Sequence[int]) -> None:
         nonlocal alive
-        numbers = []
-        for place, (total, beam, token) in enumerate(candidates):
-            parent = alive[beam] if total > -torch.inf else -1
-            # what stood among the best and did not stay has ended
-            state: State = "kept" if place in kept or place < settings.beams else "pruned"
-            numbers.append(tree.add(parent, token, total - tree.total(parent), state) if total > -torch.inf else -1)
-        alive = [numbers[place] for place in kept]
+        nodes = []
+        for index, (total, beam, token) in enumerate(candidates):
+            if total == -torch.inf:
+                nodes.append(-1)
+                continue
+            # a candidate among the best that no beam continues has ended
+            state: NodeState = "kept" if index in kept or index < settings.beams else "pruned"
+            nodes.append(tree.add(alive[beam], token, total - tree.total(alive[beam]), state=state))
+        alive = [nodes[index] for index in kept]
 
-    chosen = Beam(beams=settings.beams, max_tokens=settings.depth)
     leaf = -1
-    for id in beam_search(model, [prompt], chosen, source, watch)[0][0].ids:
+    beam = Beam(beams=settings.beams, max_tokens=settings.depth)
+    for id in beam_search(model, [prompt], beam, source=source, on_step=record)[0][0].ids:
         leaf = tree.children[leaf, id]
         tree.nodes[leaf] = replace(tree.nodes[leaf], state="chosen")
-    return tree.tree("beam", [leaf])
+    return tree.finish("beam", [leaf])

@@ -1,4 +1,4 @@
-"""What a model has to beat: characters drawn one by one, each as often as in the training text."""
+"""A baseline for language models: characters drawn independently, with their frequencies in the training text."""
 
 import math
 from collections import Counter
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from weft.storage.files import utf8_size
 
-CHARACTERS = 0x110000 - 0x800  # Unicode's code points, less the surrogates, which no text holds
+CHARACTERS = 0x110000 - 0x800  # Unicode code points without the surrogates, which no text holds
 
 
 class Baseline(NamedTuple):
-    """How many bits a text takes, and how long it is."""
+    """Bits that a text takes, and its length."""
 
     bits: float
     characters: int
@@ -24,12 +24,12 @@ class Baseline(NamedTuple):
 
 
 def character_baseline(training: Iterable[str], held_out: Iterable[str]) -> Baseline:
-    """What the held-out text takes by the training text's counts of characters plus one; the unseen share one count."""
+    """Score the held-out text by the training text's character counts plus one; unseen characters share one count."""
     known, counts = Counter(chain.from_iterable(training)), Counter(chain.from_iterable(held_out))
-    mass = known.total() + len(known) + 1
-    unseen = math.log2(mass) + math.log2(CHARACTERS - len(known))
+    total = known.total() + len(known) + 1
+    unseen = math.log2(total) + math.log2(CHARACTERS - len(known))
     bits = sum(
-        count * (math.log2(mass / (known[character] + 1)) if character in known else unseen)
+        count * (math.log2(total / (known[character] + 1)) if character in known else unseen)
         for character, count in counts.items()
     )
     return Baseline(bits, counts.total(), sum(count * utf8_size(character) for character, count in counts.items()))

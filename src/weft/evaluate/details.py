@@ -1,4 +1,4 @@
-"""What a text's loss is made of: by tokens seen before, by how often a token was learned, and the worst passages."""
+"""Breakdown of a text's loss: by the length of the context, by token frequency, and the most surprising passages."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ import numpy as np
 from weft.data.shards import Ids, Tokens
 from weft.evaluate.overlap import passages_table
 from weft.evaluate.perplexity import TokenScores, perplexity
-from weft.evaluate.unspelled import spelled
+from weft.evaluate.unspelled import spell_tokens
 from weft.figures.tables import Table
 from weft.text.tokenizer import Tokenizer
 
-READ = 1 << 20  # tokens counted at a time
-PASSAGES = 10  # that are shown
-PASSAGE = 20  # tokens of one
+BLOCK = 1 << 20  # tokens counted at a time
+MAX_PASSAGES = 10  # shown in a table
+PASSAGE_TOKENS = 20  # per passage
 
 
-class Bucket(NamedTuple):
-    """Tokens of a kind, and what they cost together."""
+class LossBucket(NamedTuple):
+    """A group of tokens and the sum of their losses."""
 
     name: str
     tokens: int
@@ -31,7 +31,7 @@ class Bucket(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """Some tokens that follow each other: where they stand, counted from 1 but bytes, and their mean cost in nats."""
+    """Consecutive tokens: their text and document, counted from 1, the byte offset in it, and the mean loss in nats."""
 
     text: int
     document: int
@@ -42,117 +42,119 @@ class Passage(NamedTuple):
 
 @dataclass(frozen=True)
 class TextCosts:
-    """A text and what each of its tokens costs, in the order of the text."""
+    """A text and the scores of its tokens, in the order of the text."""
 
     text: Tokens
     scores: TokenScores
 
     @classmethod
     def of(cls, text: Tokens, parts: Iterator[TokenScores]) -> "TextCosts":
-        """From costs in any order."""
-        places, nats, seen = (np.concatenate(each) for each in zip(*parts, strict=True))
-        order = np.argsort(places, kind="stable")
-        return cls(text, TokenScores(places[order], nats[order], seen[order]))
+        """Sort scores that come in any order."""
+        positions, nats, context = (np.concatenate(each) for each in zip(*parts, strict=True))
+        order = np.argsort(positions, kind="stable")
+        return cls(text, TokenScores(positions[order], nats[order], context[order]))
 
 
 @dataclass(frozen=True)
 class Details:
-    """The metrics of a text with what they are made of. `frequencies` are empty where the training text is gone."""
+    """Metrics of a text and their breakdown. `frequencies` are empty if the training text no longer exists."""
 
     metrics: Mapping[str, Any]
-    positions: Sequence[Bucket]
-    frequencies: Sequence[Bucket]
+    positions: Sequence[LossBucket]
+    frequencies: Sequence[LossBucket]
     passages: Sequence[Passage]
 
-    def tables(self, most: int = 44) -> list[Table]:
-        """All of it in numbers; of a passage so many characters."""
+    def tables(self, max_characters: int = 44) -> list[Table]:
+        """Return the breakdown as tables, with up to `max_characters` of each passage."""
         tables = [_buckets_table("Loss by tokens seen before", "seen before", self.positions)]
         if self.frequencies:
             tables.append(_buckets_table("Loss by occurrences in the training text", "occurs", self.frequencies))
-        passages = [(f"{each.loss:.2f}", each.text, each.document, each.byte, each.words) for each in self.passages]
-        return [*tables, passages_table("The most surprising passages", ("loss", "passage"), passages, most)]
+        rows = [(f"{each.loss:.2f}", each.text, each.document, each.byte, each.words) for each in self.passages]
+        header = ("loss", "passage")
+        return [*tables, passages_table("The most surprising passages", header, rows, max_characters=max_characters)]
 
 
-def by_position(costs: Sequence[TextCosts]) -> list[Bucket]:
-    """By the tokens that were seen before: 1, 2–3, 4–7 … up to the window, or further where states are carried."""
-    seen = np.concatenate([each.scores.seen for each in costs])
-    exponents = np.where(seen > 0, np.frexp(seen.astype(np.float64))[1], 0)  # 1 for 1, 2 for 2–3, 3 for 4–7
-    most = int(seen.max())
-    names = ["none", *(_between(1 << n, min((2 << n) - 1, most)) for n in range(64))]
+def by_position(costs: Sequence[TextCosts]) -> list[LossBucket]:
+    """Group tokens by the number of tokens before them: 1, 2–3, 4–7 … up to the window, or more with carried states."""
+    context = np.concatenate([each.scores.context for each in costs])
+    exponents = np.where(context > 0, np.frexp(context.astype(np.float64))[1], 0)  # 1 for 1, 2 for 2–3, 3 for 4–7
+    longest = int(context.max())
+    names = ["none", *(_range_name(1 << n, min((2 << n) - 1, longest)) for n in range(64))]
     return _buckets(exponents, names, costs)
 
 
-def by_frequency(costs: Sequence[TextCosts], counts: Ids) -> list[Bucket]:
-    """By how often a token occurs in the training text: never, 1–9, 10–99 …"""
-    known = counts[np.concatenate([each.text.read(0, len(each.text))[each.scores.places] for each in costs])]
-    digits = np.searchsorted(10 ** np.arange(18), known, side="right")
-    names = ["never", *(_between(10**n, 10 ** (n + 1) - 1) for n in range(18))]
+def by_frequency(costs: Sequence[TextCosts], counts: Ids) -> list[LossBucket]:
+    """Group tokens by their number of occurrences in the training text: never, 1–9, 10–99 …"""
+    occurrences = counts[np.concatenate([each.text.read(0, len(each.text))[each.scores.positions] for each in costs])]
+    digits = np.searchsorted(10 ** np.arange(18), occurrences, side="right")
+    names = ["never", *(_range_name(10**n, 10 ** (n + 1) - 1) for n in range(18))]
     return _buckets(digits, names, costs)
 
 
 def token_counts(texts: Sequence[Tokens], vocab_size: int) -> Ids:
-    """How often each token occurs in some texts: (vocab_size,)."""
+    """Count the occurrences (vocab_size,) of each token in the texts."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for text in texts:
-        for start in range(0, len(text), READ):
-            counts += np.bincount(text.read(start, min(READ, len(text) - start)), minlength=vocab_size)
+        for start in range(0, len(text), BLOCK):
+            counts += np.bincount(text.read(start, min(BLOCK, len(text) - start)), minlength=vocab_size)
     return counts
 
 
 def most_surprising(
-    costs: Sequence[TextCosts], tokenizer: Tokenizer, most: int = PASSAGES, length: int = PASSAGE
+    costs: Sequence[TextCosts], tokenizer: Tokenizer, *, count: int = MAX_PASSAGES, length: int = PASSAGE_TOKENS
 ) -> list[Passage]:
-    """The passages of `length` tokens with the highest mean cost that don't overlap, the highest first."""
-    found = [(loss, number, first) for number, each in enumerate(costs) for first, loss in _highest(each, most, length)]
+    """Return the passages of `length` tokens with the highest mean loss, highest first; they don't overlap."""
+    windows = [(loss, index, first) for index, each in enumerate(costs) for first, loss in _worst(each, count, length)]
     passages = []
-    for loss, number, first in sorted(found, reverse=True)[:most]:
-        text = costs[number].text
+    for loss, index, first in sorted(windows, reverse=True)[:count]:
+        text = costs[index].text
         words = tokenizer.decode(text.read(first, min(length, len(text) - first)))
-        passages.append(Passage(number + 1, *_where(text, tokenizer, first), loss, words))
+        document, byte = _locate(text, tokenizer, first)
+        passages.append(Passage(index + 1, document, byte, loss=loss, words=words))
     return passages
 
 
-def _highest(costs: TextCosts, most: int, length: int) -> list[tuple[int, float]]:
-    """(first token, mean cost) of the costliest windows of a text, inside of documents where those are long enough."""
-    places, nats, _ = costs.scores
+def _worst(costs: TextCosts, count: int, length: int) -> list[tuple[int, float]]:
+    """(first token, mean loss) of the worst windows of a text, inside documents if those are long enough."""
+    positions, nats, _ = costs.scores
     length = min(length, len(nats))
     sums = np.cumsum(np.concatenate([[0.0], nats]))
     means = (sums[length:] - sums[:-length]) / length
-    documents = costs.text.documents(0, len(costs.text))[places]
+    documents = costs.text.documents(0, len(costs.text))[positions]
     inside = documents[length - 1 :] == documents[: len(means)]
     if inside.any():
         means[~inside] = -np.inf
-    found = []
-    for _ in range(most):
+    windows = []
+    for _ in range(count):
         at = int(np.argmax(means))
         if means[at] == -np.inf:
             break
-        found.append((int(places[at]), float(means[at])))
+        windows.append((int(positions[at]), float(means[at])))
         means[max(0, at - length + 1) : at + length] = -np.inf
-    return found
+    return windows
 
 
-def _where(text: Tokens, tokenizer: Tokenizer, token: int) -> tuple[int, int]:
-    """The document of a token, counted from 1, and at which byte of it the token begins."""
-    part = next(part for part in spelled(text, tokenizer, token) if token < part.first + len(part.places))
-    byte = int(part.places[token - part.first])
+def _locate(text: Tokens, tokenizer: Tokenizer, token: int) -> tuple[int, int]:
+    """Document of a token, counted from 1, and the byte offset of the token in it."""
+    part = next(part for part in spell_tokens(text, tokenizer, token) if token < part.first + len(part.offsets))
+    byte = int(part.offsets[token - part.first])
     _, sizes, numbers = text.sections
     begins = (np.cumsum(sizes) - sizes)[np.flatnonzero(np.diff(numbers, prepend=-1))]
     document = int(np.searchsorted(begins, byte, side="right"))
     return document, byte - int(begins[document - 1])
 
 
-def _buckets(numbers: Ids, names: Sequence[str], costs: Sequence[TextCosts]) -> list[Bucket]:
+def _buckets(numbers: Ids, names: Sequence[str], costs: Sequence[TextCosts]) -> list[LossBucket]:
     nats = np.concatenate([each.scores.nats for each in costs])
     tokens, sums = np.bincount(numbers), np.bincount(numbers, nats)
-    return [Bucket(names[n], int(tokens[n]), float(sums[n])) for n in np.flatnonzero(tokens).tolist()]
+    return [LossBucket(names[n], int(tokens[n]), float(sums[n])) for n in np.flatnonzero(tokens).tolist()]
 
 
-def _between(low: int, high: int) -> str:
+def _range_name(low: int, high: int) -> str:
     return f"{low:,}" if low == high else f"{low:,}–{high:,}"
 
 
-def _buckets_table(title: str, first: str, buckets: Sequence[Bucket]) -> Table:
+def _buckets_table(title: str, first: str, buckets: Sequence[LossBucket]) -> Table:
     tokens, nats, rows = sum(each.tokens for each in buckets), sum(each.nats for each in buckets), []
     for each in buckets:
         share, of_loss = f"{each.tokens / tokens:.1%}", f"{each.nats / nats:.1%}" if nats else "–"

@@ -1,15 +1,15 @@
-"""How much of an evaluation text was trained on: word 13-grams that both texts hold (Brown et al. 2020, appendix C).
+"""Overlap of an evaluation text with the training text: common word 13-grams (Brown et al. 2020, appendix C).
 
-Words are lower-cased and lose their punctuation. A text whose "words" are long, such as Chinese, is compared in
-50-grams of characters. N-grams lie inside of documents; a document that is shorter than one counts as a whole.
+Words are lower-cased and stripped of punctuation. A text with very long "words", such as Chinese, is compared by
+50-grams of characters. N-grams don't cross documents; a document shorter than an n-gram counts as one.
 
-The n-grams of the evaluation text are kept as sorted 64-bit hashes, and the training text goes past them a block at a
-time, so that memory is bounded by the evaluation text: 24 bytes for each n-gram, and the text. Beyond MAX_KEPT_NGRAMS
-a sample of them is kept: those whose hash is a multiple of some number, which the result names.
+The n-grams of the evaluation text are kept as sorted 64-bit hashes, and the training text is compared block by block.
+Memory is bounded by the evaluation text: 24 bytes per n-gram, and the text itself. Beyond MAX_NGRAMS, a sample is kept:
+the hashes that are a multiple of a number, which the result reports.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,24 +21,24 @@ from weft.figures.tables import Table
 from weft.progress import Advance
 from weft.text.tokenizer import Tokenizer
 
-MAX_KEPT_NGRAMS = 1 << 23
+MAX_NGRAMS = 1 << 23  # of the evaluation text that are kept; beyond, a sample
 HELD_OUT_BLOCK = 1 << 20  # tokens of the evaluation text that are hashed at a time
-TRAINING_BLOCK = 1 << 18  # and of the training text
-WORD = 5  # bytes a word has at least, about
-OVERLAPPING_TOKENS = 256  # that the next block of training text begins with again, which hold an n-gram
-QUICK_BYTES = 16_000_000  # that are compared in a second or two
-MAX_SHOWN = 5  # passages that are shown
-MAX_PASSAGE_BYTES = 200  # of one
-DROPPED, BETWEEN, KEPT = 0, 1, 2  # punctuation; white space; what words are made of
-UNKNOWN = b"\x01"  # in the place of unknown words, which aren't known to be the same
-MAX_WORD_LENGTH = 12  # characters on average; a text with longer ones isn't written in words
-LETTER, PLACE = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)  # odd, so that products lose nothing
+TRAINING_BLOCK = 1 << 18  # tokens of the training text that are hashed at a time
+MIN_WORD_BYTES = 5  # approximate size of a word, to estimate the number of n-grams
+OVERLAPPING_TOKENS = 256  # that consecutive training blocks share, so that no n-gram is lost between them
+QUICK_BYTES = 16_000_000  # compared in a second or two
+MAX_PASSAGES = 5  # shown in a table
+MAX_PASSAGE_BYTES = 200  # shown of each
+DROPPED, BETWEEN, KEPT = 0, 1, 2  # kinds of bytes: punctuation, whitespace, parts of words
+UNKNOWN = b"\x01"  # replaces unknown words, which never count as equal
+MAX_WORD_LENGTH = 12  # mean characters of a word; a text with longer ones has no words
+LETTER, POSITION = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)  # odd, so products are invertible
 Bytes = npt.NDArray[np.uint8]
 Hashes = npt.NDArray[np.uint64]
 
 
 class Unit(NamedTuple):
-    """What n-grams are made of, and how many of them."""
+    """The unit of n-grams, and their length."""
 
     name: str
     length: int
@@ -51,15 +51,15 @@ WORDS, CHARACTERS = Unit("words", 13), Unit("characters", 50)
 
 
 class NGrams(NamedTuple):
-    """N-grams of a text: their hashes, and the bytes at which each begins and ends. (N,) each."""
+    """N-grams of a text: hashes, and half-open byte ranges. (N,) each."""
 
     hashes: Hashes
     firsts: Ids
     lasts: Ids
 
 
-class Shared(NamedTuple):
-    """A passage that occurs in the training text: where it stands, counted from 1 but bytes, and its beginning."""
+class SharedPassage(NamedTuple):
+    """A passage that occurs in the training text: text and document, counted from 1, byte offset, size, beginning."""
 
     text: int
     document: int
@@ -70,10 +70,10 @@ class Shared(NamedTuple):
 
 @dataclass(frozen=True)
 class Overlap:
-    """What of an evaluation text occurs in the training text.
+    """Overlap of an evaluation text with the training text.
 
-    `found` of the `checked` n-grams do; they cover `covered` of its `bytes`, and stand in `touched` of its `documents`.
-    Where a sample was checked, one in `sampled`, `covered` is an estimate and the `longest` passages are unknown.
+    `found` of the `checked` n-grams occur in the training text. They cover `covered` of the text's `bytes` and are in
+    `touched` of its `documents`. If one in `sampled` was checked, `covered` is an estimate and `longest` is unknown.
     """
 
     unit: Unit
@@ -83,7 +83,7 @@ class Overlap:
     covered: int
     documents: int
     touched: int
-    longest: Sequence[Shared] = ()
+    longest: Sequence[SharedPassage] = ()
     sampled: int = 1
 
     @property
@@ -97,47 +97,65 @@ class Overlap:
     @property
     def line(self) -> str:
         if not self.checked:
-            return f"not known, for the text holds no {self.unit} without unknown ones"
+            return f"unknown: the text holds no {self.unit} without unknown ones"
         sample = f" in a sample of one in {self.sampled}" if self.sampled > 1 else ""
         return (
             f"{self.share:.2%} of its {self.unit} ({self.found:,} of {self.checked:,}{sample}) occur in the training "
-            f"text; they cover {self.covered_share:.2%} of its bytes and stand in {self.touched:,} of "
+            f"text; they cover {self.covered_share:.2%} of its bytes and are in {self.touched:,} of "
             f"{counted(self.documents, 'document')}"
         )
 
 
 def overlap(
-    held: Sequence[Tokens], training: Sequence[Tokens], tokenizer: Tokenizer, progress: Advance = lambda read: None
+    held_out: Sequence[Tokens],
+    training: Sequence[Tokens],
+    tokenizer: Tokenizer,
+    *,
+    progress: Advance = lambda read: None,
+    training_block: int = TRAINING_BLOCK,
+    max_ngrams: int = MAX_NGRAMS,
 ) -> Overlap:
-    """Compare an evaluation text with a training text, both as tokens; `progress` gets the bytes as they are read."""
-    speller, size = _Speller(tokenizer), sum(text.bytes for text in held)
-    blocks = [(number, block) for number, text in enumerate(held, 1) for block in speller.blocks(text, HELD_OUT_BLOCK)]
+    """Compare an evaluation text with a training text, both as tokens; `progress` receives the bytes read."""
+    speller, size = _Speller(tokenizer), sum(text.bytes for text in held_out)
+    blocks = [
+        (number, block) for number, text in enumerate(held_out, 1) for block in speller.blocks(text, HELD_OUT_BLOCK)
+    ]
     progress(size)
     unit = CHARACTERS if blocks and words_are_long(blocks[0][1].text) else WORDS
-    every = max(1, -(-size // (WORD * MAX_KEPT_NGRAMS)))
-    found = [ngrams(block.text, block.starts, unit, every) for _, block in blocks]
-    hashes = np.concatenate([np.zeros(0, np.uint64), *(each.hashes for each in found)])
-    kept, own = np.unique(hashes, return_inverse=True)
-    met = np.zeros(len(kept), dtype=bool)
-    # a table of the first bits of each hash: most of what isn't among them is not looked for
-    shift = np.uint64(64 - min(26, max(16, len(kept).bit_length() + 3)))
+    sample = max(1, -(-size // (MIN_WORD_BYTES * max_ngrams)))
+    grams = [ngrams(block.text, block.starts, unit, sample=sample) for _, block in blocks]
+    hashes = np.concatenate([np.zeros(0, np.uint64), *(each.hashes for each in grams)])
+    distinct, inverse = np.unique(hashes, return_inverse=True)
+    found = np.zeros(len(distinct), dtype=bool)
+    # a table of the first bits of each hash spares most of the binary searches
+    shift = np.uint64(64 - min(26, max(16, len(distinct).bit_length() + 3)))
     table = np.zeros(1 << (64 - int(shift)), dtype=bool)
-    table[kept >> shift] = True
-    for text in training if len(kept) else ():
-        for block in speller.blocks(text, TRAINING_BLOCK, OVERLAPPING_TOKENS):
-            trained = ngrams(block.text, block.starts, unit, every).hashes
+    table[distinct >> shift] = True
+    for text in training if len(distinct) else ():
+        for block in speller.blocks(text, training_block, OVERLAPPING_TOKENS):
+            trained = ngrams(block.text, block.starts, unit, sample=sample).hashes
             likely = trained[table[trained >> shift]]
-            at = np.minimum(np.searchsorted(kept, likely), len(kept) - 1)
-            met[at[kept[at] == likely]] = True
+            at = np.minimum(np.searchsorted(distinct, likely), len(distinct) - 1)
+            found[at[distinct[at] == likely]] = True
             progress(len(block.text))
-    result = _result(blocks, found, met[own], unit, size)
-    if every == 1:
-        return result
-    return replace(result, covered=round(size * result.share), longest=(), sampled=every)
+    matches = found[inverse]
+    shared, exact = _shared_passages(blocks, grams, matches), sample == 1
+    share = int(matches.sum()) / max(1, len(matches))
+    return Overlap(
+        unit=unit,
+        checked=len(matches),
+        found=int(matches.sum()),
+        bytes=size,
+        covered=sum(each.bytes for each in shared) if exact else round(size * share),
+        documents=len({(number, document) for number, block in blocks for document in block.documents.tolist()}),
+        touched=len({(each.text, each.document) for each in shared}),
+        longest=sorted(shared, key=lambda each: -each.bytes)[:MAX_PASSAGES] if exact else (),
+        sampled=sample,
+    )
 
 
-class _Block(NamedTuple):
-    """Text of some documents: where each begins in it, which documents they are, and at which byte of them."""
+class _TextBlock(NamedTuple):
+    """Text of consecutive documents: where each begins in it, their numbers, and the byte offsets in them."""
 
     text: bytes
     starts: Ids
@@ -146,7 +164,7 @@ class _Block(NamedTuple):
 
 
 class _Speller:
-    """Writes out many tokens at once: the vocabulary is one row of bytes, from which each token takes its own."""
+    """Decodes many tokens in one call: the vocabulary is one array of bytes that tokens are gathered from."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         special = set(tokenizer.special_tokens.values())
@@ -157,44 +175,42 @@ class _Speller:
         self.starts = np.cumsum(self.sizes) - self.sizes
         self.row = np.frombuffer(b"".join(words), dtype=np.uint8)
 
-    def blocks(self, text: Tokens, block: int, again: int = 0) -> Iterator[_Block]:
-        """A text `block` tokens at a time, each time with so many of those before `again`."""
-        document, offset = -1, 0  # what the block before ended in
-        for start in range(0, len(text), block):
-            before = min(start, again)
-            length = min(block, len(text) - start) + before
+    def blocks(self, text: Tokens, size: int, overlapping: int = 0) -> Iterator[_TextBlock]:
+        """Yield a text in blocks of `size` tokens, each preceded by `overlapping` tokens of the one before."""
+        document, offset = -1, 0  # at the end of the previous block
+        for start in range(0, len(text), size):
+            before = min(start, overlapping)
+            length = min(size, len(text) - start) + before
             ids, numbers = text.read(start - before, length), text.documents(start - before, length)
             sizes = self.sizes[ids]
             ends = np.cumsum(sizes)
-            taken = np.arange(ends[-1]) + np.repeat(self.starts[ids] - ends + sizes, sizes)
+            index = np.arange(ends[-1]) + np.repeat(self.starts[ids] - ends + sizes, sizes)
             begins = np.flatnonzero(np.diff(numbers, prepend=-1))
             starts, documents, offsets = (ends - sizes)[begins], numbers[begins], np.zeros_like(begins)
             if documents[0] == document:
                 offsets[0] = offset - (ends[before - 1] if before else 0)
             document = int(documents[-1])
             offset = int(offsets[-1] + ends[-1] - starts[-1])
-            yield _Block(self.row[taken].tobytes(), starts, documents, offsets)
+            yield _TextBlock(self.row[index].tobytes(), starts, documents, offsets)
 
 
-def _result(
-    blocks: list[tuple[int, _Block]], found: list[NGrams], met: npt.NDArray[np.bool_], unit: Unit, size: int
-) -> Overlap:
-    shared, documents = list[Shared](), set[tuple[int, int]]()
-    parts = np.split(met, np.cumsum([len(each.hashes) for each in found])[:-1])
-    for (number, block), grams, mine in zip(blocks, found, parts, strict=True):
-        documents.update((number, document) for document in block.documents.tolist())
-        for first, last in _runs(grams.firsts[mine], grams.lasts[mine]):
-            own = int(np.searchsorted(block.starts, first, side="right")) - 1
-            byte = int(block.offsets[own]) + first - int(block.starts[own])
+def _shared_passages(
+    blocks: list[tuple[int, _TextBlock]], grams: list[NGrams], matches: npt.NDArray[np.bool_]
+) -> list[SharedPassage]:
+    shared = []
+    parts = np.split(matches, np.cumsum([len(each.hashes) for each in grams])[:-1])
+    for (number, block), each, found in zip(blocks, grams, parts, strict=True):
+        for first, last in _union(each.firsts[found], each.lasts[found]):
+            index = int(np.searchsorted(block.starts, first, side="right")) - 1
+            byte = int(block.offsets[index]) + first - int(block.starts[index])
             words = block.text[first : min(last, first + MAX_PASSAGE_BYTES)].decode(errors="ignore")
-            shared.append(Shared(number, int(block.documents[own]) + 1, byte, last - first, words))
-    covered, touched = sum(each.bytes for each in shared), {(each.text, each.document) for each in shared}
-    longest = sorted(shared, key=lambda each: -each.bytes)[:MAX_SHOWN]
-    return Overlap(unit, len(met), int(met.sum()), size, covered, len(documents), len(touched), longest)
+            document = int(block.documents[index]) + 1
+            shared.append(SharedPassage(number, document, byte, bytes=last - first, words=words))
+    return shared
 
 
-def _runs(firsts: Ids, lasts: Ids) -> list[tuple[int, int]]:
-    """The stretches that n-grams cover together, given where each begins, ascending, and ends."""
+def _union(firsts: Ids, lasts: Ids) -> list[tuple[int, int]]:
+    """Merge half-open ranges [first, last), ascending by first."""
     if not len(firsts):
         return []
     reached = np.maximum.accumulate(lasts)
@@ -202,87 +218,91 @@ def _runs(firsts: Ids, lasts: Ids) -> list[tuple[int, int]]:
     return list(zip(firsts[new].tolist(), np.append(reached[new[1:] - 1], reached[-1]).tolist(), strict=True))
 
 
-def overlap_tables(found: Overlap, most: int = 44) -> list[Table]:
-    """The longest passages that occur in the training text, if there are any, so many characters of each."""
+def overlap_tables(found: Overlap, max_characters: int = 44) -> list[Table]:
+    """Table of the longest passages that occur in the training text, if any."""
     rows = [(f"{each.bytes:,}", each.text, each.document, each.byte, each.words) for each in found.longest]
     title = "The longest passages that occur in the training text"
-    return [passages_table(title, ("bytes", "begins"), rows, most)] if rows else []
+    return [passages_table(title, ("bytes", "begins"), rows, max_characters=max_characters)] if rows else []
 
 
 def passages_table(
-    title: str, ends: tuple[str, str], rows: Sequence[tuple[str, int, int, int, str]], most: int
+    title: str,
+    header: tuple[str, str],
+    rows: Sequence[tuple[str, int, int, int, str]],
+    *,
+    max_characters: int,
 ) -> Table:
-    """Passages with a number each, the part and the document that they stand in, their byte there and their words."""
+    """Table of passages: a value, the part and document, the byte offset in it, and the words."""
     several, cells = any(part > 1 for _, part, *_ in rows), []
-    for number, part, document, byte, words in rows:
+    for value, part, document, byte, words in rows:
         line = " ".join(words.split())
-        line = line if len(line) <= most else line[: most - 1].rstrip() + "…"
-        cells.append((number, f"{part}:{document:,}" if several else f"{document:,}", f"{byte:,}", line))
-    header = (ends[0], "part:document" if several else "document", "byte", ends[1])
-    return Table(header, cells, title, text=(3,))
+        line = line if len(line) <= max_characters else line[: max_characters - 1].rstrip() + "…"
+        cells.append((value, f"{part}:{document:,}" if several else f"{document:,}", f"{byte:,}", line))
+    columns = (header[0], "part:document" if several else "document", "byte", header[1])
+    return Table(columns, cells, title, text=(3,))
 
 
 def words_are_long(text: bytes) -> bool:
-    """Whether a text isn't written in words with spaces between them."""
-    raw, kind = _classified(text)
-    places = np.flatnonzero(kind == KEPT)
-    words, letters = _begins(kind, places).sum(), (raw[places] & 0xC0 != 0x80).sum()
+    """Return whether a text has no words separated by spaces."""
+    raw, kind = _classify(text)
+    kept = np.flatnonzero(kind == KEPT)
+    words, letters = _begins_word(kind, kept).sum(), (raw[kept] & 0xC0 != 0x80).sum()
     return bool(words) and letters / words > MAX_WORD_LENGTH
 
 
-def ngrams(text: bytes, documents: Ids, unit: Unit, every: int = 1) -> NGrams:
-    """The n-grams of a text in UTF-8 whose documents begin at these bytes, of which `every` so many-th hash is kept.
+def ngrams(text: bytes, documents: Ids, unit: Unit, *, sample: int = 1) -> NGrams:
+    """Return the n-grams of a UTF-8 text whose documents begin at these bytes; one hash in `sample` is kept.
 
-    None goes over the end of a document, which white space has to follow, and none holds an unknown word. A document
-    that is shorter than an n-gram has one, all of it.
+    N-grams don't cross documents, which whitespace has to separate, and hold no unknown word. A document shorter than
+    an n-gram is one n-gram.
     """
-    raw, kind = _classified(text)
-    places = np.flatnonzero(kind == KEPT)
-    if not len(places):
+    raw, kind = _classify(text)
+    kept = np.flatnonzero(kind == KEPT)
+    if not len(kept):
         return NGrams(np.zeros(0, np.uint64), *np.zeros((2, 0), np.int64))
-    letters = raw[places]
-    starts = np.flatnonzero(_begins(kind, places) if unit is WORDS else letters & 0xC0 != 0x80)
-    inside = np.arange(len(places)) - np.repeat(starts, np.diff(np.append(starts, len(places))))
-    units = _mixed(np.add.reduceat((letters + np.uint64(1)) * LETTERS[inside & 255], starts))
-    first, last = places[starts], places[np.append(starts[1:], len(places)) - 1] + 1
+    letters = raw[kept]
+    starts = np.flatnonzero(_begins_word(kind, kept) if unit is WORDS else letters & 0xC0 != 0x80)
+    inside = np.arange(len(kept)) - np.repeat(starts, np.diff(np.append(starts, len(kept))))
+    units = _mix(np.add.reduceat((letters + np.uint64(1)) * LETTER_POWERS[inside & 255], starts))
+    first, last = kept[starts], kept[np.append(starts[1:], len(kept)) - 1] + 1
     unknown = np.concatenate([[0], np.cumsum(np.maximum.reduceat(letters == UNKNOWN[0], starts))])
     document = np.searchsorted(documents, first, side="right")
 
     n, count = unit.length, max(0, len(units) - unit.length + 1)
     hashes = np.zeros(count, dtype=np.uint64)
-    for place in range(n):  # Horner's rule, for all n-grams at once
-        hashes = hashes * PLACE + units[place : place + count]
-    whole = (document[n - 1 :] == document[:count]) & (unknown[n:] == unknown[:count]) if count else np.zeros(0, bool)
-    short = _short(units, document, unknown, n)
-    found = NGrams(
-        np.concatenate([_mixed(hashes[whole]), short.hashes]),
-        np.concatenate([first[:count][whole], first[short.firsts]]),
-        np.concatenate([last[n - 1 :][whole] if count else last[:0], last[short.lasts]]),
+    for position in range(n):  # Horner's rule, vectorised over n-grams
+        hashes = hashes * POSITION + units[position : position + count]
+    valid = (document[n - 1 :] == document[:count]) & (unknown[n:] == unknown[:count]) if count else np.zeros(0, bool)
+    short = _short_documents(units, document, unknown, n=n)
+    result = NGrams(
+        np.concatenate([_mix(hashes[valid]), short.hashes]),
+        np.concatenate([first[:count][valid], first[short.firsts]]),
+        np.concatenate([last[n - 1 :][valid] if count else last[:0], last[short.lasts]]),
     )
-    kept = np.ones(len(found.hashes), dtype=bool) if every == 1 else found.hashes % np.uint64(every) == 0
-    order = np.argsort(found.firsts[kept], kind="stable")
-    return NGrams(*(each[kept][order] for each in found))
+    chosen = np.ones(len(result.hashes), dtype=bool) if sample == 1 else result.hashes % np.uint64(sample) == 0
+    order = np.argsort(result.firsts[chosen], kind="stable")
+    return NGrams(*(each[chosen][order] for each in result))
 
 
-def _short(units: Hashes, document: Ids, unknown: Ids, n: int) -> NGrams:
-    """Documents of fewer than n units, each as a whole: the hash, and the numbers of its first and last unit."""
+def _short_documents(units: Hashes, document: Ids, unknown: Ids, *, n: int) -> NGrams:
+    """Documents of fewer than n units: their hashes, and the indices of their first and last unit."""
     begins = np.flatnonzero(np.diff(document, prepend=-1))
     ends = np.append(begins[1:], len(document))
     sizes = ends - begins
-    fine = (sizes < n) & (unknown[ends] == unknown[begins])
+    valid = (sizes < n) & (unknown[ends] == unknown[begins])
     inside = np.arange(len(units)) - np.repeat(begins, sizes)
-    sums = np.add.reduceat(units * POWERS[np.minimum(inside, len(POWERS) - 1)], begins)
-    hashes = _mixed(sums[fine] + sizes[fine].astype(np.uint64) * LETTER)
-    return NGrams(hashes, begins[fine], ends[fine] - 1)
+    sums = np.add.reduceat(units * POSITION_POWERS[np.minimum(inside, len(POSITION_POWERS) - 1)], begins)
+    hashes = _mix(sums[valid] + sizes[valid].astype(np.uint64) * LETTER)
+    return NGrams(hashes, begins[valid], ends[valid] - 1)
 
 
-def _begins(kind: Bytes, places: Ids) -> npt.NDArray[np.bool_]:
-    """Which of the kept bytes begin a word: white space lies between it and the one before."""
-    return np.diff(np.cumsum(kind == BETWEEN)[places], prepend=-1) != 0
+def _begins_word(kind: Bytes, kept: Ids) -> npt.NDArray[np.bool_]:
+    """Whether each kept byte begins a word: whitespace precedes it."""
+    return np.diff(np.cumsum(kind == BETWEEN)[kept], prepend=-1) != 0
 
 
-def _classified(text: bytes) -> tuple[Bytes, Bytes]:
-    """The bytes of a text in lower case, as many as before, and of what kind each is."""
+def _classify(text: bytes) -> tuple[Bytes, Bytes]:
+    """Bytes of a text in lower case, of unchanged length, and the kind of each."""
     raw = np.frombuffer(_lower(text), dtype=np.uint8)
     kind = KINDS[raw]
     if not text.isascii() and len(raw) > 2:
@@ -290,27 +310,27 @@ def _classified(text: bytes) -> tuple[Bytes, Bytes]:
         general = (one == 0xE2) & ((two == 0x80) | (two == 0x81))  # U+2000 … U+207F
         quotes = general & (two == 0x80) & (three >= 0x98) & (three <= 0x9F)
         wide = ((one == 0xE3) & (two == 0x80)) | ((one == 0xEF) & (two == 0xBC) & (three <= 0x8F))  # 、。「」，！
-        for where, what in ((general, BETWEEN), (quotes | wide, DROPPED)):
-            at = np.flatnonzero(where)
-            kind[at] = kind[at + 1] = kind[at + 2] = what
+        for mask, value in ((general, BETWEEN), (quotes | wide, DROPPED)):
+            at = np.flatnonzero(mask)
+            kind[at] = kind[at + 1] = kind[at + 2] = value
     return raw, kind
 
 
 def _lower(text: bytes) -> bytes:
-    """Lower case; a letter whose lower case has another size stays, so that bytes keep their places."""
+    """Convert to lower case, except letters whose lower case has another size, so that offsets stay valid."""
     if text.isascii():
         return text.lower()
     words = text.decode("utf-8", "replace")
     lower = words.lower().encode()
     if len(lower) == len(text):
         return lower
-    small = {letter: letter.lower() for letter in set(words)}
-    same = {ord(a): b for a, b in small.items() if len(a.encode()) == len(b.encode())}
-    return words.translate(same).encode()
+    pairs = ((letter, letter.lower()) for letter in set(words))
+    same_size = {ord(letter): small for letter, small in pairs if len(letter.encode()) == len(small.encode())}
+    return words.translate(same_size).encode()
 
 
-def _mixed(hashes: Hashes) -> Hashes:
-    """Every bit of a number changes about half of the bits (splitmix64's last steps; Steele et al. 2014)."""
+def _mix(hashes: Hashes) -> Hashes:
+    """Mix bits so that each input bit changes half of the output bits (splitmix64's finaliser; Steele et al. 2014)."""
     hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return hashes ^ (hashes >> np.uint64(31))
@@ -324,5 +344,5 @@ def _kind(byte: int) -> int:
 
 
 KINDS = np.array([_kind(byte) for byte in range(256)], dtype=np.uint8)
-LETTERS = np.cumprod(np.array([1] + [LETTER] * 255, dtype=np.uint64))  # powers
-POWERS = np.cumprod(np.array([1] + [PLACE] * (CHARACTERS.length - 1), dtype=np.uint64))
+LETTER_POWERS = np.cumprod(np.array([1] + [LETTER] * 255, dtype=np.uint64))
+POSITION_POWERS = np.cumprod(np.array([1] + [POSITION] * (CHARACTERS.length - 1), dtype=np.uint64))

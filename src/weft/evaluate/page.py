@@ -1,4 +1,4 @@
-"""An evaluation as a page: what a text costs, what that is made of, and what of the text was trained on."""
+"""An evaluation as a page: metrics of a text, their breakdown, and the overlap with the training text."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from weft.figures.charts import Charts
 from weft.figures.plot import Plot, bars
 from weft.figures.tables import Table
 
-PASSAGE = 96  # characters of a passage that a page shows
+PASSAGE_CHARACTERS = 96  # shown of a passage
 
 
 @dataclass(frozen=True)
 class EvaluationPage(Charts):
-    """The metrics of a text, as a table; its details as charts and tables; its overlap, where it was looked for."""
+    """Metrics of a text as a table, their details as charts and tables, and the overlap if it was computed."""
 
     title: str
     metrics: Table
@@ -37,5 +37,5 @@ class EvaluationPage(Charts):
         ]
 
     def tables(self) -> list[Table]:
-        shared = [] if self.overlap is None else overlap_tables(self.overlap, PASSAGE)
-        return [self.metrics, *self.details.tables(PASSAGE), *shared]
+        shared = [] if self.overlap is None else overlap_tables(self.overlap, PASSAGE_CHARACTERS)
+        return [self.metrics, *self.details.tables(PASSAGE_CHARACTERS), *shared]

@@ -1,8 +1,8 @@
-"""The cost of a text section by section, so that it can be resampled: how sure is a difference of two models?
+"""Loss of a text section by section, for resampling: how certain is a difference between two models?
 
-Sections are documents. One that is longer than a hundredth of the text is cut into equal pieces, and documents that are
-much shorter are put together with their neighbours. All of it is counted in bytes of the text itself, so that a text
-has the same sections whatever the tokenizer.
+Sections are documents. A document longer than a hundredth of the text is cut into equal pieces, and very short
+documents are merged with their neighbours. All is measured in bytes of the text, so that a text has the same sections
+with every tokenizer.
 """
 
 import math
@@ -15,165 +15,179 @@ import numpy as np
 from weft.data.shards import Ids, Tokens
 from weft.errors import DataError
 from weft.evaluate.bootstrap import Array, Interval, ratio_interval, weights
-from weft.evaluate.perplexity import BYTE, Score, TokenScores, perplexity
-from weft.evaluate.unspelled import spelled
+from weft.evaluate.perplexity import NATS_PER_BYTE, Score, TokenScores, perplexity
+from weft.evaluate.unspelled import spell_tokens
 from weft.text.tokenizer import Tokenizer
 
-PIECES = 100  # that a text of one document is cut into
+MAX_PIECES = 100  # of a text that is one document
 MIN_PIECE_BYTES = 500
-MAX_SECTIONS = 1000  # sections that short documents are put together to, about
+MAX_SECTIONS = 1000  # approximately, after short documents are merged
 
 
 @dataclass(frozen=True)
 class SectionScores:
-    """What each section of a text costs: (sections,) each, and in all what `Score` has.
+    """Loss of each section of a text: (sections,) each, which sum up to a `Score`."""
 
-    `nats` are those of the predicted tokens, with 8 bits for each of the `unpaid` bytes, which no token spells, or
-    which nothing predicts. `characters` are counted in what is spelled, and taken as frequent in the rest.
-    """
-
-    nats: Array
+    nats: Array  # of the predicted tokens, plus 8 bits for each unpredicted byte
     bytes: Ids
     tokens: Ids
-    unpaid: Array
-    unknown: Ids
-    characters: Array
+    unpredicted: Array  # bytes that no token spells, or of tokens that nothing predicts
+    unknown: Ids  # unknown words
+    characters: Array  # counted in spelled bytes, extrapolated to the others
 
     @property
     def token_nats(self) -> Array:
-        """Those of the predicted tokens alone."""
-        return self.nats - BYTE * self.unpaid
+        """Loss of the predicted tokens alone."""
+        return self.nats - NATS_PER_BYTE * self.unpredicted
 
     @property
     def bits_per_byte(self) -> float:
-        """Over all sections."""
         return float(self.nats.sum() / math.log(2) / self.bytes.sum())
 
     @property
     def score(self) -> Score:
-        nats, unpaid = float(self.token_nats.sum()), float(self.unpaid.sum())
-        return Score(nats, int(self.tokens.sum()), int(self.bytes.sum()), int(self.unknown.sum()), unpaid)
+        return Score(
+            nats=float(self.token_nats.sum()),
+            tokens=int(self.tokens.sum()),
+            bytes=int(self.bytes.sum()),
+            unknown=int(self.unknown.sum()),
+            unspelled=float(self.unpredicted.sum()),
+        )
 
     def intervals(self) -> dict[str, Interval]:
-        """The metrics' 95 % intervals, by a bootstrap over sections; none of one section, or of an infinite cost."""
+        """Return the metrics' 95 % intervals by a bootstrap over sections; none for one section or an infinite loss."""
         if len(self.nats) < 2 or not np.isfinite(self.nats).all():
             return {}
-        drawn = weights(len(self.nats))
-        loss = ratio_interval(self.token_nats, self.tokens, drawn)
+        counts = weights(len(self.nats))
+        loss = ratio_interval(self.token_nats, self.tokens, counts)
         bits = self.nats / math.log(2)
         return {
             "loss": loss,
             "perplexity": Interval(*map(perplexity, loss)),
-            "bits_per_byte": ratio_interval(bits, self.bytes, drawn),
-            "bits_per_character": ratio_interval(bits, self.characters, drawn),
+            "bits_per_byte": ratio_interval(bits, self.bytes, counts),
+            "bits_per_character": ratio_interval(bits, self.characters, counts),
         }
 
 
 @dataclass(frozen=True)
 class Sections:
-    """How a text is cut: `firsts` (sections + 1,), the first token of each and the end; and what each holds.
+    """Sections of a text: the borders in tokens, and the contents of each, (sections,)."""
 
-    (sections,) each: `bytes`; `unspelled`, bytes that no token spells; `begins`, bytes of tokens that begin a document;
-    `unknown` words; `characters`. `first` are the bytes of the text's first token.
-    """
-
-    firsts: Ids
+    borders: Ids  # (sections + 1,) first token of each, and the end
     bytes: Ids
-    unspelled: Array
-    begins: Array
-    unknown: Ids
+    unspelled: Array  # bytes that no token spells
+    begins: Array  # bytes of tokens that begin a document
+    unknown: Ids  # unknown words
     characters: Array
-    first: float
+    first_bytes: float  # of the text's first token
 
     def __len__(self) -> int:
         return len(self.bytes)
 
     @property
     def tokens(self) -> int:
-        """How many tokens of the text these sections hold."""
-        return int(self.firsts[-1])
+        """Number of tokens in all sections."""
+        return int(self.borders[-1])
 
-    def scores(self, parts: Iterable[TokenScores], *, apart: bool = False, abrupt: bool = False) -> SectionScores:
-        """Add up tokens' costs; nothing predicts a document's first one if `apart`, the very first if `abrupt`."""
+    def scores(
+        self, parts: Iterable[TokenScores], *, isolated_documents: bool = False, no_first: bool = False
+    ) -> SectionScores:
+        """Add up token scores; nothing predicts the first token of isolated documents, or of the text if `no_first`."""
         nats, tokens = np.zeros(len(self)), np.zeros(len(self), dtype=np.int64)
         for part in parts:
-            own = np.searchsorted(self.firsts, part.places, side="right") - 1
-            nats += np.bincount(own, part.nats, len(self))
-            tokens += np.bincount(own, minlength=len(self))
-        unpaid = self.unspelled + self.begins if apart else self.unspelled.copy()
-        unpaid[0] += self.first if abrupt else 0.0
-        return SectionScores(nats + BYTE * unpaid, self.bytes, tokens, unpaid, self.unknown, self.characters)
+            section = np.searchsorted(self.borders, part.positions, side="right") - 1
+            nats += np.bincount(section, part.nats, len(self))
+            tokens += np.bincount(section, minlength=len(self))
+        unpredicted = self.unspelled + self.begins if isolated_documents else self.unspelled.copy()
+        unpredicted[0] += self.first_bytes if no_first else 0.0
+        return SectionScores(
+            nats=nats + NATS_PER_BYTE * unpredicted,
+            bytes=self.bytes,
+            tokens=tokens,
+            unpredicted=unpredicted,
+            unknown=self.unknown,
+            characters=self.characters,
+        )
 
 
-def cut(text: Tokens, tokenizer: Tokenizer, *, most_bytes: int | None = None) -> Sections:
-    """Cut a text, or as many sections of it as begin in its first `most_bytes`."""
-    borders = _borders(text.sections, most_bytes)
-    count, opening = len(borders) - 1, 0.0
+def cut_sections(
+    text: Tokens, tokenizer: Tokenizer, *, max_bytes: int | None = None, max_sections: int = MAX_SECTIONS
+) -> Sections:
+    """Cut a text into sections; with `max_bytes`, only those that begin in its first `max_bytes`."""
+    borders = _byte_borders(text.sections, max_bytes, max_sections)
+    count, first_bytes = len(borders) - 1, 0.0
     firsts = np.full(count + 1, len(text), dtype=np.int64)
-    held = np.zeros((5, count + 1))  # the last column is what isn't wanted
-    for part in spelled(text, tokenizer):
-        own = np.searchsorted(borders, part.places, side="right") - 1
-        numbers, first = np.unique(own, return_index=True)
+    contents = np.zeros((5, count + 1))  # the last column collects tokens after the last section
+    for part in spell_tokens(text, tokenizer):
+        section = np.searchsorted(borders, part.offsets, side="right") - 1
+        numbers, first = np.unique(section, return_index=True)
         firsts[numbers] = np.minimum(firsts[numbers], part.first + first)
         begins = np.where(part.begins, part.sizes, 0.0)
-        opening = float(part.sizes[0]) if part.first == 0 and len(part.sizes) else opening
-        for row, each in zip(held, (part.missing, begins, part.unknown, part.characters, part.sizes), strict=True):
-            row += np.bincount(own, each, count + 1)
-        places, lost = part.silent
-        held[0] += np.bincount(np.searchsorted(borders, places, side="right") - 1, lost, count + 1)
+        first_bytes = float(part.sizes[0]) if part.first == 0 and len(part.sizes) else first_bytes
+        for row, each in zip(contents, (part.missing, begins, part.unknown, part.characters, part.sizes), strict=True):
+            row += np.bincount(section, each, count + 1)
+        offsets, missing = part.empty
+        contents[0] += np.bincount(np.searchsorted(borders, offsets, side="right") - 1, missing, count + 1)
         if count in numbers:
             break
-    # a section without a token begins where the next one does
+    # a section without tokens begins where the next one does
     firsts = np.minimum.accumulate(firsts[::-1])[::-1]
-    sizes, (unspelled, begins, unknown, characters, spelt) = np.diff(borders), held[:, :-1]
-    characters = characters * (sizes.sum() / spelt.sum()) if spelt.any() else sizes.astype(np.float64)
-    return Sections(firsts, sizes, unspelled, begins, unknown.astype(np.int64), characters, opening)
+    sizes, (unspelled, begins, unknown, characters, spelled) = np.diff(borders), contents[:, :-1]
+    return Sections(
+        borders=firsts,
+        bytes=sizes,
+        unspelled=unspelled,
+        begins=begins,
+        unknown=unknown.astype(np.int64),
+        characters=characters * (sizes.sum() / spelled.sum()) if spelled.any() else sizes.astype(np.float64),
+        first_bytes=first_bytes,
+    )
 
 
-def joined(scores: Sequence[SectionScores]) -> SectionScores:
-    """The sections of several texts, one after another."""
+def concatenate_scores(scores: Sequence[SectionScores]) -> SectionScores:
+    """Return the sections of several texts, one after another."""
     names = [field.name for field in fields(SectionScores)]
-    return SectionScores(*(np.concatenate([getattr(each, name) for each in scores]) for name in names))
+    return SectionScores(**{name: np.concatenate([getattr(each, name) for each in scores]) for name in names})
 
 
-def section_metrics(found: SectionScores) -> dict[str, Any]:
-    """The metrics of a text by name, their intervals, and how much text that is."""
-    whole = found.score
+def section_metrics(scores: SectionScores) -> dict[str, Any]:
+    """Return the metrics of a text by name, their intervals, and its size."""
+    total = scores.score
     return {
-        **whole.metrics(),
-        "bits_per_character": found.bits_per_byte * float(found.bytes.sum() / found.characters.sum()),
-        "unknown_share": whole.unknown_share,
-        "tokens": whole.tokens,
-        "bytes": whole.bytes,
-        "characters": round(float(found.characters.sum())),
-        "sections": len(found.nats),
-        "intervals": {name: list(interval) for name, interval in found.intervals().items()},
+        **total.metrics(),
+        "bits_per_character": scores.bits_per_byte * float(scores.bytes.sum() / scores.characters.sum()),
+        "unknown_share": total.unknown_share,
+        "tokens": total.tokens,
+        "bytes": total.bytes,
+        "characters": round(float(scores.characters.sum())),
+        "sections": len(scores.nats),
+        "intervals": {name: list(interval) for name, interval in scores.intervals().items()},
     }
 
 
-def _borders(stored: Ids, most_bytes: int | None) -> Ids:
+def _byte_borders(stored: Ids, max_bytes: int | None, max_sections: int) -> Ids:
     _, sizes, numbers = stored
     begins = np.flatnonzero(np.diff(numbers, prepend=-1))
     documents = np.add.reduceat(sizes, begins) if len(begins) else sizes
-    whole = int(documents.sum())
-    if not whole:
+    total = int(documents.sum())
+    if not total:
         raise DataError("the text to evaluate is empty")
-    read = whole if most_bytes is None else min(most_bytes, whole)
-    longest, shortest = max(MIN_PIECE_BYTES, -(-read // PIECES)), read / MAX_SECTIONS
-    borders, at, waiting = [0], 0, 0
+    read = total if max_bytes is None else min(max_bytes, total)
+    longest, shortest = max(MIN_PIECE_BYTES, -(-read // MAX_PIECES)), read / max_sections
+    borders, at, pending = [0], 0, 0  # pending: bytes of short documents since the last border
     for size in documents.tolist():
         if borders[-1] >= read:
             break
-        if waiting and waiting + size > longest:
+        if pending and pending + size > longest:
             borders.append(at)
-            waiting = 0
+            pending = 0
         pieces = max(1, -(-size // longest))
         borders += [at + size * piece // pieces for piece in range(1, pieces)]
         at += size
-        waiting = waiting + size if pieces == 1 else longest
-        if waiting >= shortest:
+        pending = pending + size if pieces == 1 else longest
+        if pending >= shortest:
             borders.append(at)
-            waiting = 0
-    if waiting:
+            pending = 0
+    if pending:
         borders.append(at)
     return np.array(borders[: sum(border < read for border in borders) + 1], dtype=np.int64)

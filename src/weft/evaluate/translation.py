@@ -1,7 +1,7 @@
-"""How close a text comes to what a person wrote: BLEU and chrF as sacreBLEU counts them, and ROUGE-L.
+"""Similarity of texts to references: BLEU and chrF as sacreBLEU computes them, and ROUGE-L.
 
-BLEU and chrF run from 0 to 100, as everybody writes them; BLEU comes with the signature that says how it was counted
-(Post 2018). ROUGE-L and the share of exact texts run from 0 to 1.
+BLEU and chrF are in 0 … 100, as is customary; BLEU comes with sacreBLEU's signature of how it was computed (Post 2018).
+ROUGE-L and the share of exact matches are in 0 … 1.
 """
 
 import re
@@ -18,23 +18,22 @@ from weft.evaluate.bootstrap import Array, row_intervals
 def translation_metrics(texts: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
     """Compare each text with its reference: BLEU (Papineni et al. 2002), chrF (Popović 2015), ROUGE-L, exact match.
 
-    BLEU counts phrases of up to four words. Where no reference has so many it would be 0 for perfect texts, and is left
-    out.
+    BLEU counts 4-grams of words. If all references are shorter, it would be 0 even for perfect texts, and is left out.
     """
     bleu, chrf = BLEU(force=True), CHRF()
     pairs = list(zip(texts, references, strict=True))
-    # what sacreBLEU itself resamples: a row of counts for each text, whose sums the score is made of
+    # the statistics that sacreBLEU itself resamples: a row of counts per text, whose sums determine the score
     counts = [np.array(each._extract_corpus_statistics(list(texts), [list(references)])) for each in (bleu, chrf)]
     longest = counts[0][:, 1].max()  # words of a reference, as BLEU counts them
     signature = {"bleu_signature": str(bleu.get_signature())} if longest >= bleu.max_ngram_order else {}
-    exact = np.array([(rouge_l(text, reference), text == reference) for text, reference in pairs], dtype=np.float64)
+    matches = np.array([(rouge_l(text, reference), text == reference) for text, reference in pairs], dtype=np.float64)
 
-    def measure(drawn: Array) -> dict[str, float]:
-        sums = ((drawn @ each).astype(np.int64).tolist() for each in counts)
-        scores = [each._compute_score_from_stats(some).score for each, some in zip((bleu, chrf), sums, strict=True)]
-        rouge, same = (drawn @ exact / drawn.sum()).tolist()
-        phrases = {"bleu": float(scores[0])} if signature else {}
-        return {**phrases, "chrf": float(scores[1]), "rouge_l": rouge, "exact": same}
+    def measure(weights: Array) -> dict[str, float]:
+        sums = ((weights @ each).astype(np.int64).tolist() for each in counts)
+        scores = [each._compute_score_from_stats(stats).score for each, stats in zip((bleu, chrf), sums, strict=True)]
+        rouge, exact = (weights @ matches / weights.sum()).tolist()
+        bleu_score = {"bleu": float(scores[0])} if signature else {}
+        return {**bleu_score, "chrf": float(scores[1]), "rouge_l": rouge, "exact": exact}
 
     return {
         **measure(np.ones(len(pairs))),
@@ -46,19 +45,19 @@ def translation_metrics(texts: Sequence[str], references: Sequence[str]) -> dict
 
 def rouge_l(text: str, reference: str) -> float:
     """F1 of the longest common subsequence of words (Lin 2004, §3, β = 1): lower case, no punctuation, no stemming."""
-    written, wanted = (re.findall(r"[^\W_]+", one.lower()) for one in (text, reference))
-    common = longest_common_subsequence(written, wanted)
-    return 2 * common / (len(written) + len(wanted)) if common else 0.0
+    words, expected = (re.findall(r"[^\W_]+", each.lower()) for each in (text, reference))
+    common = longest_common_subsequence(words, expected)
+    return 2 * common / (len(words) + len(expected)) if common else 0.0
 
 
-def longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many words stand in both in the same order, by one addition of long numbers a word (Hyyrö 2004)."""
-    places: dict[str, int] = {}  # a bit for each word of `one`
-    for place, word in enumerate(one):
-        places[word] = places.get(word, 0) | 1 << place
-    full = (1 << len(one)) - 1
-    row = full  # a 0 at a place where the subsequence grows
-    for word in other:
-        met = row & places.get(word, 0)
-        row = ((row + met) | (row - met)) & full
-    return len(one) - row.bit_count()
+def longest_common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
+    """Length of the longest common subsequence of words, with one big-integer addition per word (Hyyrö 2004)."""
+    masks: dict[str, int] = {}  # word → a bit for each of its positions in `first`
+    for position, word in enumerate(first):
+        masks[word] = masks.get(word, 0) | 1 << position
+    full = (1 << len(first)) - 1
+    row = full  # a 0 bit where the subsequence grows
+    for word in second:
+        matches = row & masks.get(word, 0)
+        row = ((row + matches) | (row - matches)) & full
+    return len(first) - row.bit_count()

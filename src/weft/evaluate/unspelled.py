@@ -1,8 +1,8 @@
-"""What of a text its tokens don't give back: unknown words, and white space that a tokenizer drops.
+"""Bytes of a text that its tokens don't spell: unknown words, and whitespace that a tokenizer drops.
 
-A model pays nothing for what it isn't asked to predict. An unknown word costs one token, whatever it says; so bits per
-byte would fall with the vocabulary. A coder would have to write those bytes out, and that is what they are charged:
-8 bits each, which no vocabulary can get round.
+A model isn't charged for bytes that it doesn't predict. An unknown word costs one token, whatever its spelling, so bits
+per byte would improve with a smaller vocabulary. A compressor would have to write these bytes literally, so they are
+charged at 8 bits each.
 """
 
 from collections.abc import Iterator
@@ -14,73 +14,67 @@ import numpy.typing as npt
 from weft.data.shards import Ids, Tokens
 from weft.text.tokenizer import Tokenizer
 
-READ = 1 << 20  # tokens counted at a time
+BLOCK = 1 << 20  # tokens counted at a time
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """How much of a text its tokens spell."""
+    """Totals of the bytes that the tokens of a text spell."""
 
     bytes: int = 0  # of the text
-    spelled: int = 0  # of them by tokens
+    spelled: int = 0  # by tokens
     unknown: int = 0  # tokens that are unknown words
     unspelled: int = 0  # bytes that no token spells
-    characters: int = 0  # of what is spelled
-    begins: int = 0  # bytes of the tokens that begin a document, as far as they are spelled
+    characters: int = 0  # that tokens spell
+    begins: int = 0  # bytes spelled by the first tokens of documents
 
     @property
     def exact(self) -> bool:
-        """Whether the tokens decode to the text itself, as far as sizes tell."""
+        """Whether the tokens decode to the text itself, judged by sizes."""
         return not self.unknown and 1000 * abs(self.bytes - self.spelled) <= self.bytes
 
 
 @dataclass(frozen=True)
-class Spelled:
-    """Some tokens (N,) that follow each other in a text, with the bytes of it that each stands for.
+class SpelledTokens:
+    """Consecutive tokens (N,) of a text, with the bytes of the text that each stands for."""
 
-    `places` (N,) say at which byte of the whole text a token begins, `sizes` (N,) how many bytes it spells, and
-    `characters` (N,) how many characters. `missing` (N,) are the bytes that aren't spelled: unknown words share what
-    their stored section lacks, and where there is none, all tokens do. `begins` (N,): whether a document begins with
-    it. `silent` are the places and bytes of stored sections without a token.
-    """
-
-    first: int  # the number of the first of them in the text
-    places: Array
-    sizes: Array
-    characters: Ids
+    first: int  # position of the first token in the text
+    offsets: Array  # (N,) byte offset of each token in the whole text
+    sizes: Array  # (N,) bytes that each token spells
+    characters: Ids  # (N,) characters that each token spells
+    # (N,) unspelled bytes: unknown words share those of their stored section; without unknown words, all tokens do
     missing: Array
-    unknown: npt.NDArray[np.bool_]
-    begins: npt.NDArray[np.bool_]
-    silent: tuple[Ids, Ids]
+    unknown: npt.NDArray[np.bool_]  # (N,)
+    begins: npt.NDArray[np.bool_]  # (N,) whether a document begins with the token
+    empty: tuple[Ids, Ids]  # offsets and bytes of stored sections without tokens
     total: Spelling
 
 
-def spelled(text: Tokens, tokenizer: Tokenizer, first: int = 0) -> Iterator[Spelled]:
-    """The tokens of a text with the bytes that each adds to it, about READ at a time. Special tokens add none. The
-    first of them are those of the stored section that holds token `first`."""
-    table, (starts, sizes, documents) = _Sizes(tokenizer), text.sections
+def spell_tokens(text: Tokens, tokenizer: Tokenizer, first: int = 0) -> Iterator[SpelledTokens]:
+    """Yield the tokens of a text, about BLOCK at a time, from the stored section that holds token `first`."""
+    table, (starts, sizes, documents) = _TokenSizes(tokenizer), text.sections
     ends = np.append(starts[1:], len(text))
     stored = np.stack([starts, ends, sizes, np.cumsum(sizes) - sizes])
     low, document = int(np.searchsorted(starts, first, side="right")) - 1 if first else 0, -1
     while low < len(starts):
-        high = max(low + 1, int(np.searchsorted(ends, starts[low] + READ, side="right")))
+        high = max(low + 1, int(np.searchsorted(ends, starts[low] + BLOCK, side="right")))
         ids = text.read(int(starts[low]), int(ends[high - 1] - starts[low]))
         numbers = np.repeat(documents[low:high], (ends - starts)[low:high])
         begins = np.diff(numbers, prepend=document) != 0
         document = int(numbers[-1]) if len(numbers) else document
-        yield _spelled(table, ids, begins, stored[:, low:high])
+        yield _spell_sections(table, ids, begins, stored=stored[:, low:high])
         low = high
 
 
 def spelling(text: Tokens, tokenizer: Tokenizer) -> Spelling:
-    """Count the bytes that the tokens of a text add to it. What one stored section lacks, no other makes up for."""
-    totals = (astuple(part.total) for part in spelled(text, tokenizer))
+    """Count the bytes that the tokens of a text spell; a surplus in one section doesn't offset a lack in another."""
+    totals = (astuple(part.total) for part in spell_tokens(text, tokenizer))
     return Spelling(*map(sum, zip(*totals, strict=True)))
 
 
-class _Sizes:
-    """The bytes and characters of each token, found when it is met first."""
+class _TokenSizes:
+    """Bytes and characters of each token, computed on first use; special tokens spell nothing."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer, self.unk_id = tokenizer, tokenizer.unk_id
@@ -88,34 +82,42 @@ class _Sizes:
         self.characters = np.zeros(tokenizer.vocab_size, dtype=np.int64)
         self.bytes[list(tokenizer.special_tokens.values())] = 0
 
-    def meet(self, ids: Ids) -> None:
+    def add(self, ids: Ids) -> None:
         for id in np.unique(ids[self.bytes[ids] < 0]).tolist():
-            added = self.tokenizer.token_bytes(id)
-            self.bytes[id] = len(added)
-            self.characters[id] = sum(byte & 0xC0 != 0x80 for byte in added)  # a character has one such byte
+            token = self.tokenizer.token_bytes(id)
+            self.bytes[id] = len(token)
+            self.characters[id] = sum(byte & 0xC0 != 0x80 for byte in token)  # bytes that begin a UTF-8 character
 
 
-def _spelled(table: _Sizes, ids: Ids, begins: npt.NDArray[np.bool_], stored: Ids) -> Spelled:
-    """Sections as they are stored (4, sections): first tokens, those after the last, bytes, and where they begin."""
+def _spell_sections(table: _TokenSizes, ids: Ids, begins: npt.NDArray[np.bool_], *, stored: Ids) -> SpelledTokens:
+    """Spell the tokens of stored sections (4, sections): first tokens, ends, bytes, and byte offsets."""
     starts, ends, bytes_, offsets = stored
-    table.meet(ids)
+    table.add(ids)
     count, lengths = len(starts), ends - starts
-    own = np.repeat(np.arange(count), lengths)  # the section of each token
-    plain = table.bytes[ids].astype(np.float64)
+    section = np.repeat(np.arange(count), lengths)  # of each token
+    sizes = table.bytes[ids].astype(np.float64)
     unknown = np.zeros(len(ids), dtype=bool) if table.unk_id is None else ids == table.unk_id
-    spell = np.bincount(own, plain, count).astype(np.int64)
-    unknowns = np.bincount(own, unknown, count).astype(np.int64)
-    unspelled = np.maximum(bytes_ - spell, unknowns)
+    spelled = np.bincount(section, sizes, count).astype(np.int64)
+    unknowns = np.bincount(section, unknown, count).astype(np.int64)
+    unspelled = np.maximum(bytes_ - spelled, unknowns)
     shares = unspelled / np.maximum(np.where(unknowns > 0, unknowns, lengths), 1)
-    missing = np.where(unknown | (unknowns == 0)[own], shares[own], 0.0)
-    # where tokens spell more than the text has (a space before its first word), they share what there is
-    whole = np.bincount(own, plain + missing, count)
-    taken = (plain + missing) * np.divide(bytes_, whole, out=np.ones(count), where=whole > 0)[own]
-    before = np.append(np.cumsum(taken) - taken, 0.0)
-    inside = before[:-1] - before[starts - starts[0]][own]
-    # the token that ends a document has no bytes, and belongs to it
-    places = offsets[own] + np.minimum(inside, np.maximum(bytes_ - 0.5, 0)[own])
-    silent, characters = lengths == 0, table.characters[ids]
-    sums = (bytes_, spell, unknowns, unspelled, characters, plain[begins])
-    nothing, total = (offsets[silent], unspelled[silent]), Spelling(*(int(each.sum()) for each in sums))
-    return Spelled(int(starts[0]), places, plain, characters, missing, unknown, begins, nothing, total)
+    missing = np.where(unknown | (unknowns == 0)[section], shares[section], 0.0)
+    # where tokens spell more than the text has (a space before its first word), they share the bytes
+    total = np.bincount(section, sizes + missing, count)
+    scaled = (sizes + missing) * np.divide(bytes_, total, out=np.ones(count), where=total > 0)[section]
+    before = np.append(np.cumsum(scaled) - scaled, 0.0)
+    inside = before[:-1] - before[starts - starts[0]][section]
+    empty, characters = lengths == 0, table.characters[ids]
+    sums = (bytes_, spelled, unknowns, unspelled, characters, sizes[begins])
+    return SpelledTokens(
+        first=int(starts[0]),
+        # the token that ends a document has no bytes and stays inside it
+        offsets=offsets[section] + np.minimum(inside, np.maximum(bytes_ - 0.5, 0)[section]),
+        sizes=sizes,
+        characters=characters,
+        missing=missing,
+        unknown=unknown,
+        begins=begins,
+        empty=(offsets[empty], unspelled[empty]),
+        total=Spelling(*(int(each.sum()) for each in sums)),
+    )

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, PathPatch
 from matplotlib.path import Path
 
-from weft.decode.tree import Tree
+from weft.decode.tree import SearchTree
 from weft.explain.reading import WHITE
 from weft.explain.texts import TEXTS
 from weft.figures.heatmap import shortened
@@ -61,7 +61,7 @@ class SearchTrees(Picture):
     """The continuations of `prompt`, or its translations, that each search looked at."""
 
     prompt: str
-    trees: tuple[Tree, ...]
+    trees: tuple[SearchTree, ...]
     title: str = "Search trees"
     translates: bool = False
 
@@ -107,7 +107,7 @@ class SearchTrees(Picture):
         return "\n".join("\n  ".join((TITLES[tree.name], *_lines(tree))) for tree in self.trees)
 
 
-def laid_out(tree: Tree) -> Laid:
+def laid_out(tree: SearchTree) -> Laid:
     """Places for a tree from left to right: a row a leaf, a column a token, likelier tokens above.
 
     A node stands among the rows of its own leaves and nobody else's, and each edge has its label in its child's row,
@@ -166,16 +166,16 @@ def _number(value: float) -> str:
     return f"{value:.2f}".replace("-", "−")
 
 
-def _written(tree: Tree) -> list[tuple[str, str]]:
+def _written(tree: SearchTree) -> list[tuple[str, str]]:
     counts = Counter((signs(each.text), _number(each.logprob)) for each in tree.written)
     return [(text, value + (f" ×{count}" if count > 1 else "")) for (text, value), count in counts.items()]
 
 
-def _lines(tree: Tree) -> list[str]:
+def _lines(tree: SearchTree) -> list[str]:
     return [f"{text}   log p {value}" for text, value in _written(tree)]
 
 
-def _draw(axes: Any, tree: Tree, laid: Laid, at: tuple[float, float]) -> None:
+def _draw(axes: Any, tree: SearchTree, laid: Laid, at: tuple[float, float]) -> None:
     x, y = at[0], at[1] + 30
     font = {"family": families(), "parse_math": False, "va": "center_baseline"}
     axes.text(x, at[1] + 16, TITLES[tree.name], fontsize=FONT * 0.72, weight="bold", **font)

@@ -171,4 +171,4 @@ def classification_metrics(
         rows += (count + real.nonzero()[:, 0]).tolist()
         count += len(targets)
     metrics = {"loss": sum(losses) / max(1, len(losses)), **label_metrics(actual, predicted, labels)}
-    return metrics | (label_intervals(actual, predicted, losses, rows) if intervals else {})
+    return metrics | (label_intervals(actual, predicted, losses=losses, rows=rows) if intervals else {})

@@ -48,7 +48,7 @@ def text_frame(recipe: Recipe, tokenizer: Tokenizer) -> TextFrame:
     before, after = tokenizer.frame
     if not trained_here(recipe):
         return TextFrame(before, after)
-    if tokenizer.opens:
+    if tokenizer.adds_bos:
         return TextFrame(before)
     eos = None if recipe.data.document_mask else tokenizer.eos_id
     return TextFrame(precede=() if eos is None else (eos,))
@@ -60,7 +60,7 @@ def sentence_frame(recipe: Recipe, folder: RunFolder, tokenizer: Tokenizer) -> F
     The tokenizer's frame, also if another model's weights were trained further here. If the tokenizer has none, [CLS]
     and [SEP], or eos, which marks the end of the text for a decoder.
     """
-    if tokenizer.frames and not began_early(folder) and (any(tokenizer.frame) or not trained_here(recipe)):
+    if tokenizer.has_frame and not began_early(folder) and (any(tokenizer.frame) or not trained_here(recipe)):
         return Frame.of(tokenizer)
     return Frame.usual(tokenizer)
 
@@ -70,7 +70,7 @@ def source_frame(recipe: Recipe, folder: RunFolder, tokenizer: Tokenizer) -> Fra
     otherwise. A model trained here always sees eos at the end of a source."""
     before, after = tokenizer.frame
     ends = tokenizer.eos_id in after and not began_early(folder)
-    if tokenizer.frames and (ends if trained_here(recipe) else True):
+    if tokenizer.has_frame and (ends if trained_here(recipe) else True):
         return Frame(before, (), after, filler(tokenizer))
     return Frame((), (), (tokenizer.need("eos"),), filler(tokenizer))
 

@@ -17,8 +17,8 @@ from weft.decode.prompt import Prompt
 from weft.errors import DataError
 from weft.evaluate.baseline import Baseline, character_baseline
 from weft.evaluate.details import TextCosts
-from weft.evaluate.perplexity import Reading, Score, TokenScores, counted_scores, token_scores
-from weft.evaluate.sections import SectionScores, cut, joined, section_metrics
+from weft.evaluate.perplexity import Score, ScoringOptions, TokenScores, ngram_token_scores, token_scores
+from weft.evaluate.sections import Sections, SectionScores, concatenate_scores, cut_sections, section_metrics
 from weft.evaluate.unspelled import Spelling, spelling
 from weft.models.base import LanguageModel
 from weft.models.ngram import NGram
@@ -117,13 +117,13 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
         """
         texts = self.tokens(side)
         share = 1.0 if most_bytes is None else min(1.0, most_bytes / sum(text.bytes for text in texts))
-        cuts = [cut(text, self.tokenizer, most_bytes=math.ceil(share * text.bytes)) for text in texts]
+        cuts = [cut_sections(text, self.tokenizer, max_bytes=math.ceil(share * text.bytes)) for text in texts]
         scores = []
         with bar("measuring", sum(sections.tokens for sections in cuts), enabled=most_bytes is None) as advance:
             for sections, text in zip(cuts, texts, strict=True):
                 parts = self.token_scores(model, text, limit=sections.tokens, stride=stride, progress=advance)
-                scores.append(sections.scores(parts, apart=self._apart(model), abrupt=self._abrupt(model)))
-        return joined(scores)
+                scores.append(self._section_scores(model, sections, parts))
+        return concatenate_scores(scores)
 
     def costs(
         self, model: LanguageModel, side: Side = "validation", stride: int | None = None
@@ -134,9 +134,9 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
             for text in texts:
                 parts = self.token_scores(model, text, stride=stride, progress=advance)
                 costs.append(TextCosts.of(text, parts))
-                apart, abrupt = self._apart(model), self._abrupt(model)
-                scores.append(cut(text, self.tokenizer).scores([costs[-1].scores], apart=apart, abrupt=abrupt))
-        return costs, joined(scores)
+                sections = cut_sections(text, self.tokenizer)
+                scores.append(self._section_scores(model, sections, [costs[-1].scores]))
+        return costs, concatenate_scores(scores)
 
     def token_scores(
         self,
@@ -149,42 +149,43 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
     ) -> Iterator[TokenScores]:
         """Yield −log p of every token of a text, or of its first `limit` tokens, batch by batch."""
         if isinstance(model, NGram):
-            parts = iter([counted_scores(model, text, limit=limit, unscored=self._unscored)])
+            parts = iter([ngram_token_scores(model, text, limit=limit, unscored=self._unscored)])
         else:
             parts = token_scores(model, text, self._reading(stride), limit=limit)
         for part in parts:
             progress(len(part.nats))
             yield part
 
-    def _apart(self, model: LanguageModel) -> bool:
+    def _isolates_documents(self, model: LanguageModel) -> bool:
         """Return whether a document's first token is not predicted, because documents do not attend to each other."""
         return self.recipe.data.document_mask and not isinstance(model, NGram)  # n-grams model a document's beginning
 
-    def _abrupt(self, model: LanguageModel) -> bool:
-        """Return whether the first token of another text is not predicted, because no id precedes it."""
-        bare = self.frame is not None and not self.frame.begins
-        return bare and not self._apart(model) and not isinstance(model, NGram)
+    def _section_scores(self, model: LanguageModel, sections: Sections, parts: Iterable[TokenScores]) -> SectionScores:
+        isolated = self._isolates_documents(model)
+        bare = self.frame is not None and not self.frame.begins  # no id precedes the first token of another text
+        no_first = bare and not isolated and not isinstance(model, NGram)
+        return sections.scores(parts, isolated_documents=isolated, no_first=no_first)
 
     @property
     def _unscored(self) -> tuple[int, ...]:
         """Ids that are not part of a text: those before it, and those that only separate other texts."""
         if self.frame is None:
-            return self.tokenizer.leading if self.tokenizer.opens else ()
+            return self.tokenizer.leading if self.tokenizer.adds_bos else ()
         _, ends = self.stored_frame or ((), ())
         return tuple(id for id in (*self.frame.before, *ends) if id not in self.frame.after)
 
-    def _reading(self, stride: int | None) -> Reading:
+    def _reading(self, stride: int | None) -> ScoringOptions:
         apart = self.recipe.data.document_mask
         first = self.tokenizer.eos_id if self.frame is None else next(iter(self.frame.precede), None)
         sizes = self.length, max(1, EVALUATION_BATCH_TOKENS // self.length), stride
         first, carry = None if apart else first, bool(self.recipe.batch.carry)
-        return Reading(*sizes, first=first, document_mask=apart, carry=carry, unscored=self._unscored)
+        return ScoringOptions(*sizes, first=first, document_mask=apart, carry=carry, unscored=self._unscored)
 
     def _with_unspelled(self, score: Score, text: Tokens, model: LanguageModel) -> Score:
         """Return a score with the text's unknown words and unspelled bytes, in proportion to the part that was read."""
         spelled = self._spelling(text)
         share = score.bytes / spelled.bytes if spelled.bytes else 0.0
-        unspelled = spelled.unspelled + (spelled.begins if self._apart(model) else 0)
+        unspelled = spelled.unspelled + (spelled.begins if self._isolates_documents(model) else 0)
         return replace(score, unknown=round(share * spelled.unknown), unspelled=share * unspelled)
 
     def measure(self, model: LanguageModel, side: Side = "validation", stride: int | None = None) -> Results:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.data.batch import Batch, Frame
-from weft.decode.translate import RATIO, Direction, Translator
+from weft.decode.translate import LENGTH_RATIO, Direction, Translator
 from weft.models.base import LanguageModel
 from weft.nn.config import LossTerms
 from weft.nn.loss import cross_entropy, linear_cross_entropy
@@ -45,7 +45,7 @@ class TranslationObjective(TokenObjective[W]):
         return self.direction.frame
 
     def translator(
-        self, model: LanguageModel, languages: LanguagePair = ANY_LANGUAGES, ratio: float | None = RATIO
+        self, model: LanguageModel, languages: LanguagePair = ANY_LANGUAGES, ratio: float | None = LENGTH_RATIO
     ) -> Translator:
         """Return a translator between the requested languages.
 

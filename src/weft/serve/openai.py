@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from weft import __version__
 from weft.decode.config import Beam
-from weft.decode.prompt import Prompt, choices
+from weft.decode.prompt import Prompt, output_vocab_size
 from weft.serve import explorer
 from weft.serve.errors import RefusedError
 from weft.serve.events import DONE, Events, answered, client_of, event, respond, server_of
@@ -94,7 +94,7 @@ def _asked(server: Server, shelf: Shelf, body: CompletionBody, client: str) -> A
     run, pattern, given = shelf.run, grammar(body.response_format, shelf.run), _several(body.prompt)
     if not run.config.objective.continues and not writes_from_source(run):
         raise run.objective.cannot("write")
-    _check_ids(given, choices(run.model, run.tokenizer.vocab_size), "prompt")
+    _check_ids(given, output_vocab_size(run.model, run.tokenizer.vocab_size), "prompt")
     prompts = [Prompt.of(run.tokenizer, each, pattern) for each in given]
     texts = [each if isinstance(each, str) else run.tokenizer.decode(each) for each in given]
     best_of = body.best_of or body.n or 1

@@ -18,8 +18,8 @@ from weft.api.run import Run
 from weft.api.settings import beam, sampling
 from weft.decode.beam import beam_search
 from weft.decode.config import Sampling
-from weft.decode.generate import read_prompts
-from weft.decode.prompt import Prompt, check_prompts, choices, context_window
+from weft.decode.generate import prefill
+from weft.decode.prompt import Prompt, check_prompts, context_window, output_vocab_size
 from weft.errors import WeftError
 from weft.explain import views
 from weft.models.base import Source, evaluating
@@ -42,7 +42,7 @@ router = APIRouter()
 
 def _begun(run: Run, body: Begun, server: Server) -> tuple[Prompt, Source | None]:
     """What a text is written after: a prompt, and a source where the model writes one text from another."""
-    size = choices(run.model, run.tokenizer.vocab_size)
+    size = output_vocab_size(run.model, run.tokenizer.vocab_size)
     if body.tokens and max(body.tokens) >= size:
         raise RefusedError(400, f"tokens: {max(body.tokens)} is no token's id; there are {size}", param="tokens")
     if body.messages is not None and not writes_from_source(run):
@@ -88,9 +88,9 @@ async def next_token(request: Request, body: NextBody) -> Response:
         prompt, source = _begun(run, body, server)
         prompt = replace(prompt, ids=[*prompt.ids, *body.tokens])
         check_prompts(run.model, [prompt], [Sampling(slide=source is None)])
-        read, _ = prompt.last(context_window(run.model) if source is None else None)
-        logits = read_prompts(run.model, [read], len(read), source)[1]
-        log_p = logits[0, : choices(run.model, prompt.vocab_size)].float().log_softmax(dim=-1)
+        read, _ = prompt.fit(context_window(run.model) if source is None else None)
+        logits = prefill(run.model, [read], len(read), source=source)[1]
+        log_p = logits[0, : output_vocab_size(run.model, prompt.vocab_size)].float().log_softmax(dim=-1)
         entropy = float(torch.special.entr(log_p.exp()).sum())
         packed = base64.b64encode(log_p.cpu().numpy().astype("<f4").tobytes()).decode() if body.logprobs else None
         tokens = _likeliest(run.tokenizer, log_p, body.top)
@@ -173,7 +173,7 @@ async def beams(request: Request, body: BeamsBody) -> Response:
         prompt = replace(prompt, ids=[*prompt.ids, *body.tokens])
         left = max(1, min(body.max_tokens, server.limits.max_tokens) - len(body.tokens))
         rules = {"stop_ids": run.defaults.get("stop_ids"), "max_tokens": left}
-        found = beam_search(run.model, [prompt], beam(beams=body.beams, n=body.beams, **rules), source)[0]
+        found = beam_search(run.model, [prompt], beam(beams=body.beams, n=body.beams, **rules), source=source)[0]
         return {"texts": as_json(found)}
 
     return await ask(request, body, function)

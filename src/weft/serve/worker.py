@@ -20,7 +20,7 @@ from weft.decode.engine.blocks import Request
 from weft.decode.engine.engine import Counts, Engine
 from weft.decode.engine.engine import Limits as Held
 from weft.decode.engine.paging import block_bytes
-from weft.decode.generate import BLOCK_SIZE, MAX_ENGINE_LENGTH, check_small_cache, engine_can_hold, generate
+from weft.decode.generate import BLOCK_SIZE, MAX_ENGINE_LENGTH, check_quantized_cache, engine_supports, generate
 from weft.decode.prompt import Prompt, check_prompts, context_window
 from weft.decode.text import Chunk
 from weft.errors import WeftError
@@ -225,7 +225,9 @@ class Worker(threading.Thread):
                 return
             check_prompts(self.loaded.model, [task.prompt], [task.settings])
             if self._engine is None:
-                task.stream = generate(self.loaded.model, [task.prompt], task.settings, [task.seed], task.source)
+                task.stream = generate(
+                    self.loaded.model, [task.prompt], task.settings, seeds=[task.seed], source=task.source
+                )
             else:
                 task.request = self._engine.submit(task.prompt, task.settings, task.seed)
             self._active.append(task)
@@ -341,8 +343,8 @@ class Worker(threading.Thread):
         longest = min(context_window(model) or MAX_ENGINE_LENGTH, self.limits.max_tokens, MAX_ENGINE_LENGTH)
         bits = self.limits.quantize_cache
         if continues and bits is not None:
-            check_small_cache(model, longest)
-        if not continues or not engine_can_hold(model, longest):
+            check_quantized_cache(model, longest)
+        if not continues or not engine_supports(model, longest):
             return None
         # a text longer than those it learned from may be asked for, but hardly by all at once
         usual = -(-min(longest, model.config.context) // BLOCK_SIZE)

@@ -16,8 +16,8 @@ from weft.api.settings import beam, sampling, with_defaults
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar
-from weft.decode.prompt import Prompt, before_reply, chat_prompt, context_window
-from weft.decode.text import Chunk, Finish, spelled
+from weft.decode.prompt import Prompt, chat_prompt, context_window, max_prompt_tokens
+from weft.decode.text import Chunk, Finish, spell_token
 from weft.models.base import Source
 from weft.objectives.pairs import Pairs
 from weft.objectives.spans import Spans
@@ -196,7 +196,7 @@ def conversation(
     window = context_window(run.model)
     room = limits.max_tokens if window is None else max(1, window // 2)
     most = min(wanted or room, limits.max_tokens)
-    prompt = chat_prompt(run.tokenizer, messages, before_reply(window, most))
+    prompt = chat_prompt(run.tokenizer, messages, max_prompt_tokens(window, most))
     if wanted is None and window is not None:
         most = max(1, min(window - len(prompt.ids), limits.max_tokens))
     return replace(prompt, grammar=pattern), most
@@ -277,9 +277,9 @@ class Writing:
         tokenizer = self.asked.shelf.run.tokenizer
         return [
             Scored(
-                spelled(tokenizer, chunk.id),
+                spell_token(tokenizer, chunk.id),
                 max(NEVER, chunk.logprob),
-                [(spelled(tokenizer, id), max(NEVER, value)) for id, value in chunk.top],
+                [(spell_token(tokenizer, id), max(NEVER, value)) for id, value in chunk.top],
             )
             for chunk in chunks
             if chunk.logprob is not None and chunk.finish != "eos"
@@ -306,7 +306,7 @@ def _whole(asked: Asked, go_on: Callable[..., None]) -> list[Piece]:
         found = run.translate(asked.texts, chosen, progress=go_on)
         return [Piece(index, text, len(run.tokenizer.encode(text)), "eos") for index, text in enumerate(found)]
     assert isinstance(settings, Beam)
-    several = search_texts(run.model, list(asked.prompts), settings, watch=go_on)
+    several = search_texts(run.model, list(asked.prompts), settings, on_step=go_on)
     texts = [text for some in several for text in some[: asked.n]]
     return [Piece(index, text.text, text.tokens, text.finish) for index, text in enumerate(texts)]
 

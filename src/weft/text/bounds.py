@@ -1,14 +1,13 @@
-"""What a tokenizer.json from elsewhere may ask for, checked before the library sees it.
+"""Bounds on an untrusted tokenizer.json, checked before the library reads it.
 
-A few lines can ask for gigabytes: steps that each make a text ten times as long, a frame of millions of tokens, a
-vocabulary whose search tree holds a node a letter. What is checked here bounds the text that comes of a text, and the
-memory that the tokenizer itself takes.
+A few lines can request gigabytes: steps that each make a text ten times as long, a template with millions of tokens, a
+vocabulary whose trie has a node per byte. The checks bound how much a text may grow, and the memory of the tokenizer.
 """
 
 import base64
 import binascii
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from math import prod
@@ -21,15 +20,15 @@ from tokenizers import Regex, normalizers
 from weft.errors import TokenizerError
 from weft.storage.untrusted import MAX_WHOLE_BYTES, parse_json, refuse_beyond
 
-MAX_STEPS = 512  # of preparing a text, or of putting it together again
-MAX_GROWTH = 64  # times as many bytes that a text may become; Unicode's own compositions make up to 11 of one
-MAX_FRAME_TOKENS = 256  # around a text
-MAX_AFFIX_BYTES = 256  # that mark a piece's place in a word
-MAX_NODES = 4_000_000  # of the tree in which pieces are searched, some 350 bytes each; the largest have a million
-MAX_LETTERS = 8_000_000  # of a vocabulary whose merges are looked for, a place in a piece each; the largest: 2 million
-MAX_WORD_CHARACTERS = 1_000  # that WordPiece cuts: the work grows with the square
-COPIES = 16  # of a text that is tried, so that what is added at its ends counts little
-PROBES = [letter * 32 + "\x01" for letter in "a 1.\n"]  # on which an expression that takes for ever gives up
+MAX_STEPS = 512  # of a normalizer, pre-tokenizer, post-processor or decoder
+MAX_GROWTH = 64  # bytes that a byte of text may become; Unicode compositions make up to 11 of one
+MAX_FRAME_TOKENS = 256  # that a post-processor puts around a text
+MAX_AFFIX_BYTES = 256  # of prefixes and suffixes that mark a piece's position in a word
+MAX_NODES = 4_000_000  # of the trie of pieces, about 350 bytes each; the largest known have a million
+MAX_LETTERS = 8_000_000  # of a vocabulary whose merges are computed; the largest known has 2 million
+MAX_WORD_CHARACTERS = 1_000  # of a word in WordPiece, whose time is quadratic
+COPIES = 16  # of a probed text, so that additions at its ends hardly count
+PROBES = [letter * 32 + "\x01" for letter in "a 1.\n"]  # texts that make a regular expression backtrack exponentially
 SUBSEQUENCES = ("normalizers", "pretokenizers", "processors", "decoders")
 
 Json = dict[str, Any]
@@ -37,7 +36,7 @@ T = TypeVar("T")
 
 
 def check(text: str) -> None:
-    """Refuse a tokenizer.json that asks for too much. What is of a wrong type is left for the library to refuse."""
+    """Refuse a tokenizer.json that exceeds the bounds; values of a wrong type are left to the library."""
     _refuse(len(text), MAX_WHOLE_BYTES, f"{len(text):,} characters")
     tree = parse_json(text, "not a tokenizer", TokenizerError)
     if not isinstance(tree, dict):
@@ -45,7 +44,7 @@ def check(text: str) -> None:
     for part in ("normalizer", "decoder"):
         _check_growth(list(steps(tree.get(part))), part)
     for step in steps(tree.get("post_processor")):
-        _check_frame(step)
+        _check_template(step)
     model = tree.get("model")
     for key in ("continuing_subword_prefix", "end_of_word_suffix", "unk_token"):
         _refuse(_size(_get(model, key)), MAX_AFFIX_BYTES, f"model.{key} is long")
@@ -53,14 +52,14 @@ def check(text: str) -> None:
     if isinstance(longest, int):
         _refuse(longest, MAX_WORD_CHARACTERS, f"model.max_input_chars_per_word = {longest}")
     vocab = _get(model, "vocab")
-    if isinstance(vocab, list):  # of a unigram model; the others have no tree
-        check_pieces(_text(entry[0]) for entry in vocab if isinstance(entry, list) and entry)
+    if isinstance(vocab, list):  # a unigram model's; the others have no trie
+        check_trie(_text(entry[0]) for entry in vocab if isinstance(entry, list) and entry)
     added = tree.get("added_tokens")
-    check_pieces(_text(_get(each, "content")) for each in (added if isinstance(added, list) else ()))
+    check_trie(_text(_get(each, "content")) for each in (added if isinstance(added, list) else ()))
 
 
-def _refuse(size: float, most: int, what: str) -> None:
-    refuse_beyond(size, most, f"not a tokenizer: {what}", TokenizerError)
+def _refuse(size: float, limit: int, what: str) -> None:
+    refuse_beyond(size, limit, f"not a tokenizer: {what}", TokenizerError)
 
 
 def _get(value: Any, key: str) -> Any:
@@ -76,13 +75,13 @@ def _size(value: Any) -> int:
 
 
 def steps(part: Any) -> Iterator[Json]:
-    """The steps of a part of a tokenizer.json, those inside sequences one by one, to be changed where they are."""
-    waiting, count = [part], 0
-    while waiting:
-        step = waiting.pop()
-        inside = next((step[key] for key in SUBSEQUENCES if isinstance(_get(step, key), list)), None)
-        if inside is not None:
-            waiting += reversed(inside)
+    """Yield the steps of a part of a tokenizer.json, those of nested sequences too; they may be modified in place."""
+    stack, count = [part], 0
+    while stack:
+        step = stack.pop()
+        nested = next((step[key] for key in SUBSEQUENCES if isinstance(_get(step, key), list)), None)
+        if nested is not None:
+            stack += reversed(nested)
         elif isinstance(step, dict):
             count += 1
             _refuse(count, MAX_STEPS, f"more than {MAX_STEPS} steps in one of its parts")
@@ -90,21 +89,21 @@ def steps(part: Any) -> Iterator[Json]:
 
 
 def _check_growth(steps: list[Json], part: str) -> None:
-    """First by what each step could do to what the one before made; if that is too much, by what they do."""
+    """Bound the growth of a text by the product of the steps' worst cases; if that is too large, by trying them."""
     for step in steps:
         _refuse(_size(step.get("prepend")), MAX_AFFIX_BYTES, f"its {part} prepends a text")
-    if prod(map(_growth, steps)) <= MAX_GROWTH:  # it may be infinite
+    if prod(map(_growth, steps)) <= MAX_GROWTH:  # may be infinite
         return
-    made = [_replacement(step) for step in steps]
-    others = min(prod(_growth(step) for step, replaced in zip(steps, made, strict=True) if not replaced), 1e12)
-    worst = max((_grown(place, steps, made) for place, step in enumerate(made) if step), default=1.0)
+    replaces = [_replacement(step) for step in steps]
+    others = min(prod(_growth(step) for step, replace in zip(steps, replaces, strict=True) if not replace), 1e12)
+    worst = max((_measured_growth(index, steps, replaces) for index, step in enumerate(replaces) if step), default=1.0)
     _refuse(others * worst, MAX_GROWTH, f"its {part} makes a text more than {MAX_GROWTH} times as long")
 
 
 def _growth(step: Json) -> float:
-    if "pattern" in step and "content" in step:  # a replacement, also in old files, which don't name the type
-        return max(1.0, _size(step["content"]) / _shortest(step) + (_get(step["pattern"], "Regex") is not None))
-    # SentencePiece's compiled table: the tree's size, the tree, then the replacements, each with a zero behind
+    if "pattern" in step and "content" in step:  # a replacement; old files don't name the type
+        return max(1.0, _size(step["content"]) / _min_match(step) + (_get(step["pattern"], "Regex") is not None))
+    # SentencePiece's compiled table: the size of a trie, the trie, then the replacements, each followed by a zero
     try:
         table = base64.b64decode(_text(step.get("precompiled_charsmap")), validate=False)
     except (binascii.Error, ValueError):
@@ -113,8 +112,8 @@ def _growth(step: Json) -> float:
     return max(1.0, max(map(len, replacements)) / 2)
 
 
-def _shortest(step: Json) -> int:
-    """The bytes that a replacement takes the place of; an expression may match one, or none."""
+def _min_match(step: Json) -> int:
+    """Fewest bytes that a replacement replaces; a regular expression may match one, or none."""
     return max(1, _size(_get(step.get("pattern"), "String")))
 
 
@@ -125,22 +124,22 @@ def _replacement(step: Json) -> normalizers.Replace | None:
     plain, expression = pattern.get("String"), pattern.get("Regex")
     try:
         return normalizers.Replace(plain if isinstance(plain, str) else Regex(_text(expression)), step["content"])
-    except Exception as error:  # the expression is none
+    except Exception as error:  # an invalid expression
         raise TokenizerError(f"not a tokenizer: {' '.join(str(error).split())}") from None
 
 
-def _grown(place: int, steps: list[Json], made: list[normalizers.Replace | None]) -> float:
-    """What the later steps make of the text that one puts in, in bytes for each byte that it takes out."""
-    text, shortest = COPIES * _text(steps[place].get("content")), COPIES * _shortest(steps[place])
-    for later in made[place + 1 :]:
-        if _size(text) > 16 * MAX_GROWTH * shortest:
+def _measured_growth(index: int, steps: list[Json], replaces: list[normalizers.Replace | None]) -> float:
+    """Bytes that later steps make of a replacement's text, per byte that it replaces."""
+    text, replaced = COPIES * _text(steps[index].get("content")), COPIES * _min_match(steps[index])
+    for later in replaces[index + 1 :]:
+        if _size(text) > 16 * MAX_GROWTH * replaced:
             break
         text = text if later is None else later.normalize_str(text)
-    return _size(text) / shortest
+    return _size(text) / replaced
 
 
-def _check_frame(step: Json) -> None:
-    """A template names special tokens, each of which stands for a list of ids, and the text, which comes once."""
+def _check_template(step: Json) -> None:
+    """Bound a template: it names special tokens, each of which stands for a list of ids, and the text, once."""
     named = step.get("special_tokens")
     for form in ("single", "pair"):
         pieces = step.get(form) if isinstance(step.get(form), list) else []
@@ -154,61 +153,71 @@ def _check_frame(step: Json) -> None:
         _refuse(texts, 2, f"its post_processor repeats a text {texts} times")
 
 
-def check_pieces(pieces: Iterable[str]) -> None:
-    """Refuse pieces whose search tree, with a node for each byte that no other piece has in its place, is too large."""
-    spelled = [piece.encode("utf-8", "surrogatepass") for piece in pieces]
-    nodes = sum(map(len, spelled))
+def check_trie(pieces: Iterable[str]) -> None:
+    """Refuse pieces whose trie is too large; it has a node for each byte that is not in a common prefix."""
+    encoded = [piece.encode("utf-8", "surrogatepass") for piece in pieces]
+    nodes = sum(map(len, encoded))
     if nodes <= MAX_NODES:
         return
-    spelled.sort()
-    nodes -= sum(len(commonprefix(pair)) for pair in pairwise(spelled))  # noqa: RUF071 — letters are meant
-    _refuse(nodes, MAX_NODES, f"{len(spelled):,} pieces with {nodes:,} bytes to search in")
+    encoded.sort()
+    nodes -= sum(len(commonprefix(pair)) for pair in pairwise(encoded))  # noqa: RUF071 — of bytes, not of paths
+    _refuse(nodes, MAX_NODES, f"{len(encoded):,} pieces with {nodes:,} bytes to search in")
 
 
 def check_letters(pieces: Iterable[str | bytes]) -> None:
-    """Refuse pieces in which it would take minutes to look for merges."""
+    """Refuse pieces whose merges would take minutes to compute."""
     letters = sum(map(len, pieces))
     _refuse(letters, MAX_LETTERS, f"{letters:,} letters in its pieces")
 
 
+def check_ids(vocab: Mapping[str, int]) -> None:
+    """Refuse ids with gaps of millions, which the library would fill when it saves the file."""
+    token = max(vocab, key=vocab.__getitem__, default="")
+    limit = 4 * len(vocab) + 65536
+    if vocab and vocab[token] >= limit:
+        shown = token if len(token) <= 40 else token[:40] + "…"
+        found = f"the token {shown!r} has id {vocab[token]}, far beyond its {len(vocab)} tokens"
+        raise TokenizerError(f"not a tokenizer: {found}; expected ids below {limit}")
+
+
 def is_failure(error: BaseException) -> bool:
-    """Whether the library failed: it panics where a regular expression takes too long, and panics are no Exceptions."""
+    """Return whether the library raised an error: an Exception, or a panic, as of an endless regular expression."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
-class Quiet:
-    """Keeps what a panic prints from the terminal: the error that is raised says it. Threads share one silence."""
+class QuietStderr:
+    """Context manager that hides stderr, where a panic prints, since an error is raised as well; shared by threads."""
 
     def __init__(self) -> None:
-        self._lock, self._inside, self._kept = Lock(), 0, -1
+        self._lock, self._depth, self._stderr = Lock(), 0, -1
 
     def __enter__(self) -> None:
         with self._lock:
-            self._inside += 1
-            if self._inside == 1:
-                with suppress(OSError):  # there is no standard error
-                    self._kept = os.dup(2)
-                    os.dup2(NOWHERE, 2)
+            self._depth += 1
+            if self._depth == 1:
+                with suppress(OSError):  # there is no stderr
+                    self._stderr = os.dup(2)
+                    os.dup2(DEVNULL, 2)
 
     def __exit__(self, *failure: object) -> None:
         with self._lock:
-            self._inside -= 1
-            if self._inside == 0 and self._kept >= 0:
-                os.dup2(self._kept, 2)
-                os.close(self._kept)
-                self._kept = -1
+            self._depth -= 1
+            if self._depth == 0 and self._stderr >= 0:
+                os.dup2(self._stderr, 2)
+                os.close(self._stderr)
+                self._stderr = -1
 
 
-NOWHERE = os.open(os.devnull, os.O_WRONLY)
-quiet = Quiet()
+DEVNULL = os.open(os.devnull, os.O_WRONLY)
+quiet = QuietStderr()
 
 
-def careful(make: Callable[[], T]) -> T:
-    """What `make` gives; a fault in the file, even one that makes the library panic, becomes one line."""
+def call_library(make: Callable[[], T]) -> T:
+    """Return make(); an error of the library, even a panic, becomes a one-line TokenizerError."""
     try:
         with quiet:
             return make()
     except (TokenizerError, KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # the library's panics are no Exceptions
+    except BaseException as error:  # panics are no Exceptions
         raise TokenizerError(f"not a tokenizer: {' '.join(str(error).split())}") from None

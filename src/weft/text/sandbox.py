@@ -1,7 +1,7 @@
-"""The process in which chat templates are rendered: Jinja's sandbox, with a limit on its time and its memory.
+"""The child process that renders chat templates: Jinja's sandbox, with limited time and memory.
 
-No file, no module and no attribute of Python's own is in a template's reach. The environment is that of transformers:
-raise_exception, strftime_now, a tojson that leaves JSON as it is, and a tag that marks the assistant's turns.
+A template can't reach files, modules or Python's attributes. The environment is that of Transformers: raise_exception,
+strftime_now, a tojson that doesn't escape HTML, and a tag that marks the assistant's turns.
 """
 
 import json
@@ -25,7 +25,7 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-GRACE = 1.2  # times as many seconds for what can't be interrupted, before the system ends the process
+GRACE = 1.2  # times the limit, after which the system kills a process that can't be interrupted
 
 
 class OverdueError(Exception):
@@ -33,14 +33,14 @@ class OverdueError(Exception):
 
 
 @contextmanager
-def limited(seconds: float, most_bytes: int) -> Iterator[None]:
-    """In here, this process may take so many seconds of a processor, and have so many bytes of memory."""
+def limit_resources(seconds: float, max_bytes: int) -> Iterator[None]:
+    """Limit the CPU time and the memory of this process inside the context."""
     if resource is None:
         yield
         return
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, before[1]))
-    signal.setitimer(signal.ITIMER_VIRTUAL, GRACE * seconds)  # whose signal nobody handles: it ends the process
+    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, before[1]))
+    signal.setitimer(signal.ITIMER_VIRTUAL, GRACE * seconds)  # its signal has no handler and kills the process
     signal.setitimer(signal.ITIMER_PROF, seconds, seconds / 20)
     try:
         yield
@@ -50,25 +50,25 @@ def limited(seconds: float, most_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def rendered(template: str, given: dict[str, Any], most_characters: int) -> str:
-    """The text that a template makes of `given`."""
+def render(template: str, variables: dict[str, Any], max_characters: int) -> str:
+    """Return the text that a template renders from variables."""
     parts, length = list[str](), 0
-    for part in _compiled(template).generate(given):
+    for part in _compile(template).generate(variables):
         length += len(part)
-        if length > most_characters:
-            raise ValueError(f"it writes more than {most_characters:,} characters")
+        if length > max_characters:
+            raise ValueError(f"it writes more than {max_characters:,} characters")
         parts.append(part)
     return "".join(parts)
 
 
 @lru_cache(maxsize=8)
-def _compiled(text: str) -> Template:
-    """A chat template, compiled once: that takes a hundred times as long as rendering it."""
+def _compile(text: str) -> Template:
+    """Compile a chat template once, which takes a hundred times as long as rendering it."""
     return SANDBOX.from_string(text)
 
 
-def place(error: BaseException) -> str:
-    """The line of the template at which an error arose, as far as it is known."""
+def line_of(error: BaseException) -> str:
+    """Return the line of the template that raised an error as a prefix "line N: ", or an empty string."""
     line, trace = error.lineno if isinstance(error, TemplateSyntaxError) else None, error.__traceback__
     while trace is not None:
         line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == "<template>" else line
@@ -76,8 +76,8 @@ def place(error: BaseException) -> str:
     return "" if line is None else f"line {line}: "
 
 
-class Generation(Extension):
-    """`{% generation %} … {% endgeneration %}`, which marks the assistant's turns, changes nothing."""
+class GenerationTag(Extension):
+    """`{% generation %} … {% endgeneration %}`, which marks the assistant's turns, renders its content unchanged."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -91,12 +91,12 @@ def _raise_exception(message: str) -> None:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Jinja's own escapes what HTML would."""
+    """Serialise without Jinja's HTML escapes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 SANDBOX = ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
 )
 SANDBOX.filters["tojson"] = _to_json
 SANDBOX.globals |= {"raise_exception": _raise_exception, "strftime_now": lambda form: datetime.now().strftime(form)}
@@ -107,22 +107,22 @@ def _overdue(_number: int, _frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Answers each line of standard input, until it ends."""
+    """Answer each line of standard input, until it ends."""
     if resource is not None:
         signal.signal(signal.SIGPROF, _overdue)
     for line in sys.stdin.buffer:
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            with limited(asked["seconds"], asked["bytes"]):
-                found = {"text": rendered(asked["template"], asked["given"], asked["characters"])}
+            with limit_resources(request["seconds"], request["bytes"]):
+                result = {"text": render(request["template"], request["variables"], request["characters"])}
         except OverdueError as error:
-            found = {"error": f"{place(error)}it takes more than {asked['seconds']:g} seconds"}
+            result = {"error": f"{line_of(error)}it takes more than {request['seconds']:g} seconds"}
         except MemoryError as error:
-            found = {"error": f"{place(error)}it takes more than {asked['bytes'] >> 20:,} MiB of memory"}
-        except Exception as error:  # it may fail in any way that a program can
+            result = {"error": f"{line_of(error)}it takes more than {request['bytes'] >> 20:,} MiB of memory"}
+        except Exception as error:  # a template may raise anything
             reason = " ".join(str(error)[:10_000].split())[:300] or type(error).__name__
-            found = {"error": place(error) + reason}
-        respond(found)
+            result = {"error": line_of(error) + reason}
+        respond(result)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Text cut into sentences by rules: no model, no download, and nothing lost.
+"""Rule-based sentence splitting: no model, no download, and no text is lost.
 
-A sentence ends after a stop, with the quotes and brackets that close behind it. Most full stops in a text mean
-something else, so a stop that white space follows is weighed by the word before it and the word after it.
+A sentence ends after a stop and the closing quotes and brackets that follow it. Many full stops don't end a sentence,
+so the words before and after a stop decide if whitespace follows it.
 """
 
 import re
@@ -9,30 +9,30 @@ import tomllib
 from pathlib import Path
 
 _FILE = tomllib.loads(Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8"))
-# the words around a stop
+# words before and after a stop
 TITLES, COUNTED, EITHER, OPENERS = (
     frozenset(_FILE[name].split()) for name in ("titles", "counted", "either", "openers")
 )
 CLOSERS = "\"'”’»›)]}」』）】》〉"
 CLOSING = rf"[{re.escape(CLOSERS)}]"
-# without spaces between words, a stop needs none behind it; と and って go on after what was quoted
+# scripts without spaces between words; after a quotation, と and って continue the sentence
 WIDE = (
     rf"(?<![。！？｡．])(?:[。！？｡]|．(?!\d))[。！？｡．…!?]*+(?:{CLOSING}++(?!と|って|[、，,;；:：。]))?(?!{CLOSING})"
 )
-# [3] is a footnote's mark, as encyclopedias have them behind a stop
+# [3] is a footnote, which encyclopedias put after a stop
 SPACED = rf"(?<![.!?…‥])[.!?…‥؟۔।॥։።]++(?:{CLOSING}|\[\d+\])*+(?=\s|$)"
 BLANK = r"\n[^\S\n]*+\n"
 STOP = re.compile(rf"(?:(?P<spaced>{SPACED})|{WIDE}|{BLANK})(?P<space>\s*+)")
 LAST_WORD = re.compile(r"[^\s(\[\"“‘«—–]*$")
 NEXT = re.compile(r"[\"'“”‘«‹(\[{¿¡—–-]*\s*([^\W_]*)")
 INITIALS = re.compile(r"[^\W\d_]|[^\W\d_]{1,2}(?:\.[^\W\d_]{1,2})+")  # J, U.S, e.g, Ph.D
-LOOK_BACK = 40  # characters; a longer word is no abbreviation
+LOOK_BACK = 40  # characters before a stop; a longer word is no abbreviation
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text, in order. Put together they are the text: white space stays with the sentence before.
+    """Return the sentences of a text, whose concatenation is the text: whitespace belongs to the sentence before it.
 
-    A blank line ends a sentence too, whatever comes before it: headings and verses have no stop.
+    A blank line always ends a sentence, since headings and verses have no stop.
     """
     cased = text != text.lower()
     sentences = []
@@ -58,7 +58,7 @@ def _ends(text: str, stop: re.Match[str], cased: bool) -> bool:
         return False
     if stop["spaced"].rstrip(CLOSERS) != ".":
         return True
-    # a single full stop, between the word `before` and the next one
+    # a single full stop between two words
     start = stop.start()
     before = LAST_WORD.search(text, max(0, start - LOOK_BACK), start)
     assert before is not None
@@ -69,7 +69,7 @@ def _ends(text: str, stop: re.Match[str], cased: bool) -> bool:
         return not word[:1].isdigit()
     if name.isdigit():  # the number of a list's item
         return earlier.rpartition("\n")[2].strip() != ""
-    if before[0] == "I":  # no initial in “so do I. Then”
+    if before[0] == "I":  # the pronoun in “so do I. Then”, not an initial
         last = (earlier.split() or [""])[-1]
         return last.isalpha() and last.islower()
     return word.casefold() in OPENERS or not word or not (name in EITHER or INITIALS.fullmatch(name))

@@ -1,7 +1,7 @@
-"""Chat templates: programs in a tokenizer's file, which may write text and do nothing else.
+"""Chat templates: programs in a tokenizer's files, which may produce text and do nothing else.
 
-They run in a process of their own (`sandbox.py`), whose time and memory the system limits: whatever a template does, it
-ends, and a faulty one takes nothing with it.
+They run in a separate process (`sandbox.py`) with limited time and memory: every template ends, and a faulty one can't
+take the parent process down.
 """
 
 import os
@@ -15,35 +15,35 @@ from weft.errors import TokenizerError
 from weft.storage.untrusted import bound
 from weft.workers import Children
 
-MAX_MILLISECONDS = 5_000  # of a processor's time for one rendering; the longest conversations take some hundred
+MAX_MILLISECONDS = 5_000  # of CPU time for one rendering; the longest conversations take a few hundred
 MAX_MEMORY_BYTES = 1 << 30
-MAX_CHARACTERS = 1 << 24  # of a conversation
+MAX_CHARACTERS = 1 << 24  # of a rendered conversation
 COMMAND = (sys.executable, "-m", "weft.text.sandbox")
 
 
-def render(template: str, given: Mapping[str, Any]) -> str:
-    """The text that a template makes of `given`, which JSON can hold; an error, whatever its kind, is one line."""
+def render(template: str, variables: Mapping[str, Any]) -> str:
+    """Return the text that a template renders from JSON-serialisable variables; every failure is a one-line error."""
     seconds = bound(MAX_MILLISECONDS) / 1000
     limits = {"seconds": seconds, "bytes": bound(MAX_MEMORY_BYTES), "characters": bound(MAX_CHARACTERS)}
     try:
         with _processes(os.getpid()).acquire() as child:
             try:
-                found = child.request({"template": template, "given": given, **limits})
+                result = child.request({"template": template, "variables": variables, **limits})
             except BaseException as error:
                 child.process.kill()
                 if child.process.wait() == -signal.SIGVTALRM:
                     raise ChildProcessError(f"it takes more than {seconds:g} seconds") from None
                 raise error
     except (TypeError, RecursionError) as error:
-        raise TokenizerError(f"a message of a conversation holds what JSON has not: {error}") from None
+        raise TokenizerError(f"a message of a conversation holds values that JSON lacks: {error}") from None
     except OSError as error:
-        found = {"error": str(error)}
-    if "error" in found:
-        raise TokenizerError(f"the chat template cannot be rendered: {found['error']}")
-    return found["text"]
+        result = {"error": str(error)}
+    if "error" in result:
+        raise TokenizerError(f"the chat template cannot be rendered: {result['error']}")
+    return result["text"]
 
 
 @lru_cache(maxsize=1)
-def _processes(_of: int) -> Children:
-    """Those that render for a process; one that was forked off has its own."""
+def _processes(_pid: int) -> Children:
+    """Return the child processes of this process; a forked process has separate ones."""
     return Children(COMMAND, {})

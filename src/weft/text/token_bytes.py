@@ -1,7 +1,7 @@
-"""From ids back to text: the bytes each id stands for, joined at once or as they come.
+"""From ids back to text: the bytes of each id, joined in one call or in a stream.
 
-Ids of a byte-level vocabulary may end in the middle of a character. Joining bytes, and turning them into
-characters at the end, makes decoding a stream the same thing as decoding a list.
+Ids of a byte-level vocabulary may end in the middle of a character. Bytes are joined first and decoded as UTF-8
+afterwards, so that a stream of ids decodes to the same text as a list.
 """
 
 import codecs
@@ -19,46 +19,46 @@ UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 def byte_tokens() -> list[str]:
-    """The tokens `<0x00>` … `<0xFF>` that spell a character a vocabulary lacks."""
+    """Return the tokens `<0x00>` … `<0xFF>`, which spell characters that are not in the vocabulary."""
     return [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def byte_letters() -> dict[str, int]:
-    """GPT-2's printable letter for each byte (Radford et al. 2019): itself where it prints, else from U+0100 on."""
-    prints = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    letters = {chr(byte): byte for byte in prints}
-    hidden = (byte for byte in range(256) if byte not in prints)
-    letters |= {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
-    return letters
+    """Return GPT-2's printable letter for each byte (Radford et al. 2019): itself if printable, else from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    letters = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in printable)
+    return letters | {chr(code): byte for code, byte in enumerate(others, start=0x100)}
 
 
 class TokenBytes(dict[int, bytes]):
-    """id → the bytes it adds to a text that has already begun; filled as ids are met.
+    """Maps an id to the bytes it adds in the middle of a text; filled on first use.
 
-    `first(id)` is what it adds at the very beginning, where a word's leading space is dropped.
+    `first(id)` are its bytes at the beginning of a text, where a word loses its leading space.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         super().__init__()
         self._backend = backend
-        written = b"null" if backend.decoder is None else backend.decoder.__getstate__()
-        parts = {step["type"] for step in steps(json.loads(written))}
-        if unfit := {"BPEDecoder", "CTC"} & parts:  # what a token adds would depend on the token after it
-            raise TokenizerError(f"the tokenizer's decoder {unfit.pop()} is not supported; use ByteLevel or Metaspace")
-        self.bytewise = "ByteLevel" in parts
+        state = b"null" if backend.decoder is None else backend.decoder.__getstate__()
+        types = {step["type"] for step in steps(json.loads(state))}
+        if unsupported := {"BPEDecoder", "CTC"} & types:  # a token's text depends on the token after it
+            name = unsupported.pop()
+            raise TokenizerError(f"the tokenizer's decoder {name} is not supported; use ByteLevel or Metaspace")
+        self.bytewise = "ByteLevel" in types
         self._letters = byte_letters() if self.bytewise else None
-        self._falls_back = "ByteFallback" in parts
+        self._byte_fallback = "ByteFallback" in types
 
     def __missing__(self, id: int) -> bytes:
         token = self.token(id)
-        added = self._plain(token)
+        added = self._fixed_bytes(token)
         if added is None:
-            added = self._text(["a", token]).encode()[len(self._text(["a"]).encode()) :]
+            added = self._decode(["a", token]).encode()[len(self._decode(["a"]).encode()) :]
         self[id] = added
         return added
 
     def token(self, id: int) -> str:
-        """The vocabulary's entry."""
+        """Return the vocabulary's entry."""
         token = self._backend.id_to_token(id) if id >= 0 else None
         if token is None:
             raise TokenizerError(f"id {id} is not in the vocabulary of {self._backend.get_vocab_size()} tokens")
@@ -66,21 +66,21 @@ class TokenBytes(dict[int, bytes]):
 
     def first(self, id: int) -> bytes:
         token = self.token(id)
-        plain = self._plain(token)
-        return self._text([token]).encode() if plain is None else plain
+        fixed = self._fixed_bytes(token)
+        return self._decode([token]).encode() if fixed is None else fixed
 
-    def _plain(self, token: str) -> bytes | None:
-        """The bytes of a token whose text does not depend on its place; None for the others."""
+    def _fixed_bytes(self, token: str) -> bytes | None:
+        """Bytes of a token that are the same at every position; None if they may differ."""
         if self._letters is not None:
             if all(letter in self._letters for letter in token):
                 return bytes(self._letters[letter] for letter in token)
             return token.encode()
-        byte = BYTE_TOKEN.fullmatch(token) if self._falls_back else None
+        byte = BYTE_TOKEN.fullmatch(token) if self._byte_fallback else None
         if byte is not None and (value := int(byte[1], 16)) >= 0x80:
             return bytes([value])
         return None
 
-    def _text(self, tokens: list[str]) -> str:
+    def _decode(self, tokens: list[str]) -> str:
         decoder = self._backend.decoder
         try:
             return " ".join(tokens) if decoder is None else decoder.decode(tokens)
@@ -90,41 +90,41 @@ class TokenBytes(dict[int, bytes]):
             raise TokenizerError(f"the tokenizer's decoder fails on {tokens[-1]!r}: {error}") from None
 
     def join(self, ids: list[int]) -> bytes:
-        """The bytes of a whole text."""
+        """Return the bytes of a whole text."""
         return self.first(ids[0]) + b"".join(map(self.__getitem__, ids[1:])) if ids else b""
 
 
 class TextStream:
-    """Ids one at a time in, text out as soon as its characters are whole.
+    """Decodes ids one at a time; text is returned as soon as its characters are complete.
 
-    Where the text has `begun` before the first of them, a word keeps its leading space.
+    If `mid_text`, text precedes the first id, whose word then keeps its leading space.
     """
 
-    def __init__(self, token_bytes: TokenBytes, skip: Collection[int], begun: bool = False) -> None:
-        self._token_bytes, self._skip, self._begun = token_bytes, skip, begun
+    def __init__(self, token_bytes: TokenBytes, skip: Collection[int], mid_text: bool = False) -> None:
+        self._token_bytes, self._skip, self._mid_text = token_bytes, skip, mid_text
         self._utf8 = UTF8("replace")
 
-    def push(self, id: int, instead: str | None = None) -> str:
-        """The text that this id, or what stands for it, completes; empty while a character is still missing bytes."""
-        if instead is not None:
-            added = (instead if self._begun else instead.removeprefix(" ")).encode()
+    def push(self, id: int, replacement: str | None = None) -> str:
+        """Return the text that this id, or its replacement, completes; empty while a character lacks bytes."""
+        if replacement is not None:
+            added = (replacement if self._mid_text else replacement.removeprefix(" ")).encode()
         elif id in self._skip:
             return ""
         else:
-            added = self._token_bytes[id] if self._begun else self._token_bytes.first(id)
-        self._begun = True
+            added = self._token_bytes[id] if self._mid_text else self._token_bytes.first(id)
+        self._mid_text = True
         return self._utf8.decode(added)
 
     def extend(self, ids: Iterable[int]) -> str:
-        """The text that these ids complete."""
+        """Return the text that these ids complete."""
         return "".join(map(self.push, ids))
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for a character that never got its last bytes."""
+        """Return the rest at the end of a text: U+FFFD for an incomplete character."""
         return self._utf8.decode(b"", final=True)
 
     def copy(self) -> "TextStream":
-        """The same for another text that begins as this one did."""
-        other = TextStream(self._token_bytes, self._skip, self._begun)
+        """Return a copy for another text with the same prefix."""
+        other = TextStream(self._token_bytes, self._skip, self._mid_text)
         other._utf8.setstate(self._utf8.getstate())
         return other

@@ -1,7 +1,6 @@
-"""Finished tokenizers in the files of other programs: which format a file has, and the tokenizer it describes.
+"""Vocabularies of other programs: BERT's vocab.txt, GPT-2's vocab.json and merges.txt, tiktoken's rank files.
 
-SentencePiece models have a file of their own (`sentencepiece.py`). Here are BERT's vocab.txt, GPT-2's vocab.json with
-merges.txt beside it, tiktoken's rank files; and tokenizer_config.json, which stands beside any of them.
+SentencePiece models are read by `sentencepiece.py`. tokenizer_config.json may accompany any of them.
 """
 
 import base64
@@ -24,52 +23,52 @@ from weft.text.bounds import check_letters
 from weft.text.config import ROLES, Pattern, Role
 from weft.text.token_bytes import byte_letters
 
-# what a folder may hold instead of a tokenizer.json, in the order of preference
+# instead of a tokenizer.json, in order of preference
 FILES = ("tokenizer.model", "spiece.model", "spm.model", "vocab.json", "encoder.json", "vocab.txt")
 MERGES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
 SETTINGS = "tokenizer_config.json"
-MAX_WORD_CHARACTERS = 100  # BERT makes longer words unknown
-MAX_TOKEN_BYTES = 512  # of a rank
+MAX_WORD_CHARACTERS = 100  # of a word in BERT; longer ones are unknown
+MAX_TOKEN_BYTES = 512  # of a token in a rank file
 
 RANK = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\s*")
 END = "<|endoftext|>"
 _RANKS = tomllib.loads(Path(__file__).with_name("tiktoken.toml").read_text(encoding="utf-8"))
 PATTERNS: dict[Pattern, str] = _RANKS["patterns"]
-# ranks in the file: the cut, and the special tokens that belong to it
+# number of ranks → the pattern that splits text, and the special tokens
 KNOWN: dict[int, tuple[Pattern, dict[str, int]]] = {
     known["ranks"]: (known["pattern"], known["specials"]) for known in _RANKS["vocabularies"]
 }
 
-Found = tuple[Tokenizer, dict[Role, str] | None]  # None: customary names take their roles
+Vocabulary = tuple[Tokenizer, dict[Role, str] | None]  # None: roles by customary names
 
 
 def in_folder(folder: Path) -> Path | None:
-    """The vocabulary that a folder holds, if it holds one."""
-    named = [folder / name for name in FILES] + sorted(folder.glob("*.tiktoken"))
-    whole = (file for file in named if file.is_file() and (folder / MERGES.get(file.name, file.name)).is_file())
-    return next(whole, None)
+    """Return the vocabulary file of a folder, or None."""
+    candidates = [folder / name for name in FILES] + sorted(folder.glob("*.tiktoken"))
+    complete = (file for file in candidates if file.is_file() and (folder / MERGES.get(file.name, file.name)).is_file())
+    return next(complete, None)
 
 
 def is_vocabulary(file: Path) -> bool:
-    """Whether a file is one of these formats, rather than a tokenizer.json, whatever its name."""
+    """Return whether a file has one of these formats, judged by its content, rather than being a tokenizer.json."""
     if file.name in MERGES or file.suffix == ".json":
         return file.name in MERGES
     try:
-        with file.open("rb") as opened:
-            return not opened.read(64).lstrip().startswith(b"{")
+        with file.open("rb") as stream:
+            return not stream.read(64).lstrip().startswith(b"{")
     except OSError as error:
         raise TokenizerError(f"{file}: cannot be read: {error.strerror}") from None
 
 
-def read(file: Path, pattern: Pattern | None = None) -> Found:
-    """The tokenizer that a file describes. `pattern` is for rank files, which do not say how text is cut."""
+def read(file: Path, pattern: Pattern | None = None) -> Vocabulary:
+    """Return the tokenizer of a file; `pattern` is for rank files, which don't say how text is split."""
     partners = {merges: vocab for vocab, merges in MERGES.items()}
     file = file.with_name(partners.get(file.name, file.name))
     if file.name in MERGES:
-        return _merged(file, file.parent / MERGES[file.name]), None
+        return _gpt2(file, file.parent / MERGES[file.name]), None
     data = read_bytes(file, TokenizerError)
     if RANK.fullmatch(data[: data.find(b"\n") + 1]):
-        return ranked(data, pattern)
+        return from_ranks(data, pattern)
     if pattern is not None:
         raise TokenizerError(f"pattern = '{pattern}' applies to rank files only, and this is not one")
     if sentencepiece.is_sentencepiece(data):
@@ -82,33 +81,33 @@ def read(file: Path, pattern: Pattern | None = None) -> Found:
 
 
 def _bert(text: str) -> Tokenizer:
-    """BERT's vocab.txt: a piece a line. It lowercases unless its own pieces hold capitals."""
+    """Return the tokenizer of BERT's vocab.txt, a piece per line; it lowercases unless pieces have capitals."""
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     while lines and not lines[-1]:
         lines.pop()
     vocab = {piece: id for id, piece in enumerate(lines)}
     if "[UNK]" not in vocab:
-        raise TokenizerError("not a tokenizer: not a vocab.txt, a piece a line and [UNK] among them")
+        raise TokenizerError("not a tokenizer: not a vocab.txt, with a piece per line and [UNK] among them")
     if len(vocab) < len(lines):
-        again = next(piece for id, piece in enumerate(lines) if vocab[piece] != id)
-        raise TokenizerError(f"not a tokenizer: the piece {again!r} occurs twice in the vocabulary")
+        repeated = next(piece for id, piece in enumerate(lines) if vocab[piece] != id)
+        raise TokenizerError(f"not a tokenizer: the piece {repeated!r} occurs twice in the vocabulary")
     cased = any(piece != piece.lower() for piece in lines if not (piece[:1] == "[" and piece[-1:] == "]"))
     backend = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS))
     backend.normalizer = normalizers.BertNormalizer(lowercase=not cased)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
-    if "[CLS]" in vocab and "[SEP]" in vocab:  # the frame that other programs put around a text
+    if "[CLS]" in vocab and "[SEP]" in vocab:  # added by other programs
         backend.post_processor = processors.BertProcessing(("[SEP]", vocab["[SEP]"]), ("[CLS]", vocab["[CLS]"]))
     return backend
 
 
-def _merged(vocab_file: Path, merges_file: Path) -> Tokenizer:
-    """GPT-2's pair: token → id as JSON, and a merge a line, in order."""
+def _gpt2(vocab_file: Path, merges_file: Path) -> Tokenizer:
+    """Return the tokenizer of GPT-2's files: token → id as JSON, and a merge per line, in order."""
     vocab = parse_json(read_text(vocab_file, TokenizerError), vocab_file.name, TokenizerError)
     merges = read_text(merges_file, TokenizerError)
     ids = list(vocab.values()) if isinstance(vocab, dict) else []
     if not ids or not all(type(id) is int and 0 <= id < 2**31 for id in ids) or len(set(ids)) < len(ids):
-        raise TokenizerError("expected a JSON object that gives each token an id of its own")
+        raise TokenizerError("expected a JSON object that gives each token a distinct id")
     pairs: list[tuple[str, str]] = []
     for number, line in enumerate(merges.split("\n"), 1):
         if not line.strip() or (number == 1 and line.startswith("#version")):
@@ -123,33 +122,33 @@ def _merged(vocab_file: Path, merges_file: Path) -> Tokenizer:
     return backend
 
 
-def ranked(data: bytes, pattern: Pattern | None = None) -> tuple[Tokenizer, dict[Role, str]]:
-    """The tokenizer of a rank file's content, and its special tokens by role. A line is a token in base64 and its rank.
+def from_ranks(data: bytes, pattern: Pattern | None = None) -> tuple[Tokenizer, dict[Role, str]]:
+    """Return the tokenizer of a rank file, and its special tokens by role. A line is a token in base64 and its rank.
 
-    Two neighbours are joined when their union has a rank, the lowest first; so every way to make a token of two others
-    is a merge. `pattern` names how text is cut before that, which is not in the file; without it, that follows from a
+    Neighbours are joined if their union has a rank, lowest first; so every split of a token into two others is a merge.
+    `pattern` names the expression that splits text before that, which is not in the file; by default it follows from a
     known number of ranks. A file of another size gets one special token, `<|endoftext|>`, after its last rank.
     """
     ranks = parse_ranks(data)
     check_letters(ranks)
     if pattern is None and len(ranks) not in KNOWN:
-        needed = f"set pattern, how text is split, to one of {', '.join(PATTERNS)}"
-        raise TokenizerError(f"{len(ranks)} ranks match no known vocabulary; {needed}")
-    usual, specials = KNOWN.get(len(ranks), ("gpt2", {END: max(ranks.values()) + 1}))
+        hint = f"set pattern, how text is split, to one of {', '.join(PATTERNS)}"
+        raise TokenizerError(f"{len(ranks)} ranks match no known vocabulary; {hint}")
+    known, specials = KNOWN.get(len(ranks), ("gpt2", {END: max(ranks.values()) + 1}))
     letters = {byte: letter for letter, byte in byte_letters().items()}
-    spelled = {token: "".join(letters[byte] for byte in token) for token in ranks}
+    spelling = {token: "".join(letters[byte] for byte in token) for token in ranks}
     merges = [
-        (rank, cut, (spelled[token[:cut]], spelled[token[cut:]]))
+        (rank, cut, (spelling[token[:cut]], spelling[token[cut:]]))
         for token, rank in ranks.items()
         for cut in range(1, len(token))
         if token[:cut] in ranks and token[cut:] in ranks
     ]
     merges.sort(key=lambda merge: merge[:2])
-    vocab = {spelled[token]: rank for token, rank in ranks.items()} | specials
+    vocab = {spelling[token]: rank for token, rank in ranks.items()} | specials
     backend = Tokenizer(models.BPE(vocab, [pair for _, _, pair in merges], ignore_merges=True))
-    cut = pre_tokenizers.Split(Regex(PATTERNS[pattern or usual]), "isolated")
-    spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([cut, spell])
+    split = pre_tokenizers.Split(Regex(PATTERNS[pattern or known]), "isolated")
+    to_letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, to_letters])
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
     begin, end = ("<|begin_of_text|>", "<|end_of_text|>") if "<|end_of_text|>" in specials else (END, END)
@@ -160,7 +159,7 @@ def ranked(data: bytes, pattern: Pattern | None = None) -> tuple[Tokenizer, dict
 
 
 def parse_ranks(data: bytes) -> dict[bytes, int]:
-    """token → rank, which is its id."""
+    """Return token → rank, which is the token's id."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(data.splitlines(), 1):
         if not line.strip():
@@ -182,7 +181,7 @@ def parse_ranks(data: bytes) -> dict[bytes, int]:
 
 
 def write_settings(folder: Path, roles: Mapping[Role, str], chat_template: str | None) -> None:
-    """Write tokenizer_config.json so that other programs find the special tokens and the template. Raises OSError."""
+    """Write tokenizer_config.json, where other programs find the special tokens and the template. Raises OSError."""
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     settings |= {f"{role}_token": token for role, token in roles.items()}
     if chat_template is not None:
@@ -191,7 +190,7 @@ def write_settings(folder: Path, roles: Mapping[Role, str], chat_template: str |
 
 
 def read_settings(folder: Path) -> tuple[dict[Role, str] | None, str | None]:
-    """The roles and the chat template in the files beside a tokenizer.json; None where there are none."""
+    """Return the roles and the chat template in the files beside a tokenizer.json; None for missing ones."""
     text = optional_text(folder / SETTINGS)
     if text is None:
         return None, optional_text(folder / "chat_template.jinja")
@@ -202,13 +201,13 @@ def read_settings(folder: Path) -> tuple[dict[Role, str] | None, str | None]:
     tokens = {role: token.get("content") if isinstance(token, dict) else token for role, token in named.items()}
     roles = {role: token for role, token in tokens.items() if isinstance(token, str)}
     template = settings.get("chat_template")
-    if isinstance(template, list):  # several: the one named default
-        usual = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
-        template = usual[-1].get("template") if usual else None
+    if isinstance(template, list):  # several templates by name
+        default = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = default[-1].get("template") if default else None
     template = template if isinstance(template, str) else None
     return roles, template or optional_text(folder / "chat_template.jinja")
 
 
 def optional_text(path: Path) -> str | None:
-    """The text of a file, or None where there is none."""
+    """Return the text of a file, or None if it doesn't exist."""
     return read_text(path, TokenizerError) if os.path.lexists(path) else None

@@ -10,7 +10,7 @@ from tests.decode.small import Asking, decoder
 
 from weft.cli.main import run
 from weft.costs.memory import cache_bytes
-from weft.decode.bulk import Job, texts_of
+from weft.decode.bulk import BulkJob, generate_many
 from weft.decode.config import Beam, Sampling
 from weft.decode.engine.engine import Limits
 from weft.decode.engine.paging import BlockStore, block_bytes
@@ -120,7 +120,9 @@ def test_what_a_block_weighs_is_what_the_plan_says() -> None:
 def test_many_texts_with_a_small_cache(rounding: None) -> None:
     """Also where lockstep batches would be faster: only the engine has such a cache."""
     texts, model = ["sea", "one", "two"], MODELS["llama"]
-    for text, [found] in zip(texts, texts_of(model, BYTES, texts, Job(GREEDY, quantize_cache="int8")), strict=True):
+    for text, [found] in zip(
+        texts, generate_many(model, BYTES, texts, job=BulkJob(GREEDY, quantize_cache="int8")), strict=True
+    ):
         ids = Prompt.of(BYTES, text).ids
         assert found.text == BYTES.decode(greedily(model, ids, 14)[len(ids) :])
 
@@ -128,11 +130,11 @@ def test_many_texts_with_a_small_cache(rounding: None) -> None:
 def test_what_has_no_small_cache_says_so() -> None:
     recurrent = build(Recurrent(vocab_size=BYTES.vocab_size, d_model=8))
     with pytest.raises(ModelError, match=r"quantize_cache: this model can't keep .* tokens in fewer bits"):
-        list(texts_of(recurrent, BYTES, ["a"], Job(GREEDY, quantize_cache="int8")))
-    with pytest.raises(ConfigError, match="quantize_cache: not for beam search"):
-        list(texts_of(MODELS["llama"], BYTES, ["a"], Job(Beam(max_tokens=3), quantize_cache="int8")))
+        list(generate_many(recurrent, BYTES, ["a"], job=BulkJob(GREEDY, quantize_cache="int8")))
+    with pytest.raises(ConfigError, match="quantize_cache: not supported with beam search"):
+        list(generate_many(MODELS["llama"], BYTES, ["a"], job=BulkJob(Beam(max_tokens=3), quantize_cache="int8")))
     with pytest.raises(ConfigError, match="quantize_cache = 'int2': expected 'int8'"):
-        list(texts_of(MODELS["llama"], BYTES, ["a"], Job(GREEDY, quantize_cache="int2")))
+        list(generate_many(MODELS["llama"], BYTES, ["a"], job=BulkJob(GREEDY, quantize_cache="int2")))
 
 
 @pytest.mark.parametrize("more", [[], ["--n", "2"], ["--file", "-", "--beam", "3"]])

@@ -137,7 +137,7 @@ def test_the_engine_on_a_gpu_writes_what_each_text_alone_gets(kind: str) -> None
             assert shortfall(model, prompt, request.ids) < (0.5 if kind == "fast path" else 0.01)
     if kind != "fast path":
         drawn = range(1, len(prompts), 3)
-        alone = {n: [token.id for token in generate(model, [prompts[n]], settings[n], [n])] for n in drawn}
+        alone = {n: [token.id for token in generate(model, [prompts[n]], settings[n], seeds=[n])] for n in drawn}
         assert sum(requests[n].ids[len(prompts[n]) :] == alone[n] for n in drawn) >= len(drawn) - 2
 
 

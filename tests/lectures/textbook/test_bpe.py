@@ -48,7 +48,7 @@ def written(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def learned(text: str, size: int) -> tuple[Tokenizer, dict[tuple[bytes, bytes], int]]:
     """weft's tokenizer with up to `size` tokens besides the special ones, and the file's merges."""
-    tokenizer = build_tokenizer(BPE(), [text], most=size + 3)
+    tokenizer = build_tokenizer(BPE(), [text], default_size=size + 3)
     return tokenizer, bpe.learn_merges(Counter(bpe.cut_words(text)), size)
 
 
@@ -80,7 +80,7 @@ def test_texts_are_cut_as_weft_cuts_them(name: str) -> None:
 def test_wordpiece_is_wefts() -> None:
     """The longest match first, in weft's own vocabulary; what it cannot spell is unknown."""
     text = TEXTS["english"] + " " + TEXTS["made up"]
-    tokenizer = build_tokenizer(WordPiece(), [text], most=120)
+    tokenizer = build_tokenizer(WordPiece(), [text], default_size=120)
     vocabulary = written(tokenizer)["model"]["vocab"]
     for word in {*re.findall(r"\w+|-", text), "unbelievably", "tokens", "q", "жук"}:
         found = [vocabulary[piece] for piece in bpe.wordpiece(word, vocabulary)]
@@ -95,7 +95,7 @@ def test_the_slides_cut() -> None:
 def test_unigram_is_wefts() -> None:
     """The likeliest cut, with weft's own log-probabilities."""
     text = TEXTS["english"]
-    tokenizer = build_tokenizer(Unigram(), [text], most=400)
+    tokenizer = build_tokenizer(Unigram(), [text], default_size=400)
     vocabulary = written(tokenizer)["model"]["vocab"]
     log_p = {piece: score for piece, score in vocabulary if score < 0}
     ids = {piece: id for id, (piece, _) in enumerate(vocabulary)}

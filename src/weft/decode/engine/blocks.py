@@ -16,7 +16,7 @@ from weft.decode.fast.stepper import native_rows, paged_graphs
 from weft.decode.prompt import Prompt
 from weft.decode.sampling import on_device
 from weft.decode.text import Chunk as Written
-from weft.decode.text import Completion, Text, completion_of
+from weft.decode.text import Completion, GeneratedText, completion_of
 from weft.errors import WeftError
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.cache import ReadTokens
@@ -42,14 +42,14 @@ class Limits:
     bits: CacheBits | None = None
 
 
-class Request(Text):
+class Request(GeneratedText):
     """A text that was asked for. `read` of its `ids` are in the cache, which never holds more than `longest` of them.
 
     After its ids come `ahead` more, which the device has chosen and the host hasn't seen yet.
     """
 
     def __init__(self, number: int, prompt: Prompt, settings: Sampling, window: int | None, seed: int):
-        super().__init__(prompt, settings, window, seed)
+        super().__init__(prompt, settings, window, seed=seed)
         self.number = number
         self.read = self.ahead = 0
         self.longest = len(self.ids) + min(self.left, self.until_full) - 1  # the last one is never read

@@ -25,8 +25,8 @@ from torch import Tensor
 from weft.decode.config import Sampling
 from weft.decode.engine.blocks import BlockManager, Limits, Request, Work
 from weft.decode.prompt import Prompt, context_window
-from weft.decode.sampling import fetched, marked, on_device, picked, refusal
-from weft.decode.text import Chunk, adjusted, write
+from weft.decode.sampling import choose_tokens, fetch_tokens, invalid_logits_error, mark_invalid, on_device
+from weft.decode.text import Chunk, adjust_logits, extend_texts
 from weft.errors import ModelError, WeftError, out_of_memory
 from weft.models.transformer import Transformer
 
@@ -218,9 +218,9 @@ class Engine:
         """Choose a token for each request from logits (requests, V) on the device; then see to the last step's."""
         logits, settings = logits.float(), [request.settings for request in requests]
         uniforms = [0.0 if request.settings.greedy else request.uniform() for request in requests]
-        tokens = marked(picked(logits, settings, uniforms), logits)
+        tokens = mark_invalid(choose_tokens(logits, settings, uniforms), logits)
         self.manager.keep(requests, tokens.clamp(min=0))
-        late = requests, fetched(tokens)
+        late = requests, fetch_tokens(tokens)
         for request in requests:
             request.ahead += 1
         self._catch_up()
@@ -235,7 +235,7 @@ class Engine:
             if request.ended:
                 continue  # it had ended before: one token too many
             if token < 0:
-                self._end(request, refusal(token))
+                self._end(request, invalid_logits_error(token))
             else:
                 self.counts.written += 1
                 self._hand_on(request, request.push(token))
@@ -243,7 +243,7 @@ class Engine:
     def _write(self, requests: list[Request], logits: Tensor) -> None:
         """Choose a token for each request from logits (requests, V), and hand on what it adds."""
         try:
-            ready = adjusted(requests, logits)
+            ready = adjust_logits(requests, logits)
         except ModelError as error:
             if len(requests) == 1:
                 self._end(requests[0], error)
@@ -252,7 +252,8 @@ class Engine:
                     self._write([request], logits[row : row + 1])
             return
         self.counts.written += len(requests)
-        for request, chunk in zip(requests, write(requests, logits, ready, self.model.agree), strict=True):
+        chunks = extend_texts(requests, logits, ready, agree=self.model.agree)
+        for request, chunk in zip(requests, chunks, strict=True):
             self._hand_on(request, chunk)
 
     def _hand_on(self, request: Request, chunk: Chunk) -> None:

@@ -27,7 +27,7 @@ from weft.decode.config import Sampling
 from weft.decode.engine.paging import BlockStore, PagedCache
 from weft.decode.fast.cuda import Chunk, CUDAFastPath, PagedFastPath
 from weft.decode.fast.products import has_kernels
-from weft.decode.sampling import Filters, check_logits, draw, fetched, greedy, on_device
+from weft.decode.sampling import Filters, check_logits, draw, fetch_tokens, greedy, on_device
 from weft.errors import ModelError
 from weft.models.transformer import Transformer, TransformerState
 
@@ -145,7 +145,7 @@ class GraphStep:
             if number:
                 sampler.begun = number
                 logits = self()
-            ready.append(fetched(sampler.written[number]))
+            ready.append(fetch_tokens(sampler.written[number]))
             if len(ready) > (AHEAD if self.device.type == "cuda" else 0):
                 yield _checked(ready.popleft()(), logits, sampler.vocab_size)
         while ready:
@@ -178,7 +178,7 @@ class GraphStep:
 
 
 class DeviceSampler:
-    """Chooses the next token of each row on the device, as `sampling.picked` does, and writes it down.
+    """Chooses the next token of each row on the device, as `sampling.choose_tokens` does, and writes it down.
 
     What a row draws follows from its rng alone: its numbers for all `steps` are drawn beforehand.
     """

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.decode import sampling
 from weft.decode.config import Sampling
-from weft.decode.prompt import choices
+from weft.decode.prompt import output_vocab_size
 from weft.explain.reading import Reading, pieces
 from weft.explain.step.passing import Followed
 from weft.explain.step.stage import Way, cost, rounded, shown
@@ -65,13 +65,13 @@ def choose(logits: Tensor, settings: Sampling, name: Callable[[list[int]], list[
     """Logits (vocab_size,) as `settings` choose from them; `name` gives the names of ids."""
     logits = logits.float()
     sampling.check_logits(logits)
-    ids = sampling.highest(logits[None], min(MAX_CANDIDATES, len(logits)))[1][0].tolist()
+    ids = sampling.fast_topk(logits[None], min(MAX_CANDIDATES, len(logits)))[1][0].tolist()
     if settings.greedy:  # the likeliest alone is left
         left = torch.full_like(logits, -torch.inf)
         left[sampling.greedy(logits)] = 0.0
         return Choice(settings, ids, name(ids), logits, logits, left)
-    scaled = sampling.heated(logits, settings.temperature)
-    return Choice(settings, ids, name(ids), logits, scaled, sampling.filtered(logits[None], [settings])[0])
+    scaled = sampling.apply_temperature(logits, settings.temperature)
+    return Choice(settings, ids, name(ids), logits, scaled, sampling.filter_logits(logits[None], [settings])[0])
 
 
 def choice_stages(way: Way, choice: Choice) -> None:
@@ -83,7 +83,7 @@ def choice_stages(way: Way, choice: Choice) -> None:
         choice.vector("probability", choice.probability, "probability"),
         choice.vector("scaled", choice.scaled, "signed"),
         numbers={"temperature": settings.temperature, "vocab_size": size},
-        by=sampling.heated,
+        by=sampling.apply_temperature,
     )
     final = choice.vector("final", choice.final, "probability")
     cut = {name: value for name in ("top_k", "top_p") if (value := getattr(settings, name)) is not None}
@@ -108,7 +108,7 @@ def word_stages(way: Way, reading: Reading, features: Tensor, settings: Sampling
     model = reading.model
     readout = model.readout(features)
     assert readout is not None  # it is a product of features and a table
-    logits = readout.logits()[: choices(model, reading.tokenizer.vocab_size)]
+    logits = readout.logits()[: output_vocab_size(model, reading.tokenizer.vocab_size)]
     choice = choose(logits, settings, lambda ids: pieces(reading.tokenizer, ids))
     c, sizes = readout.softcap, {"vocab_size": readout.weight.shape[0], "width": readout.weight.shape[1]}
     product = "E x" if readout.bias is None else "E x + b"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.decode.config import Sampling
-from weft.decode.prompt import choices
+from weft.decode.prompt import output_vocab_size
 from weft.explain.reading import Reading, pieces
 from weft.explain.step.head import Choice, choice_stages, choose
 from weft.explain.step.stage import Way, shown, token_stage
@@ -57,7 +57,7 @@ def ngram_stages(way: Way, reading: Reading, place: int, settings: Sampling) -> 
     words = reading.tokens[0, reading.before : place + 1]  # texts were counted without what begins them
     context = torch.cat([words.new_full((width,), V), words])[len(words) :]
     found = list(orders(model, context))
-    logits = found[-1].log_p[: choices(model, tokenizer.vocab_size)]
+    logits = found[-1].log_p[: output_vocab_size(model, tokenizer.vocab_size)]
     choice = choose(logits, settings, lambda ids: pieces(tokenizer, ids))
     token_stage(way, "embedding", reading.ids, reading.pieces, place)
     own = [id for id in context.tolist() if id < V]

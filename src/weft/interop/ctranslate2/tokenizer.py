@@ -12,7 +12,7 @@ from weft.interop.settings import Settings
 from weft.interop.tokenizer_json import framed
 from weft.storage.untrusted import read_bytes, read_json, read_text
 from weft.text import sentencepiece
-from weft.text.bounds import careful
+from weft.text.bounds import call_library
 from weft.text.config import Role
 from weft.text.tokenizer import Tokenizer
 
@@ -96,9 +96,9 @@ def _tokenizer(file: Path | None, tokens: list[str], roles: Mapping[Role, str]) 
     vocabulary = {token: id for id, token in enumerate(tokens)}
     try:
         if file is not None:
-            backend = careful(lambda: sentencepiece.to_tokenizer(read_bytes(file), vocabulary))[0]
+            backend = call_library(lambda: sentencepiece.to_tokenizer(read_bytes(file), vocabulary))[0]
         else:
-            backend = careful(lambda: WordTokenizer(models.WordLevel(vocabulary, unk_token=roles["unk"])))
+            backend = call_library(lambda: WordTokenizer(models.WordLevel(vocabulary, unk_token=roles["unk"])))
             backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return Tokenizer.from_json(backend.to_str(), roles)
     except TokenizerError as error:

@@ -22,7 +22,7 @@ from weft.interop.tokenizer_json import framed
 from weft.models.config import EncoderDecoder, Model
 from weft.storage.untrusted import optional_object, read_bytes, read_object
 from weft.text import sentencepiece, vocabularies
-from weft.text.bounds import careful
+from weft.text.bounds import call_library
 from weft.text.config import ROLES, Role
 from weft.text.tokenizer import FILE, Tokenizer
 from weft.text.vocabularies import SETTINGS
@@ -147,7 +147,7 @@ def _read_pieces(path: Path, tokens: list[str], special: Sequence[str] = ()) -> 
         twice = next(text for id, text in enumerate(tokens) if vocabulary[text] != id)
         raise TokenizerError(f"{path}: '{twice}' would have two ids")
     try:
-        backend, roles = careful(lambda: sentencepiece.to_tokenizer(read_bytes(path), vocabulary))
+        backend, roles = call_library(lambda: sentencepiece.to_tokenizer(read_bytes(path), vocabulary))
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from None
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in special if text in vocabulary])
@@ -157,7 +157,7 @@ def _read_pieces(path: Path, tokens: list[str], special: Sequence[str] = ()) -> 
 
 def _texts(path: Path) -> list[str]:
     try:
-        return [piece.text for piece in careful(lambda: sentencepiece.parse(read_bytes(path))).pieces]
+        return [piece.text for piece in call_library(lambda: sentencepiece.parse(read_bytes(path))).pieces]
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from None
 
@@ -178,7 +178,7 @@ def _framed_as_its_class(tokenizer: Tokenizer, settings: Mapping[str, Any], mode
     A tokenizer whose file says it, and one of an unknown class, stay as they are.
     """
     name = _class(settings, model_type)
-    if tokenizer.frames or name not in CLASSES:
+    if tokenizer.has_frame or name not in CLASSES:
         return tokenizer
     before, after = CLASSES[name]
     if name in SWITCHED:

@@ -1,42 +1,27 @@
-"""Pieces of a text, cut at its joints, have the ids of the text: for every kind of tokenizer, and texts at random."""
+"""Fragments between split points have the ids of the whole text, for every kind of tokenizer and random texts."""
 
 import random
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Literal
 
 import pytest
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from weft.text.config import BPE, Byte, Char, TrainedConfig, Unigram, Word, WordPiece
-from weft.text.pieces import PLACES, Piece
+from weft.text.fragments import EXPRESSIONS, SplitPoints, TextFragment
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 from weft.text.vocabularies import PATTERNS
 
-# what a cut could go wrong at: white space of all kinds, marks, letters that decompose to a space, look-alikes
+# hard cases: all kinds of whitespace, combining marks, letters that decompose to a space, look-alikes of tokens
 BITS = [
     *["the", "frog", "river", " ", "\n", "  ", "\r\n", "\t", "\n\n", ".", ",", "'s", "'S", "/", "-", "_"],
     *["12", "1234", "ö", "o\u0308", "\u0308", "İ", "ͺ", "Σ", "ς", "漢字", "。", "🎈", "👩\u200d🚀", "\u00a0", "\u2028"],
-    *[
-        "\u3000",
-        "\u00ad",
-        "ﬁ",
-        "ａ",
-        "▁",
-        "▁▁",
-        "<eos>",
-        "<unk>",
-        "[CLS]",
-        "<0x0A>",
-        "<|x|>",
-        "\u0085",
-        "हिन्दी",
-        "กำ",
-        "aa",
-        "aaa",
-    ],
-]
-SOME = " ".join(
+    *["\u3000", "\u00ad", "ﬁ", "ａ", "▁", "▁▁", "<eos>", "<unk>", "[CLS]", "<0x0A>", "<|x|>", "\u0085", "हिन्दी", "กำ"],
+    *["aa", "aaa"],
+]  # fmt: skip
+TRAINING_TEXT = " ".join(
     f"The frogs {n} sat by the river, and it's one frog's song.\nDie Kröte sang 漢字 {n * 7}.\n\n" for n in range(30)
 )
 
@@ -47,14 +32,14 @@ def texts(seed: int, count: int = 60) -> list[str]:
     return ["".join(rng.choice(BITS) + rng.choice(between) for _ in range(rng.randint(1, 30))) for _ in range(count)]
 
 
-def own(config: TrainedConfig) -> Callable[[], Tokenizer]:
-    return lambda: build_tokenizer(config, [SOME])
+def trained(config: TrainedConfig) -> Callable[[], Tokenizer]:
+    return lambda: build_tokenizer(config, [TRAINING_TEXT])
 
 
 def bpe(
     pre: pre_tokenizers.PreTokenizer, normalizer: normalizers.Normalizer | None = None, *, later: bool = False
 ) -> Callable[[], Tokenizer]:
-    """A BPE tokenizer; `later`: its pre-tokenizer serves the training alone, and then a text is one word."""
+    """A BPE tokenizer; if `later`, the pre-tokenizer is for training only, and afterwards a text is one word."""
 
     def make() -> Tokenizer:
         backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
@@ -66,11 +51,11 @@ def bpe(
         trainer = trainers.BpeTrainer(
             vocab_size=700, special_tokens=["<unk>", "<eos>", *bytes_], initial_alphabet=alphabet, show_progress=False
         )
-        backend.train_from_iterator([SOME + "".join(BITS)], trainer)
+        backend.train_from_iterator([TRAINING_TEXT + "".join(BITS)], trainer)
         backend.decoder = decoders.ByteLevel() if alphabet else decoders.Metaspace()
         if later:
-            backend.pre_tokenizer = None  # type: ignore[assignment]
-            backend.normalizer = normalizer  # type: ignore[assignment]
+            backend.pre_tokenizer = None
+            backend.normalizer = normalizer
         return Tokenizer.from_json(backend.to_str())
 
     return make
@@ -84,7 +69,7 @@ def unigram(pre: pre_tokenizers.PreTokenizer, normalizer: normalizers.Normalizer
         trainer = trainers.UnigramTrainer(
             vocab_size=300, special_tokens=["<unk>", "<eos>"], unk_token="<unk>", show_progress=False
         )
-        backend.train_from_iterator([SOME + "".join(BITS)], trainer)
+        backend.train_from_iterator([TRAINING_TEXT + "".join(BITS)], trainer)
         return Tokenizer.from_json(backend.to_str())
 
     return make
@@ -100,25 +85,25 @@ def added(make: Callable[[], Tokenizer], *tokens: AddedToken) -> Callable[[], To
 
 
 def split(pattern: str) -> pre_tokenizers.PreTokenizer:
-    cut = pre_tokenizers.Split(Regex(pattern), "isolated")
-    return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def meta(scheme: str, cuts: bool = True) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Metaspace(prepend_scheme=scheme, split=cuts)
+def meta(scheme: Literal["always", "never", "first"], splits: bool = True) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Metaspace(prepend_scheme=scheme, split=splits)
 
 
 SQUEEZED = normalizers.Sequence(
     [normalizers.NFKC(), normalizers.Strip(left=True, right=True), normalizers.Replace(Regex(" {2,}"), " ")]
 )
 LLAMA = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-KINDS: dict[str, tuple[Callable[[], Tokenizer], str | None]] = {
-    "own-byte": (own(Byte()), "anywhere"),
-    "own-char": (own(Char(lowercase=True)), "anywhere"),
-    "own-word": (own(Word()), "lines"),
-    "own-bpe": (own(BPE()), "lines"),
-    "own-wordpiece": (own(WordPiece()), "lines"),
-    "own-unigram": (own(Unigram()), "spaces"),
+KINDS: dict[str, tuple[Callable[[], Tokenizer], SplitPoints | None]] = {
+    "own-byte": (trained(Byte()), "anywhere"),
+    "own-char": (trained(Char(lowercase=True)), "anywhere"),
+    "own-word": (trained(Word()), "lines"),
+    "own-bpe": (trained(BPE()), "lines"),
+    "own-wordpiece": (trained(WordPiece()), "lines"),
+    "own-unigram": (trained(Unigram()), "spaces"),
     "gpt-2": (bpe(pre_tokenizers.ByteLevel(add_prefix_space=False)), "lines"),
     "roberta": (bpe(pre_tokenizers.ByteLevel(add_prefix_space=True)), "lines"),
     "llama-3": (bpe(split(PATTERNS["cl100k"])), "lines"),
@@ -150,29 +135,29 @@ KINDS: dict[str, tuple[Callable[[], Tokenizer], str | None]] = {
         "lines",
     ),
     "added-metaspace": (added(bpe(meta("always")), AddedToken("frog"), AddedToken(" ")), "spaces"),
-    "added-across": (added(own(BPE()), AddedToken("frog the")), None),
-    "added-strips": (added(own(BPE()), AddedToken("frog", rstrip=True)), None),
+    "added-across": (added(trained(BPE()), AddedToken("frog the")), None),
+    "added-strips": (added(trained(BPE()), AddedToken("frog", rstrip=True)), None),
     "added-prefix": (added(bpe(meta("always"), LLAMA, later=True), AddedToken("frog")), None),
     "unknown-expression": (bpe(split(r"\w+ \w+|\s+|\S")), None),
-    "accents": (own(WordPiece(lowercase=True)), "lines"),
+    "accents": (trained(WordPiece(lowercase=True)), "lines"),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pieces_have_the_ids_of_the_whole(kind: str) -> None:
-    make, joints = KINDS[kind]
+def test_fragments_have_the_ids_of_the_whole_text(kind: str) -> None:
+    make, points = KINDS[kind]
     tokenizer = make()
-    assert tokenizer.joints == joints
-    if joints is None:
+    assert tokenizer.split_points == points
+    if points is None:
         return
-    rng, cut = random.Random(1), 0
+    rng, splits = random.Random(1), 0
     for text in texts(len(kind)):
-        places = range(1, len(text)) if joints == "anywhere" else [m.start() for m in PLACES[joints].finditer(text)]
-        chosen = sorted(rng.sample(list(places), rng.randint(0, len(places))))
-        cut += len(chosen)
-        borders = [0, *(place for place in chosen if place), len(text)]
-        spans = list(pairwise(borders))
-        pieces = [Piece(text[a:b], a == 0, b == len(text)) for a, b in spans]
-        found = [id for each in tokenizer.encode_pieces(pieces) for id in each.ids]
-        assert found == tokenizer.encode(text), (text, chosen)
-    assert cut > 30
+        anywhere = list(range(1, len(text)))
+        positions = anywhere if points == "anywhere" else [m.start() for m in EXPRESSIONS[points].finditer(text)]
+        chosen = sorted(rng.sample(positions, rng.randint(0, len(positions))))
+        splits += len(chosen)
+        borders = pairwise([0, *(position for position in chosen if position), len(text)])
+        fragments = [TextFragment(text[a:b], a == 0, b == len(text)) for a, b in borders]
+        ids = [id for each in tokenizer.encode_fragments(fragments) for id in each.ids]
+        assert ids == tokenizer.encode(text), (text, chosen)
+    assert splits > 30
