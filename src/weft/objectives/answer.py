@@ -77,10 +77,8 @@ class Answer(RowObjective[config.Answer]):
         return kept, len(frame.before) + len(kept) + len(frame.between), max(1, space - len(kept))
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
-        """Return questions with their texts; targets (B, 2) are the positions of the answer's first and last token.
-
-        Of a text that is too long, the part around the answer is read.
-        """
+        """Return questions with their texts; targets (B, 2) are the positions of the answer's first and last token. Of
+        a text that is too long, the part around the answer is read."""
         first, second, targets = [], [], []
         for n in numbers:
             start, end = (int(examples.values(field)[n]) for field in ("start", "end"))

@@ -22,11 +22,8 @@ Ids = tuple[int, ...]
 
 
 class TextFrame(NamedTuple):
-    """Ids `before` and `after` every text, and those that `precede` the first one, the end of another text.
-
-    Ids before a text, or preceding it, are not predicted; those that its tokenizer puts after it are predicted like the
-    text.
-    """
+    """Ids `before` and `after` every text, and those that `precede` the first one, the end of another text. Ids before
+    a text, or preceding it, are not predicted; those that its tokenizer puts after it are predicted like the text."""
 
     before: Ids = ()
     after: Ids = ()

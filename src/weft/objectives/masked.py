@@ -20,10 +20,8 @@ M = TypeVar("M", bound=config.MaskedObjective)
 
 
 def masked_loss(model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
-    """Return −log p of the masked tokens and, if the batch has it, of the next-sentence label.
-
-    Only masked positions go through the head: the logits of the other five sixths would count for nothing.
-    """
+    """Return −log p of the masked tokens and, if the batch has it, of the next-sentence label. Only masked positions go
+    through the head: the logits of the other five sixths would count for nothing."""
     assert batch.loss_mask is not None, "nothing was masked"
     count = batch.count  # known on the host, so the device need not be waited for
     positions = torch.nonzero_static(batch.loss_mask.flatten(), size=count)[:, 0]

@@ -25,10 +25,8 @@ from weft.training.objective import EVALUATION_BATCH_TOKENS, loss_extras
 
 
 class MaskedNext(MaskedObjective[config.MaskedNext], ExampleObjective[config.MaskedNext]):
-    """Predict masked tokens in a pair of passages, and whether the second follows the first.
-
-    Documents are split into sentences, and pairs of passages are drawn as they are read.
-    """
+    """Predict masked tokens in a pair of passages, and whether the second follows the first. Documents are split into
+    sentences, and pairs of passages are drawn as they are read."""
 
     read_as = "sentences"
     usage = "weft train {run} --data rows.tsv objective=classify"

@@ -206,10 +206,8 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
         return Results(metrics, [text.text for text in texts])
 
     def _character_baseline(self) -> Baseline | None:
-        """Return the cost of the held-out text under the character frequencies of the training text.
-
-        If the tokens do not spell the text exactly, its sources are read again; None if they are gone or have changed.
-        """
+        """Return the cost of the held-out text under the character frequencies of the training text. If the tokens do
+        not spell the text exactly, its sources are read again; None if they are gone or have changed."""
         exact = all(self._spelling(text).exact for text in self.tokens("validation"))
         texts = self._decoded if exact else self._read_again
         try:

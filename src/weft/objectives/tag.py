@@ -117,10 +117,8 @@ class Tag(RowObjective[config.Tag]):
 
 
 def tagged_example(tokenizer: Tokenizer, words: Sequence[str], tags: Sequence[int]) -> dict[str, list[int]]:
-    """Return the tokens of a sentence, and for each the tag of the word that it begins, or -1.
-
-    Words are joined by spaces and tokenized like any text; a token belongs to the word in which it ends.
-    """
+    """Return the tokens of a sentence, and for each the tag of the word that it begins, or -1. Words are joined by
+    spaces and tokenized like any text; a token belongs to the word in which it ends."""
     if len(words) != len(tags):
         raise DataError(f"{len(words)} words have {len(tags)} tags; each word needs one")
     text = " ".join(words)

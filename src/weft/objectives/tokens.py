@@ -47,10 +47,8 @@ class TranslationObjective(TokenObjective[W]):
     def translator(
         self, model: LanguageModel, languages: LanguagePair = ANY_LANGUAGES, ratio: float | None = LENGTH_RATIO
     ) -> Translator:
-        """Return a translator between the requested languages.
-
-        An answer has at most `ratio` times its source's tokens and 50 more; None leaves the limit to the settings.
-        """
+        """Return a translator between the requested languages. An answer has at most `ratio` times its source's tokens
+        and 50 more; None leaves the limit to the settings."""
         chosen = self.direction if languages == ANY_LANGUAGES else direction(self, languages)
         return Translator(model, self.tokenizers.source, self.tokenizers.target, chosen, self.length, ratio)
 

@@ -67,10 +67,8 @@ class Guard:
         )
 
     def observe(self, records: Sequence[StepRecord], settings: GuardConfig, chance: float) -> int | None:
-        """Take in the steps since the last call; return the first bad step if it is time to roll back.
-
-        `chance` is the loss of a model that has learned nothing, ln vocab_size.
-        """
+        """Take in the steps since the last call; return the first bad step if it is time to roll back. `chance` is the
+        loss of a model that has learned nothing, ln vocab_size."""
         ceiling = self.limits(settings)[0]
         since = None
         for record in records:
@@ -99,10 +97,8 @@ class Guard:
         return since
 
     def go_back(self, earlier: "Guard", settings: GuardConfig) -> "Guard":
-        """Return the guard after a rollback to the checkpoint that holds `earlier`.
-
-        The text continues after the last batch read, so that the coming steps do not repeat the abandoned ones.
-        """
+        """Return the guard after a rollback to the checkpoint that holds `earlier`. The text continues after the last
+        batch read, so that the coming steps do not repeat the abandoned ones."""
         tries = self.tries + 1
         return replace(
             earlier,

@@ -75,10 +75,8 @@ class Objective(RunData[S]):
     def predictions(
         self, model: LanguageModel, file: str, column: str | None = None, *, second: str | None = None
     ) -> Iterator[Prediction]:
-        """Yield the model's prediction for each text of a file, if it was trained to predict.
-
-        `column` and `second` name columns other than those of training.
-        """
+        """Yield the model's prediction for each text of a file, if it was trained to predict. `column` and `second`
+        name columns other than those of training."""
         raise self.cannot("classify")
 
     def cannot(self, verb: str) -> ConfigError:

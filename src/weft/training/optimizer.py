@@ -65,9 +65,7 @@ def block_matrices(model: nn.Module) -> dict[Tensor, list[int]]:
 
 def build(settings: config.Optimizer, model: nn.Module, local: Mapping[str, Tensor] | None = None) -> optim.Optimizer:
     """Build the optimizer of a model's trainable parameters, with fused kernels; `set_rate` sets its learning rate.
-
-    `local` has this process's part of each parameter by name, if the model is sharded: the optimizer updates these.
-    """
+    `local` has this process's part of each parameter by name, if the model is sharded: the optimizer updates these."""
     parts: dict[Tensor, Tensor] = {p: local[name] for name, p in model.named_parameters()} if local else {}
 
     def groups(decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
@@ -170,10 +168,8 @@ class Muon(optim.Optimizer):
 
 
 def orthogonalise(matrices: Tensor, rounds: int = 5) -> Tensor:
-    """Bring the singular values of each matrix (count, rows, columns) near 1 by Newton–Schulz iteration.
-
-    After 5 rounds they are between about 0.7 and 1.2, which works as well as 1. In bf16 on a GPU, in fp32 elsewhere.
-    """
+    """Bring the singular values of each matrix (count, rows, columns) near 1 by Newton–Schulz iteration. After 5 rounds
+    they are between about 0.7 and 1.2, which works as well as 1. In bf16 on a GPU, in fp32 elsewhere."""
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x

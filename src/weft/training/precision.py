@@ -173,10 +173,8 @@ class EightBitLinear(Linear):
 
 
 def use_eight_bits(model: nn.Module) -> None:
-    """Replace the linear layers inside blocks by `EightBitLinear`; parameters and their names are kept.
-
-    Embeddings and heads are left out: they are few, and sensitive.
-    """
+    """Replace the linear layers inside blocks by `EightBitLinear`; parameters and their names are kept. Embeddings and
+    heads are left out: they are few, and sensitive."""
     for block in [module for module in model.modules() if isinstance(module, Block)]:
         for name, part in list(block.named_modules()):
             if type(part) is Linear and part.in_features % FP8_UNIT == 0 and part.out_features % FP8_UNIT == 0:

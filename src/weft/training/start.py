@@ -120,10 +120,8 @@ def resume(recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], *, 
 
 
 def _repair(run: RunFolder, recipe: SettledRecipe, state: TrainingState, *, log: Log) -> None:
-    """Finish what a process killed after its last checkpoint could not: links, and removing old checkpoints.
-
-    If the best weights are gone, those of the next evaluation are the best.
-    """
+    """Finish what a process killed after its last checkpoint could not: links, and removing old checkpoints. If the
+    best weights are gone, those of the next evaluation are the best."""
     if (lost := state.lose_best(run)) is not None:
         line = f"{run.checkpoints}: the best checkpoint, that of step {lost}, is gone or damaged"
         run.event("damage", line=line)

@@ -35,9 +35,7 @@ FREE = ("head", "dropout", "attention.dropout", "init", "vocab_size", "source_vo
 
 def first_model(recipe: Recipe) -> LanguageModel:
     """Return the recipe's model before its first step: drawn at random, then filled from the run in `init`, if any.
-
-    With an adapter the filled weights are frozen; the adapter and a new head are trained.
-    """
+    With an adapter the filled weights are frozen; the adapter and a new head are trained."""
     model = build(recipe.model)
     fresh: list[str] = []
     if recipe.init is not None:
@@ -91,9 +89,7 @@ def inference_dtype(recipe: Recipe, model: LanguageModel, device: torch.device) 
 
 def add_adapters(model: nn.Module, settings: LoRA, fresh: Collection[str] = ()) -> list[str]:
     """Freeze `model` and add trained low-rank matrices to the layers that `settings` names, in place; return the names.
-
-    The outputs are unchanged until the adapters are trained. Parameters in `fresh`, a new head's, are trained too.
-    """
+    The outputs are unchanged until the adapters are trained. Parameters in `fresh`, a new head's, are trained too."""
     linears = block_linears(model)
     if not linears:
         raise ModelError("adapter: it needs a model made of Transformer blocks")
@@ -129,10 +125,8 @@ def base_note(origin: str) -> str:
 
 
 def check_base(run: RunFolder, recipe: Recipe, check: Callable[[Path], Path] = checkpoint.whole) -> None:
-    """Refuse a run whose adapter was trained for other weights than those of `init` now.
-
-    `check` verifies the checkpoint of `init`; `checkpoint.whole` reads all of it.
-    """
+    """Refuse a run whose adapter was trained for other weights than those of `init` now. `check` verifies the
+    checkpoint of `init`; `checkpoint.whole` reads all of it."""
     assert recipe.init is not None
     try:
         noted = json.loads(files.read_text(run.base))["sha256"] if run.base.exists() else None
@@ -164,10 +158,8 @@ def _check_compatible(settings: Mapping[str, Any], origin: str) -> None:
 
 
 def fill_from_run(model: LanguageModel, origin: str) -> list[str]:
-    """Fill `model` with the best weights of the run `origin`; return the names of parameters that stay fresh.
-
-    Only a new head may stay fresh: everything below it must exist in that run, with the same shape.
-    """
+    """Fill `model` with the best weights of the run `origin`; return the names of parameters that stay fresh. Only a
+    new head may stay fresh: everything below it must exist in that run, with the same shape."""
     loaded, damage = load_model(open_run(origin))
     for line in damage:
         warn(line)

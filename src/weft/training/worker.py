@@ -64,10 +64,8 @@ class Interruption:
 
 @contextmanager
 def interruptions(log: Log, ranks: Ranks = ALONE, *, relay_seconds: float = RELAY_SECONDS) -> Iterator[Interruption]:
-    """Record the first Ctrl-C or SIGTERM, for the loop to stop after the step; the second stops immediately.
-
-    With several processes the loop stops when they agree.
-    """
+    """Record the first Ctrl-C or SIGTERM, for the loop to stop after the step; the second stops immediately. With
+    several processes the loop stops when they agree."""
     interruption, when = Interruption(), 0.0
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield interruption
