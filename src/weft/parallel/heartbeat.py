@@ -210,16 +210,14 @@ class Heartbeat:
         now = time.monotonic()
         peer = statuses.setdefault(rank, PeerStatus(report, -1, "", reported=now, moved=now, behind=now))
         if report and report not in ENDS:
-            _, text, progress, _ = report.split(" ", 3)
-            collectives = int(text)
+            _, collectives, progress, _ = report.split(" ", 3)
             # a process that is as far as this one keeps nobody waiting
-            if collectives != peer.collectives or collectives >= self.collectives:
+            if int(collectives) != peer.collectives or int(collectives) >= self.collectives:
                 peer.behind = now
-            if (collectives, progress) != (peer.collectives, peer.progress):
+            if (int(collectives), progress) != (peer.collectives, peer.progress):
                 peer.moved = now
-            peer.collectives, peer.progress = collectives, progress
-        peer.reported = now if report != peer.report else peer.reported
-        peer.report = report
+            peer.collectives, peer.progress = int(collectives), progress
+        peer.report, peer.reported = report, now if report != peer.report else peer.reported
         if rank == self.rank:
             return
         ended = report in (FAILED, STOPPED) or self._has_ended(rank, report)
@@ -258,9 +256,9 @@ class Heartbeat:
 
     def _give_up(self, gone: list[int], state: str) -> None:
         """Stop because of a process; without a `state` to print if it has printed why, or stops for another one."""
+        who = self.name(gone[0]) if gone else "the store that the processes rendezvoused through"
         lead = ", which leads," if gone == [0] else ""
-        who = f"{self.name(gone[0])}{lead}" if gone else "the store that the processes rendezvoused through"
-        self._stop(gone, f"{who} has {state}" if state else "")
+        self._stop(gone, f"{who}{lead} has {state}" if state else "")
 
     def _stop(self, gone: list[int], line: str) -> None:
         """End this process, whose main thread is blocked in a library. One process prints why."""

@@ -18,8 +18,6 @@ from weft.models.base import LanguageModel, Pass
 from weft.models.transformer import Transformer
 from weft.nn.mask import map_blocks
 from weft.recipe.config import SettledRecipe
-from weft.training.loader import Loader
-from weft.training.worker import TrainingWorker
 
 # operations of all evaluations of a run, on a CPU and on a GPU, from which compiling them saves time: about a minute
 MIN_EVALUATION_FLOPS = (5e12, 5e15)
@@ -42,13 +40,6 @@ class Compiled:
             return self.plain(*args, **kwargs)
         torch.compiler.cudagraph_mark_step_begin()
         return self.captured(*args, **kwargs)
-
-
-def can_be_captured(recipe: SettledRecipe, model: LanguageModel, loader: Loader, *, worker: TrainingWorker) -> bool:
-    """Return whether all steps of a Transformer have one shape, on a single GPU, without masks or recomputation."""
-    plain = not recipe.data.document_mask and not recipe.batch.recompute
-    one_gpu = worker.device.type == "cuda" and worker.ranks.alone
-    return one_gpu and loader.even and plain and isinstance(model, Transformer)
 
 
 def evaluations_pay(recipe: SettledRecipe, flops_per_token: float, device: torch.device) -> bool:

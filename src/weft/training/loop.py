@@ -14,13 +14,14 @@ import torch
 from weft.costs.count import count
 from weft.data.batch import Batch
 from weft.errors import counted
+from weft.models.transformer import Transformer
 from weft.parallel import mesh
 from weft.parallel.passes import Parallel
 from weft.recipe.config import SettledRecipe
 from weft.runs.folder import RunFolder
 from weft.runs.journal import FollowerJournal, Journal
 from weft.training import learner, schedule
-from weft.training.compiled import Compiled, can_be_captured, compiled, evaluations_pay
+from weft.training.compiled import Compiled, compiled, evaluations_pay
 from weft.training.display import Display, TrainingClock, display, expectations
 from weft.training.evaluation import Evaluator
 from weft.training.guard import Guard
@@ -100,8 +101,12 @@ class Loop:
     def _compiled(self) -> AbstractContextManager[Compiled | None]:
         if not self.recipe.compile or self.mesh.is_sharded:
             return nullcontext()
-        capture = can_be_captured(self.recipe, self.model, self.loader, worker=self.worker)
-        pays = evaluations_pay(self.recipe, self.flops_per_token, self.worker.device)
+        recipe, device = self.recipe, self.worker.device
+        one_shape = self.loader.even and not recipe.data.document_mask and not recipe.batch.recompute
+        capture = (
+            device.type == "cuda" and self.worker.ranks.alone and one_shape and isinstance(self.model, Transformer)
+        )
+        pays = evaluations_pay(recipe, self.flops_per_token, device)
         return compiled(self.model, capture=capture, evaluations=pays)
 
     def _preflight(self, display: Display, state: TrainingState) -> None:
@@ -264,9 +269,8 @@ class Loop:
         curve = [[line["step"], line["loss"]] for line in journal.rewind(earlier.step) if "loss" in line]
         changed = {"rate": guard.rate, "shift": guard.shift, "tries": guard.tries}
         abandoned = curve[:: 1 + len(curve) // MAX_ABANDONED_POINTS]
-        self.run.event(
-            "rollback", step=state.step, since=since, to=earlier.step, loss=loss, **changed, abandoned=abandoned
-        )
+        event = {"step": state.step, "since": since, "to": earlier.step, "loss": loss, **changed}
+        self.run.event("rollback", **event, abandoned=abandoned)
         display.line(
             f"step {state.step}: training has diverged since step {since} (loss {loss:.3g}); rolling back to "
             f"{f'step {earlier.step}' if earlier.step else 'fresh weights'}, skipping the text in between, with "
