@@ -176,12 +176,6 @@ def test_the_saved_config_repeats_the_run(runs: Runs) -> None:
     assert weights_hash(second.run) == weights_hash(first.run)
 
 
-def test_micro_batches_change_nothing_but_rounding(runs: Runs) -> None:
-    whole = runs.train("model.dropout=0.0", name="a")
-    parts = runs.train("model.dropout=0.0", "batch.micro=1", name="b")
-    assert parts.loss == pytest.approx(whole.loss, rel=1e-4)
-
-
 def test_training_learns(runs: Runs) -> None:
     settings = ["steps=60", "optimizer.lr=0.01", "model.dropout=0.0", "evaluate.every=60"]
     result = runs.train(*settings, name="r", evaluate=runs.evaluate)
