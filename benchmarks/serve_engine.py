@@ -12,7 +12,6 @@ import asyncio
 import gc
 import json
 import random
-import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -23,10 +22,8 @@ import torch
 import uvicorn
 
 from weft.api.run import Run
-from weft.cli.serve import SWITCH_SECONDS
 from weft.decode.config import Sampling
-from weft.decode.engine.engine import Engine
-from weft.decode.engine.engine import Limits as Held
+from weft.decode.engine.engine import Engine, EngineLimits
 from weft.decode.prompt import Prompt
 from weft.models.base import LanguageModel
 from weft.models.build import build
@@ -35,8 +32,9 @@ from weft.recipe.config import Recipe
 from weft.recipe.resolve import resolve
 from weft.serve.app import make_app
 from weft.serve.config import Limits, Serving
-from weft.serve.library import Library, Shelf
-from weft.serve.worker import Worker
+from weft.serve.library import Library, ServedModel
+from weft.serve.listen import configure_interpreter, freeze_loaded
+from weft.serve.model_thread import ModelThread
 from weft.text.config import Word
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
@@ -57,7 +55,7 @@ def main() -> None:
 
     run = random_run(given)
     model, tokenizer = run.model, run.tokenizer
-    sys.setswitchinterval(SWITCH_SECONDS)
+    configure_interpreter()
     pool = ProcessPoolExecutor(CLIENTS, mp_context=get_context("spawn"))
     list(pool.map(time.sleep, [0.5] * CLIENTS))
     for streams in given.streams:
@@ -66,7 +64,7 @@ def main() -> None:
         prompts = [[rng.randrange(8, size) for _ in range(given.prompt)] for _ in range(streams)]
         settings = Sampling(max_tokens=given.answer, temperature=0.0)
         blocks = streams * -(-(given.prompt + given.answer) // 16) + 64
-        held = Held(blocks=blocks, rows=streams)
+        held = EngineLimits(blocks=blocks, rows=streams)
         before = bare(model, tokenizer, held, prompts, settings)
         served = over_http(run, prompts, given.answer, pool)
         after = bare(model, tokenizer, held, prompts, settings)
@@ -85,7 +83,7 @@ def random_run(given: argparse.Namespace) -> Run:
     tokenizer = build_tokenizer(Word(), [" ".join(f"w{number}" for number in range(given.vocab - 4))])
     gpu = torch.cuda.is_available()
     heads = given.d_model // (128 if given.d_model >= 1024 else 32)
-    config = llama(given.layers, given.d_model, heads, given.d_ff, vocab_size=given.vocab, context=2048)
+    config = llama(given.layers, given.d_model, heads, d_ff=given.d_ff, vocab_size=given.vocab, context=2048)
     torch.set_default_dtype(torch.bfloat16 if gpu else torch.float32)
     with torch.device("cuda" if gpu else "cpu"):
         model = build(config).eval()
@@ -94,7 +92,9 @@ def random_run(given: argparse.Namespace) -> Run:
     return Run(Path("."), Recipe.model_validate(recipe.model_dump()), model, tokenizer)
 
 
-def bare(model: LanguageModel, tokenizer: Tokenizer, held: Held, prompts: list[list[int]], settings: Sampling) -> float:
+def bare(
+    model: LanguageModel, tokenizer: Tokenizer, held: EngineLimits, prompts: list[list[int]], settings: Sampling
+) -> float:
     """Tokens a second by the engine alone, the second time; its memory is free again afterwards."""
     engine = Engine(model, tokenizer.vocab_size, held)
     for _ in range(2):
@@ -114,8 +114,9 @@ def over_http(run: Run, prompts: list[list[int]], answer: int, pool: ProcessPool
     """Tokens a second by a server in this process, three times; the first also compiles."""
     limits = Limits(rows=len(prompts), queue=2 * len(prompts), per_client=2 * len(prompts))
     library = Library([], None, limits)
-    shelf = library.shelves["model"] = Shelf("model", None, 0)  # type: ignore[arg-type]
-    shelf.worker = Worker("model", run, limits)
+    served = library.models["model"] = ServedModel("model", None, 0)  # type: ignore[arg-type]
+    served.thread = ModelThread("model", run, limits)
+    freeze_loaded()
     config = uvicorn.Config(make_app(library, Serving(limits=limits)), port=0, log_config=None, access_log=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -13,7 +13,7 @@ import torch
 from tests.training.small import events
 
 from weft.api import train as api
-from weft.api.evaluation_report import Wanted, evaluation_report
+from weft.api.evaluation_report import evaluation_report
 from weft.api.load import load
 from weft.api.run import Run
 from weft.data.examples import Examples
@@ -365,7 +365,7 @@ def test_missing_held_out_rows_are_noticed(tmp_path: Path) -> None:
         run.evaluate()
     nothing = {"data": {"validation": {"kind": "none"}}, "evaluate": {}}
     none = learn(tmp_path, source, transformer("encoder"), "none", objective=objective, **nothing)
-    with pytest.raises(DataError, match="this run held out nothing; name what to evaluate on with --data"):
+    with pytest.raises(DataError, match="this run has no held-out data; name the data to evaluate on with --data"):
         none.evaluate()
     assert none.evaluate(source)["accuracy"] >= 0
 

@@ -21,7 +21,7 @@ from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Decoder, Encoder
 from weft.models.presets import preset
-from weft.models.transformer import Stack
+from weft.models.stack import Stack
 from weft.nn import config, position_config
 from weft.nn.attention_paths import fast_attention
 from weft.nn.dropout import RowRng, place_keys, row_keys

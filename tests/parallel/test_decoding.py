@@ -64,7 +64,7 @@ def untrained_run(folder: Path, name: str) -> Path:
             parameter.mul_(4.0 if parameter.dim() == 2 else 1.0)
     run.write_config(recipe)
     tokenizer.save(run.path)
-    checkpoint.write(run.checkpoints, snapshot(1, model.to(dtype), None, {"best_step": 1}), 1)
+    checkpoint.write(run.checkpoints, snapshot(1, model.to(dtype), None, notes={"best_step": 1}), 1)
     return run.path
 
 

@@ -370,10 +370,10 @@ def test_a_run_resumes_to_the_bit_on_its_own_mesh(tmp_path: Path, axis: str, cou
     ("changes", "line"),
     [
         (["parallel.tensor=3"], "parallel.tensor = 3: model.attention.heads = 4 can't be divided by it; choose one of"),
-        (["parallel.sequence=true"], "parallel.sequence: tokens are divided between matrices that are split"),
-        (["model=lstm", "parallel.pipeline=2"], "parallel.pipeline: only a Transformer can be divided so"),
+        (["parallel.sequence=true"], "parallel.sequence: sequence parallelism extends tensor parallelism"),
+        (["model=lstm", "parallel.pipeline=2"], "parallel.pipeline: only a Transformer can be split this way"),
         (["parallel.shard=2", "batch.micro=auto"], "batch.micro = 'auto'"),
-        (["parallel.shard=2", "optimizer=muon"], "optimizer.kind = 'muon': it reads whole matrices"),
+        (["parallel.shard=2", "optimizer=muon"], "optimizer.kind = 'muon': Muon needs whole matrices"),
         (["parallel.tensor=0"], "parallel.tensor = 0"),
         (["parallel.expert=2"], "parallel.expert"),
     ],
@@ -388,5 +388,5 @@ def test_sizes_must_multiply_to_the_number_of_processes() -> None:
     assert Layout(tensor=2).over(8).replicate == 4
     assert Layout(replicate=2, shard=2, tensor=2).over(8).sizes["shard"] == 2
     for layout, processes in ((Layout(tensor=3), 8), (Layout(replicate=2, tensor=2), 8), (Layout(shard=4), 1)):
-        with pytest.raises(ConfigError, match=r"^parallel: .* takes .*, and there (is|are) \d+; start as many"):
+        with pytest.raises(ConfigError, match=r"^parallel: .* needs .*, but there (is|are) \d+; start that many"):
             layout.over(processes)

@@ -22,7 +22,7 @@ from weft.models import config as models
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import preset
-from weft.models.transformer import Stack
+from weft.models.stack import Stack
 from weft.nn import config, position_config
 from weft.nn.dropout import row_keys
 from weft.objectives.masked import masked_loss

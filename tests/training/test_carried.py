@@ -47,7 +47,7 @@ def test_two_windows_with_a_carried_state_equal_one(cell: str) -> None:
     model = build(LSTM.replace(cell=cell)).eval()
     tokens = torch.randint(0, 11, (3, 12))
     whole = model.features(tokens)
-    carried = Carried()
+    carried = CarriedState()
     first = model.features(tokens[:, :5], carried=carried)
     assert carried.state is not None and not carried.state.requires_grad
     second = model.features(tokens[:, 5:], carried=carried)

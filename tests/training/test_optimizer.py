@@ -20,7 +20,7 @@ ALL: list[Optimizer] = [AdamW(), Adam(), SGD(), Muon()]
 
 def model() -> LanguageModel:
     torch.manual_seed(0)
-    return build(llama(2, 16, 4, 24, 16, vocab_size=11, kv_heads=2))
+    return build(llama(2, 16, 4, d_ff=24, context=16, vocab_size=11, kv_heads=2))
 
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
@@ -114,7 +114,7 @@ def test_embeddings_heads_and_gains_step_as_adamw() -> None:
 
 
 def test_every_block_of_an_encoder_decoder_is_found() -> None:
-    net = build(vaswani(2, 16, 2, 32, 0.0, vocab_size=11))
+    net = build(vaswani(2, 16, 2, d_ff=32, dropout=0.0, vocab_size=11))
     sizes = list(block_matrices(net).values())
     assert len(sizes) == 2 * 4 + 2 * 7
     assert sizes.count([16, 16]) == 2  # keys and values of the source
@@ -195,7 +195,7 @@ def test_muon_stores_as_much_as_planned() -> None:
 
 
 def test_muon_needs_blocks() -> None:
-    with pytest.raises(ConfigError, match=r"optimizer.kind = 'muon': made for Transformer blocks"):
+    with pytest.raises(ConfigError, match=r"optimizer.kind = 'muon': only for Transformer blocks"):
         resolve("lstm", ["optimizer=muon"])
     with pytest.raises(ConfigError, match=r"optimizer.kind = 'muon'"):
         build_optimizer(Muon(), nn.Linear(3, 2))

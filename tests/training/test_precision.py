@@ -98,7 +98,7 @@ def test_sizes_that_are_no_multiples_of_sixteen_are_not_quantised() -> None:
 
 def tiny() -> LanguageModel:
     torch.manual_seed(0)
-    return build_model(gpt(2, 32, 2, 16, 64))
+    return build_model(gpt(2, 32, 2, context=16, vocab_size=64))
 
 
 def test_only_the_layers_inside_blocks_get_eight_bits() -> None:
@@ -165,7 +165,9 @@ def test_an_old_gpu_has_no_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cpu_with_slow_narrow_products_gives_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"fp32": 60e9, "bf16": 0.12e9, "fp16": 45e9}
-    monkeypatch.setattr(precision, "products", lambda *sizes: {format_: rates[format_] for format_ in sizes[3]})
+    monkeypatch.setattr(
+        precision, "matmul_rates", lambda *sizes, dtypes: {format_: rates[format_] for format_ in dtypes}
+    )
     assert slow_precision("fp32", CPU) is None
     assert slow_precision("fp16", CPU) is None
     assert slow_precision("bf16", CPU) == "precision = bf16: this CPU multiplies it 500 times as slowly as fp32"

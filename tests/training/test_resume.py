@@ -21,7 +21,7 @@ from weft.errors import DamageError, RunError
 from weft.recipe.config import SettledRecipe
 from weft.recipe.resolve import resolve
 from weft.runs import checkpoint
-from weft.runs.folder import RunFolder, claimed, held, open_run
+from weft.runs.folder import RunFolder, claim_run, lock_run, open_run
 from weft.runs.lines import read_lines
 from weft.storage import files, tensors
 from weft.training.state import RunResult
@@ -246,7 +246,7 @@ def test_a_start_that_was_killed_can_be_repeated(tmp_path: Path) -> None:
     (tmp_path / "run/source").mkdir()
     for name in (".lock", "tokenizer.json", "base.json", ".config.toml.77"):
         (tmp_path / "run" / name).touch()
-    with claimed(tmp_path / "run") as run:
+    with claim_run(tmp_path / "run") as run:
         assert run.path == tmp_path / "run"
 
 
@@ -296,7 +296,7 @@ def replace_line(path: Path, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("steps = 2\n", "", "steps: missing; the recipe of a run that has started has no gaps"),
+        ("steps = 2\n", "", "steps: missing; the recipe of a started run must be complete"),
         ("lr = 0.01\n", "", r"optimizer\.lr: missing"),
         ('precision = "fp32"\n', "", "precision: missing"),
     ],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.recipe.optimizer import WSD, Constant, Cosine, Linear, StepDecay
+from weft.recipe.optimizer import WSD, Constant, Cosine, LinearDecay, StepDecay
 from weft.training.schedule import build
 
 

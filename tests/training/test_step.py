@@ -135,7 +135,7 @@ def test_bf16_is_close_to_fp32(recipe: MakeRecipe, corpus: Corpus) -> None:
 
 def tiny_gpt() -> tuple[LanguageModel, Batch]:
     torch.manual_seed(0)
-    model, tokens = build(gpt(1, 16, 2, 8, 16)), torch.randint(16, (2, 9))
+    model, tokens = build(gpt(1, 16, 2, context=8, vocab_size=16)), torch.randint(16, (2, 9))
     return model, Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel
-from weft.nn.recurrent import Carried
+from weft.nn.recurrent import CarriedState
 from weft.parallel.mesh import SINGLE, Mesh
 
 T = TypeVar("T")

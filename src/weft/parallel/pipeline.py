@@ -19,8 +19,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from weft.data.batch import Batch
 from weft.errors import ConfigError
-from weft.models.base import LanguageModel, Source, device_of, inputs
-from weft.models.transformer import Transformer
+from weft.models.base import EncoderInput, LanguageModel, device_of, inputs
+from weft.models.transformer import RowInputs, Transformer
 from weft.parallel.mesh import Mesh
 from weft.parallel.passes import Context, LossFunction
 from weft.parallel.ranks import Ranks

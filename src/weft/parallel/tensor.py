@@ -36,10 +36,11 @@ from weft.models import config as models
 from weft.models.bahdanau import Bahdanau
 from weft.models.base import LanguageModel
 from weft.models.recurrent import Recurrent
-from weft.models.transformer import Stack, Transformer
+from weft.models.stack import Stack
+from weft.models.transformer import Transformer
 from weft.nn.attention import CrossAttention, SelfAttention
 from weft.nn.block import Block, Sublayer
-from weft.nn.dropout import Part, RowRng
+from weft.nn.dropout import AxisShard, RowRng
 from weft.nn.feedforward import Gated, Plain
 from weft.nn.init import empty_weights
 from weft.nn.linear import Linear
@@ -219,10 +220,10 @@ def _shard_vocabulary(model: LanguageModel, mesh: DeviceMesh) -> None:
     across = VocabParallel(mesh.get_group(), mesh.get_local_rank(), shards=mesh.size(), vocab_size=vocab_size)
     if isinstance(model, Transformer):
         if model.token_head is not None:
-            model.token_head.across = across
+            model.token_head.vocab_shard = across
     else:
         assert isinstance(model, Recurrent | Bahdanau)
-        model.across = across
+        model.vocab_shard = across
 
 
 # ---- inference with a sharded model

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from weft.models.base import LanguageModel, Pass
-from weft.models.transformer import Transformer
-from weft.nn.mask import map_blocks
+from weft.models.transformer import RowInputs, Transformer
+from weft.nn.mask import build_block_mask
 from weft.recipe.config import SettledRecipe
 
 # operations of all evaluations of a run, on a CPU and on a GPU, from which compiling them saves time: about a minute
@@ -62,7 +62,7 @@ def without_maps(model: LanguageModel) -> Pass:
     of bounds (torch 2.11)."""
     if not isinstance(model, Transformer):
         return model.forward_features
-    outside = torch.compiler.disable(map_blocks)
+    outside = torch.compiler.disable(build_block_mask)
 
     def features(tokens: Tensor, **inputs: Any) -> Tensor:
         return model.forward_features(tokens, map_blocks=outside, **inputs)

@@ -12,7 +12,7 @@ from torch import optim
 
 from weft.errors import DivergedError, LostError, RunError
 from weft.models.base import LanguageModel
-from weft.models.transformer import Stack
+from weft.models.stack import Stack
 from weft.parallel.mesh import Mesh
 from weft.parallel.passes import Parallel, Replicas
 from weft.recipe.config import SettledRecipe
@@ -203,6 +203,6 @@ class Saver:
         """Wait, and raise if the newest state is not on disk."""
         self.wait()
         if self._failure is not None:
-            standing = checkpoint.standing(self._run.checkpoints)
+            standing = checkpoint.all_checkpoints(self._run.checkpoints)
             left = f"the newest whole checkpoint is {standing[-1].name}" if standing else "no checkpoint was written"
             raise RunError(f"{self._failure}; {left}; `weft train --resume {self._run.path}` continues from there")

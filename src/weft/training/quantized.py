@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.data import shards
 from weft.decode.fast.quantize import fill, quantize
-from weft.decode.fast.rounding import Bits
+from weft.decode.fast.quantized_weights import Bits
 from weft.errors import WeftError
 from weft.models.base import LanguageModel
 from weft.models.build import build
@@ -64,7 +64,7 @@ class QuantizedRun:
         """Return the hash of everything that determines a checkpoint's quantised weights, without reading them."""
         sums, base = checkpoint.manifest_of(path)["files"]["model.safetensors"]["sha256"], None
         if self.recipe.adapter is not None:
-            check_base(self.run, self.recipe, checkpoint.present)
+            check_base(self.run, self.recipe, checkpoint.complete)
             base = files.read_text(self.run.base)
         settings = self.recipe.model_dump(mode="json", include={"model", "adapter", "precision"})
         determined = FORMAT, sums, base, settings, str(self.dtype)
