@@ -32,7 +32,7 @@ from weft.data.batch import Batch
 from weft.layout import Layout
 from weft.models.build import build
 from weft.models.presets import gpt, llama
-from weft.models.transformer import Stack
+from weft.models.stack import Stack
 from weft.nn.dropout import row_keys
 from weft.nn.init import empty_weights
 from weft.parallel import apply, mesh

@@ -24,8 +24,8 @@ from weft.models.presets import preset
 from weft.models.stack import Stack
 from weft.nn import config, position_config
 from weft.nn.attention_paths import fast_attention
-from weft.nn.dropout import RowRng, place_keys, row_keys
-from weft.nn.mask import AttentionMask, Mask, taken, within
+from weft.nn.dropout import RowRng, position_keys, row_keys
+from weft.nn.mask import AttentionMask, Mask, select_ranges, slice_ranges
 from weft.nn.position import Position
 from weft.nn.scaled_dot_product import QKV
 from weft.objectives.masked import masked_loss
@@ -209,14 +209,16 @@ def test_tokens_of_ranges() -> None:
     positions = [3, 4, 5, 10, 11, 12, 13]
     for start in range(8):
         for stop in range(start, 8):
-            assert [position for part in within(ranges, start, stop) for position in part] == positions[start:stop]
-    assert taken(torch.arange(20)[None], ranges).tolist() == [positions]
-    assert taken(torch.arange(20)[None], ()).tolist() == [list(range(20))]
+            assert [position for part in slice_ranges(ranges, start, stop) for position in part] == positions[
+                start:stop
+            ]
+    assert select_ranges(torch.arange(20)[None], ranges).tolist() == [positions]
+    assert select_ranges(torch.arange(20)[None], ()).tolist() == [list(range(20))]
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("limit", [None, "real", "documents", "prefix"])
+@pytest.mark.parametrize("limit", [None, "real", "documents"])
 def test_a_mask_of_ranges_is_part_of_the_full_mask(causal: bool, window: int | None, limit: str | None) -> None:
     time, ranges = 24, (range(4, 9), range(15, 22))
     documents = (torch.arange(time) // 7).expand(2, -1)
@@ -224,13 +226,12 @@ def test_a_mask_of_ranges_is_part_of_the_full_mask(causal: bool, window: int | N
         None: {},
         "real": {"real": torch.arange(time) < torch.tensor([[time], [17]])},
         "documents": {"documents": (documents, documents)},
-        "prefix": {"prefix": torch.tensor([3, 18])},
     }
     limits = every[limit]
-    local = limits | ({"documents": (taken(documents, ranges), documents)} if limit == "documents" else {})
+    local = limits | ({"documents": (select_ranges(documents, ranges), documents)} if limit == "documents" else {})
     full = Mask(causal, window, **limits).dense(slice(0, time), slice(0, time), CPU)
     mask = Mask(causal, window, **local, ranges=ranges)
-    expected = taken(full[:, 0].expand(-1, time, -1), ranges)[:, None]
+    expected = select_ranges(full[:, 0].expand(-1, time, -1), ranges)[:, None]
     assert torch.equal(mask.dense(slice(0, 12), slice(0, time), CPU).expand_as(expected), expected)
     for start, stop in ((0, 3), (2, 9), (6, 12)):
         keys = mask.key_range(slice(start, stop), time)
@@ -241,12 +242,14 @@ def test_a_mask_of_ranges_is_part_of_the_full_mask(causal: bool, window: int | N
 def test_dropout_follows_the_positions_of_a_row() -> None:
     ranges, keys = (range(2, 5), range(9, 12)), row_keys(1, torch.arange(2))
     full, part = RowRng(keys), RowRng(keys, ranges)
-    rows = place_keys(full, 4, torch.Size((2, 16)))
-    heads = place_keys(full, 4, torch.Size((2, 3, 16)), (1,))
-    assert torch.equal(place_keys(part, 4, torch.Size((2, 6))), taken(rows, ranges))
-    assert torch.equal(place_keys(part, 4, torch.Size((2, 3)), (2,)), rows[:, [4, 9, 10]])  # tokens 2 … 4 of these
-    assert torch.equal(place_keys(part, 4, torch.Size((2, 3, 6)), (1,)), taken(heads.mT, ranges).mT)
-    assert torch.equal(place_keys(part, 4, torch.Size((2,))), place_keys(full, 4, torch.Size((2,))))
+    rows = position_keys(full, 4, torch.Size((2, 16)))
+    heads = position_keys(full, 4, torch.Size((2, 3, 16)), first=(1,))
+    assert torch.equal(position_keys(part, 4, torch.Size((2, 6))), select_ranges(rows, ranges))
+    assert torch.equal(
+        position_keys(part, 4, torch.Size((2, 3)), first=(2,)), rows[:, [4, 9, 10]]
+    )  # tokens 2 … 4 of these
+    assert torch.equal(position_keys(part, 4, torch.Size((2, 3, 6)), first=(1,)), select_ranges(heads.mT, ranges).mT)
+    assert torch.equal(position_keys(part, 4, torch.Size((2,))), position_keys(full, 4, torch.Size((2,))))
 
 
 def _mesh(rank: int, **sizes: Any) -> mesh.Mesh:
@@ -324,12 +327,12 @@ def test_kernels_see_whole_rows(limit: str, dtype: torch.dtype) -> None:
         for ranges in parts:
             apart: dict[str, Any] = {}
             if limit == "documents":
-                apart = {"documents": (taken(documents, ranges), documents)}
+                apart = {"documents": (select_ranges(documents, ranges), documents)}
             mask = Mask(causal=True, window=300 if limit == "window" else None, **apart, ranges=ranges)
-            attention_mask = AttentionMask(mask, Position(), taken(positions, ranges), positions)
-            local = QKV(taken(q.transpose(1, 2), ranges).transpose(1, 2), k, v)
+            attention_mask = AttentionMask(mask, Position(), select_ranges(positions, ranges), keys=positions)
+            local = QKV(select_ranges(q.transpose(1, 2), ranges).transpose(1, 2), k, v)
             out = fast_attention(local, 0.125, attention_mask)
-            out.backward(taken(upstream.to(dtype).transpose(1, 2), ranges).transpose(1, 2))
+            out.backward(select_ranges(upstream.to(dtype).transpose(1, 2), ranges).transpose(1, 2))
             tokens = torch.cat([torch.arange(part.start, part.stop) for part in ranges or (range(time),)])
             outs.data[:, :, tokens] = out.detach()
         return [outs.detach(), *(tensor.grad for tensor in (q, k, v) if tensor.grad is not None)]

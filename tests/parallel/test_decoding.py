@@ -213,7 +213,7 @@ def test_every_family_steps_like_the_full_model(divided: list[dict[str, Any]]) -
 def test_unsupported_options_are_refused_by_rank_0(divided: list[dict[str, Any]]) -> None:
     for option in ("--quantize", "--draft", "--amateur", "--out"):
         code, out, err = divided[0]["printed"][option]
-        assert code == 2 and not out and err.startswith(f"weft: {option} ") and "divided over 2 processes" in err
+        assert code == 2 and not out and err.startswith(f"weft: {option} ") and "sharded over 2 processes" in err
         assert len(err.splitlines()) == 1
         assert divided[1]["printed"][option] == [2, "", ""]
     assert divided[0]["printed"]["ban"][0] == 2 and "--ban 'xyz': 3 tokens" in divided[0]["printed"]["ban"][2]

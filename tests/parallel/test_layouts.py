@@ -216,7 +216,7 @@ def _collectives(ranks: Ranks, folder: Path) -> None:
 def causal_mask(stack: Any, time: int) -> AttentionMask:
     positions = torch.arange(time)[None]
     angles = stack.position.angles(positions, time, torch.float32)
-    return AttentionMask(Mask(causal=True), stack.position, positions, positions, angles)
+    return AttentionMask(Mask(causal=True), stack.position, positions, keys=positions, angles=angles)
 
 
 def counts(seen: Any) -> dict[str, int]:

@@ -247,7 +247,7 @@ def test_two_stages_train_as_one_process(tmp_path: Path, names: list[str]) -> No
     assert [one["sent"] for one in found] == [{"isend": PARTS, "irecv": PARTS}] * 2
     sizes, generating, unread = found[0]["refused"]
     assert sizes.startswith("parallel.pipeline = 2: all micro-batches of a step must") and "2 and 3 rows" in sizes
-    assert found[1]["refused"] == [sizes, generating] and "can't generate" in generating
+    assert found[1]["refused"] == [sizes, generating] and "cannot generate" in generating
     assert "is outside the vocabulary" in unread
 
 

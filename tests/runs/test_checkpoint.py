@@ -260,8 +260,10 @@ def test_a_full_disk_is_logged_and_the_next_write_may_succeed(tmp_path: Path, mo
     monkeypatch.setattr(tensors, "save_file", failing(error))
     writing.save(2, state(2), best=True)
     writing.wait()
-    assert "step-00000002: the checkpoint cannot be written: I/O error: No space left" in (writing.news() or "")
-    assert writing.news() is None and writing.lost_best
+    assert "step-00000002: the checkpoint cannot be written: I/O error: No space left" in (
+        writing.failure_message() or ""
+    )
+    assert writing.failure_message() is None and writing.lost_best
     assert checkpoint.newest_good(run.checkpoints)[0].name == "step-00000001"
     assert not list(run.checkpoints.glob(".step*"))
     with pytest.raises(RunError, match=r"the newest whole checkpoint is step-00000001; `weft train --resume") as caught:

@@ -21,7 +21,7 @@ from weft.recipe import objective as config
 from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.resolve import resolve
 from weft.recipe.settle import Facts, settle
-from weft.runs.folder import RunFolder, claimed, held, open_run
+from weft.runs.folder import RunFolder, claim_run, lock_run, open_run
 from weft.runs.lines import read_lines
 from weft.training import start
 from weft.training.loader import Loader
@@ -156,7 +156,7 @@ def train(
     """Train on a text in memory, in a new run folder."""
     worker = TrainingWorker(torch.device(device), ranks, log, quiet)
     objective = TextInMemory(recipe, [corpus], evaluate, sample_with=sample)
-    with claimed(path) as folder:
+    with claim_run(path) as folder:
         return start.train(recipe, folder, objective, worker=worker, notes={"command": command})
 
 
@@ -174,7 +174,7 @@ def resume(
     folder = open_run(path)
     recipe = folder.settled_recipe()
     worker = TrainingWorker(torch.device(device), ranks, log, quiet)
-    with held(folder):
+    with lock_run(folder):
         return start.resume(recipe, folder, TextInMemory(recipe, [corpus], evaluate), worker=worker)
 
 

@@ -16,7 +16,7 @@ from weft.evaluate.perplexity import Score, ScoringOptions, token_scores
 from weft.models.build import build
 from weft.models.config import Recurrent
 from weft.nn.dropout import Dropout, RowRng, row_keys
-from weft.nn.recurrent import Carried
+from weft.nn.recurrent import CarriedState
 from weft.parallel.passes import Parallel
 from weft.recipe.config import SettledRecipe
 from weft.recipe.resolve import resolve
@@ -151,6 +151,7 @@ def test_variational_dropout_between_layers() -> None:
     plain = model.features(tokens, rng=rng)
     documents = model.features(tokens, documents=torch.zeros(4, 9, dtype=torch.long), rng=rng)
     torch.testing.assert_close(plain, documents, atol=1e-6, rtol=1e-5)
-    for dropout in model.between:  # type: ignore[union-attr]
+    for dropout in model.get_submodule("between").children():
+        assert isinstance(dropout, Dropout)
         dropout.variational = False
     assert not torch.allclose(model.features(tokens, rng=rng), plain, atol=1e-3)

@@ -16,7 +16,7 @@ from tests.training.small import Evaluate, Runs, change_steps, events, overwrite
 
 from weft.data.batch import Batch
 from weft.runs import checkpoint
-from weft.runs.folder import RunFolder, claimed
+from weft.runs.folder import RunFolder, claim_run
 from weft.training.step import OptimisationStep
 from weft.training.weights import load_model
 
@@ -214,7 +214,7 @@ def test_a_start_that_was_killed_and_then_interrupted_can_be_repeated(tmp_path: 
     place.mkdir()
     (place / ".lock").touch()
     (place / ".tokenizer.json.0123abcd").touch()  # a file that the killed process was writing
-    with pytest.raises(KeyboardInterrupt), claimed(place):
+    with pytest.raises(KeyboardInterrupt), claim_run(place):
         raise KeyboardInterrupt
-    with claimed(place):
+    with claim_run(place):
         pass

@@ -218,7 +218,7 @@ def test_activations_are_what_autograd_keeps(config: Config, adapter: LoRA, monk
 def test_dropout_saves_a_byte_per_value() -> None:
     adapter = LoRA(targets=("*.feedforward.*",))
     plain, dropped = (
-        training_memory(gpt(6, 64, 4, 32, 16), Workload(4, 32, "bf16"), settings).activations
+        training_memory(gpt(6, 64, 4, context=32, vocab_size=16), Workload(4, 32, "bf16"), settings).activations
         for settings in (adapter, adapter.replace(dropout=0.1))
     )
     assert dropped - plain == 4 * 32 * 6 * (64 + 256)
@@ -228,7 +228,7 @@ def test_dropout_saves_a_byte_per_value() -> None:
 
 
 def test_lower_layers_have_lower_learning_rates() -> None:
-    model = build(vaswani(3, 16, 2, 32, 0.0, vocab_size=11))
+    model = build(vaswani(3, 16, 2, d_ff=32, dropout=0.0, vocab_size=11))
     factors = {name: layer_factors(model, 0.5)[p] for name, p in model.named_parameters()}
     assert factors["embedding.weight"] == 0.5**4
     for stack in ("encoder", "decoder"):

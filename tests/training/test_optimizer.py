@@ -185,7 +185,7 @@ def test_a_skipped_update_leaves_no_trace(settings: Optimizer) -> None:
 
 def test_muon_stores_as_much_as_planned() -> None:
     """One value per weight inside blocks, two elsewhere."""
-    settings = gpt(2, 32, 2, 16, 64)
+    settings = gpt(2, 32, 2, context=16, vocab_size=64)
     net = build(settings)
     optimizer = build_optimizer(Muon(), net)
     set_gradients(net, 0)

@@ -200,7 +200,7 @@ def test_a_plain_arm_computes_fp32_without_onednn(
 
 def test_a_trained_model_reads_in_fp32_where_its_format_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"fp32": 60e9, "bf16": 0.12e9}
-    monkeypatch.setattr(precision, "products", lambda *sizes: rates)
+    monkeypatch.setattr(precision, "matmul_rates", lambda *sizes, dtypes: rates)
     with reading("bf16", CPU):
         assert not torch.is_autocast_enabled("cpu")
     rates["bf16"] = 200e9

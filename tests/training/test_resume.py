@@ -226,7 +226,10 @@ def test_a_second_interrupt_stops_immediately(runs: Runs, monkeypatch: pytest.Mo
 
 def test_an_existing_run_is_refused(runs: Runs) -> None:
     runs.train("steps=1")
-    with pytest.raises(RunError, match=r"already here.*weft train --resume .*run.*--run"), claimed(runs.folder / "run"):
+    with (
+        pytest.raises(RunError, match=r"already here.*weft train --resume .*run.*--run"),
+        claim_run(runs.folder / "run"),
+    ):
         pass
     assert not (runs.folder / "run/.lock").exists()
 
@@ -235,7 +238,7 @@ def test_an_existing_run_is_refused(runs: Runs) -> None:
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("precious")
-    with pytest.raises(RunError, match="other things"), claimed(tmp_path):
+    with pytest.raises(RunError, match="other files"), claim_run(tmp_path):
         pass
     assert (tmp_path / name).read_text() == "precious"
     assert len(list(tmp_path.iterdir())) == 1
@@ -257,7 +260,7 @@ def test_a_start_that_fails_removes_its_files(tmp_path: Path, there: bool) -> No
         run.mkdir()
 
     def fail() -> None:
-        with claimed(run):
+        with claim_run(run):
             (run / "data").mkdir()
             (run / "tokenizer.json").touch()
             raise KeyboardInterrupt
@@ -270,17 +273,17 @@ def test_a_start_that_fails_removes_its_files(tmp_path: Path, there: bool) -> No
 
 def test_one_process_at_a_time(runs: Runs) -> None:
     busy = "another process is training there"
-    with claimed(runs.folder / "new"), pytest.raises(RunError, match=busy):
+    with claim_run(runs.folder / "new"), pytest.raises(RunError, match=busy):
         runs.train("steps=1", name="new")
     first = runs.train("steps=1", name="old")
-    with held(first.run), pytest.raises(RunError, match=busy):
+    with lock_run(first.run), pytest.raises(RunError, match=busy):
         runs.resume("old")
     runs.resume("old")
 
 
 def test_an_unwritable_path_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunError, match="cannot be written: Not a directory"), claimed(tmp_path / "file/run"):
+    with pytest.raises(RunError, match="cannot be written: Not a directory"), claim_run(tmp_path / "file/run"):
         pass
 
 

@@ -15,7 +15,7 @@ def test_cosine_rises_to_the_peak_and_falls_to_the_floor() -> None:
 
 
 def test_linear() -> None:
-    rate = build(Linear(warmup=4, floor=0.0), 2.0, 24, d_model=64)
+    rate = build(LinearDecay(warmup=4, floor=0.0), 2.0, 24, d_model=64)
     assert [rate(2), rate(4), rate(14), rate(24)] == pytest.approx([1.0, 2.0, 1.0, 0.0])
 
 
@@ -34,7 +34,7 @@ def test_constant_without_warmup() -> None:
     assert [rate(1), rate(10)] == [0.3, 0.3]
 
 
-@pytest.mark.parametrize("kind", [Constant, Linear, Cosine, WSD])
+@pytest.mark.parametrize("kind", [Constant, LinearDecay, Cosine, WSD])
 def test_every_step_before_the_last_has_a_rate(kind: type) -> None:
     """Even if warm-up takes all steps no rate is negative, and that of the first step is positive."""
     rate = build(kind(warmup=7), 1.0, 7, d_model=64)

@@ -224,11 +224,11 @@ def test_other_weights_are_undone_even_if_their_evaluation_fails(tmp_path: Path)
 # ---- recomputation
 
 KINDS: dict[str, Any] = {
-    "gpt": gpt(2, 16, 2, 8, 16, dropout=0.2),
-    "llama": llama(2, 16, 2, 24, 8, vocab_size=16, kv_heads=1),
-    "t5": llama(2, 16, 2, 24, 8, vocab_size=16).replace(position=T5Bias(buckets=8)),
-    "bert": bert(2, 16, 2, 16, 8),
-    "vaswani": vaswani(2, 16, 2, 32, 0.1, vocab_size=16, context=8),
+    "gpt": gpt(2, 16, 2, context=8, vocab_size=16, dropout=0.2),
+    "llama": llama(2, 16, 2, d_ff=24, context=8, vocab_size=16, kv_heads=1),
+    "t5": llama(2, 16, 2, d_ff=24, context=8, vocab_size=16).replace(position=T5Bias(buckets=8)),
+    "bert": bert(2, 16, 2, vocab_size=16, context=8),
+    "vaswani": vaswani(2, 16, 2, d_ff=32, dropout=0.1, vocab_size=16, context=8),
 }
 
 

@@ -287,7 +287,7 @@ class Run:
         self,
         texts: Sequence[str],
         settings: Beam | Sampling | None = None,
-        languages: Asked = ANY,
+        languages: LanguagePair = ANY_LANGUAGES,
         *,
         progress: Advance | None = None,
         ratio: float | None = LENGTH_RATIO,
@@ -315,7 +315,7 @@ class Run:
         """Return the likeliest tag of each word of each sentence, with its probability."""
         return self._trained_for(Tag, "tag words").predict(self.model, sentences)
 
-    def answer(self, questions: Sequence[str], contexts: Sequence[str]) -> list[Found]:
+    def answer(self, questions: Sequence[str], contexts: Sequence[str]) -> list[AnswerSpan]:
         """Return the likeliest answer to each question in its context, with its probability and its position."""
         return self._trained_for(Answer, "answer questions").predict(self.model, questions, contexts)
 

@@ -118,10 +118,10 @@ def train(
     with claim_run(free_folder(default) if run is None else run) as folder:
         settled, objective, choices = _prepare(resolved, folder, log)
         ranks.share(lambda: _invitation(settled, folder))
-        worker = Worker(ranks=ranks, log=log)
+        worker = TrainingWorker(ranks=ranks, log=log)
         chosen = [[choice.key, str(choice.value), choice.why] for choice in choices]
         notes = {"command": command, "choices": chosen} | ({"job": name} if (name := job()) is not None else {})
-        start.train(settled, folder, objective, worker, notes)
+        start.train(settled, folder, objective, worker=worker, notes=notes)
         return finish(settled, folder, objective, ranks=ranks)
 
 
@@ -148,7 +148,7 @@ def resume(run: Path | str, *, changes: Changes = (), log: Log = log_to_stderr) 
         if recipe.model.kind != "ngram" and (checkpoints := checkpoint.all_checkpoints(folder.checkpoints)):
             check_lines(folder, recipe, checkpoint.step_of(checkpoints[-1]))
         ranks.share(lambda: _invitation(recipe, folder))
-        start.resume(recipe, folder, objective, Worker(ranks=ranks, log=log))
+        start.resume(recipe, folder, objective, worker=TrainingWorker(ranks=ranks, log=log))
         return finish(recipe, folder, objective, ranks=ranks)
 
 
@@ -186,7 +186,9 @@ def _extend(folder: RunFolder, recipe: SettledRecipe, changes: Changes, *, ranks
     if not messages:
         return recipe
     if "steps" in messages and not isinstance(recipe.schedule, Constant | Noam):
-        before, after = (schedule.build(r.schedule, r.optimizer.lr or 0.0, r.steps, 0) for r in (recipe, longer))
+        before, after = (
+            schedule.build(r.schedule, r.optimizer.lr or 0.0, r.steps, d_model=0) for r in (recipe, longer)
+        )
         messages["steps"] += f"; the {recipe.schedule.kind} schedule now spans {longer.steps} steps"
         if step:
             rates = f"was {before(step):.2g} at step {step} and is {after(step + 1):.2g} at step {step + 1}"
@@ -346,8 +348,8 @@ def _follow(ranks: Ranks) -> Run:
     folder = FollowedRun(invitation["run"])
     try:
         recipe = validate(SettledRecipe, invitation["recipe"])
-        worker = Worker(ranks=ranks, log=lambda line: None, quiet=True)
-        start.follow(recipe, folder, objectives.build(recipe, folder), worker)
+        worker = TrainingWorker(ranks=ranks, log=lambda line: None, quiet=True)
+        start.follow(recipe, folder, objectives.build(recipe, folder), worker=worker)
     except LostError:  # it names the lost rank
         raise
     except WeftError as error:

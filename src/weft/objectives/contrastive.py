@@ -57,7 +57,7 @@ class Contrastive(RowObjective[config.Contrastive]):
         assert batch.source is not None, "each text has a partner"
         rng = row_rng(batch)
         first = head_output(model, features, batch)
-        second_rng = None if rng is None else rng.repeated(SECOND_PASS)
+        second_rng = None if rng is None else rng.for_repeat(SECOND_PASS)
         second = model(batch.source.tokens, mask=batch.source.mask, rng=second_rng).float()
         cosines = F.normalize(first, dim=-1) @ F.normalize(second, dim=-1).mT / self.settings.temperature
         partners = torch.arange(len(cosines), device=cosines.device)

@@ -18,7 +18,7 @@ from weft.parallel.mesh import SINGLE, Mesh
 
 T = TypeVar("T")
 Context = AbstractContextManager[object]
-States = Sequence[Carried | None]
+States = Sequence[CarriedState | None]
 LossFunction = Callable[[LanguageModel, Tensor, Batch], tuple[Tensor, Tensor | int, dict[str, Tensor]]]
 
 
@@ -69,7 +69,7 @@ class Parallel:
             state = carried[number] if carried else None
 
             def losses(
-                model: LanguageModel, part: Batch = part, state: Carried | None = state
+                model: LanguageModel, part: Batch = part, state: CarriedState | None = state
             ) -> tuple[Tensor, Tensor]:
                 total, _, extras = loss(model, model.read(part, state), part)
                 return total, extras["nll"]

@@ -147,18 +147,18 @@ class Pipeline(nn.Module):
         Received hidden states are widened to the dtype of embeddings, which decides that of rotary angles; a stack
         narrows them as it narrows embeddings.
         """
-        model, stage, source = self.model, self.stage, arguments.get("source")
+        model, stage, rows = self.model, self.stage, RowInputs(**arguments)
         wide = [tensor.to(self._wide) for tensor in received]
         if len(stage.spans) == 1:
-            return (model.forward_features(tokens, hidden=wide[0] if wide else None, **arguments),)
+            return (model.forward_rows(tokens, rows, hidden=wide[0] if wide else None),)
         if stage.within("encoder"):
-            encoded = model.encode(model._given(source), rng=arguments.get("rng"), hidden=wide[0] if wide else None)
+            encoded = model.encode(model.require_source(rows.source), rng=rows.rng, hidden=wide[0] if wide else None)
         else:
             encoded = received[0]
         if not stage.within("decoder"):
             return (encoded,)
         hidden = None if stage.begins("decoder") else wide[1]
-        x = model.forward_features(tokens, hidden=hidden, encoded=encoded, **arguments)
+        x = model.forward_rows(tokens, rows, hidden=hidden, encoded=encoded)
         return (x,) if stage.is_last else (encoded, x)
 
     @torch.no_grad()
@@ -222,7 +222,7 @@ class Pipeline(nn.Module):
         enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
         return torch.bfloat16 if enabled and dtype == torch.bfloat16 else self._wide
 
-    def _boundary(self, layer: int, tokens: Tensor, source: Source | None) -> list[tuple[int, ...]]:
+    def _boundary(self, layer: int, tokens: Tensor, source: EncoderInput | None) -> list[tuple[int, ...]]:
         """Return the shapes of what is sent before a layer: an encoded source, and hidden states, of the local tokens
         alone if the tensor axis divides them."""
         width, spans = self.model.config.d_model, self.stage.spans

@@ -162,11 +162,11 @@ def _shard_stack(stack: Stack, layout: Layout, mesh: DeviceMesh) -> None:
         if isinstance(module, SelfAttention):
             module.widths = [width // shards for width in module.widths]
         if isinstance(module, Plain | Gated):
-            module.dropout.part = Part(-1, rank, shards)
+            module.dropout.shard = AxisShard(-1, rank, shards)
         if isinstance(module, Gated):
             module.swiglu = None  # its gradient needs the full matrix
         if isinstance(module, Sublayer) and layout.sequence:
-            module.dropout.part = Part(1, rank, shards)
+            module.dropout.shard = AxisShard(1, rank, shards)
     if stack.position.biases and len(stack.blocks):
         heads = next(block.attention.heads for block in stack.blocks if isinstance(block, Block))
         stack.position.heads_here = slice(rank * heads, (rank + 1) * heads)
@@ -174,7 +174,7 @@ def _shard_stack(stack: Stack, layout: Layout, mesh: DeviceMesh) -> None:
 
 @dataclass(frozen=True)
 class VocabParallel:
-    """Processes that shard the vocabulary (`nn.loss.Across`), `tokens` each; the last may have fewer."""
+    """Processes that shard the vocabulary (`nn.loss.VocabShard`), `tokens` each; the last may have fewer."""
 
     group: Any
     rank: int

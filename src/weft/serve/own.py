@@ -82,7 +82,7 @@ def translate(model: ServedModel, body: TranslateBody) -> dict[str, Any]:
     if body.beams is not None:
         length = getattr(run.objective, "length", 128)
         search = translation_beam(length, {**run.beam_defaults, "beams": body.beams})
-    languages = Asked(body.source, body.target)
+    languages = LanguagePair(body.source, body.target)
     return {"translations": run.translate(_as_list(body.input), search, languages)}
 
 

@@ -65,6 +65,6 @@ def without_maps(model: LanguageModel) -> Pass:
     outside = torch.compiler.disable(build_block_mask)
 
     def features(tokens: Tensor, **inputs: Any) -> Tensor:
-        return model.forward_features(tokens, map_blocks=outside, **inputs)
+        return model.forward_rows(tokens, RowInputs(**inputs), build_block_mask=outside)
 
     return features

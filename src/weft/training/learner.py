@@ -50,11 +50,11 @@ class Learner:
 
     def copy(self, step: int, notes: Mapping[str, Any]) -> Copy:
         """Copy everything resumable into host memory."""
-        return snapshot.snapshot(step, self.model, self.optimizer, notes, self.step_state.tensors())
+        return snapshot.snapshot(step, self.model, self.optimizer, notes=notes, step_state=self.step_state.tensors())
 
     def write(self, folder: Path, copy: Copy, keep: int, *, interrupted: bool = False) -> Path:
         """Write a copy as a checkpoint, keep the last `keep` checkpoints, and return its path."""
-        return checkpoint.write(folder, copy, keep, interrupted)
+        return checkpoint.write(folder, copy, keep, interrupted=interrupted)
 
     def load(self, path: Path) -> dict[str, Any]:
         """Restore a checkpoint; return its notes."""

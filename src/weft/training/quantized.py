@@ -84,7 +84,7 @@ class QuantizedRun:
     def _stored(self, bits: Bits, origin: str) -> LanguageModel | None:
         """Return the stored model with this origin; None if there is none, or if it is damaged."""
         path = self._path(bits)
-        note = checkpoint.read_note(path.with_suffix(".json"))
+        note = checkpoint.read_json(path.with_suffix(".json"))
         if note.get("made_from") != origin:
             return None
         with empty_weights():

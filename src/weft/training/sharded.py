@@ -46,11 +46,14 @@ class ShardedLearner(Learner):
         self.optimizer = optimizer.build(recipe.optimizer, self.model, self.parallel.local)
         self.step_state.restore({})
 
-    def copy(self, step: int, notes: Mapping[str, Any]) -> sharded_checkpoint.Part:
-        return sharded_checkpoint.part(step, self.parallel, self.optimizer, notes, self.step_state.tensors())
+    def copy(self, step: int, notes: Mapping[str, Any]) -> sharded_checkpoint.ShardedSnapshot:
+        state = self.step_state.tensors()
+        return sharded_checkpoint.snapshot(step, self.parallel, self.optimizer, notes=notes, step_state=state)
 
     def write(self, folder: Path, copy: Copy, keep: int, *, interrupted: bool = False) -> Path:
-        return sharded_checkpoint.write(folder, copy, keep, interrupted, self.parallel.mesh.checkpoints)
+        return sharded_checkpoint.write(
+            folder, copy, keep, interrupted=interrupted, ranks=self.parallel.mesh.checkpoints
+        )
 
     def load(self, path: Path) -> dict[str, Any]:
         notes, step_state = sharded_checkpoint.load(path, self.parallel, self.optimizer)

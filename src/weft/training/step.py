@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, optim
 
 from weft.data.batch import Batch
-from weft.nn.recurrent import Carried
+from weft.nn.recurrent import CarriedState
 from weft.parallel.passes import LossFunction, Parallel
 from weft.recipe.config import Precision
 from weft.training.optimizer import parameters, set_rate, update
@@ -100,14 +100,14 @@ class OptimisationStep:
         mesh.axis("pipeline").sum_(sums)  # the last stage has them
         return sums[0] / count, sums[1] / count, targets
 
-    def _carried(self, part: Batch) -> Carried | None:
+    def _carried(self, part: Batch) -> CarriedState | None:
         """Return the recurrent state that a micro-batch continues from; None unless rows continue those before."""
         if part.lanes is None or part.begins is None:
             return None
         states = self.state.carried
-        return Carried(None if states is None else states[:, :, part.lanes].masked_fill(part.begins[:, None], 0.0))
+        return CarriedState(None if states is None else states[:, :, part.lanes].masked_fill(part.begins[:, None], 0.0))
 
-    def _keep_states(self, parts: Sequence[Batch], carried: Sequence[Carried | None]) -> None:
+    def _keep_states(self, parts: Sequence[Batch], carried: Sequence[CarriedState | None]) -> None:
         """Store the states that the rows ended with, on every rank: rank 0 writes the checkpoint."""
         if parts[0].lanes is None:
             return

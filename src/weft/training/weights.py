@@ -124,9 +124,9 @@ def base_note(origin: str) -> str:
     return json.dumps({"init": origin, "sha256": _base_hash(origin)})
 
 
-def check_base(run: RunFolder, recipe: Recipe, check: Callable[[Path], Path] = checkpoint.whole) -> None:
+def check_base(run: RunFolder, recipe: Recipe, check: Callable[[Path], Path] = checkpoint.verified) -> None:
     """Refuse a run whose adapter was trained for other weights than those of `init` now. `check` verifies the
-    checkpoint of `init`; `checkpoint.whole` reads all of it."""
+    checkpoint of `init`; `checkpoint.verified` reads all of it."""
     assert recipe.init is not None
     try:
         noted = json.loads(files.read_text(run.base))["sha256"] if run.base.exists() else None
@@ -139,7 +139,7 @@ def check_base(run: RunFolder, recipe: Recipe, check: Callable[[Path], Path] = c
         )
 
 
-def _base_hash(origin: str, check: Callable[[Path], Path] = checkpoint.whole) -> str:
+def _base_hash(origin: str, check: Callable[[Path], Path] = checkpoint.verified) -> str:
     path, _ = checkpoint.find(open_run(origin).checkpoints, "best", check)
     listed = json.loads(files.read_text(path / "manifest.json"))["files"]
     return " ".join(listed["model.safetensors"]["sha256"])

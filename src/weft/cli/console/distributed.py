@@ -32,7 +32,7 @@ def distributed_command(command: Callable[P, None]) -> Callable[P, None]:
         with loading():
             from weft.parallel.ranks import join
         ranks = join()
-        with reaching(), _print_on_rank_0(ranks):
+        with ranks.watching(), _print_on_rank_0(ranks):
             command(*args, **kwargs)
             ranks.barrier()
 
@@ -118,7 +118,7 @@ def _print_on_rank_0(ranks: "Ranks") -> Iterator[None]:
             yield
         except WeftError as error:
             with suppress(WeftError):
-                ranks.wait()  # rank 0 fails in the same way: let it report before torchrun ends all processes
+                ranks.barrier()  # rank 0 fails in the same way: let it report before torchrun ends all processes
             raise SystemExit(2) from error
         except KeyboardInterrupt as error:
             raise SystemExit(130) from error
