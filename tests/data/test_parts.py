@@ -237,15 +237,15 @@ def test_processes_write_the_bytes_of_one(tmp_path: Path, corpus: Path, monkeypa
 def test_a_process_that_dies_is_reported_in_one_line(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text, ask, calls = TextSource([str(corpus / "texts")]), Child.ask, count(1)
+    text, request, calls = TextSource([str(corpus / "texts")]), Child.request, count(1)
 
-    def kill_and_ask(child: Child, pieces: Any) -> dict[str, Any]:
+    def kill_and_request(child: Child, pieces: Any) -> dict[str, Any]:
         if next(calls) == 12:
             child.process.kill()
-        return ask(child, pieces)
+        return request(child, pieces)
 
     monkeypatch.setattr(encode, "BATCH", 3000)
-    monkeypatch.setattr(Child, "ask", kill_and_ask)
+    monkeypatch.setattr(Child, "request", kill_and_request)
     with pytest.raises(
         DataError, match=r"out: a process that encodes text died: it was killed, .* fewer --jobs"
     ) as error:

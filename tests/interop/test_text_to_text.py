@@ -29,7 +29,7 @@ from weft.api.import_model import import_model
 from weft.api.load import load
 from weft.api.settings import beam
 from weft.interop.hf.tokenizer import M2M100
-from weft.objectives.frame import ANY, Asked
+from weft.objectives.frame import ANY_LANGUAGES, LanguagePair
 
 transformers = Later("transformers")
 
@@ -103,7 +103,7 @@ class Case(NamedTuple):
     model: str
     tokenizer: Callable[[], Any]
     settings: dict[str, Any]
-    languages: Asked = ANY
+    languages: LanguagePair = ANY_LANGUAGES
 
 
 SUMMARIES = {"num_beams": 4, "early_stopping": True, "length_penalty": 2.0, "no_repeat_ngram_size": 3, "min_length": 4}
@@ -115,16 +115,16 @@ CASES = {
     "bart for summaries": Case("Bart", bart, {**FAIRSEQ, **SUMMARIES}),
     "marian": Case("Marian", marian, {"eos_token_id": 0, "forced_eos_token_id": 0}),
     "marian with languages": Case(
-        "Marian", lambda: marian(">>deu<<", ">>eng<<"), {"eos_token_id": 0}, Asked(None, "deu")
+        "Marian", lambda: marian(">>deu<<", ">>eng<<"), {"eos_token_id": 0}, LanguagePair(None, "deu")
     ),
     "t5": Case("T5", t5, PAD_FIRST),
     "t5 with penalties": Case("T5", t5, {**PAD_FIRST, "repetition_penalty": 1.5, "no_repeat_ngram_size": 2}),
     "mt5": Case("MT5", t5, PAD_FIRST),
     "pegasus": Case("Pegasus", pegasus, PAD_FIRST),
-    "mbart": Case("MBart", mbart, FAIRSEQ, Asked("de_DE", "ro_RO")),
-    "mbart50": Case("MBart", mbart50, FAIRSEQ, Asked("de_DE", "fr_XX")),
-    "nllb": Case("M2M100", nllb, FAIRSEQ, Asked("deu_Latn", "fra_Latn")),
-    "m2m100": Case("M2M100", m2m, FAIRSEQ, Asked("de", "fr")),
+    "mbart": Case("MBart", mbart, FAIRSEQ, LanguagePair("de_DE", "ro_RO")),
+    "mbart50": Case("MBart", mbart50, FAIRSEQ, LanguagePair("de_DE", "fr_XX")),
+    "nllb": Case("M2M100", nllb, FAIRSEQ, LanguagePair("deu_Latn", "fra_Latn")),
+    "m2m100": Case("M2M100", m2m, FAIRSEQ, LanguagePair("de", "fr")),
 }
 QUICK = ("bart", "bart for summaries", "marian")
 CONFIG_KEYS = ("forced_bos_token_id", "forced_eos_token_id", "decoder_start_token_id")  # of a generation_config, too

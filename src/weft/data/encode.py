@@ -23,7 +23,7 @@ from weft.errors import TokenizerError
 from weft.storage.files import utf8_size
 from weft.text.fragments import FragmentIds, SplitPoints, TextFragment, first_split_point, last_split_point
 from weft.text.tokenizer import Ids, Tokenizer
-from weft.workers import Children, answer, told
+from weft.workers import Children, requests, respond
 
 BATCH = 1024 * 1024  # characters of text encoded in one call
 MAX_FRAGMENT_BYTES = 1024 * 1024  # text of a fragment; encoding takes about a hundred times as much memory
@@ -165,8 +165,8 @@ def _encode(tokenizer: Tokenizer, dtype: str, fragments: list[TextFragment]) -> 
 
 
 def _encode_in_child(children: Children, dtype: str, fragments: list[TextFragment]) -> list[FragmentIds]:
-    with children.free() as child:
-        reply = child.ask(fragments)
+    with children.acquire() as child:
+        reply = child.request(fragments)
         if "error" in reply:
             raise TokenizerError(reply["error"])
         rows = reply["fragments"]
@@ -177,16 +177,16 @@ def _encode_in_child(children: Children, dtype: str, fragments: list[TextFragmen
 
 def main() -> None:
     """Run a child process, which receives the tokenizer and then lists of fragments, and returns their ids."""
-    requests = told()
-    settings = next(requests)
+    lists = requests()
+    settings = next(lists)
     tokenizer = Tokenizer.from_json(settings["json"], settings["roles"])
-    for fragments in requests:
+    for fragments in lists:
         try:
             rows = _encode(tokenizer, settings["dtype"], [TextFragment(*fragment) for fragment in fragments])
         except TokenizerError as error:
-            answer({"error": str(error)})
+            respond({"error": str(error)})
         else:
-            answer({"fragments": [row[1:] for row in rows]}, (row.ids.tobytes() for row in rows))
+            respond({"fragments": [row[1:] for row in rows]}, (row.ids.tobytes() for row in rows))
 
 
 if __name__ == "__main__":
