@@ -24,9 +24,9 @@ def costs(nats: list[float], text: str, starts: tuple[int, ...] = (0,), context:
     """A text with one byte per token and scores in random order."""
     ids = BYTES.encode(text)
     sizes = np.diff([*starts, len(ids)]).tolist()
-    rows = np.arange(len(ids)), np.array(nats), np.array(context or range(1, len(ids) + 1))
+    losses, contexts = np.array(nats), np.array(context or range(1, len(ids) + 1))
     order = np.array_split(np.random.default_rng(0).permutation(len(ids)), 3)
-    parts = (TokenScores(*(row[part] for row in rows)) for part in order)
+    parts = (TokenScores(part, losses[part], contexts[part]) for part in order)
     return TextCosts.of(held.tokens(np.array(ids), list(starts), sizes), parts)
 
 

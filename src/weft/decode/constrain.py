@@ -144,7 +144,7 @@ class Constraint:
 class _Vocabulary:
     """A tokenizer as llguidance expects it: the bytes of each token.
 
-    A token that begins a text may lose its leading space; these variants follow the `size` tokens, as in `openings`.
+    A token that begins a text may lose its leading space: such variants follow the `size` tokens, as `openings` lists.
     """
 
     def __init__(self, tokenizer: Tokenizer):

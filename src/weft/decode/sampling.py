@@ -258,8 +258,8 @@ def no_repeat_ngram(logits: Tensor, texts: Sequence[Sequence[int]], sizes: Seque
 
 
 class TokenHistory:
-    """Tokens of each row so far, for penalties: the `texts` with their prompts, and (batch, V) whether a token is
-    `in_prompt` and how often it was generated (`counts`)."""
+    """Tokens of each row so far, for penalties: `texts` are the ids of prompt and text, `in_prompt` (batch, V) marks
+    the prompt's tokens, and `counts` (batch, V) counts the generated ones."""
 
     def __init__(self, prompts: Sequence[Sequence[int]], vocab_size: int, device: torch.device):
         self.in_prompt = torch.zeros(len(prompts), vocab_size, dtype=torch.bool, device=device)

@@ -38,10 +38,9 @@ def weights(sections: int, draws: int = DRAWS, rng: np.random.Generator | None =
     return np.bincount(drawn.ravel(), minlength=draws * sections).reshape(draws, sections).astype(np.float64)
 
 
-Measure = Callable[[Array], Mapping[str, float]]  # metrics of drawn rows, from their counts (rows,)
-
-
-def row_intervals(measure: Measure, rows: int, draws: int = DRAWS) -> dict[str, list[float]]:
+def row_intervals(
+    measure: Callable[[Array], Mapping[str, float]], rows: int, draws: int = DRAWS
+) -> dict[str, list[float]]:
     """Return the intervals of the metrics that `measure` computes from counts (rows,); none if there is one row."""
     rng = np.random.default_rng(0)
     results = [measure(weights(rows, 1, rng)[0]) for _ in range(draws if rows > 1 else 0)]

@@ -70,7 +70,7 @@ class CPUFastPath(PlainPath):
 
     @classmethod
     def fits(cls, model: LanguageModel, state: State) -> bool:
-        """Whether this is a float32 decoder, with or without a source, of constant positions and equally long rows."""
+        """Whether this is a float32 decoder, perhaps with a source, of fixed positions, and rows are equally long."""
         settings = model.config
         even = isinstance(state, TransformerState) and state.even and isinstance(state.cache, KeyValueCache)
         if not even or not is_float32_on_cpu(model) or not isinstance(settings, Decoder | EncoderDecoder):

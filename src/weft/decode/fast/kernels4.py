@@ -4,7 +4,7 @@ A single row is first quantised to 8 bits, as on a CPU: integers are multiplied 
 weights to float takes longer than reading them.
 
 A group is 32 consecutive weights of a row in 16 bytes: the first 16 in the lower nibbles, the others in the upper. It
-has a scale and a centre, the bf16 halves of an int32: a nibble u is w ≈ scale · (u − 8) + centre.
+has a scale and a centre, the bf16 halves of an int32: nibble u stands for the weight scale · (u − 8) + centre.
 
 Imported only where there is a GPU.
 """
