@@ -179,9 +179,8 @@ NESTED = """{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}
     ],
 )
 @pytest.mark.timeout(60)
-def test_templates_that_fail_or_never_end_are_refused_in_one_line(
-    plain: Tokenizer, template: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_and_endless_templates(plain: Tokenizer, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused in one line."""
     monkeypatch.setattr(templates, "MAX_MILLISECONDS", 50)
     with pytest.raises(TokenizerError, match=r"^the chat template cannot be rendered: .") as raised:
         with_template(plain, template).chat(TALK)
@@ -248,9 +247,8 @@ def test_errors_name_file_line_and_reason(plain: Tokenizer, tmp_path: Path, monk
             Tokenizer.load(tmp_path).chat(TALK)
 
 
-def test_the_child_process_imports_nothing_from_the_working_directory(
-    plain: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_child_imports_nothing_local(plain: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules in the working directory are not imported."""
     for name in ("json", "jinja2", "weft", "resource"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.chdir(tmp_path)

@@ -21,6 +21,7 @@ BITS = [
     *["\u3000", "\u00ad", "ﬁ", "ａ", "▁", "▁▁", "<eos>", "<unk>", "[CLS]", "<0x0A>", "<|x|>", "\u0085", "हिन्दी", "กำ"],
     *["aa", "aaa"],
 ]  # fmt: skip
+SPECIAL = ["<unk>", "<eos>"]
 LINES = "The frogs {} sat by the river, and it's one frog's song.\nDie Kröte sang 漢字 {}.\n\n"
 TRAINING_TEXT = " ".join(LINES.format(n, n * 7) for n in range(30))
 
@@ -45,11 +46,9 @@ def bpe(
         backend.pre_tokenizer = pre
         if normalizer is not None and not later:
             backend.normalizer = normalizer
-        bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
         alphabet = pre_tokenizers.ByteLevel.alphabet() if "ByteLevel" in str(pre) else []
-        special = ["<unk>", "<eos>", *bytes_]
+        special = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
         trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, initial_alphabet=alphabet)
-        trainer.show_progress = False
         backend.train_from_iterator([TRAINING_TEXT + "".join(BITS)], trainer)
         backend.decoder = decoders.ByteLevel() if alphabet else decoders.Metaspace()
         if later:
@@ -65,9 +64,7 @@ def unigram(pre: pre_tokenizers.PreTokenizer, normalizer: normalizers.Normalizer
         backend = tokenizers.Tokenizer(models.Unigram())
         backend.normalizer, backend.pre_tokenizer = normalizer, pre
         backend.decoder = decoders.Metaspace()
-        trainer = trainers.UnigramTrainer(
-            vocab_size=300, special_tokens=["<unk>", "<eos>"], unk_token="<unk>", show_progress=False
-        )
+        trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=SPECIAL, unk_token="<unk>")
         backend.train_from_iterator([TRAINING_TEXT + "".join(BITS)], trainer)
         return Tokenizer.from_json(backend.to_str())
 

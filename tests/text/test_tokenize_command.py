@@ -49,9 +49,7 @@ def test_kinds_are_trained_on_data(kind: str, corpus: str) -> None:
     assert answer["bytes_per_token"] == pytest.approx(13 / answer["tokens"], abs=1e-4)
 
 
-def test_a_file_standard_input_and_a_finished_tokenizer(
-    corpus: str, tmp_path: Path, tokenizers: dict[str, Tokenizer]
-) -> None:
+def test_a_file_and_standard_input_are_tokenized(corpus: str, tmp_path: Path, tokenizers: dict[str, Tokenizer]) -> None:
     tokenizers["bpe"].save(tmp_path / "run")
     expected = tokenizers["bpe"].encode("\n".join(TEXTS))
     for result in (

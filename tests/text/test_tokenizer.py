@@ -242,9 +242,8 @@ def test_configs_import_no_heavy_library() -> None:
 
 @pytest.mark.parametrize("id", [10**6, 10**8, 4_000_000_000])
 @pytest.mark.parametrize("kind", ["bpe", "word", "wordpiece"])
-def test_an_id_far_beyond_the_others_is_refused_before_allocation(
-    tokenizers: dict[str, Tokenizer], kind: str, id: int, tmp_path: Path
-) -> None:
+def test_an_id_far_beyond_the_others(tokenizers: dict[str, Tokenizer], kind: str, id: int, tmp_path: Path) -> None:
+    """It is refused before anything is allocated for it."""
     tree = json.loads(tokenizers[kind].to_json())
     tree["model"]["vocab"]["zz"] = id
     (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
