@@ -19,8 +19,8 @@ import torch
 
 from gpu_cases import SIZES, Bench, Size, gpt2_weft, llama_weft
 from weft.costs.devices import DEVICES, Device, device_called, interconnect_named
-from weft.costs.layout_search import Prediction, Predictor
-from weft.costs.layouts import Choice, Job
+from weft.costs.layout_search import LayoutPrediction, Predictor
+from weft.costs.layouts import LayoutChoice, TrainingJob
 from weft.layout import Layout
 from weft.models.presets import gpt, llama
 from weft.training.precision import arithmetic
@@ -63,7 +63,7 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def predict(given: argparse.Namespace, case: str) -> Prediction:
+def predict(given: argparse.Namespace, case: str) -> LayoutPrediction:
     name, size = size_of(given, case)
     if name == "gpt2":
         model = gpt(size.layers, size.d_model, size.heads, size.length, size.vocab_size)
@@ -73,8 +73,10 @@ def predict(given: argparse.Namespace, case: str) -> Prediction:
     if device is None:
         sys.exit(f"{torch.cuda.get_device_name()}: not in the planner's table of devices")
     precision = given.precision if GPU else "fp32"
-    job = Job(model, size.rows, size.length, device, interconnect_named(None, device, 1), 1, precision)
-    return Predictor(job)(Choice(Layout(replicate=1), size.rows))
+    job = TrainingJob(
+        model, size.rows, size.length, device=device, net=interconnect_named(None, device, 1), precision=precision
+    )
+    return Predictor(job)(LayoutChoice(Layout(replicate=1), size.rows))
 
 
 def main() -> None:

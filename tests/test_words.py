@@ -108,7 +108,7 @@ def test_parameters_are_in_the_open(room: str) -> None:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 positional = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
                 positional = positional[positional[:1] in (["self"], ["cls"]) :]
-                fixed = positional[:1] == ["ctx"]  # torch.autograd.Function
+                fixed = positional[:1] == ["ctx"] or node.name == "__torch_dispatch__"  # signatures of torch
                 every = len(positional) + len(node.args.kwonlyargs)
                 if not fixed and (len(positional) > MAX_POSITIONAL or every > MAX_PARAMETERS):
                     where = f"{path.relative_to(ROOT)}:{node.lineno}"

@@ -1,92 +1,93 @@
-"""Mistakes that a person can fix: one line each, with what was wrong, where, and what would be right.
+"""Errors that a user can fix: one line each that says what was wrong, where, and what would be right.
 
-The command line prints the line and exits with 2. A bug is an `assert`, never one of these.
+The command line prints that line and exits with 2. Bugs are caught by `assert`, never by one of these.
 """
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 from itertools import islice
 
-MAX_NAME_CHARACTERS = 80  # of a name that a message repeats
+MAX_NAME_CHARACTERS = 80  # length at which a name quoted in a message is truncated
 
 
 class WeftError(ValueError):
-    """The root of every error that a person can fix."""
+    """Base of all errors that a user can fix."""
 
 
 class ConfigError(WeftError):
-    """A recipe, an override or a preset's name."""
+    """Invalid recipe, override or preset name."""
 
 
 class DataError(WeftError):
-    """A text, a corpus, a prepared folder or a batch."""
+    """Invalid text, corpus, prepared folder or batch."""
 
 
 class TokenizerError(WeftError):
-    """A tokenizer that cannot be trained, loaded or applied."""
+    """Tokenizer that cannot be trained, loaded or applied."""
 
 
 class ModelError(WeftError):
-    """Sizes that do not fit together, or a model asked for what it cannot do."""
+    """Incompatible sizes, or an operation that the model doesn't support."""
 
 
 class RunError(WeftError):
-    """A run's folder or its checkpoints."""
+    """Invalid run folder or checkpoint."""
 
 
 class DamageError(RunError):
-    """A checkpoint that is no longer what was written; an older one may serve."""
+    """Corrupt checkpoint; an older one may still be readable."""
 
 
 class LostError(RunError):
-    """Another process that took part in a run is gone; the run ends in this one as well."""
+    """Another rank of a distributed run died, so this rank stops too."""
 
 
 class DivergedError(RunError):
-    """Training went wrong again and again, whatever was tried."""
+    """Training diverged repeatedly, and all rollbacks are used up."""
 
 
 class InteropError(WeftError):
-    """A model in another program's format that cannot be read, or one that such a format cannot hold."""
+    """Model in another program's format that cannot be read, or one that such a format cannot represent."""
 
 
-# what torch's error reads when the processor's memory is full; a GPU's error has a type of its own
+# parts of torch's messages when CPU memory is exhausted; for a GPU torch raises OutOfMemoryError
 _NO_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Storage size calculation overflowed")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether there was too little memory, on whichever device."""
+    """Return whether an error means that memory ran out, on the CPU or on a GPU."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _NO_MEMORY)
 
 
+# parts of the names of network errors in the libraries that huggingface_hub uses
 _UNREACHABLE = ("Connect", "Offline", "Timeout", "Proxy", "MaxRetry", "NameResolution")
 
 
 def hub_failure(error: BaseException) -> str:
-    """Why the hub gave nothing, whichever of its client's libraries says so: a part of a sentence."""
-    each: BaseException | None = error
-    while each is not None:
-        if any(word in type(each).__name__ for word in _UNREACHABLE):
+    """Say why a download from the Hugging Face Hub failed: a clause for an error message."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if any(word in type(cause).__name__ for word in _UNREACHABLE):
             return "weft couldn't reach the hub"
-        each = each.__cause__ or each.__context__
+        cause = cause.__cause__ or cause.__context__
     return f"the hub says: {first_line(error)}"
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, in one line; its name where it says nothing."""
+    """Return the first line of an error's message, or the name of its type if the message is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def download_first(address: str) -> str:
-    """Why an address in the place of a file is of no use, and what to do; the caller says how to give the file."""
+    """Say that weft doesn't read addresses; the caller appends how to pass the downloaded file."""
     return f"'{address}': weft reads files, not addresses; download it, for instance with curl -LO, and give the file"
 
 
-def suggestion(name: str, known: Iterable[str], limit: int = 12, what: str = "available") -> str:
-    """The tail of an error about an unknown name: the nearest known ones, or a few of all, which `what` describes; or
-    nothing if there are none."""
+def suggestion(name: str, known: Iterable[str], limit: int = 12, *, what: str = "available") -> str:
+    """Return the end of an error about an unknown name: the nearest known names, or else the first `limit` of them
+    after the heading `what`, or "" if none are known."""
     known = sorted(set(known))
     if near := get_close_matches(name, known, n=3, cutoff=0.6):
         return did_you_mean(near)
@@ -94,17 +95,17 @@ def suggestion(name: str, known: Iterable[str], limit: int = 12, what: str = "av
 
 
 def listed(names: Iterable[str], limit: int = 12) -> str:
-    """The first of some names, which may be many and long."""
+    """Join the first `limit` names with commas, long ones truncated; an ellipsis follows if there are more."""
     first = list(islice(names, limit + 1))
     shown = [name if len(name) <= MAX_NAME_CHARACTERS else f"{name[:MAX_NAME_CHARACTERS]}…" for name in first[:limit]]
     return ", ".join(shown) + (", …" if len(first) > limit else "")
 
 
 def did_you_mean(near: Iterable[str]) -> str:
-    """The tail of an error that offers names."""
+    """Return the end of an error that offers these names instead."""
     return f"did you mean {' or '.join(repr(name) for name in near)}?"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """'1 row', '1,200 rows': a number with its noun; `plural` where an s doesn't make it."""
+    """Format a count with its noun: '1 row', '1,200 rows'; `plural` is for nouns that don't just take an s."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

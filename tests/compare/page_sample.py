@@ -1,8 +1,9 @@
-"""Comparisons with simulated outcomes: loss follows a power law of compute, with noise of seeds and sections."""
+"""Comparisons with simulated outcomes: the loss is a power law of compute, with noise of seeds and sections."""
 
 import math
 from collections.abc import Mapping
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -31,10 +32,10 @@ VARIED = {
 
 
 def outcome(name: str, share: float, seed: int, law: tuple[float, float], **changed: object) -> Outcome:
-    """A job whose loss is 1.1 + a · (efficiency · share)^-0.25 bits per byte: `law` is (a, efficiency)."""
+    """Return a job whose loss is 1.1 + a · (efficiency · share)^-0.25 bits per byte: `law` is (a, efficiency)."""
     rng = np.random.default_rng([seed, round(1e6 * share), *name.encode()])
     sizes = np.random.default_rng(1).integers(500, 4000, SECTIONS)
-    hard = np.random.default_rng(2).normal(1, 0.08, SECTIONS)  # the same sections are hard for everybody
+    hard = np.random.default_rng(2).normal(1, 0.08, SECTIONS)  # the same sections are hard for all
     bits = 1.1 + law[0] * (law[1] * share) ** -0.25 + rng.normal(0, 0.004)
     nats = bits * math.log(2) * sizes * (hard + rng.normal(0, 0.01, SECTIONS))
     tokens = round(4e6 * share)
@@ -59,7 +60,7 @@ def outcome(name: str, share: float, seed: int, law: tuple[float, float], **chan
 
 
 def measured(name: str, law: tuple[float, float], seeds: int = 3, **changed: object) -> Result:
-    """A trained contender with every share and a sweep of five rates in two rounds."""
+    """Return a trained contender with every share and a sweep of five rates in two rounds."""
     outcomes = [outcome(name, share, seed, law, **changed) for share in SHARES for seed in range(seeds)]
     rates = [3e-4, 1e-3, 3e-3, 1e-2, 3e-2]
     sweep = []
@@ -71,7 +72,7 @@ def measured(name: str, law: tuple[float, float], seeds: int = 3, **changed: obj
 
 
 def counted(name: str = "ngram-5", bits: float = 2.02) -> Result:
-    """An n-gram model: no operations, no rate, one seed."""
+    """Return an n-gram model: no FLOPs, no learning rate, one seed."""
     changed = {"lr": None, "flops": 0.0, "steps": 0, "parameters": 812_345, "progress": ()}
     law = (bits - 1.1, 1.0)
     outcomes = [outcome(name, share, 0, law, **changed, seconds=0.8 * share) for share in SHARES]
@@ -79,7 +80,7 @@ def counted(name: str = "ngram-5", bits: float = 2.02) -> Result:
 
 
 def comparison() -> Comparison:
-    """An n-gram, an LSTM, and two transformers, one of which is 2.1 times as efficient."""
+    """Return an n-gram, an LSTM, and two transformers, one of them 2.1 times as efficient."""
     contenders = (
         counted(),
         measured("lstm", (0.75, 0.32), parameters=1_310_720),
@@ -87,21 +88,27 @@ def comparison() -> Comparison:
         measured("transformer++", (0.75, 2.1), parameters=1_180_032),
     )
     command = "weft compare ngram-5 lstm transformer transformer++ --data corpus.txt --flops 1e15 --seeds 3"
-    return Comparison("Four models at 1e15 FLOPs", command, BASE, contenders, FACTS, ["The last 10% is held out."])
+    return Comparison(
+        "Four models at 1e15 FLOPs",
+        command,
+        BASE,
+        contenders=contenders,
+        facts=FACTS,
+        notes=["The last 10% is held out."],
+    )
 
 
-# how many times as efficient a setting's second value makes the model
+# factor on the efficiency of each setting's second value
 GAINS = dict(zip(VARIED, (1.2, 1.45, 0.98, 1.3), strict=True))
 
 
 def ablation() -> Comparison:
-    """The four switches, every combination of them."""
-    contenders = []
-    for values in product(*VARIED.values()):
-        levels = dict(zip(VARIED, values, strict=True))
-        contenders.append(_cell(levels))
+    """Return all combinations of the four switches."""
+    contenders = [_cell(dict(zip(VARIED, values, strict=True))) for values in product(*VARIED.values())]
     command = "weft compare four-switches --data corpus.txt --flops 1e15"
-    return Comparison("Four switches", command, contenders[0].name, tuple(contenders), FACTS, (), VARIED)
+    return Comparison(
+        "Four switches", command, contenders[0].name, contenders=tuple(contenders), facts=FACTS, varied=VARIED
+    )
 
 
 def _cell(levels: Mapping[str, str]) -> Result:
@@ -109,7 +116,7 @@ def _cell(levels: Mapping[str, str]) -> Result:
     name = ",".join(f"{key.removeprefix('model.')}={value}" for key, value in changed.items()) or "transformer"
     gain = math.prod(GAINS[key] for key in changed)
     cell = measured(name, (0.75, gain))
-    return Result(name, "transformer", cell.outcomes, cell.sweep, changed, dict(levels))
+    return Result(name, "transformer", cell.outcomes, sweep=cell.sweep, changes=changed, levels=dict(levels))
 
 
 # ---- a scaling law
@@ -119,22 +126,27 @@ SIZES = (2e5, 5e5, 1.2e6, 3e6, 8e6)
 
 
 def law(size: float, tokens: float) -> float:
-    """The loss that the ladder follows."""
+    """Return the loss of the ladder."""
     return E + A / size**ALPHA + B / tokens**BETA
 
 
 def ladder() -> list[Point]:
-    """Five sizes with four lengths each."""
+    """Return five sizes with four lengths each."""
     rng = np.random.default_rng(0)
     cells = [(size, size * ratio) for size in SIZES for ratio in (5, 10, 20, 40)]
     return [Point(n, d, law(n, d) * float(np.exp(rng.normal(0, 0.002))), 6 * n * d) for n, d in cells]
 
 
 def scaling() -> ScalingPage:
-    """A page of the fit through the ladder, with a next rung that follows the law."""
+    """Return the page of a fit to the ladder, with a next rung that follows the law."""
     fitted = fit(ladder(), draws=50)
     size, tokens = 2e7, 4e8
     measured = Point(size, tokens, law(size, tokens), 6 * size * tokens)
     check = Check(measured, fitted.predict(size, tokens), *fitted.predict_interval(size, tokens))
-    optimum = fitted.optimal(1e18)
-    return ScalingPage(fitted, check, 1e18, optimum, "weft scale '<x>'", {"Text": "<s>"}, ["<q>"], "Law <b>")
+    texts: dict[str, Any] = {
+        "command": "weft scale '<x>'",
+        "facts": {"Text": "<s>"},
+        "notes": ["<q>"],
+        "title": "Law <b>",
+    }
+    return ScalingPage(fitted, check, 1e18, optimum=fitted.optimal(1e18), **texts)

@@ -1,18 +1,29 @@
-"""A comparison's settings: from words, from a file, and with what is varied written out."""
+"""Settings of a comparison: from words, from a file, and with the varied settings expanded."""
 
 from pathlib import Path
 
 import pytest
 
-from weft.compare.config import contender, experiment, shipped, tables_of, varied
+from weft.compare.config import Experiment, contender, experiment, parse_vary, shipped_comparisons, tables_of
 from weft.config import Tree, merge
 from weft.errors import ConfigError
+from weft.models.presets import preset
+from weft.recipe.config import Recipe
+from weft.recipe.resolve import resolve
 
 BASE: Tree = {"data": {"sources": ["book.txt"]}, "budget": {"flops": 1e12}}
 ONE: Tree = {**BASE, "contenders": {"transformer": {"recipe": "transformer"}}}
 
 
-def test_contenders_in_words() -> None:
+def shipped(name: str) -> tuple[Experiment, list[Recipe]]:
+    """Return a comparison that is shipped with weft, and the recipes of its contenders."""
+    tree = tables_of(name)
+    assert tree is not None and name in shipped_comparisons()
+    found = experiment({**tree, **BASE})
+    return found, [resolve(each.recipe, merge(found.settings, each.changes)) for each in found.contenders.values()]
+
+
+def test_contenders_are_parsed() -> None:
     assert contender("transformer") == ("transformer", {"recipe": "transformer", "changes": {}})
     assert contender("wide=lstm model.d_model=512") == (
         "wide",
@@ -21,15 +32,15 @@ def test_contenders_in_words() -> None:
     schedule = contender("step=lstm schedule.hold=9 schedule=step")[1]["changes"]["schedule"]
     assert schedule == {"kind": "step", "hold": 9}
     assert contender("my/own.toml model.layers=2")[0] == "own,layers=2"
-    assert contender("transformer++")[0] == "transformer++"  # not transformer, which it is compared with
+    assert contender("transformer++")[0] == "transformer++"  # distinct from transformer
 
 
-def test_values_of_a_setting() -> None:
-    assert varied("model.layers=2,4") == ("model.layers", [2, 4])
-    assert varied("model.placement=pre,post") == ("model.placement", ["pre", "post"])
+def test_varied_settings_are_parsed() -> None:
+    assert parse_vary("model.layers=2,4") == ("model.layers", [2, 4])
+    assert parse_vary("model.placement=pre,post") == ("model.placement", ["pre", "post"])
     for wrong in ("model.layers", "model.layers=", "=2,4", "model.layers=2,,4"):
         with pytest.raises(ConfigError, match="expected KEY=VALUE,VALUE"):
-            varied(wrong)
+            parse_vary(wrong)
 
 
 def test_all_combinations_or_one_change_at_a_time() -> None:
@@ -46,68 +57,44 @@ def test_all_combinations_or_one_change_at_a_time() -> None:
 
 
 def test_the_four_switches_lead_from_one_preset_to_the_other() -> None:
-    from weft.models.presets import preset
-    from weft.recipe.resolve import resolve
-
-    tree = tables_of("four-switches")
-    assert tree is not None
-    found = experiment({**tree, **BASE})
-    assert len(found.contenders) == 16
-    models = [resolve(each.recipe, each.changes).model for each in found.contenders.values()]
-    assert models[0] == preset("transformer")
-    assert models[-1] == preset("transformer++")
-    assert "four-switches" in shipped()
+    _, recipes = shipped("four-switches")
+    assert len(recipes) == 16
+    assert (recipes[0].model, recipes[-1].model) == (preset("transformer"), preset("transformer++"))
 
 
 def test_the_minutes_lead_from_adamw_to_the_quickstart() -> None:
-    """Each contender has what the one before it had, and one change more; the last has more than the quickstart."""
-    from weft.recipe.resolve import resolve
-
-    tree = tables_of("minutes")
-    assert tree is not None
-    found = experiment({**tree, **BASE})
-    recipes = [resolve(each.recipe, merge(found.settings, each.changes)) for each in found.contenders.values()]
-    first, muon, untied, words, last, pairs = recipes
-    kinds = [each.optimizer.kind for each in recipes if each.optimizer is not None]
-    assert kinds == ["adamw", *["muon"] * 5]
-    assert first.model == muon.model
+    """Each contender adds one change to the one before it; the last adds one to the quickstart."""
+    _, recipes = shipped("minutes")
+    adamw, muon, untied, words, last, pairs = recipes
+    assert [recipe.optimizer and recipe.optimizer.kind for recipe in recipes] == ["adamw", *["muon"] * 5]
+    assert adamw.model == muon.model
     assert untied.model == muon.model.replace(head={"kind": "lm", "tied": False})
     assert (untied.model.vocab_size, words.model.vocab_size) == (2048, 4096)
     assert untied.model.replace(vocab_size=4096) == words.model
     d_ff = {**words.model.feedforward.model_dump(), "d_ff": 192}  # type: ignore[union-attr]
     assert words.model.replace(feedforward=d_ff) == last.model
     assert last.model.replace(ngrams={"rows": 16_384}) == pairs.model
-    for other in (muon, untied, words, pairs):
-        assert (other.optimizer, other.schedule, other.batch) == (last.optimizer, last.schedule, last.batch)
+    for recipe in (muon, untied, words, pairs):
+        assert (recipe.optimizer, recipe.schedule, recipe.batch) == (last.optimizer, last.schedule, last.batch)
     assert (words.tokenizer, resolve("quickstart")) == (last.tokenizer, last.replace(name="quickstart"))
 
 
 def test_each_trick_is_one_change_to_the_quickstart() -> None:
-    from weft.recipe.resolve import resolve
-
-    tree = tables_of("tricks")
-    assert tree is not None
-    found = experiment({**tree, **BASE})
-    first, *others = found.contenders.values()
-    assert resolve(first.recipe, first.changes) == resolve("quickstart")
-    for other in others:
-        assert len([key for key, level in other.levels.items() if level != first.levels[key]]) == 1
-        assert resolve(other.recipe, other.changes) != resolve("quickstart")
+    found, (first, *others) = shipped("tricks")
+    assert first == resolve("quickstart") and first not in others
+    levels = [each.levels for each in found.contenders.values()]
+    assert all(sum(level != levels[0][key] for key, level in other.items()) == 1 for other in levels[1:])
     assert {"quickstart", "rounds=2", "betas=0.9,0.95", "attention=qk_norm.kind=rms"} <= found.contenders.keys()
 
 
-def test_decay_and_dropout_are_weighed_upon_the_quickstart() -> None:
-    from weft.recipe.resolve import resolve
-
-    tree = tables_of("epochs")
-    assert tree is not None
-    found = experiment({**tree, **BASE})
+def test_decay_and_dropout_are_compared_on_the_quickstart() -> None:
+    found, _ = shipped("epochs")
     assert found.settings == {"data": {"tokens": 60_000}}
     assert resolve("quickstart", found.contenders["weight_decay=0.1,dropout=0.0"].changes) == resolve("quickstart")
     assert len({repr(each.changes) for each in found.contenders.values()}) == 8
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
         'data = "book.txt"\nbudget = { tokens = 1000 }\nseeds = 2\n'
@@ -135,7 +122,7 @@ def test_a_file(tmp_path: Path) -> None:
         ({"runs": 4}, "runs"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(changes: Tree, line: str) -> None:
+def test_mistakes_are_reported_in_one_line(changes: Tree, line: str) -> None:
     with pytest.raises(ConfigError, match=line) as caught:
         experiment({**ONE, **changes})
     assert "\n" not in str(caught.value)

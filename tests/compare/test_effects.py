@@ -1,7 +1,8 @@
-"""Main effects: against tables worked out by hand and by least squares."""
+"""Main effects, compared with tables computed by hand and by least squares."""
 
 import itertools
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -22,10 +23,10 @@ def outcome(name: str, loss: float, seed: int = 0, share: float = 1.0) -> Outcom
     return Outcome(contender=name, share=share, lr=1e-3, seed=seed, nats=nats, bytes=SIZES, **counts)
 
 
-def contender(levels: tuple[str, ...], losses: list[float], varied: dict = VARIED) -> Result:
+def contender(levels: tuple[str, ...], losses: list[float], varied: Mapping[str, tuple[str, ...]] = VARIED) -> Result:
     name = " ".join(levels)
     runs = [outcome(name, loss, seed) for seed, loss in enumerate(losses)]
-    runs += [outcome(name, 9.0, seed, share=1 / 3) for seed in range(3)]  # never looked at
+    runs += [outcome(name, 9.0, seed, share=1 / 3) for seed in range(3)]  # smaller shares are ignored
     return Result(name, "small", tuple(runs), levels=dict(zip(varied, levels, strict=True)))
 
 
@@ -33,14 +34,14 @@ def grid(leave_out: tuple[int, ...] = ()) -> list[Result]:
     return [contender(cell, [] if number in leave_out else [TABLE[number]]) for number, cell in enumerate(CELLS)]
 
 
-def test_a_full_grid_worked_out_by_hand() -> None:
+def test_a_full_grid_computed_by_hand() -> None:
     found = {effect.setting: effect for effect in main_effects(grid(), VARIED)}
     assert found["norm"].difference == pytest.approx((0.10 + 0.12 + 0.12 + 0.14) / 4)
     assert found["position"].difference == pytest.approx((0.08 + 0.06 + 0.10 + 0.08) / 4)
     assert found["gate"].difference == pytest.approx((0.05 + 0.03 + 0.07 + 0.05) / 4)
     assert [(effect.pairs, effect.planned) for effect in found.values()] == [(4, 4)] * 3
     assert (found["norm"].value, found["norm"].base) == ("post", "pre")
-    # one seed, and sections that are all alike: nothing scatters
+    # one seed, and identical sections: no scatter
     assert found["norm"].low == pytest.approx(found["norm"].high)
     # in a full grid, the main effect is the coefficient of an additive model fitted by least squares
     design = np.array([[1, *(levels[i] != values[0] for i, values in enumerate(VARIED.values()))] for levels in CELLS])
@@ -48,18 +49,18 @@ def test_a_full_grid_worked_out_by_hand() -> None:
     assert [found[setting].difference for setting in VARIED] == pytest.approx(list(coefficients[1:]))
 
 
-def test_a_failed_cell_takes_its_pairs_away() -> None:
+def test_the_pairs_of_a_failed_cell_are_missing() -> None:
     found = {effect.setting: effect for effect in main_effects(grid(leave_out=(7,)), VARIED)}
     assert found["norm"].difference == pytest.approx((0.10 + 0.12 + 0.12) / 3)
     assert (found["norm"].pairs, found["norm"].planned) == (3, 4)
     half = main_effects(grid(leave_out=(4, 5, 6, 7)), VARIED)
     assert [effect.setting for effect in half] == ["position", "gate"]
-    nobody = [Result(each.name, each.recipe, (), levels=each.levels) for each in grid()]
-    assert main_effects(nobody, VARIED) == []
+    unfinished = [Result(each.name, each.recipe, (), levels=each.levels) for each in grid()]
+    assert main_effects(unfinished, VARIED) == []
     assert main_effects([], VARIED) == []
 
 
-def test_one_at_a_time_compares_with_the_base() -> None:
+def test_single_changes_are_compared_with_the_base() -> None:
     varied = {"norm": ("pre", "post", "none"), "gate": ("yes", "no")}
     cells = {("pre", "yes"): 1.2, ("post", "yes"): 1.3, ("none", "yes"): 1.5, ("pre", "no"): 1.15}
     found = main_effects([contender(cell, [loss], varied) for cell, loss in cells.items()], varied)
@@ -71,7 +72,7 @@ def test_one_at_a_time_compares_with_the_base() -> None:
     assert [effect.difference for effect in found] == pytest.approx([0.1, 0.3, -0.05])
 
 
-def test_a_contender_outside_the_grid_is_no_cell() -> None:
+def test_a_contender_outside_the_grid_is_ignored() -> None:
     other = Result("5-gram", "5-gram", (outcome("5-gram", 2.0),))
     assert main_effects([*grid(), other], VARIED) == main_effects(grid(), VARIED)
 
@@ -91,7 +92,7 @@ def test_the_interval_covers_the_truth() -> None:
     assert np.median(widths) < 1.6 * 1.96 * 1.28 * 0.006 / math.sqrt(3)
 
 
-def test_a_seed_that_failed_is_missed_in_its_cell_alone() -> None:
+def test_a_failed_seed_is_missing_only_in_its_cell() -> None:
     varied = {"norm": ("pre", "post")}
     runs = [contender(("pre",), [1.20, 1.22, 1.24], varied), contender(("post",), [1.30, 1.32], varied)]
     (effect,) = main_effects(runs, varied)

@@ -1,9 +1,10 @@
-"""The page of a comparison: its numbers are those of the outcomes, and every case is told in words."""
+"""The page of a comparison: its numbers are those of the outcomes, and every case has its sentence."""
 
 import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,26 +37,26 @@ def page() -> ComparisonPage:
 
 
 def by_hand(contender: Result, share: float) -> float:
-    """Bits per byte of all seeds at a share, from the sections' costs."""
+    """Return the bits per byte of all seeds at a share, from the costs of the sections."""
     jobs = [job for job in contender.outcomes if job.share == share]
     return float(np.mean([np.sum(job.nats) / np.log(2) / np.sum(job.bytes) for job in jobs]))
 
 
-# ---- rankeds
+# ---- ranking
 
 
 def test_the_best_is_first_with_its_mean_over_seeds(page: ComparisonPage) -> None:
-    assert [each.name for each in page.ranking] == ["transformer++", "transformer", "ngram-5", "lstm"]
+    assert [ranked.name for ranked in page.ranking] == ["transformer++", "transformer", "ngram-5", "lstm"]
     for ranked in page.ranking:
         assert ranked.bits == pytest.approx(by_hand(ranked.result, 1.0), rel=1e-12)
         assert ranked.bounds[0] < ranked.bits < ranked.bounds[1]
-        assert ranked.baseline == (ranked.name == BASE) and ranked.counted == (ranked.name == "ngram-5")
+        assert ranked.baseline == (ranked.name == BASE) and ranked.is_ngram == (ranked.name == "ngram-5")
         assert (ranked.multiplier is None) == (ranked.name in (BASE, "ngram-5"))
     times = page.ranking[0].multiplier
     assert times and times.low < 2.1 < times.high
 
 
-def test_what_failed_is_last_and_says_why() -> None:
+def test_a_failed_contender_is_last_with_its_reason() -> None:
     broken = Result("gru", "gru", (outcome("gru", 1.0, 0, (1, 1), nats=(), bytes=(), failed="the loss is NaN"),))
     short = measured("lstm", (0.75, 0.3))
     short = replace(short, outcomes=tuple(job for job in short.outcomes if job.share < 1))
@@ -63,73 +64,72 @@ def test_what_failed_is_last_and_says_why() -> None:
     page = ComparisonPage(given)
     assert page.ranking[-1].name == "gru" and page.ranking[-1].failed == "the loss is NaN"
     notes = "\n".join(method(given, page.ranking))
-    assert (
-        "gru finished nothing: the loss is NaN" in notes
-        and "lstm is shown at 1/3 of the budget, where others have 1" in notes
-    )
+    assert "lstm is shown at 1/3 of the budget, where others have 1" in notes
+    assert "gru finished nothing: the loss is NaN" in notes
     assert "gru finished nothing: the loss is NaN" in page.text()
     line = next(line for line in page.text().splitlines() if line.startswith("gru"))
     assert line.endswith("failed")
     assert ">failed</td>" in html_ranking(page.ranking)
 
 
-def test_a_contender_with_less_of_the_budget_is_told_even_where_it_is_best() -> None:
+def test_a_contender_with_a_smaller_share_is_noted_even_if_it_is_best() -> None:
     early = measured("new", (0.75, 30))
     early = replace(early, outcomes=tuple(job for job in early.outcomes if job.share < 1))
     found = ranking(replace(comparison(), contenders=(comparison().contenders[2], early)))
     assert found[0].name == "new" and "new is shown at 1/3 of the budget" in "".join(warnings(found))
 
 
-def test_a_rate_at_the_edge_of_the_sweep_is_told(page: ComparisonPage) -> None:
+def test_a_rate_at_the_edge_of_the_sweep_is_noted(page: ComparisonPage) -> None:
     assert warnings(page.ranking) == []  # 0.003 of 0.0003 … 0.03
     best = page.ranking[0]
     jobs = tuple(job.replace(lr=0.03) for job in best.result.outcomes)
     changed = replace(best, result=replace(best.result, outcomes=jobs))
-    assert warnings([changed, *page.ranking[1:]])[0].startswith("The rate of transformer++ is the largest")
+    assert warnings([changed, *page.ranking[1:]])[0].startswith("The learning rate of transformer++ is the largest")
 
 
 def test_shares_are_written_as_fractions() -> None:
     assert [fraction(share) for share in SHARES] == ["1/27", "1/9", "1/3", "1"]
 
 
-# ---- words
+# ---- sentences
 
 
-def told(value: float, low: float, high: float, beyond: str | None = None) -> str:
-    """The result where the better one has this multiplier."""
-    found = list(ranking(Comparison("", "", BASE, (measured(BASE, (0.75, 1)), measured("new", (0.75, 2))), {})))
-    times = Multiplier(value, low, high, loss=1.7, share=1.0, beyond=beyond)  # type: ignore[arg-type]
-    return result([replace(each, multiplier=None if each.baseline else times) for each in found])
+@pytest.mark.parametrize(
+    ("interval", "beyond", "sentence"),
+    [
+        ((2.1, 1.8, 2.5), None, "needs 2.1 times less compute than transformer for the same loss (1.8–2.5)"),
+        ((0.3, 0.25, 0.4), None, "needs 3.3 times the compute of transformer for the same loss (2.5–4.0)"),
+        ((1.04, 0.9, 1.2), None, "interval, 0.90–1.2, includes 1"),
+        ((2.1, 1.8, math.inf), None, "(at least 1.8)"),
+        ((27, 20, math.inf), "above", "more than 27 times the compute for the same loss, which is beyond the measured"),
+        ((1 / 27, 0, 0.05), "below", "it needs more than 27 times the compute of transformer"),
+        ((2.1, 0, math.inf), None, "beyond the measured range on both sides"),
+    ],
+)
+def test_every_multiplier_has_its_sentence(interval: tuple[float, float, float], beyond: Any, sentence: str) -> None:
+    contenders = (measured(BASE, (0.75, 1)), measured("new", (0.75, 2)))
+    found = ranking(Comparison("", "", BASE, contenders=contenders, facts={}))
+    times = Multiplier(*interval, loss=1.7, share=1.0, beyond=beyond)
+    assert sentence in result([replace(each, multiplier=None if each.baseline else times) for each in found])
 
 
-def test_every_multiplier_has_its_sentence() -> None:
-    assert "needs 2.1 times fewer operations than transformer for the same loss (1.8–2.5)" in told(2.1, 1.8, 2.5)
-    assert "needs 3.3 times as many operations as transformer for the same loss (2.5–4.0)" in told(0.3, 0.25, 0.4)
-    assert "interval, 0.90–1.2, includes 1" in told(1.04, 0.9, 1.2)
-    assert "(at least 1.8)" in told(2.1, 1.8, math.inf)
-    assert "more than 27 times" in told(27, 20, math.inf, "above")
-    assert "beyond the measured range" in told(27, 20, math.inf, "above")
-    assert "it needs more than 27 times the operations of transformer" in told(1 / 27, 0, 0.05, "below")
-    assert "beyond the measured range on both sides" in told(2.1, 0, math.inf)
-
-
-def test_results_without_a_multiplier_have_theirs() -> None:
+def test_results_without_a_multiplier_have_their_sentences() -> None:
     base, new, ngram = measured(BASE, (0.75, 1)), measured("new", (0.75, 2)), counted(bits=1.5)
 
-    def said(*contenders: Result, baseline: str = BASE) -> str:
-        return result(ranking(Comparison("", "", baseline, contenders, {})))
+    def summary(*contenders: Result, baseline: str = BASE) -> str:
+        return result(ranking(Comparison("", "", baseline, contenders=contenders, facts={})))
 
-    assert said(base, ngram).startswith("ngram-5 (1.500 bits per byte) is counted, not trained")
-    assert "because the baseline ngram-5 is counted" in said(new, counted(bits=2.5), baseline="ngram-5")
-    assert said(base, measured("old", (0.75, 0.5))).startswith("No contender beats the baseline, transformer (")
-    assert "ngram-5, which is counted and multiplies nothing, ends at" in said(base, new, counted())
-    assert said(base) == f"transformer ({by_hand(base, 1.0):.3f} bits per byte) is the only contender that finished."
+    assert summary(base, ngram).startswith("ngram-5 (1.500 bits per byte) is counted instead of trained")
+    assert "because the baseline ngram-5 is counted" in summary(new, counted(bits=2.5), baseline="ngram-5")
+    assert summary(base, measured("old", (0.75, 0.5))).startswith("No contender beats the baseline, transformer (")
+    assert "ngram-5, which is counted instead of trained, ends at" in summary(base, new, counted())
+    assert summary(base) == f"transformer ({by_hand(base, 1.0):.3f} bits per byte) is the only contender that finished."
     nothing = replace(base, outcomes=())
-    assert "The baseline transformer finished no job" in said(nothing, new)
-    assert said(nothing) == "No contender finished a job, so there is nothing to compare."
+    assert "The baseline transformer finished no job" in summary(nothing, new)
+    assert summary(nothing) == "No contender finished a job, so there is nothing to compare."
 
 
-def test_the_method_says_what_was_done(page: ComparisonPage) -> None:
+def test_the_method_has_the_shares_and_the_seeds(page: ComparisonPage) -> None:
     notes = "\n".join(method(page.comparison, page.ranking))
     assert "1/27, 1/9, 1/3, 1" in notes and "3 seeds" in notes
     assert notes.endswith("The last 10% is held out.")
@@ -138,7 +138,7 @@ def test_the_method_says_what_was_done(page: ComparisonPage) -> None:
 # ---- tables
 
 
-def test_the_terminal_has_every_number_in_80_columns(page: ComparisonPage) -> None:
+def test_the_text_has_every_number_in_80_columns(page: ComparisonPage) -> None:
     lines = text_table(ranking_table(page.ranking), 80).splitlines()
     assert lines[0].split() == ["contender", "parameters", "FLOPs", "bits", "per", "byte", "rate", "multiplier"]
     best = page.ranking[0]
@@ -149,7 +149,7 @@ def test_the_terminal_has_every_number_in_80_columns(page: ComparisonPage) -> No
     assert max(map(len, page.text().splitlines())) <= 80
 
 
-def test_long_names_keep_to_80_columns_and_stay_whole() -> None:
+def test_long_names_fit_80_columns_untruncated() -> None:
     page = ComparisonPage(ablation())
     text = page.text()
     assert max(map(len, text.splitlines())) <= 80
@@ -157,11 +157,7 @@ def test_long_names_keep_to_80_columns_and_stay_whole() -> None:
     assert "placement: post → pre" in text and "negative change is better" in text
 
 
-def whole(page: ComparisonPage) -> str:
-    return "".join(section.title + section.about + section.html for section in page.sections())
-
-
-def test_the_page_holds_the_table_and_escapes_what_it_is_given(tmp_path: Path) -> None:
+def test_the_page_has_the_table_and_escapes_its_inputs(tmp_path: Path) -> None:
     bad = measured("<b>new</b>", (0.75, 2))
     bad = replace(bad, changes={"model.norm": "<i>"}, recipe="transformer", sweep=())
     base = replace(comparison().contenders[2], sweep=())
@@ -181,7 +177,7 @@ def test_the_page_holds_the_table_and_escapes_what_it_is_given(tmp_path: Path) -
 
 
 def test_every_chart_on_the_page_has_a_label(page: ComparisonPage) -> None:
-    html = whole(page)
+    html = "".join(section.title + section.about + section.html for section in page.sections())
     drawn = re.findall(r'<svg [^>]*aria-label="([^"]+)" class="chart"', html)
     assert drawn[:6] == [
         "Bits per byte against FLOPs",
@@ -216,25 +212,25 @@ def test_an_ablation_has_its_effects_and_its_grid() -> None:
 
 
 def series_of(found: tuple[Ranked, ...], amount: str) -> dict[str, Series]:
-    """The named series of a chart of losses."""
+    """Return the named series of a loss chart."""
     panels = next(each for each in loss_charts(found) if each.name == f"loss-{amount}")
     return {series.name: series for series in panels.plots[0].series if series.name}
 
 
 @pytest.mark.parametrize("amount", AMOUNTS)
-def test_lines_go_through_the_means_of_the_seeds(page: ComparisonPage, amount: str) -> None:
+def test_lines_pass_through_the_means_over_seeds(page: ComparisonPage, amount: str) -> None:
     drawn = series_of(page.ranking, amount)
     for ranked in page.ranking:
         jobs = [[job for job in ranked.result.outcomes if job.share == share] for share in SHARES]
         xs = [np.mean([getattr(job, amount) for job in rung]) for rung in jobs]
         ys = [by_hand(ranked.result, share) for share in SHARES]
-        if ranked.counted and amount in ("flops", "steps"):
+        if ranked.is_ngram and amount in ("flops", "steps"):
             assert drawn[ranked.name].level == ranked.bits
         else:
             assert np.allclose(drawn[ranked.name].points, list(zip(xs, ys, strict=True)))
 
 
-def test_the_band_goes_from_the_best_seed_to_the_worst(page: ComparisonPage) -> None:
+def test_the_band_spans_the_best_and_the_worst_seed(page: ComparisonPage) -> None:
     best = page.ranking[0].result
     seeds = np.array([[job.bits_per_byte for job in best.at(share)] for share in SHARES])
     band = series_of(page.ranking, "flops")[best.name].band
@@ -245,13 +241,13 @@ def test_the_ranking_has_a_dot_and_an_interval_for_each_contender(page: Comparis
     panels = ranking_chart(page.ranking)
     assert panels is not None
     series, done = panels.plots[0].series[1:], [ranked for ranked in page.ranking if ranked.finished]
-    for place, (ends, dot, ranked) in enumerate(zip(series[::2], series[1::2], done, strict=True)):
-        assert dot.points == [(ranked.bits, -place)]
+    for position, (ends, dot, ranked) in enumerate(zip(series[::2], series[1::2], done, strict=True)):
+        assert dot.points == [(ranked.bits, -position)]
         assert [x for x, _ in ends.points] == pytest.approx(ranked.bounds)
     assert ranking_chart([replace(each, bits=float("inf")) for each in page.ranking]) is None
 
 
-def test_many_contenders_leave_the_baseline_and_the_best_four_in_colour() -> None:
+def test_only_the_baseline_and_the_best_four_are_in_colour() -> None:
     found = ranking(ablation())
     chosen = looks(found)
     best = [each.name for each in found if not each.baseline][:4]
@@ -260,7 +256,7 @@ def test_many_contenders_leave_the_baseline_and_the_best_four_in_colour() -> Non
     grey = [name for name, look in chosen.items() if look is FAINT]
     assert f"{len(grey)} others" in series_of(found, "flops")
     first = [ranked for ranked in found if ranked.name not in grey[1:]]
-    assert grey[0] in series_of(tuple(first), "flops")  # one alone is named
+    assert grey[0] in series_of(tuple(first), "flops")  # a single one is named
 
 
 def test_multipliers_beyond_the_range_are_arrows(page: ComparisonPage) -> None:
@@ -275,7 +271,7 @@ def test_multipliers_beyond_the_range_are_arrows(page: ComparisonPage) -> None:
     assert multiplier_chart([each for each in found if each.baseline]) is None
 
 
-def test_the_sweep_marks_the_chosen_rate_and_what_failed(page: ComparisonPage) -> None:
+def test_the_sweep_marks_the_chosen_rate_and_failures(page: ComparisonPage) -> None:
     best = page.ranking[0]
     failed = outcome(best.name, SHARES[0], 0, (1, 1), lr=0.1, nats=(), bytes=(), failed="diverged")
     changed = replace(best, result=replace(best.result, sweep=(*best.result.sweep, failed)))

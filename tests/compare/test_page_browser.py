@@ -11,13 +11,13 @@ from weft.compare.scale import ScalingPage
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
 
-LOOKED = """
+SCRIPT = """
 for (const details of document.querySelectorAll("details")) details.open = true;
 const button = document.querySelector(".command button");
 const shown = !button.hidden;
 await clicked(button);
 await new Promise(done => setTimeout(done, 50));
-return { requests, errors, shown, told: button.textContent, selected: String(getSelection()),
+return { requests, errors, shown, label: button.textContent, selected: String(getSelection()),
          wide: document.documentElement.scrollWidth - innerWidth,
          cut: [...document.querySelectorAll(".chart text")].filter(each => {
            const box = each.closest("svg").getBoundingClientRect(), own = each.getBoundingClientRect();
@@ -34,17 +34,17 @@ return { requests, errors, shown, told: button.textContent, selected: String(get
 
 def check(page: ComparisonPage | ScalingPage, command: str, path: Path, width: int, dark: bool) -> None:
     page.save(path)
-    found = evaluate(path, LOOKED, width, dark)
+    found = evaluate(path, SCRIPT, width, dark)
     assert found["requests"] == [] and found["errors"] == []
     assert found["wide"] <= 0, f"{found['wide']} px wider than the window"
-    assert found["shown"] and found["told"] in ("Copied", "Selected")
+    assert found["shown"] and found["label"] in ("Copied", "Selected")
     assert found["selected"].strip() == command
-    assert found["cut"] == [], "texts that a figure cuts off"
-    assert found["over"] == [], "texts of a figure that stand on each other"
+    assert found["cut"] == [], "clipped texts"
+    assert found["over"] == [], "overlapping texts"
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, False), pytest.param(1280, True, marks=pytest.mark.slow)])
-def test_a_comparison_asks_for_nothing_and_fits(tmp_path: Path, width: int, dark: bool) -> None:
+def test_a_comparison_makes_no_request_and_fits(tmp_path: Path, width: int, dark: bool) -> None:
     check(ComparisonPage(comparison()), comparison().command, tmp_path / "page.html", width, dark)
 
 

@@ -1,9 +1,11 @@
-"""Where a comparison's jobs run: Slurm, by a stand-in for srun that runs a command in a process, and Ray by one."""
+"""Jobs run in processes, by Slurm with a stand-in for srun, and by a stand-in for Ray."""
 
+import importlib.util
 import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,14 +14,15 @@ from typing import Any
 import pytest
 
 from weft.compare import pools, worker
-from weft.compare.config import contender, experiment
-from weft.compare.contenders import ReadyContender, make_ready
+from weft.compare.contenders import ReadyContender
 from weft.compare.jobs import Job, Sweep
-from weft.compare.pools import Ended, Processes, RayTasks, Where, parse_jobs, ray_tasks, srun
-from weft.compare.runner import Machine, Runner, machine_for
+from weft.compare.pools import FinishedJob, JobScheduler, Processes, RayTasks, parse_jobs, ray_tasks, srun
+from weft.compare.runner import JobResources, Runner, resources_for
 from weft.errors import ConfigError, DataError, RunError
 
-# as srun does it: a command in another process, which ends when srun is told to end
+MakeSlurm = Callable[..., Path]
+JOBS = {Job("ngram-3", 1 / 3, None, seed=0), Job("ngram-3", 1.0, None, seed=0)}
+# like srun: runs a command in another process, which ends when srun is terminated
 SRUN = """#!{python}
 import pathlib, signal, subprocess, sys
 options = [word for word in sys.argv[1:] if word.startswith("--")]
@@ -33,16 +36,21 @@ def end(number, frame):
 signal.signal(signal.SIGTERM, end)
 sys.exit(child.wait())
 """
+# measures a job immediately, with more warnings than a pipe holds
 MEASURES = """
 import json, pathlib, sys
 for line in sys.stdin:
     folder = pathlib.Path(json.loads(line))
+    sys.stderr.write("UserWarning: this again\\n" * 9000)
     job = json.loads((folder / "job.json").read_text())
     cost = dict(steps=1, tokens=8, flops=0.0, seconds=0.1, parameters=5, nats=[3.0], bytes=[2.0])
     (folder / "outcome.json").write_text(json.dumps(job["names"] | cost))
     print(json.dumps({"folder": str(folder)}), flush=True)
 """
-# trains on and on; saves when it is asked to stop, or doesn't listen at all
+DIES = (
+    "import sys; sys.stdin.readline(); sys.stderr.write('a warning\\n' * 9000 + 'MemoryError: 9 GB\\n\\n'); sys.exit(1)"
+)
+# trains until it is asked to stop, then saves; or ignores the request
 TRAINS = """
 import json, os, pathlib, sys, time
 folder = pathlib.Path(json.loads(sys.stdin.readline()))
@@ -55,8 +63,8 @@ if json.loads(sys.stdin.readline()) is None:
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts a stand-in for srun on PATH; the function that makes it returns the file of its options."""
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeSlurm:
+    """Put a stand-in for srun on PATH; return the file that its options are written to."""
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
 
@@ -72,39 +80,29 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-@pytest.fixture
-def counts(tmp_path: Path) -> ReadyContender:
-    """A contender that takes no time to make ready."""
-    book = tmp_path / "book.txt"
-    book.write_text("".join(f"frog {n} sat by the river {n * n % 97}\n" for n in range(1200)))
-    tree = {"data": {"sources": [str(book)]}, "budget": {"tokens": 1000}, "settings": {"tokenizer": {"kind": "byte"}}}
-    wanted = experiment({**tree, "contenders": dict([contender("ngram-3")])})
-    return make_ready(wanted, tmp_path / "data", "cpu", print)[0]
-
-
-def run(counts: ReadyContender, folder: Path, machine: Machine) -> Runner:
+def run(ngram: ReadyContender, folder: Path, resources: JobResources) -> Runner:
     folder.mkdir()
-    jobs = Runner(folder, {counts.name: counts}, machine, None)
-    jobs.run([Sweep(counts.name, (), (), (1 / 3, 1.0), (0,))], lambda progress: None)
-    return jobs
+    runner = Runner(folder, {ngram.name: ngram}, resources, held_out=None)
+    runner.run([Sweep(ngram.name, (), (), shares=(1 / 3, 1.0), seeds=(0,))], lambda progress: None)
+    return runner
 
 
-# ---- what is asked for
+# ---- the option
 
 
-def test_words_of_the_option(slurm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_option_is_parsed(slurm: MakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm()
-    assert parse_jobs(None) == Where("here", None)
-    assert parse_jobs("3") == Where("here", 3)
-    assert parse_jobs("slurm:8") == Where("slurm", 8)
-    with pytest.raises(ConfigError, match=r"how many at once\? say so, as in slurm:8"):
+    assert parse_jobs(None) == JobScheduler("here", None)
+    assert parse_jobs("3") == JobScheduler("here", 3)
+    assert parse_jobs("slurm:8") == JobScheduler("slurm", 8)
+    with pytest.raises(ConfigError, match=r"how many at a time\? give a number, as in slurm:8"):
         parse_jobs("slurm")
     monkeypatch.setenv("SLURM_NTASKS", "4")
-    assert parse_jobs("slurm") == Where("slurm", None)
+    assert parse_jobs("slurm") == JobScheduler("slurm", None)
     for wrong in ("0", "-1", "many", "slurm:", "slurm:x", "ray:0", "here:2"):
         with pytest.raises(ConfigError, match=f"--jobs {wrong}: expected a number of processes, slurm"):
             parse_jobs(wrong)
-    monkeypatch.setattr(pools.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"the package ray isn't installed: pip install 'weft\[ray\]'"):
         parse_jobs("ray:2")
     monkeypatch.setenv("PATH", "/nowhere")
@@ -112,49 +110,70 @@ def test_words_of_the_option(slurm: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         parse_jobs("slurm:8")
 
 
-def test_an_allocation_says_how_many_and_with_how_many_threads(
-    slurm: Any, counts: ReadyContender, monkeypatch: pytest.MonkeyPatch
+def test_an_allocation_decides_the_tasks_and_threads(
+    slurm: MakeSlurm, ngram: ReadyContender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert machine_for([counts], Where("slurm", 6)) == Machine(6, 1, 0, Where("slurm", 6))
+    six, default = JobScheduler("slurm", 6), JobScheduler("slurm")
+    assert resources_for([ngram], six) == JobResources(6, 1, 0, scheduler=six)
     monkeypatch.setenv("SLURM_NTASKS", "4")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
-    assert machine_for([counts], Where("slurm")) == Machine(4, 3, 0, Where("slurm"))
-    assert machine_for([counts], Where("here", 2)).jobs == 2
+    assert resources_for([ngram], default) == JobResources(4, 3, 0, scheduler=default)
+    assert resources_for([ngram], JobScheduler("here", 2)).jobs == 2
+
+
+# ---- processes
+
+
+@pytest.mark.timeout(60)
+def test_warnings_do_not_block_a_process(
+    ngram: ReadyContender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "WORKER", (sys.executable, "-c", MEASURES))
+    assert set(run(ngram, tmp_path / "out", JobResources(1, 1)).outcomes) == JOBS
+    lines = (tmp_path / "out/results.jsonl").read_text().splitlines()
+    assert [json.loads(line)["nats"] for line in lines] == [[3.0], [3.0]]
+
+
+@pytest.mark.timeout(60)
+def test_a_process_that_dies_is_quoted(ngram: ReadyContender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "WORKER", (sys.executable, "-c", DIES))
+    with pytest.raises(RunError, match=r"^ngram-3, .*: its process died: MemoryError: 9 GB; run the same command"):
+        run(ngram, tmp_path / "out", JobResources(1, 1))
 
 
 # ---- Slurm
 
 
 @pytest.mark.timeout(60)
-def test_jobs_are_tasks_of_slurm(
-    slurm: Any, counts: ReadyContender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_jobs_run_as_slurm_tasks(
+    slurm: MakeSlurm, ngram: ReadyContender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = slurm()
-    jobs = run(counts, tmp_path / "out", Machine(1, 2, 1, Where("slurm", 1)))
-    assert set(jobs.outcomes) == {Job("ngram-3", 1 / 3, None, 0), Job("ngram-3", 1.0, None, 0)}
-    assert log.read_text() == "--ntasks=1 --nodes=1 --cpus-per-task=2 --gpus-per-task=1\n"  # it takes both jobs
+    resources = JobResources(1, 2, 1, scheduler=JobScheduler("slurm", 1))
+    assert set(run(ngram, tmp_path / "out", resources).outcomes) == JOBS
+    assert log.read_text() == "--ntasks=1 --nodes=1 --cpus-per-task=2 --gpus-per-task=1\n"  # one task for both jobs
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     assert srun(2, 0)[1:] == ("--ntasks=1", "--nodes=1", "--cpus-per-task=2", "--exclusive")
 
 
 @pytest.mark.timeout(60)
-def test_what_slurm_says_of_a_failure_is_passed_on(slurm: Any, counts: ReadyContender, tmp_path: Path) -> None:
+def test_slurms_error_is_reported(slurm: MakeSlurm, ngram: ReadyContender, tmp_path: Path) -> None:
     slurm(failure="srun: error: Node failure on n3")
-    message = r"^ngram-3, .*: the process that ran it died: srun: error: Node failure on n3; start again to go on$"
+    message = r"^ngram-3, .*: its process died: srun: error: Node failure on n3; run the same command to continue$"
     with pytest.raises(RunError, match=message):
-        run(counts, tmp_path / "out", Machine(2, 1, 0, Where("slurm", 2)))
+        run(ngram, tmp_path / "out", JobResources(2, 1, 0, scheduler=JobScheduler("slurm", 2)))
 
 
 @pytest.mark.timeout(60)
-def test_jobs_save_when_they_are_stopped_and_none_goes_on(slurm: Any, tmp_path: Path) -> None:
+def test_stopped_jobs_save_and_none_continues(slurm: MakeSlurm, tmp_path: Path) -> None:
     slurm(TRAINS)
     pool, folders = Processes(1, srun(1, 0)), [tmp_path / name for name in ("one", "two", "deaf")]
     for folder in folders:
         folder.mkdir()
-        pool.begin(folder)
+        pool.submit(folder)
     while not all((folder / "pid").exists() for folder in folders):
         time.sleep(0.02)
-    time.sleep(0.1)  # until it is written
+    time.sleep(0.1)  # until the pid is written
     started = [int((folder / "pid").read_text()) for folder in folders]
     pool.stop(1.0)
     assert [(folder / "saved").exists() for folder in folders] == [True, True, False]
@@ -168,7 +187,7 @@ def test_jobs_save_when_they_are_stopped_and_none_goes_on(slurm: Any, tmp_path: 
 
 
 class Ray(SimpleNamespace):
-    """What of Ray is called, in threads."""
+    """Stand-in for the part of Ray that is used, with threads."""
 
     def __init__(self) -> None:
         super().__init__(calls=[], options={}, pool=ThreadPoolExecutor(4))
@@ -209,13 +228,13 @@ class Ray(SimpleNamespace):
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     stand_in = Ray()
-    monkeypatch.setitem(sys.modules, "ray", stand_in)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ray", stand_in)
     return stand_in
 
 
 @pytest.mark.timeout(60)
-def test_jobs_are_tasks_of_ray(
-    ray: Ray, counts: ReadyContender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_jobs_run_as_ray_tasks(
+    ray: Ray, ngram: ReadyContender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measure(folder: Path) -> None:
         names = json.loads((folder / "job.json").read_text())["names"]
@@ -223,17 +242,17 @@ def test_jobs_are_tasks_of_ray(
         (folder / "outcome.json").write_text(json.dumps(names | cost))
 
     monkeypatch.setattr(worker, "run_job", measure)
-    assert machine_for([counts], Where("ray")) == Machine(9, 1, 0, Where("ray"))
+    assert resources_for([ngram], JobScheduler("ray")) == JobResources(9, 1, 0, scheduler=JobScheduler("ray"))
     assert ray_tasks(2, 1) == 2
-    jobs = run(counts, tmp_path / "out", Machine(2, 1, 0, Where("ray", 2)))
-    assert [outcome.nats for outcome in jobs.outcomes.values()] == [(3.0,), (3.0,)]
+    runner = run(ngram, tmp_path / "out", JobResources(2, 1, 0, scheduler=JobScheduler("ray", 2)))
+    assert [outcome.nats for outcome in runner.outcomes.values()] == [(3.0,), (3.0,)]
     assert (ray.options["num_cpus"], ray.options["num_gpus"], ray.options["max_retries"]) == (1, 0, 0)
     assert ray.options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "1"
     assert ray.calls[-1] == "shutdown"
 
 
 @pytest.mark.timeout(60)
-def test_tasks_of_ray_fail_and_stop(ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_tasks_fail_and_stop(ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(folder: Path) -> None:
         match folder.name:
             case "wrong":
@@ -245,13 +264,13 @@ def test_tasks_of_ray_fail_and_stop(ray: Ray, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(worker, "run_job", fail)
     pool = RayTasks(1, 0)
     for name, expected in (
-        ("wrong", Ended(tmp_path / "wrong", "the text is gone")),
-        ("dead", Ended(tmp_path / "dead", None, "The worker died: out of memory")),
+        ("wrong", FinishedJob(tmp_path / "wrong", "the text is gone")),
+        ("dead", FinishedJob(tmp_path / "dead", None, "The worker died: out of memory")),
     ):
-        pool.begin(tmp_path / name)
-        assert pool.ended(5.0) == expected
-    pool.begin(tmp_path / "slow")
-    assert pool.ended(0.05) is None
+        pool.submit(tmp_path / name)
+        assert pool.wait(5.0) == expected
+    pool.submit(tmp_path / "slow")
+    assert pool.wait(0.05) is None
     pool.stop(5.0)
     assert ray.calls == ["init", ("cancel", False)]
     pool.close()

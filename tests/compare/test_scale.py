@@ -1,4 +1,4 @@
-"""A scaling law from a ladder of runs: which runs, the law, and the next rung."""
+"""A scaling law from a ladder of runs: the ladder, the law, and the next rung."""
 
 import math
 from pathlib import Path
@@ -13,15 +13,17 @@ from weft.compare.scale import ScalingPage, check_budget, check_of, cost_per_tok
 from weft.errors import ConfigError
 
 Capture = pytest.CaptureFixture[str]
+DATA = ["--data", "book.txt"]
+ONE = ["llama-tiny", *DATA, "--budget", "1e12"]
 
 
-def asked(**more: object) -> Experiment:
+def request(**changes: object) -> Experiment:
     tree = {"contenders": {"llama": {"recipe": "llama-tiny"}}, "data": {"sources": ["b"]}, "budget": {"flops": 6e12}}
-    return experiment({**tree, **more})
+    return experiment({**tree, **changes})
 
 
-def test_a_ladder_has_sizes_that_double_and_one_number_of_tokens() -> None:
-    found = ladder(asked(), 4)
+def test_sizes_double_and_read_the_same_number_of_tokens() -> None:
+    found = ladder(request(), 4)
     sizes = [each.parameters or 0 for each in found.contenders.values()]
     assert [size / sizes[0] for size in sizes] == pytest.approx([1, 2, 4, 8])
     assert found.budget.tokens is not None
@@ -33,7 +35,7 @@ def law(parameters: float, tokens: float) -> float:
 
 
 def measured(parameters: int, tokens: list[int]) -> Result:
-    """Runs that follow the law to the digit; a token costs 6 operations a parameter and a tenth more."""
+    """Return runs that follow the law exactly; a token costs 6.6 FLOPs per parameter."""
     outcomes = [
         Outcome(
             contender=str(parameters), share=number / len(tokens), lr=0.01, seed=0, steps=1, tokens=read,
@@ -49,7 +51,7 @@ def comparison(*contenders: Result) -> Comparison:
     return Comparison("a ladder", "weft scale", contenders[0].name, contenders, {})
 
 
-def test_the_law_is_found_and_foretells_the_next_rung() -> None:
+def test_the_law_is_recovered_and_predicts_the_next_rung() -> None:
     sizes, tokens = [10_000 * 2**n for n in range(5)], [30_000 * 3**n for n in range(4)]
     points = points_of(comparison(*(measured(size, tokens) for size in sizes)))
     fitted = fit(points, draws=20)
@@ -59,7 +61,7 @@ def test_the_law_is_found_and_foretells_the_next_rung() -> None:
     assert cost(1e6) == pytest.approx(6.6e6, rel=1e-6)
     assert cost(1000) == pytest.approx(6600, rel=1e-6)
     check = check_of(fitted, points_of(comparison(measured(400_000, [3_000_000]))))
-    page = ScalingPage(fitted, check, 1e13, (4e5, 4e6))
+    page = ScalingPage(fitted, check, 1e13, optimum=(4e5, 4e6))
     assert page.check is not None
     assert page.check.error == pytest.approx(0, abs=0.01)
     assert page.record()["next"]["loss"] == pytest.approx(law(400_000, 3e6))
@@ -69,32 +71,28 @@ def test_the_law_is_found_and_foretells_the_next_rung() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["llama-tiny", "--data", "book.txt"], "how large?"),
-        (["llama-tiny", "--data", "book.txt", "--budget", "1e12", "--sizes", "2"], "three sizes or more"),
+        (["llama-tiny", *DATA], "--budget is required"),
         *(
-            (["llama-tiny", "--data", "book.txt", "--budget", given], f"budget.flops = {float(given)}: expected a")
+            (["llama-tiny", *DATA, "--budget", given], f"budget.flops = {float(given)}: expected a")
             for given in ("nan", "-1", "0", "1e300")
         ),
-        (["llama-tiny", "--data", "book.txt", "--budget", "1e12", "--sizes", "5000"], "16 at most"),
-        (["llama-tiny", "--data", "book.txt", "--budget", "1e12", "--sizes", "x"], "invalid value for '--sizes'"),
-        (["llama-tiny", "--data", "book.txt", "--budget", "1e12", "--rungs", "99"], "rungs = 99: expected"),
-        (["llama-tiny", "--data", "book.txt", "--budget", "1e12", "--rates", "0"], "rates = 0: expected"),
-        (["llama-tiny", "--data", "book.txt", "--budget", "1e12", "--out", "book.txt"], "book.txt: is a file"),
-        (["llama-tiny", "--data", "book.txt", "--budget", "1e12", "--out", "."], "holds other files already"),
-        (["llama-tiny", "lstm", "--data", "book.txt", "--budget", "1e12"], "a scaling law is of one family"),
-        (["llama-tiny", "steps=9", "--data", "book.txt", "--budget", "1e12"], "steps: the budget decides"),
-        (["llama-tiny", "schedule.warmup=9000", "--data", "book.txt", "--budget", "1e12"], "that the budget pays for"),
+        *(([*ONE, "--sizes", given], "needs 3 to 16 sizes") for given in ("2", "5000")),
+        ([*ONE, "--sizes", "x"], "invalid value for '--sizes'"),
+        ([*ONE, "--rungs", "99"], "rungs = 99: expected"),
+        ([*ONE, "--rungs", "2"], "needs 3 lengths of training or more"),
+        ([*ONE, "--rates", "0"], "rates = 0: expected"),
+        ([*ONE, "--out", "book.txt"], "book.txt: is a file"),
+        ([*ONE, "--out", "."], "holds other files"),
+        ([*ONE, "lstm"], "a scaling law is of one family"),
+        ([*ONE, "steps=9"], "steps: the budget decides"),
+        ([*ONE, "schedule.warmup=9000"], "that the budget pays for"),
         (["llama-tiny", "--budget", "1e12"], "there is no text to compare on"),
-        (["ngram-3", "--data", "book.txt", "--budget", "1e12"], "a 'ngram' model has no width to choose"),
-        (
-            ["llama-tiny", "--data", "book.txt", "--budget", "1e8"],
-            "--budget 1e+08: too small for 5 sizes of",
-        ),
-        (["llama-tiny", "--data", "book.txt", "--budget", "1e12", "--rungs", "2"], "three lengths of training or more"),
-        (["llama-tinny", "--data", "book.txt", "--budget", "1e12"], "'llama-tinny': no such recipe or preset"),
+        (["ngram-3", *DATA, "--budget", "1e12"], "a 'ngram' model has no width to vary"),
+        (["llama-tiny", *DATA, "--budget", "1e8"], "--budget 1e+08: too small for 5 sizes of"),
+        (["llama-tinny", *DATA, "--budget", "1e12"], "'llama-tinny': no such recipe or preset"),
     ],
 )
-def test_mistakes(
+def test_mistakes_are_one_line_and_leave_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, words: list[str], line: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -105,13 +103,13 @@ def test_mistakes(
     assert [path.name for path in tmp_path.iterdir()] == ["book.txt"]
 
 
-def test_the_budget_that_is_named_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_suggested_budget_is_sufficient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "b").write_text("".join(f"frog {n} sat by the river {n * n % 97}\n" for n in range(3000)))
     small = {"budget": {"flops": 1e7}, "settings": {"tokenizer": {"kind": "byte"}}}
     with pytest.raises(ConfigError, match=r"give --budget \S+ or more") as error:
-        check_budget(asked(**small), 3, tmp_path / "data")
+        check_budget(request(**small), 3, tmp_path / "data")
     needed = float(str(error.value).split("give --budget ")[1].split()[0])
-    check_budget(asked(**small | {"budget": {"flops": needed}}), 3, tmp_path / "data")
+    check_budget(request(**small | {"budget": {"flops": needed}}), 3, tmp_path / "data")
     with pytest.raises(ConfigError, match="too small"):
-        check_budget(asked(**small | {"budget": {"flops": needed / 2}}), 3, tmp_path / "data")
+        check_budget(request(**small | {"budget": {"flops": needed / 2}}), 3, tmp_path / "data")

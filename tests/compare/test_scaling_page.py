@@ -1,4 +1,4 @@
-"""The page of a scaling law: its numbers are those of the law that made the simulated ladder."""
+"""The page of a scaling law shows the numbers of the law behind the simulated ladder."""
 
 import json
 import re
@@ -11,27 +11,28 @@ import pytest
 from tests.compare import page_sample
 from tests.compare.page_sample import ladder, law
 
-from weft.compare.scale import ISOFLOPS, LINE
+from weft.compare.scale import CURVE_POINTS, ISOFLOP_BUDGETS
 from weft.figures.plot import Plot, Series
 
-page = cache(page_sample.scaling)  # made when a test first asks for it
+page = cache(page_sample.scaling)
 
 
-def test_the_result_says_what_was_predicted_and_measured() -> None:
-    told = page().result
+def test_the_summary_has_the_prediction_and_the_measurement() -> None:
+    summary = page().result
     share = page().fit.beta / (page().fit.alpha + page().fit.beta)
-    assert f"grows with C^{share:.2f} and the tokens with C^{1 - share:.2f}" in told
-    assert f"measured at {law(2e7, 4e8):.3f}" in told and "inside the interval" in told
+    assert f"as C^{share:.2f}, and the tokens as C^{1 - share:.2f}" in summary
+    assert f"measurement {law(2e7, 4e8):.3f}" in summary and "inside the interval" in summary
     best = min(np.geomspace(1e5, 1e10, 20001), key=lambda n: page().fit.predict(float(n), 1e18 / 6 / float(n)))
-    told_size = re.search(r"For 1e18 FLOPs it is ([\d.]+)M parameters", told)
-    assert told_size and float(told_size[1]) == pytest.approx(best / 1e6, rel=2e-3)
-    assert page().check is not None
-    off = replace(page(), check=page().check._replace(measured=page().check.measured._replace(loss=2.0)))
+    size = re.search(r"For 1e18 FLOPs it is ([\d.]+)M parameters", summary)
+    assert size and float(size[1]) == pytest.approx(best / 1e6, rel=2e-3)
+    check = page().check
+    assert check is not None
+    off = replace(page(), check=check._replace(measured=check.measured._replace(loss=2.0)))
     assert "outside the interval" in off.result
     assert "next rung" not in replace(page(), check=None).result
 
 
-def test_the_terminal_has_the_constants_and_every_run_in_80_columns() -> None:
+def test_the_text_has_the_constants_and_every_run_in_80_columns() -> None:
     lines = page().text().splitlines()
     assert max(map(len, lines)) <= 80
     low, high = page().fit.intervals["alpha"]
@@ -51,15 +52,14 @@ def marked(plot: Plot, marker: str) -> list[Series]:
     return [series for series in plot.series if series.look.marker == marker]
 
 
-def test_charts_show_runs_fit_and_the_next_rung() -> None:
+def test_charts_show_the_runs_the_fit_and_the_next_rung() -> None:
     loss, optimum, residuals = (plots()[f"scaling-{name}"] for name in ("loss", "optimum", "residuals"))
     points = page().fit.points
     assert {point for series in marked(loss, "o") for point in series.points} == {(p.flops, p.loss) for p in points}
-    assert page().check is not None
-    (star,) = marked(loss, "*")
-    assert star.points == [(page().check.measured.flops, page().check.measured.loss)]
+    (star,), check = marked(loss, "*"), page().check
+    assert check is not None and star.points == [(check.measured.flops, check.measured.loss)]
     assert {"200k", "8M", "20M"} <= {label for series in loss.series for label in series.labels}
-    curve = next(series.points for series in loss.series if len(series.points) == LINE)
+    curve = next(series.points for series in loss.series if len(series.points) == CURVE_POINTS)
     assert curve[-1][1] == pytest.approx(page().fit.predict(2e5, curve[-1][0] / 6 / 2e5))
     left = [y for _, y in marked(residuals, "o")[0].points]
     assert np.allclose(np.log1p(np.array(left) / 100), page().fit.residuals)
@@ -68,15 +68,15 @@ def test_charts_show_runs_fit_and_the_next_rung() -> None:
     assert slope == pytest.approx(page().fit.beta / (page().fit.alpha + page().fit.beta))
 
 
-def test_losses_against_tokens_and_isoflops_are_the_same_runs_and_the_same_fit() -> None:
+def test_all_charts_show_the_same_runs_and_fit() -> None:
     tokens, isoflops = (plots()[f"scaling-{name}"] for name in ("loss-tokens", "isoflops"))
     points, fit = page().fit.points, page().fit
     assert {each for series in marked(tokens, "o") for each in series.points} == {(p.tokens, p.loss) for p in points}
     assert sorted(each for series in marked(isoflops, "o") for each in series.points) == sorted(
         (p.parameters, p.loss) for p in points
     )
-    lines = [series.points for series in isoflops.series if len(series.points) == LINE]
-    assert len(lines) == ISOFLOPS
+    lines = [series.points for series in isoflops.series if len(series.points) == CURVE_POINTS]
+    assert len(lines) == ISOFLOP_BUDGETS
     for line, budget in ((lines[0], min(p.flops for p in points)), (lines[-1], max(p.flops for p in points))):
         size, loss = line[3]
         assert loss == pytest.approx(fit.predict(size, budget / 6 / size))
@@ -85,14 +85,14 @@ def test_losses_against_tokens_and_isoflops_are_the_same_runs_and_the_same_fit()
         assert min(abs(loss - min(y for _, y in line)) for line in lines) < 0.01 and size > 0
 
 
-def test_what_the_explorer_is_told_is_json_and_has_all_charts() -> None:
+def test_the_data_is_json_and_has_all_charts() -> None:
     data = json.loads(json.dumps(page().data(), allow_nan=False))
     assert data["kind"] == "scale" and data["result"] == page().result
     assert [panel["name"] for panel in data["panels"]] == list(plots())
-    assert [table["title"] for table in data["tables"]] == ["The fit", "The training runs that were fitted"]
+    assert [table["title"] for table in data["tables"]] == ["Fitted constants", "Training runs used in the fit"]
 
 
-def test_the_page_is_escaped_and_labelled_and_figures_have_names(tmp_path: Path) -> None:
+def test_the_page_is_escaped_and_its_charts_are_labelled(tmp_path: Path) -> None:
     page().save(tmp_path / "page.html")
     html = (tmp_path / "page.html").read_text("utf-8")
     for tag in ("<b>", "<x>", "<s>", "<q>"):

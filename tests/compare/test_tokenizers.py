@@ -1,4 +1,4 @@
-"""Tokenizers on one text: every number counted again, in a plainer way."""
+"""Tokenizers on one text: every number is counted again in a simpler way."""
 
 import re
 from collections import Counter
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.compare.config import choose
+from weft.compare.config import parse_tokenizer
 from weft.compare.tokenizers import LECTURE, TokenizerComparison, TokenizerMeasure, compare_tokenizers
 from weft.data.config import FilesSplit, TextSource
 from weft.data.split import train_texts
@@ -15,7 +15,7 @@ from weft.text.config import BPE, Unigram, Word
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 TRAINING = "Henry is giving a lecture on transformers, and a café is a place.\n" * 12 + "once only\n"
-# “zyzzyva” is frequent here, but nothing may be learned from it
+# “zyzzyva” is frequent here, but must not be learned
 HELD_OUT = "a lecture on naïve zyzzyva zyzzyva zyzzyva is  a place\n" * 3 + "Henry’s café 漢字\n"
 KINDS = ["word", "char", "byte", "bpe:300", "unigram:286", "wordpiece:60"]
 
@@ -39,7 +39,7 @@ def measure(compared: TokenizerComparison, name: str) -> TokenizerMeasure:
     return next(each for each in compared.measures if each.name == name)
 
 
-def test_words_are_counted_as_a_reader_would(compared: TokenizerComparison) -> None:
+def test_words_are_separated_by_white_space(compared: TokenizerComparison) -> None:
     found, known = measure(compared, "word"), Counter(TRAINING.split())
     words = HELD_OUT.split()
     assert found.entries == len(known) + 4  # pad, unk, bos, eos
@@ -52,7 +52,7 @@ def test_words_are_counted_as_a_reader_would(compared: TokenizerComparison) -> N
     assert not found.exact  # two spaces, and line ends
 
 
-def test_bytes_are_bytes(compared: TokenizerComparison) -> None:
+def test_a_byte_tokenizer_has_one_token_per_byte(compared: TokenizerComparison) -> None:
     found = measure(compared, "byte")
     assert found.bytes_per_token == found.tokens_per_byte == 1.0
     assert found.used == pytest.approx(len(set(HELD_OUT.encode())) / 256)
@@ -61,7 +61,7 @@ def test_bytes_are_bytes(compared: TokenizerComparison) -> None:
     assert found.exact and not found.unknown_words
 
 
-def test_characters_that_training_has_not_seen_are_spelled_in_bytes(compared: TokenizerComparison) -> None:
+def test_unseen_characters_are_spelled_in_bytes(compared: TokenizerComparison) -> None:
     found, known = measure(compared, "char"), set(TRAINING)
     spelled = sum(1 if char in known else len(char.encode()) for char in HELD_OUT)
     assert found.tokens == spelled and found.tokens_per_byte == pytest.approx(spelled / len(HELD_OUT.encode()))
@@ -70,12 +70,14 @@ def test_characters_that_training_has_not_seen_are_spelled_in_bytes(compared: To
 
 
 @pytest.mark.parametrize("name", ["bpe:300", "unigram:286", "wordpiece:60"])
-def test_pieces_are_learned_from_the_training_side_alone(
+def test_subwords_are_learned_from_the_training_text_only(
     compared: TokenizerComparison, text: TextSource, name: str
 ) -> None:
     sections, lines = list(train_texts(text)), HELD_OUT.splitlines(keepends=True)  # a text is read in sections
     assert "".join(sections) == TRAINING
-    found, tokenizer = measure(compared, name), build_tokenizer(choose(name), sections)  # type: ignore[arg-type]
+    settings = parse_tokenizer(name)
+    assert not isinstance(settings, Tokenizer)
+    found, tokenizer = measure(compared, name), build_tokenizer(settings, sections)
     ids = [id for line in lines for id in tokenizer.encode(line)]
     assert found.entries == int(name.partition(":")[2]) == tokenizer.vocab_size
     assert found.tokens == len(ids) and found.tokens_per_word == pytest.approx(len(ids) / len(HELD_OUT.split()))
@@ -89,7 +91,7 @@ def test_pieces_are_learned_from_the_training_side_alone(
     assert found.exact == all(tokenizer.decode(tokenizer.encode(line)) == line for line in lines)
 
 
-def test_a_finished_tokenizer_is_taken_as_it_is(compared: TokenizerComparison) -> None:
+def test_a_trained_tokenizer_is_not_trained_again(compared: TokenizerComparison) -> None:
     found = compared.measures[-1]
     assert found.entries == 280 and found.training_seconds is None and len(found.label) == 16
     assert all(each.training_seconds is not None for each in compared.measures[:-1])
@@ -97,7 +99,7 @@ def test_a_finished_tokenizer_is_taken_as_it_is(compared: TokenizerComparison) -
     assert min(map(min, speeds)) > 0
 
 
-def test_the_lecture_s_sentence_is_cut_as_on_its_slides(compared: TokenizerComparison) -> None:
+def test_the_lectures_sentence_is_tokenized_as_on_its_slides(compared: TokenizerComparison) -> None:
     assert compared.sentence == LECTURE == "Henry is givin' a lectrue on transformers"
     pieces = {each.name: each.pieces for each in compared.measures}
     # "transformers," has a comma in the training text, so the word is not in the vocabulary
@@ -108,12 +110,12 @@ def test_the_lecture_s_sentence_is_cut_as_on_its_slides(compared: TokenizerCompa
     assert any(piece.startswith("##") for piece, _ in pieces["wordpiece:60"])
 
 
-def test_a_part_of_a_character_is_shown_as_its_bytes(text: TextSource) -> None:
+def test_part_of_a_character_is_shown_as_bytes(text: TextSource) -> None:
     (found,) = compare_tokenizers(["byte"], text, sentence="a字").measures
     assert [piece for piece, _ in found.pieces] == ["a", "<0xE5>", "<0xAD>", "<0x97>"]
 
 
-def test_a_page_shows_every_token_in_a_box(compared: TokenizerComparison, tmp_path: Path) -> None:
+def test_the_page_shows_every_token_in_a_box(compared: TokenizerComparison, tmp_path: Path) -> None:
     html = compared.save(tmp_path / "page.html").read_text()
     boxes = re.findall(r'<span class="tok-piece tok-(\w+)">(.*?)</span>', html)
     assert len(boxes) == sum(len(each.pieces) for each in compared.measures)
@@ -123,10 +125,10 @@ def test_a_page_shows_every_token_in_a_box(compared: TokenizerComparison, tmp_pa
     assert 'aria-label="Bytes per token by vocabulary size"' in html
     for each in compared.measures:
         assert f"{each.bytes_per_token:.3f}" in html and f"{each.entries:,}" in html
-    assert ".tok-piece {" in html  # its style comes along
+    assert ".tok-piece {" in html  # with its style
 
 
-def test_a_terminal_of_80_columns_is_wide_enough(compared: TokenizerComparison) -> None:
+def test_the_text_fits_80_columns(compared: TokenizerComparison) -> None:
     shown = compared.text()
     assert max(map(len, shown.splitlines())) <= 80
     assert "word (7): Henry is <unk> a <unk> on <unk>" in shown
@@ -138,18 +140,18 @@ def test_a_terminal_of_80_columns_is_wide_enough(compared: TokenizerComparison) 
     [
         ([], "--tokenizers: name at least one: word, char, byte, bpe"),
         (["bpx:80"], r"--tokenizers bpx:80: neither a kind nor a file or folder; did you mean 'bpe'\?; word, char"),
-        (["bpe:"], "--tokenizers bpe:: '' is no vocabulary size; .* with a size as in bpe:8000"),
-        (["bpe:8k"], "--tokenizers bpe:8k: '8k' is no vocabulary size"),
-        (["byte:300"], "--tokenizers byte:300: a byte tokenizer has a vocabulary of its own"),
-        (["char", "char"], "--tokenizers char: it is named twice"),
+        (["bpe:"], "--tokenizers bpe:: '' is not a vocabulary size; .* with a size as in bpe:8000"),
+        (["bpe:8k"], "--tokenizers bpe:8k: '8k' is not a vocabulary size"),
+        (["byte:300"], "--tokenizers byte:300: a byte tokenizer has a fixed vocabulary"),
+        (["char", "char"], "--tokenizers char: named twice"),
     ],
 )
-def test_what_is_no_tokenizer_is_refused_before_anything_is_read(specs: list[str], line: str) -> None:
+def test_invalid_specs_are_refused_before_the_text_is_read(specs: list[str], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         compare_tokenizers(specs, "no-such-file.txt")
 
 
-def test_a_vocabulary_that_the_text_cannot_fill_is_named(text: TextSource) -> None:
+def test_a_vocabulary_that_is_too_large_for_the_text_is_refused(text: TextSource) -> None:
     with pytest.raises(TokenizerError, match=r"^bpe:9000: .* the text supports \d+ at most"):
         compare_tokenizers(["bpe:9000"], text)
 
@@ -158,11 +160,11 @@ def test_text_that_cannot_be_split_is_refused(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("one")
     with pytest.raises(DataError, match="no text is held out, so tokenizers can't be compared"):
         compare_tokenizers(["char"], str(tmp_path / "short.txt"))
-    with pytest.raises(DataError, match="standard input can be read once"):
+    with pytest.raises(DataError, match="standard input can be read only once"):
         compare_tokenizers(["char"], "-")
 
 
-def test_specs_are_settings() -> None:
-    assert choose("bpe:8000") == BPE(vocab_size=8000) and choose("word") == Word()
-    assert choose("unigram:99") == Unigram(vocab_size=99)
-    assert not isinstance(choose("char"), Tokenizer)
+def test_specs_are_parsed() -> None:
+    assert parse_tokenizer("bpe:8000") == BPE(vocab_size=8000) and parse_tokenizer("word") == Word()
+    assert parse_tokenizer("unigram:99") == Unigram(vocab_size=99)
+    assert not isinstance(parse_tokenizer("char"), Tokenizer)

@@ -1,4 +1,4 @@
-"""Pages in Chromium, with the network off: what a script finds in them."""
+"""Evaluate a script in a page in Chromium, without a network."""
 
 import json
 import shutil
@@ -13,16 +13,16 @@ OFFLINE = ("--host-resolver-rules=MAP * ~NOTFOUND", "--proxy-server=127.0.0.1:9"
 
 
 def evaluate(page: Path, script: str, width: int = 1280, dark: bool = False) -> Any:
-    """What `script`, the body of an async function, returns once the page has loaded, through JSON.
+    """Return the JSON result of `script`, the body of an async function, once the page has loaded.
 
-    It has `requests`, what the page asked for beside itself, `errors`, what went wrong in its own scripts, and
-    `clicked(element)`: the milliseconds from a click until the page is laid out again.
+    It can use `requests` (resources that the page loaded), `errors` of its scripts, and `clicked(element)`, the
+    milliseconds from a click until the page is laid out again.
     """
     assert CHROMIUM is not None
     copy = page.with_suffix(".tested.html")
     text = page.read_text("utf-8").replace("<head>", f"<head>{ERRORS}", 1)
     copy.write_text(text + HARNESS.replace("BODY", script), encoding="utf-8")
-    outer = page.with_suffix(".outer.html")  # a window has a least width; a frame has none
+    outer = page.with_suffix(".outer.html")  # a window has a minimum width; a frame has none
     outer.write_text(
         f'<body style="margin:0"><iframe id="f" src="{copy.name}" style="width:{width}px;height:2000px;border:0">'
         "</iframe><script>addEventListener('message', e => { document.title = e.data; });</script>",
@@ -48,7 +48,7 @@ addEventListener("load", async () => {
     void document.body.offsetHeight;
     done(performance.now() - begun);
   });
-  while (document.querySelector("[data-module] > script")) await new Promise(done => setTimeout(done, 5)); // drawn yet?
+  while (document.querySelector("[data-module] > script")) await new Promise(done => setTimeout(done, 5)); // drawn?
   const requests = performance.getEntriesByType("resource").map(entry => entry.name);
   let found;
   try {

@@ -48,6 +48,6 @@ def test_a_schedule_shows_its_peak() -> None:
 
 
 @pytest.mark.parametrize("rates", [[], [math.nan], [[1.0]]])
-def test_what_is_no_schedule_is_refused(rates) -> None:
+def test_wrong_rates_are_refused(rates: list[float]) -> None:
     with pytest.raises(DataError, match="learning rate"):
         schedule(rates, "mine")

@@ -1,17 +1,16 @@
 """The model on one page: every parameter is in one part, and every part shows the lines that compute it."""
 
 import inspect
-import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.explain.small import page_data
 from torch import nn
 
 from weft.costs.count import count
-from weft.explain.anatomy.anatomy import Anatomy, anatomy
-from weft.explain.anatomy.parts import Part, code
+from weft.explain.anatomy.anatomy import anatomy
+from weft.explain.anatomy.parts import ModelPart, source_lines
 from weft.models import config, smoothing
 from weft.models.build import build
 from weft.models.config import Encoder
@@ -59,10 +58,10 @@ VARIANTS = {
 }
 
 
-PAGES = ("two tables", "nsp", "sources", "add-k")  # a page takes a second; all are made alike
+PAGES = ("two tables", "nsp", "sources", "add-k")  # a page takes a second
 
 
-def leaves(part: Part) -> list[Part]:
+def leaves(part: ModelPart) -> list[ModelPart]:
     return [leaf for inside in part.parts for leaf in leaves(inside)] if part.parts else [part]
 
 
@@ -73,7 +72,7 @@ def test_parts_sum_to_the_preset(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_parts_sum_to_every_variant_as_it_is_built(name: str) -> None:
+def test_parts_sum_to_the_built_variant(name: str) -> None:
     settings = VARIANTS[name]
     with empty_weights():
         model = build(settings)
@@ -82,16 +81,8 @@ def test_parts_sum_to_every_variant_as_it_is_built(name: str) -> None:
     assert max(map(len, found.text().splitlines())) <= 80
     assert found.figure().axes[0].texts
     if name in PAGES:
-        parts = sum(1 for column in found.columns for _ in every(column)) - len(found.columns)
-        listed = [each for column in data_of(found)["columns"] for each in records(column)]
-        assert len(listed) - len(found.columns) == parts
-
-
-def data_of(found: Anatomy) -> dict[str, Any]:
-    """What the page holds for its module."""
-    inside = re.search(r'data-module="anatomy.js"><script[^>]*>(.*?)</script>', found.html(), re.DOTALL)
-    assert inside
-    return json.loads(inside[1])
+        parts = sum(count_parts(column) for column in found.columns)
+        assert len([each for column in page_data(found.html())["columns"] for each in records(column)]) == parts
 
 
 def records(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -100,21 +91,18 @@ def records(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from records(inside)
 
 
-def every(part: Part):
-    yield part
-    for inside in part.parts:
-        yield from every(inside)
+def count_parts(part: ModelPart) -> int:
+    return 1 + sum(map(count_parts, part.parts))
 
 
 def test_attention_states_its_formula_with_its_numbers() -> None:
     text = anatomy(preset("gpt2")).text()
-    assert "softmax(0.125 · q kᵀ + mask) v; d_k = 64, 1/√64 = 0.125" in text
-    assert "(B, T, 768) → (B, T, 2304) → q (B, 12, T, 64), k, v (B, 12, T, 64)" in text
-    assert "124,439,808" in text
-    assert "12 × 7,087,872" in text
+    shapes = "(B, T, 768) → (B, T, 2304) → q (B, 12, T, 64), k, v (B, 12, T, 64)"
+    for line in ("softmax(0.125 · q kᵀ + mask) v; d_k = 64, 1/√64 = 0.125", shapes, "124,439,808", "12 × 7,087,872"):
+        assert line in text
 
 
-def test_parts_stand_in_the_order_of_computation() -> None:
+def test_parts_are_in_the_order_of_computation() -> None:
     names = [part.name for part in anatomy(preset("gpt2")).columns[0].parts]
     assert names == ["token embedding", "positions, learned", "block", "last norm, LayerNorm", "logits"]
     pre = [part.name for part in anatomy(preset("gpt2")).columns[0].parts[2].parts]
@@ -134,7 +122,7 @@ def test_every_part_names_its_source(name: str) -> None:
 
 def test_a_page_has_all_source_lines() -> None:
     found = anatomy(preset("vaswani-base"))
-    sent = [code for column in data_of(found)["columns"] for part in records(column) for code in part["code"]]
+    sent = [code for column in page_data(found.html())["columns"] for part in records(column) for code in part["code"]]
     shown = {each.place: each.text for column in found.columns for part in leaves(column) for each in part.code}
     assert len(shown) > 10 and shown.items() <= {code["place"]: code["text"] for code in sent}.items()
 
@@ -142,7 +130,7 @@ def test_a_page_has_all_source_lines() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "vaswani-base", "bahdanau"])
 def test_a_box_of_the_drawing_names_its_part(name: str) -> None:
     found = anatomy(preset(name))
-    data = data_of(found)
+    data = page_data(found.html())
     assert len(data["diagrams"]) == (1 if len(found.columns) == 1 else 1 + len(found.columns))
     for diagram in data["diagrams"]:
         boxes = [shape for shape in diagram["shapes"] if shape["kind"] == "box"]
@@ -153,28 +141,28 @@ def test_a_box_of_the_drawing_names_its_part(name: str) -> None:
             for place in path:
                 part, record = part.parts[place], record["parts"][place]
             assert part.name == record["name"] and part.parameters == record["parameters"]
-            assert any(text.startswith(part.box) for text in texts)
+            assert any(text.startswith(part.title) for text in texts)
 
 
 def test_source_lines_are_those_of_the_file() -> None:
-    shown = code(SelfAttention.forward)
+    shown = source_lines(SelfAttention.forward)
     file, line = shown.place.split(":")
     assert file == "weft/nn/attention.py"
     lines, start = inspect.getsourcelines(SelfAttention.forward)
     assert int(line) == start
     assert shown.text.splitlines()[0] == lines[0].strip()
-    assert "softmax(q kᵀ · scale)v" in code(reference_attention).text
-    assert code(nn.LayerNorm.forward).place.startswith("torch/nn/modules/normalization.py:")
+    assert "softmax(q kᵀ · scale)v" in source_lines(reference_attention).text
+    assert source_lines(nn.LayerNorm.forward).place.startswith("torch/nn/modules/normalization.py:")
 
 
 def test_settings_that_chose_a_part_are_named() -> None:
-    parts = [part for column in data_of(anatomy(preset("llama3-8b")))["columns"] for part in records(column)]
+    parts = [part for column in page_data(anatomy(preset("llama3-8b")).html())["columns"] for part in records(column)]
     keys = {key for part in parts for key in part["settings"]}
     assert {'model.norm.kind = "rms"', "model.attention.kv_heads = 8", "model.position.base = 500000"} <= keys
     assert any("each head of k, v serves 4 of q" in part["formula"] + part["note"] for part in parts)
 
 
-def test_without_scripts_a_page_has_the_text_and_all_of_it_is_escaped() -> None:
+def test_a_page_has_the_text_without_scripts_and_everything_is_escaped() -> None:
     found = anatomy(preset("ngram-3"))
     page = found.html()
     data, text = page[: page.index("</script>")], page[page.index("</script>") :]

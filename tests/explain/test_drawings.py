@@ -1,11 +1,12 @@
-"""Surprise, lens, saliency and search on a page that stands alone: the drawings show what the views hold."""
+"""Surprise, lens, saliency and search on one self-contained page: the drawings show what the views hold."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.explain.browser import CHROMIUM, evaluate
-from tests.explain.test_surprise import GPT, TEXT, TOKENIZER, read, sharp
+from tests.explain.small import sharp
+from tests.explain.test_surprise import GPT, TEXT, TOKENIZER, read
 
 from weft.decode.config import Branching
 from weft.decode.prompt import Prompt
@@ -54,7 +55,7 @@ return found;
 
 
 def test_drawings_show_what_the_views_hold(tmp_path: Path) -> None:
-    reading = read(model := sharp(GPT))
+    reading = read(model := sharp(GPT, 4.0))
     surprise, lens, saliency = surprise_of(reading), lens_of(reading), saliency_of(reading)
     trees = search_trees(model, Prompt.of(TOKENIZER, TEXT), Branching(depth=3))
     search = SearchTrees(TEXT, tuple(trees))
@@ -66,12 +67,12 @@ def test_drawings_show_what_the_views_hold(tmp_path: Path) -> None:
         assert number in found["facts"]
     assert f"{surprise.nats[0]:.2f} nats, rank {surprise.ranks[0]:,} of {surprise.vocab_size:,}" in found["told"]
     assert all(guess.piece in found["told"] for guess in surprise.guesses[0])
-    assert found["second"] == 1 and f"{surprise.nats[1] / 0.6931472:.2f} bits" in found["bits"]
+    assert found["second"] == 1 and f"{surprise.scored[1] / 0.6931472:.2f} bits" in found["bits"]
     assert found["layers"] == lens.names[::-1]
     assert found["cells"] == [guess.piece for row in lens.guesses[::-1] for guess in row]
     assert f"rank {lens.final_rank[-2, -1]:,}." in found["lens"]
     (side,) = saliency.sides
-    assert found["shades"] == pytest.approx(side.norm / side.norm.max(), abs=1e-3)
+    assert found["shades"] == pytest.approx((side.norm / side.norm.max()).tolist(), abs=1e-3)
     nodes = [node for tree in search.trees for node in tree.nodes]
     assert found["boxes"] == len(nodes)
     assert found["states"] == [sum(node.state == state for node in nodes) for state in ("chosen", "kept", "pruned")]

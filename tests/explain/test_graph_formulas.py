@@ -1,8 +1,7 @@
-"""Each gradient's formula computes what autograd computes, at float64; and every operation of weft's models has one."""
+"""Each gradient's formula equals autograd's in float64, and every operation of weft's models has one."""
 
 import math
 import string
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.explain.graph.formulas import LECTURE, MODULES, RULES, Rule
+from weft.explain.graph.formulas import LECTURE, MODULES, RULES, GradientRule
 from weft.explain.graph.graph import graph
-from weft.explain.graph.labels import Written, names
+from weft.explain.graph.labels import LabelledGraph, variable_names
 from weft.explain.graph.picture import mlp
+from weft.explain.reading import SourceTokens
 from weft.models.build import build
 from weft.models.presets import preset
 
@@ -53,7 +53,7 @@ OPERANDS: dict[str, dict[str, Any]] = {
     "rsqrt": {"x": X.abs() + 0.1},
     "amax": {"x": torch.tensor([[1.0, 3.0, 3.0], [2.0, 0.0, 1.0]], dtype=torch.float64)},
 }
-# What PyTorch has as one function, under the name that the recorder gives it.
+# PyTorch's function of a rule, where the rule's own is written out.
 FRAMEWORK = {
     "linear": lambda x, W, b: F.linear(x, W, b),
     "attention": lambda Q, K, V: F.scaled_dot_product_attention(Q, K, V),
@@ -65,22 +65,11 @@ FRAMEWORK = {
 }
 
 
-# ---- the formulas, computed: what each rule's function is, and what its texts say
+# ---- the formulas as code
 
 
-def like(g: Tensor, x: Tensor) -> Tensor:
-    """g summed over what was broadcast from x."""
-    g = g.sum(dim=tuple(range(g.dim() - x.dim()))) if g.dim() > x.dim() else g
-    stretched = tuple(d for d in range(x.dim()) if x.shape[d] == 1 and g.shape[d] != 1)
-    return g.sum(dim=stretched, keepdim=True) if stretched else g
-
-
-def bell(x: Tensor) -> Tensor:
+def density(x: Tensor) -> Tensor:
     return torch.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-
-
-def below(x: Tensor) -> Tensor:
-    return (1 + torch.erf(x / math.sqrt(2))) / 2
 
 
 def gelu_tanh_slope(x: Tensor) -> Tensor:
@@ -88,14 +77,14 @@ def gelu_tanh_slope(x: Tensor) -> Tensor:
     return (1 + t) / 2 + x / 2 * (1 - t * t) * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
 
 
-def normed(x: Tensor) -> tuple[Tensor, Tensor]:
+def standardised(x: Tensor) -> tuple[Tensor, Tensor]:
     """(x − μ)/σ and σ."""
     sigma = (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
     return (x - x.mean(-1, keepdim=True)) / sigma, sigma
 
 
 def layer_norm_x(g: Tensor, x: Tensor, w: Tensor, **_: Tensor) -> Tensor:
-    (u, sigma), h = normed(x), g * w
+    (u, sigma), h = standardised(x), g * w
     return (h - h.mean(-1, keepdim=True) - u * (h * u).mean(-1, keepdim=True)) / sigma
 
 
@@ -106,10 +95,6 @@ def rms(x: Tensor) -> Tensor:
 def rms_norm_x(g: Tensor, x: Tensor, w: Tensor, **_: Tensor) -> Tensor:
     u, h = x / rms(x), g * w
     return (h - u * (h * u).mean(-1, keepdim=True)) / rms(x)
-
-
-def columns(g: Tensor) -> Tensor:
-    return g.sum(dim=tuple(range(g.dim() - 1)))
 
 
 def scatter(g: Tensor, x: Tensor, i: Tensor) -> Tensor:
@@ -130,19 +115,19 @@ def scores_back(g: Tensor, Q: Tensor, K: Tensor, V: Tensor, **_: Tensor) -> Tens
 
 
 def ties(x: Tensor, y: Tensor) -> Tensor:
-    """1 at the greatest of each row; equals share it."""
+    """1 at the maximum of each row; ties share it."""
     hit = (x == y.unsqueeze(-1)).to(x)
     return hit / hit.sum(-1, keepdim=True)
 
 
 PRODUCT = {"A": lambda g, B, **_: g @ B.mT, "B": lambda g, A, **_: A.mT @ g}
-ADDED = {**PRODUCT, "C": lambda g, C, **_: like(g, C)}
-# by rule: y, and by operand its gradient
+ADDED = {**PRODUCT, "C": lambda g, C, **_: g.sum_to_size(C.shape)}
+# by rule: the function, and the gradient of each operand
 COMPUTED: dict[str, tuple[Any, dict[str, Any]]] = {
     "linear": (lambda x, W, b: x @ W.T + b, {
         "x": lambda g, W, **_: g @ W,
         "W": lambda g, x, **_: g.flatten(0, -2).T @ x.flatten(0, -2),
-        "b": lambda g, **_: columns(g),
+        "b": lambda g, **_: g.flatten(0, -2).sum(0),
     }),
     "matmul": (lambda A, B: A @ B, PRODUCT),
     "addmm": (lambda C, A, B: C + A @ B, ADDED),
@@ -155,23 +140,27 @@ COMPUTED: dict[str, tuple[Any, dict[str, Any]]] = {
         "K": lambda g, Q, **of: scores_back(g, Q=Q, **of).mT @ Q,
         "V": lambda g, Q, K, **_: scores(Q, K).mT @ g,
     }),
-    "add": (lambda a, b: a + b, {"a": lambda g, a, **_: like(g, a), "b": lambda g, b, **_: like(g, b)}),
-    "sub": (lambda a, b: a - b, {"a": lambda g, a, **_: like(g, a), "b": lambda g, b, **_: like(-g, b)}),
+    "add": (lambda a, b: a + b, {
+        "a": lambda g, a, **_: g.sum_to_size(a.shape), "b": lambda g, b, **_: g.sum_to_size(b.shape),
+    }),
+    "sub": (lambda a, b: a - b, {
+        "a": lambda g, a, **_: g.sum_to_size(a.shape), "b": lambda g, b, **_: -g.sum_to_size(b.shape),
+    }),
     "mul": (lambda a, b: a * b, {
-        "a": lambda g, a, b, **_: like(g * b, a),
-        "b": lambda g, a, b, **_: like(g * a, b),
+        "a": lambda g, a, b, **_: (g * b).sum_to_size(a.shape),
+        "b": lambda g, a, b, **_: (g * a).sum_to_size(b.shape),
     }),
     "div": (lambda a, b: a / b, {
-        "a": lambda g, a, b, **_: like(g / b, a),
-        "b": lambda g, y, b, **_: like(-g * y / b, b),
+        "a": lambda g, a, b, **_: (g / b).sum_to_size(a.shape),
+        "b": lambda g, y, b, **_: (-g * y / b).sum_to_size(b.shape),
     }),
     "pow": (lambda a, b: a**b, {"a": lambda g, a, b, **_: g * b * a ** (b - 1)}),
     "sum": (lambda x: x.sum(), {"x": lambda g, x, **_: g.expand_as(x)}),
     "mean": (lambda x: x.mean(-1, keepdim=True), {"x": lambda g, x, **_: (g / x.shape[-1]).expand_as(x)}),
     "amax": (lambda x: x.amax(-1), {"x": lambda g, x, y: g.unsqueeze(-1) * ties(x, y)}),
     "where": (torch.where, {
-        "a": lambda g, c, a, **_: like(g * c, a),
-        "b": lambda g, c, b, **_: like(g * ~c, b),
+        "a": lambda g, c, a, **_: (g * c).sum_to_size(a.shape),
+        "b": lambda g, c, b, **_: (g * ~c).sum_to_size(b.shape),
     }),
     "masked_fill": (lambda x, m: x.masked_fill(m, -9.0), {"x": lambda g, m, **_: g * ~m}),
     "index": (lambda x, i: x[i], {"x": lambda g, x, i, **_: scatter(g, x, i)}),
@@ -183,7 +172,7 @@ COMPUTED: dict[str, tuple[Any, dict[str, Any]]] = {
     "sigmoid": (torch.sigmoid, {"x": lambda g, y, **_: g * y * (1 - y)}),
     "tanh": (torch.tanh, {"x": lambda g, y, **_: g * (1 - y * y)}),
     "relu": (torch.relu, {"x": lambda g, x, **_: g * (x > 0)}),
-    "gelu": (F.gelu, {"x": lambda g, x, **_: g * (below(x) + x * bell(x))}),
+    "gelu": (F.gelu, {"x": lambda g, x, **_: g * (torch.special.ndtr(x) + x * density(x))}),
     "gelu-tanh": (lambda x: F.gelu(x, approximate="tanh"), {"x": lambda g, x, **_: g * gelu_tanh_slope(x)}),
     "silu": (F.silu, {"x": lambda g, x, **_: g * x.sigmoid() * (1 + x * (1 - x.sigmoid()))}),
     "neg": (torch.neg, {"x": lambda g, **_: -g}),
@@ -196,17 +185,19 @@ COMPUTED: dict[str, tuple[Any, dict[str, Any]]] = {
     "cos": (torch.cos, {"x": lambda g, x, **_: -g * torch.sin(x)}),
     "softmax": (lambda x: x.softmax(-1), {"x": lambda g, y, **_: y * (g - (g * y).sum(-1, keepdim=True))}),
     "log_softmax": (lambda x: x.log_softmax(-1), {"x": lambda g, y, **_: g - y.exp() * g.sum(-1, keepdim=True)}),
-    "layer_norm": (lambda x, w, b: w * normed(x)[0] + b, {
+    "layer_norm": (lambda x, w, b: w * standardised(x)[0] + b, {
         "x": layer_norm_x,
-        "w": lambda g, x, **_: columns(g * normed(x)[0]),
-        "b": lambda g, **_: columns(g),
+        "w": lambda g, x, **_: (g * standardised(x)[0]).flatten(0, -2).sum(0),
+        "b": lambda g, **_: g.flatten(0, -2).sum(0),
     }),
-    "rms_norm": (lambda x, w: w * x / rms(x), {"x": rms_norm_x, "w": lambda g, x, **_: columns(g * x / rms(x))}),
+    "rms_norm": (lambda x, w: w * x / rms(x), {
+        "x": rms_norm_x, "w": lambda g, x, **_: (g * x / rms(x)).flatten(0, -2).sum(0),
+    }),
     "cross_entropy": (F.cross_entropy, {"x": lambda g, x, t, **_: g * (x.softmax(-1) - one_hot(x, t)) / len(x)}),
     "nll_loss": (F.nll_loss, {"x": lambda g, x, t, **_: -g * one_hot(x, t) / len(x)}),
     "mse_loss": (F.mse_loss, {"x": lambda g, x, t, **_: 2 * g * (x - t) / x.numel()}),
 }  # fmt: skip
-# the same for the lecture's modules
+# the lecture's modules
 TAUGHT: dict[str, tuple[Any, dict[str, Any]]] = {
     "Linear": (lambda ω, a: ω @ a, {"ω": lambda g, a, **_: torch.outer(g, a), "a": lambda g, ω, **_: ω.T @ g}),
     "Sigmoid": (torch.sigmoid, {"a": lambda g, y, **_: g * y * (1 - y)}),
@@ -215,14 +206,16 @@ TAUGHT: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def check(rule: Rule, computed: tuple[Any, dict[str, Any]], operands: dict[str, Any], function: Any = None) -> None:
-    own, gradients = computed
+def check(
+    rule: GradientRule, computed: tuple[Any, dict[str, Any]], operands: dict[str, Any], function: Any = None
+) -> None:
+    formula, gradients = computed
     assert gradients.keys() == rule.gradients.keys()
-    wanted = {k: v.clone().requires_grad_(k in gradients) if isinstance(v, Tensor) else v for k, v in operands.items()}
-    y = (function or own)(*wanted.values())
-    torch.testing.assert_close(own(*operands.values()), y.detach(), atol=1e-12, rtol=1e-12)
+    inputs = {k: v.clone().requires_grad_(k in gradients) if isinstance(v, Tensor) else v for k, v in operands.items()}
+    y = (function or formula)(*inputs.values())
+    torch.testing.assert_close(formula(*operands.values()), y.detach(), atol=1e-12, rtol=1e-12)
     g = real(*y.shape, seed=7)
-    expected = torch.autograd.grad(y, [wanted[k] for k in gradients], g)
+    expected = torch.autograd.grad(y, [inputs[k] for k in gradients], g)
     for (operand, compute), by_autograd in zip(gradients.items(), expected, strict=True):
         got = compute(g=g, y=y.detach(), **operands)
         torch.testing.assert_close(got, by_autograd, atol=1e-12, rtol=1e-12, msg=f"gradient by {operand}")
@@ -244,16 +237,13 @@ def test_f24_the_lectures_formulas(name: str) -> None:
         "CrossEntropy": {"a": torch.softmax(real(4), 0), "â": torch.softmax(real(4, seed=1), 0)},
     }
     check(LECTURE[name], TAUGHT[name], operands[name])
-    texts = {of: LECTURE[name].gradient(of, {"y": "b"}) for of in LECTURE[name].gradients}
-    assert (
-        texts
-        == {
-            "Linear": {"ω": "g_ω = g_b aᵀ", "a": "g_a = ωᵀ g_b"},
-            "Sigmoid": {"a": "g_a = g_b ⊙ b ⊙ (1 − b)"},
-            "Softmax": {"a": "g_a = g_bᵀ (diag(b) − b bᵀ)"},
-            "CrossEntropy": {"â": "g_â = −g_b (a ÷ â)"},
-        }[name]
-    )
+    texts = {
+        "Linear": ["g_ω = g_b aᵀ", "g_a = ωᵀ g_b"],
+        "Sigmoid": ["g_a = g_b ⊙ b ⊙ (1 − b)"],
+        "Softmax": ["g_a = g_bᵀ (diag(b) − b bᵀ)"],
+        "CrossEntropy": ["g_â = −g_b (a ÷ â)"],
+    }
+    assert [LECTURE[name].gradient(of, {"y": "b"}) for of in LECTURE[name].gradients] == texts[name]
 
 
 def test_every_text_names_only_operands() -> None:
@@ -276,22 +266,21 @@ def test_f24_the_graph_in_reverse_order_gives_the_gradients() -> None:
         assert tuple(value.shape) == node.shape
     gradients: list[Tensor | None] = [None] * len(nodes)
     gradients[-1] = torch.ones_like(values[-1])
-    for place, node in reversed(list(enumerate(nodes))):
-        operands = {letter: values[source] for letter, source in node.arguments}
+    for i, node in reversed(list(enumerate(nodes))):
+        named = {letter: values[source] for letter, source in node.arguments}
         for letter, source in node.arguments:
             if letter in LECTURE[node.function].gradients:
-                passed = TAUGHT[node.function][1][letter](g=gradients[place], y=values[place], **operands)
+                passed = TAUGHT[node.function][1][letter](g=gradients[i], y=values[i], **named)
                 assert gradients[source] is None  # nothing in this network is used twice
                 gradients[source] = passed
     by_name = dict(zip((node.name for node in nodes), values, strict=True))
-    given = {name: by_name[name].clone().requires_grad_() for name in ("x", "α", "β")}
-    z = torch.sigmoid(given["α"] @ given["x"])
-    J = -(by_name["y"] @ torch.softmax(given["β"] @ z, 0).log())
+    leaves = {name: by_name[name].clone().requires_grad_() for name in ("x", "α", "β")}
+    z = torch.sigmoid(leaves["α"] @ leaves["x"])
+    J = -(by_name["y"] @ torch.softmax(leaves["β"] @ z, 0).log())
     torch.testing.assert_close(by_name["J"], J.detach())
     found = dict(zip(by_name, gradients, strict=True))
     assert found["y"] is None
-    for (name, tensor), expected in zip(given.items(), torch.autograd.grad(J, list(given.values())), strict=True):
-        assert tensor.shape == expected.shape
+    for name, expected in zip(leaves, torch.autograd.grad(J, list(leaves.values())), strict=True):
         torch.testing.assert_close(found[name], expected, atol=1e-12, rtol=1e-12)
 
 
@@ -299,19 +288,14 @@ def test_f24_the_graph_in_reverse_order_gives_the_gradients() -> None:
     "name", ["gpt-tiny", "llama-tiny", "bert-tiny", "vaswani-tiny", "bahdanau-tiny", "elman", "lstm", "gru"]
 )
 def test_all_operations_of_wefts_models_have_a_formula(name: str) -> None:
-    model = build(preset(name)).eval()
-    two = name in ("vaswani-tiny", "bahdanau-tiny")
-    source = {"source": SimpleNamespace(tokens=torch.ones(1, 2).long(), mask=None)} if two else {}
-    recorded = graph(model, torch.ones(1, 3).long(), **source)
-    lacking = {
-        node.function
-        for node, lines in zip(recorded.nodes, Written(recorded, names(recorded)).formulas, strict=True)
-        if "no formula in the table" in lines
-    }
-    assert not lacking
+    source = {"source": SourceTokens(torch.ones(1, 2).long())} if name.startswith(("vaswani", "bahdanau")) else {}
+    recorded = graph(build(preset(name)).eval(), torch.ones(1, 3).long(), **source)
+    formulas = LabelledGraph(recorded, variable_names(recorded)).formulas
+    missing = {node.function for node, f in zip(recorded.nodes, formulas, strict=True) if "no formula" in "".join(f)}
+    assert not missing
 
 
-def test_an_operation_that_the_table_lacks_says_so() -> None:
+def test_an_operation_without_a_formula_says_so() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -321,7 +305,7 @@ def test_an_operation_that_the_table_lacks_says_so() -> None:
             return torch.linalg.det(self.w * x)
 
     recorded = graph(Odd(), torch.ones(3, 3))
-    formulas = Written(recorded, names(recorded)).formulas
+    formulas = LabelledGraph(recorded, variable_names(recorded)).formulas
     by_function = {node.function: lines for node, lines in zip(recorded.nodes, formulas, strict=True)}
     assert by_function["mul"] == ("g_a = g_y ⊙ b", "g_b = g_y ⊙ a")
     assert by_function["linalg_det"] == ("no formula in the table",)

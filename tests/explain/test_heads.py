@@ -1,13 +1,16 @@
 """Statistics of heads against their definitions, and the induction head of a model that copies."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from tests.explain.small import small
+from tests.explain.small import sharp, small
 from torch import nn
 
 from weft.errors import ModelError
-from weft.explain.attention.maps import attention_maps
+from weft.explain.attention.maps import AttentionKind, attention_maps
 from weft.explain.capture import capture, without_head
 from weft.explain.heads import HeadTable, head_statistics, induction_scores
 from weft.explain.reading import Reading
@@ -21,39 +24,32 @@ from weft.text.tokenizer import build_tokenizer
 TEXT = "the voting process is more difficult"
 SMALL = small(300)
 SYMBOLS = 32
+TOKENIZER = build_tokenizer(Char(), [TEXT])
+
+
+def reading(config: Any, source: str | None = None) -> Reading:
+    source_ids = None if source is None else tuple(TOKENIZER.encode(source))
+    model = sharp(config, factor=1.0, noise=0.1)  # so that the heads differ
+    return Reading(model, TOKENIZER, tuple(TOKENIZER.encode(TEXT)), source=source_ids)
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return build_tokenizer(Char(), [TEXT])
-
-
-def reading(config, tokenizer, source: str | None = None) -> Reading:
-    torch.manual_seed(0)
-    model = build(config).eval()
-    with torch.no_grad():  # so that the heads differ
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    other = None if source is None else tuple(tokenizer.encode(source))
-    return Reading(model, tokenizer, tuple(tokenizer.encode(TEXT)), source=other)
+def decoder() -> Reading:
+    return reading(Decoder(**SMALL))
 
 
 @pytest.fixture(scope="module")
-def decoder(tokenizer) -> Reading:
-    return reading(Decoder(**SMALL), tokenizer)
-
-
-@pytest.fixture(scope="module")
-def table(decoder) -> HeadTable:
+def table(decoder: Reading) -> HeadTable:
     return head_statistics(decoder)
 
 
-def loss(model, ids, given) -> float:
+def loss(read: Reading) -> float:
     with torch.no_grad():
-        return float(nn.functional.cross_entropy(model(ids, **given)[0, :-1], ids[0, 1:]))
+        logits = read.model(read.tokens, **read.model_kwargs)
+        return float(nn.functional.cross_entropy(logits[0, :-1], read.tokens[0, 1:]))
 
 
-def test_statistics_of_the_weights(decoder, table) -> None:
+def test_statistics_of_the_probabilities(decoder: Reading, table: HeadTable) -> None:
     """In loops, token by token."""
     (part,) = attention_maps(decoder).parts
     T, of = len(part.queries), table.statistics["decoder"]
@@ -63,78 +59,70 @@ def test_statistics_of_the_weights(decoder, table) -> None:
         distance = np.mean([sum(p[t, s] * abs(t - s) for s in range(T)) for t in range(T)])
         assert of["entropy"][layer, head] == pytest.approx(entropy, abs=1e-5)
         assert of["distance"][layer, head] == pytest.approx(distance, abs=1e-4)
-        for name, weights in {
-            "first": [p[t, 0] for t in range(1, T)],
-            "previous": [p[t, t - 1] for t in range(1, T)],
-            "itself": [p[t, t] for t in range(1, T)],
-        }.items():
-            assert of[name][layer, head] == pytest.approx(np.mean(weights), abs=1e-6)
+        assert of["first"][layer, head] == pytest.approx(np.mean(p[1:, 0]), abs=1e-6)
+        for name, offset in (("previous", 1), ("itself", 0)):
+            mean = np.mean([p[t, t - offset] for t in range(1, T)])
+            assert of[name][layer, head] == pytest.approx(mean, abs=1e-6)
 
 
-def test_ablation_costs_what_the_loss_says(decoder, table) -> None:
-    whole = loss(decoder.model, decoder.tokens, {})
+def test_ablation_costs_are_the_increase_of_the_loss(decoder: Reading, table: HeadTable) -> None:
+    whole = loss(decoder)
     for layer, head in np.ndindex(2, 4):
         with capture(decoder.model, replace={f"decoder.{layer}.attention.probabilities": without_head(head)}):
-            without = loss(decoder.model, decoder.tokens, {})
+            without = loss(decoder)
         assert table.statistics["decoder"]["cost"][layer, head] == pytest.approx(without - whole, abs=1e-5)
     assert [each.cost for each in table.heads()] == sorted((each.cost for each in table.heads()), reverse=True)
     assert np.isnan(head_statistics(decoder, ablate=False).statistics["decoder"]["cost"]).all()
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in decoder.model.modules())
 
 
-def test_ablation_of_a_pair(tokenizer) -> None:
-    read = reading(EncoderDecoder(**SMALL), tokenizer, "voting more")
+def test_ablation_of_an_encoder_decoder() -> None:
+    read = reading(EncoderDecoder(**SMALL), "voting more")
     found = head_statistics(read)
-    whole = loss(read.model, read.tokens, read.given)
-    for kind, name in {
-        "encoder": "encoder.0.attention",
-        "decoder": "decoder.1.attention",
-        "cross": "decoder.0.cross",
-    }.items():
-        with capture(read.model, replace={f"{name}.probabilities": without_head(2)}):
-            without = loss(read.model, read.tokens, read.given)
-        layer = int(name.split(".")[1])
+    whole = loss(read)
+    kinds: list[tuple[AttentionKind, str, int]] = [("encoder", "attention", 0), ("decoder", "attention", 1)]
+    for kind, part, layer in (*kinds, ("cross", "cross", 0)):
+        stack = "encoder" if kind == "encoder" else "decoder"
+        with capture(read.model, replace={f"{stack}.{layer}.{part}.probabilities": without_head(2)}):
+            without = loss(read)
         assert found.statistics[kind]["cost"][layer, 2] == pytest.approx(without - whole, abs=1e-5)
-    assert np.isnan(found.statistics["cross"]["previous"]).all() and found.statistics["cross"]["entropy"].shape == (
-        2,
-        4,
-    )
+    cross = found.statistics["cross"]
+    assert np.isnan(cross["previous"]).all() and cross["entropy"].shape == (2, 4)
     assert "cross 0.2" in found.text() and found.figure().axes and "attention to the source: cost" in found.html()
 
 
-def test_models_that_predict_no_next_word(tokenizer) -> None:
-    encoder = head_statistics(reading(Encoder(**SMALL), tokenizer))
+def test_models_that_predict_no_next_token() -> None:
+    encoder = head_statistics(reading(Encoder(**SMALL)))
     assert np.isnan(encoder.statistics["encoder"]["cost"]).all() and "cost" not in encoder.text()
-    old = head_statistics(reading(Bahdanau(vocab_size=300, d_model=16), tokenizer, "more"))
-    assert list(old.statistics) == ["cross"] and old.statistics["cross"]["entropy"].shape == (1, 1)
+    bahdanau = head_statistics(reading(Bahdanau(vocab_size=300, d_model=16), "more"))
+    assert list(bahdanau.statistics) == ["cross"] and bahdanau.statistics["cross"]["entropy"].shape == (1, 1)
     with pytest.raises(ModelError, match="a model of kind 'encoder' has no induction score; it takes a decoder"):
-        induction_scores(reading(Encoder(**SMALL), tokenizer).model, 300)
+        induction_scores(reading(Encoder(**SMALL)).model, 300)
 
 
-def test_heads_are_named(monkeypatch, decoder) -> None:
-    """Heads that do one thing each, drawn by hand."""
-    (part,) = attention_maps(decoder).parts
+def test_heads_are_named(monkeypatch: pytest.MonkeyPatch, decoder: Reading) -> None:
+    """Constructed heads with one role each."""
+    maps = attention_maps(decoder)
+    (part,) = maps.parts
     T = len(part.queries)
-    weights = np.zeros_like(part.probabilities)
-    weights[0, 0, 0, 0] = 1
-    weights[0, 0, np.arange(1, T), np.arange(T - 1)] = 1  # previous token
-    weights[0, 1, :, 0] = 1  # first token
-    weights[0, 2] = np.tril(np.ones((T, T))) / np.arange(1, T + 1)[:, None]  # uniform
-    weights[0, 3] = np.eye(T)  # same token
+    p = np.zeros_like(part.probabilities)
+    p[0, 0, 0, 0] = 1
+    p[0, 0, np.arange(1, T), np.arange(T - 1)] = 1  # previous token
+    p[0, 1, :, 0] = 1  # first token
+    p[0, 2] = np.tril(np.ones((T, T))) / np.arange(1, T + 1)[:, None]  # uniform
+    p[0, 3] = np.eye(T)  # same token
     near = np.tril(np.ones((T, T))) - np.tril(np.ones((T, T)), -4)
-    weights[1, 0] = near / near.sum(-1, keepdims=True)  # local: itself and the three before
-    weights[1, 1:] = part.probabilities[1, 1:]
-    drawn = attention_maps(decoder)
-    drawn = type(drawn)(drawn.title, drawn.about, (part._replace(probabilities=weights),))
-    monkeypatch.setattr("weft.explain.heads.attention_maps", lambda _: drawn)
+    p[1, 0] = near / near.sum(-1, keepdims=True)  # local: itself and the three before
+    p[1, 1:] = part.probabilities[1, 1:]
     scores = np.array([[0.1, 0.0, 0.0, 0.0], [0.0, 0.0, 0.45, 0.39]])
     monkeypatch.setattr("weft.explain.heads.induction_scores", lambda *_: scores)
-    names = head_statistics(decoder, ablate=False).names["decoder"]
+    constructed = replace(maps, parts=(part._replace(probabilities=p),))
+    names = head_statistics(decoder, ablate=False, maps=constructed).names["decoder"]
     assert names[0] == [("previous token",), ("first token (sink)",), ("uniform",), ("same token",)]
     assert names[1][0] == ("local",) and "induction" in names[1][2] and "induction" not in names[1][3]
 
 
-def test_text_fits_a_terminal_and_the_page_is_a_table(table) -> None:
+def test_text_fits_a_terminal_and_the_page_is_a_table(table: HeadTable) -> None:
     text = table.text()
     assert text.startswith("What 8 heads do") and max(map(len, text.splitlines())) < 80
     html = table.html()
@@ -145,8 +133,8 @@ def test_text_fits_a_terminal_and_the_page_is_a_table(table) -> None:
 
 
 @pytest.fixture(scope="module")
-def copier() -> nn.Module:
-    """A decoder of two layers that has learned to go on with random symbols it has seen before."""
+def copier() -> Any:
+    """A decoder of two layers that has learned to continue repeated random symbols."""
     torch.manual_seed(2)
     settings = SMALL | {"vocab_size": SYMBOLS, "d_model": 64, "attention": Attention(heads=8), "position": ALiBi()}
     model, rng = build(Decoder(**settings)), torch.Generator().manual_seed(2)
@@ -164,10 +152,10 @@ def copier() -> nn.Module:
 
 
 @pytest.mark.slow
-def test_an_induction_head_is_found_and_its_loss_costs_the_most(copier, tokenizer) -> None:
-    """Costs are means over texts, for those of one text vary by more than the heads differ.
+def test_an_induction_head_is_found_and_costs_the_most(copier: Any) -> None:
+    """Costs are means over texts, because those of one text vary by more than the heads differ.
 
-    The seed matters: where training makes two induction heads (seed 1 does), one stands in for the other, and a head of
+    The seed matters: if training makes two induction heads (as with seed 1), one replaces the other, and a head of
     layer 0 that both read from costs as much.
     """
     scores = induction_scores(copier, SYMBOLS, length=16)
@@ -175,18 +163,19 @@ def test_an_induction_head_is_found_and_its_loss_costs_the_most(copier, tokenize
     costs = np.zeros((2, 8))
     for seed in range(12):
         once = torch.randint(SYMBOLS, (16,), generator=torch.Generator().manual_seed(seed))
-        found = head_statistics(Reading(copier, tokenizer, tuple(once.repeat(2).tolist())))
+        found = head_statistics(Reading(copier, TOKENIZER, tuple(once.repeat(2).tolist())))
         costs += found.statistics["decoder"]["cost"] / 12
     best = int(scores[1].argmax())
-    assert "induction" in found.names["decoder"][1][best] and {each.layer for each in found.named()["induction"]} == {1}
+    assert "induction" in found.names["decoder"][1][best]
+    assert {head.layer for head in found.heads() if "induction" in head.names} == {1}
     assert np.unravel_index(costs.argmax(), costs.shape) == (1, best)
     assert costs[1, best] > 1.2 * np.delete(costs.ravel(), 8 + best).max()
 
 
-def test_induction_scores_by_hand(decoder) -> None:
+def test_induction_scores_by_definition(decoder: Reading) -> None:
     once = torch.randint(300, (3, 10), generator=torch.Generator().manual_seed(4))
-    with torch.no_grad(), capture(decoder.model, "decoder.1.attention.probabilities") as seen:
+    with torch.no_grad(), capture(decoder.model, "decoder.1.attention.probabilities") as captured:
         decoder.model(once.repeat(1, 2))
-    p = seen["decoder.1.attention.probabilities"]
+    p = captured["decoder.1.attention.probabilities"].numpy()
     expected = [np.mean([p[row, head, i, i - 9] for row in range(3) for i in range(10, 20)]) for head in range(4)]
-    np.testing.assert_allclose(induction_scores(decoder.model, 300, 10, 3, seed=4)[1], expected, atol=1e-6)
+    np.testing.assert_allclose(induction_scores(decoder.model, 300, 10, rows=3, seed=4)[1], expected, atol=1e-6)

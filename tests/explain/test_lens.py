@@ -1,17 +1,17 @@
 """The logit lens: its last row is the model, its other rows the norm and the head by hand; the page holds them."""
 
-import json
-import re
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from markupsafe import escape
-from tests.explain.small import small
+from tests.explain.small import page_data, sharp, small
 
 from weft.errors import ModelError
 from weft.explain.lens import lens
 from weft.explain.reading import Reading
+from weft.explain.surprise import Guess
 from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder, PretrainingHead, Recurrent
 from weft.nn.config import RMSNorm
@@ -31,32 +31,23 @@ MODELS = {
 }
 
 
-def sharp(config):
-    torch.manual_seed(0)
-    model = build(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3.0 if parameter.ndim > 1 else 1.0)
-    return model
-
-
-def read(model, text: str = "to be <or> not") -> Reading:
+def read(model: Any, text: str = "to be <or> not") -> Reading:
     source = (3, 5, 7) if model.encoder is not None and model.decoder is not None else None
     return Reading(model, TOKENIZER, tuple(TOKENIZER.encode(text)), 0, source)
 
 
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 @torch.no_grad()
-def test_the_last_row_is_the_model(config) -> None:
+def test_the_last_row_is_the_model(config: Any) -> None:
     reading = read(model := sharp(config))
     found = lens(reading)
-    out = model(reading.tokens, **reading.given)
-    p = (out.words if isinstance(out, tuple) else out)[0].softmax(-1)[:, : TOKENIZER.vocab_size]
+    out: Any = model(reading.tokens, **reading.model_kwargs)
+    p = getattr(out, "words", out)[0].softmax(-1)[:, : TOKENIZER.vocab_size]
     values, ids = p.topk(1)
     assert found.probability.shape == (4, len(reading.ids))
-    for place, guess in enumerate(found.guesses[-1]):
-        assert guess.probability == pytest.approx(float(values[place, 0]), abs=1e-6)
-        assert guess.piece == Reading(model, TOKENIZER, (int(ids[place, 0]),)).pieces[0]
+    for guess, p, id in zip(found.guesses[-1], values[:, 0], ids[:, 0].tolist(), strict=True):
+        assert guess.probability == pytest.approx(float(p), abs=1e-6)
+        assert guess.piece == Reading(model, TOKENIZER, (id,)).pieces[0]
     assert (found.final_rank[-1] == 1).all()
     np.testing.assert_allclose(found.final_probability[-1], values[:, 0], atol=1e-6)
 
@@ -79,12 +70,12 @@ def test_the_other_rows_are_norm_and_head_of_the_residuals() -> None:
     assert "last norm" in found.about
 
 
-def test_what_has_no_last_norm_says_so() -> None:
+def test_post_norm_and_masked_models_are_described() -> None:
     assert "the head alone" in lens(read(sharp(MODELS["post-norm"]))).about
-    assert "its own place" in lens(read(sharp(MODELS["bert"]))).about
+    assert "at its position" in lens(read(sharp(MODELS["bert"]))).about
 
 
-def test_of_a_long_text_the_end_is_shown() -> None:
+def test_the_end_of_a_long_text_is_shown() -> None:
     reading = read(sharp(GPT), "".join(chr(97 + n % 7) for n in range(120)))
     found = lens(reading)
     assert found.start == 24 and found.read == tuple(reading.pieces[24:])
@@ -96,12 +87,9 @@ def test_of_a_long_text_the_end_is_shown() -> None:
 def test_the_page_holds_every_cell() -> None:
     found = lens(read(sharp(GPT)))
     html = found.html()
-    held = json.loads(re.search(r'<script type="application/json" class="data">(.*?)</script>', html)[1])
-    assert held["final_rank"] == found.final_rank.tolist() and held["read"] == list(found.read)
-    assert [[cell["piece"] for cell in row] for row in held["guesses"]] == [
-        [guess.piece for guess in row] for row in found.guesses
-    ]
-    np.testing.assert_allclose([[cell["probability"] for cell in row] for row in held["guesses"]], found.probability)
+    data = page_data(html)
+    assert data["final_rank"] == found.final_rank.tolist() and data["read"] == list(found.read)
+    assert [[Guess(**cell) for cell in row] for row in data["guesses"]] == [list(row) for row in found.guesses]
     assert "<or" not in html and escape(found.text()) in html
     assert "output" in found.text() and "rank 1" in found.text()
 

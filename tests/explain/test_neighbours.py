@@ -1,5 +1,7 @@
 """Nearest words by the embedding table, and nearest words inside sentences."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -23,16 +25,16 @@ def words() -> Tokenizer:
 
 @pytest.fixture
 def model(words: Tokenizer) -> LanguageModel:
-    """Its table is written by hand: a toad is nearly a frog, a river is at a right angle, money is the opposite."""
+    """A model with a known table: a toad is nearly a frog, a river is at a right angle, money is the opposite."""
     torch.manual_seed(0)
-    built = build(bert(1, 4, 2, words.vocab_size, 32))
+    built: Any = build(bert(1, 4, 2, words.vocab_size, 32))
     angles = {"frog": 0.0, "toad": 0.1, "leapt": 0.6, "river": 1.5708, "money": 3.1416}
     with torch.no_grad():
         table = built.embedding.weight
         table.zero_()
         for word, angle in angles.items():
             table[words.id(word), :2] = 3 * torch.tensor([np.cos(angle), np.sin(angle)])
-        table[words.need("pad"), 0] = 1.0  # the very direction of the frog
+        table[words.need("pad"), 0] = 1.0  # the direction of the frog
     return built
 
 
@@ -57,13 +59,13 @@ def test_a_word_that_is_unknown(model: LanguageModel, words: Tokenizer) -> None:
 
 def test_a_word_in_several_pieces_has_the_mean_of_their_vectors() -> None:
     tokenizer = build_tokenizer(Byte(), [])
-    model = build(Recurrent(vocab_size=tokenizer.vocab_size, d_model=6, d_embedding=4))
+    model: Any = build(Recurrent(vocab_size=tokenizer.vocab_size, d_model=6, d_embedding=4))
     vector = word_vector(model, tokenizer, "ab")
     assert vector == pytest.approx(model.embedding.weight[tokenizer.encode("ab")].mean(0).detach().numpy())
     assert len(nearest_words(model, tokenizer, "ab", top=3)) == 3
 
 
-def test_a_word_is_meant_as_it_stands_inside_a_text() -> None:
+def test_a_words_tokens_are_those_after_a_space() -> None:
     tokenizer = build_tokenizer(BPE(), ["a frog, a frog and a frog"] * 20)
     ids = word_ids(tokenizer, "frog")
     assert ids is not None and len(ids) == 1
@@ -73,54 +75,52 @@ def test_a_word_is_meant_as_it_stands_inside_a_text() -> None:
 # ---- in sentences
 
 
-def test_every_word_has_the_vector_of_its_own_place(words: Tokenizer) -> None:
+def bert_of(words: Tokenizer) -> Any:
     torch.manual_seed(1)
-    model = build(bert(2, 16, 2, words.vocab_size, 32))
+    return build(bert(2, 16, 2, words.vocab_size, 32))
+
+
+def test_every_word_has_the_vector_of_its_position(words: Tokenizer) -> None:
+    model = bert_of(words)
     context = in_context(model, words, [TEXT[1], TEXT[0]])
-    assert [place.text for place in context.places] == [*TEXT[1].split(), *TEXT[0].split()]
-    assert all(context.sentences[p.sentence][p.start : p.end] == p.text for p in context.places)
+    assert [word.text for word in context.words] == [*TEXT[1].split(), *TEXT[0].split()]
+    assert all(context.sentences[w.sentence][w.start : w.end] == w.text for w in context.words)
     alone = in_context(model, words, [TEXT[0]])
     assert context.vectors[len(TEXT[1].split()) :] == pytest.approx(alone.vectors, abs=1e-5)
-    assert np.linalg.norm(context.vectors, axis=1) == pytest.approx(np.ones(len(context.places)), abs=1e-5)
+    assert np.linalg.norm(context.vectors, axis=1) == pytest.approx(np.ones(len(context.words)), abs=1e-5)
     with torch.no_grad():
         features = model.eval().features(torch.tensor([words.encode(TEXT[0], eos=True)]))[0]
     vector = features[TEXT[0].split().index("toad")]
-    assert alone.vectors[context_place(alone, "toad")] == pytest.approx((vector / vector.norm()).numpy(), abs=1e-5)
-
-
-def context_place(context, word: str) -> int:  # type: ignore[no-untyped-def]
-    (place,) = context.occurrences(word)
-    return place
+    (toad,) = alone.occurrences("toad")
+    assert alone.vectors[toad] == pytest.approx((vector / vector.norm()).numpy(), abs=1e-5)
 
 
 def test_one_word_two_vectors_and_the_nearest_of_each(words: Tokenizer) -> None:
-    torch.manual_seed(1)
-    model = build(bert(2, 16, 2, words.vocab_size, 32))
+    model = bert_of(words)
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(4.0)
     context = in_context(model, words, [*TEXT, TEXT[0]])
-    vectors = context.vectors[context.occurrences("Bank")]  # case is no matter
+    vectors = context.vectors[context.occurrences("Bank")]  # regardless of case
     between = vectors @ vectors.T
-    assert between.shape == (3, 3)
-    assert between[0, 2] == pytest.approx(1.0, abs=1e-5)  # the same sentence again
-    assert between[0, 1] < 0.99
+    assert between.shape == (3, 3) and between[0, 1] < 0.99
+    assert between[0, 2] == pytest.approx(1.0, abs=1e-5)  # the same sentence
     answers = context.nearest("bank", top=3)
-    assert [place.sentence for place, _ in answers] == [0, 1, 2]
-    place, near = answers[0]
-    assert (place.text, near[0][0].sentence, near[0][0].text) == ("bank", 2, "bank")
+    assert [word.sentence for word, _ in answers] == [0, 1, 2]
+    word, near = answers[0]
+    assert (word.text, near[0][0].sentence, near[0][0].text) == ("bank", 2, "bank")
     cosines = [cosine for _, cosine in near]
     assert cosines == sorted(cosines, reverse=True) and len(near) == 3
 
 
-def test_pieces_make_words_and_a_long_sentence_ends_at_the_window() -> None:
+def test_tokens_are_joined_to_words_up_to_the_context() -> None:
     tokenizer = build_tokenizer(BPE(), ["the frog leapt, the frog's pond"] * 20)
     model = build(gpt(1, 8, 2, 20, tokenizer.vocab_size))
     context = in_context(model, tokenizer, ["the frog's  pond, naïve"])
-    assert [place.text for place in context.places] == ["the", "frog's", "pond", "naïve"]
+    assert [word.text for word in context.words] == ["the", "frog's", "pond", "naïve"]
     long = in_context(model, tokenizer, ["the frog " * 20])
-    assert [place.text for place in long.places[:2]] == ["the", "frog"]
-    assert len(long.places) == 19  # a token each, and one for the end
+    assert [word.text for word in long.words[:2]] == ["the", "frog"]
+    assert len(long.words) == 19  # one token each, and one for the end
 
 
 def test_sentences_without_the_word(model: LanguageModel, words: Tokenizer) -> None:

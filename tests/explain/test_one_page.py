@@ -1,4 +1,4 @@
-"""Every view of a run on one page: what is markup is drawn, and never shown to the reader as text."""
+"""Every view of a run on one page: markup is rendered, never shown to the reader as text."""
 
 import re
 from html.parser import HTMLParser
@@ -14,7 +14,7 @@ MARKUP = re.compile(r"</?(svg|g|path|text|table|t[rdh]|div|span|p|b|ul|ol|li|h\d
 
 
 class Shown(HTMLParser):
-    """What a reader sees: text, but for source lines and what scripts read; and what is said of elements."""
+    """Texts that a reader sees, without source lines and data of scripts but with titles and labels; and all tags."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def test_no_markup_is_shown_as_text(name: str, tmp_path: Path, monkeypatch: pyte
     assert len(album.pictures) == len(VIEWS) - len(LACKING[name])
     shown = Shown()
     shown.feed(album.save(tmp_path / "page.html").read_text("utf-8"))
-    own = ("<b>", "</b>")  # of the text itself
-    assert [found[0] for text in shown.texts for found in MARKUP.finditer(text) if found[0] not in own] == []
+    given = ("<b>", "</b>")  # in the text itself
+    assert [match[0] for text in shown.texts for match in MARKUP.finditer(text) if match[0] not in given] == []
     assert name == "ngram" or (shown.elements.count("svg") > 20 and shown.elements.count("table") > 10)
     assert shown.elements.count("section") >= len(album.pictures)

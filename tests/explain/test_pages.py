@@ -1,4 +1,4 @@
-"""The pages of `weft explain` in a browser without a network: they ask for nothing, and all of it works."""
+"""The pages of `weft explain` in a browser without a network: they request nothing, and everything works."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from weft.explain.attention.maps import AttentionMaps, KindMaps
 from weft.explain.graph.picture import lecture_mlp
 
 RUNS = Path(__file__).parent.parent / "api" / "runs-0.1"
-MOST = 3_000_000  # bytes of a page
+MAX_PAGE_BYTES = 3_000_000
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
 
@@ -43,7 +43,7 @@ def check(page: Path, width: int, dark: bool) -> None:
     assert found["wide"] <= 0, f"{found['wide']} px wider than the window"
     assert found["pictures"] == [] and found["cut"] == []
     assert min(found["cells"], default=20) >= 20, "heads too small to tell apart"
-    assert page.stat().st_size <= MOST
+    assert page.stat().st_size <= MAX_PAGE_BYTES
 
 
 @pytest.mark.slow
@@ -59,11 +59,11 @@ def test_attention_of_three_kinds(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_many_heads_and_tokens_fit(tmp_path: Path) -> None:
-    """12 layers × 12 heads × 128 tokens of random attention, the hardest to pack."""
-    weights = np.tril(np.random.default_rng(0).random((12, 12, 128, 128), dtype=np.float32))
-    weights /= weights.sum(-1, keepdims=True)
+    """12 layers × 12 heads × 128 tokens of random attention, the hardest to compress."""
+    p = np.tril(np.random.default_rng(0).random((12, 12, 128, 128), dtype=np.float32))
+    p /= p.sum(-1, keepdims=True)
     tokens = [f"word{n}" for n in range(128)]
-    maps = AttentionMaps("Attention", "", (KindMaps("decoder", weights, tokens, tokens),))
+    maps = AttentionMaps("Attention", "", (KindMaps("decoder", p, tokens, tokens),))
     maps.save(tmp_path / "maps.html")
     check(tmp_path / "maps.html", 390, True)
 
@@ -96,14 +96,12 @@ def test_a_graph_opens_and_closes(tmp_path: Path) -> None:
     check(tmp_path / "mlp.html", 390, False)
 
 
-def test_boxes_of_a_graph_that_is_opened_keep_apart(tmp_path: Path) -> None:
-    """The page puts levels together that Python laid out, with the widths of its own letters."""
+def test_boxes_of_an_opened_graph_do_not_overlap(tmp_path: Path) -> None:
+    """The page places Python's layouts with the sizes that it measures."""
     weft.architecture("llama-tiny").graph().save(tmp_path / "graph.html")
     found: dict[str, Any] = evaluate(tmp_path / "graph.html", OPENED)
     assert not found["errors"] and found["told"].strip() and found["near"]
     counts = [parts for parts, _, _, _ in found["states"]]
     assert all(state[1:3] == [0, 0] for state in found["states"])
-    assert (
-        counts[0] == counts[-1] and counts[4] == counts[5] == counts[6] > counts[3] > counts[2] > counts[1] > counts[0]
-    )
+    assert counts[4] == counts[5] == counts[6] > counts[3] > counts[2] > counts[1] > counts[0] == counts[-1]
     assert found["states"][0][3] == 1 and found["states"][7][3] < found["states"][6][3]

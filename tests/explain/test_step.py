@@ -1,4 +1,4 @@
-"""Inside a step: every number is what `capture`, the model, or its formula gives, for every family and variant."""
+"""Inside a step: every value is that of `capture`, the model, or its formula, for every family and variant."""
 
 import json
 import math
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.cli.test_explain import RUNS
+from tests.explain.small import sharp as scaled
 from tests.explain.small import small
 from tests.pairwise import each_once
 from torch import Tensor
@@ -19,22 +20,11 @@ from weft.errors import ConfigError, DataError
 from weft.explain.capture import capture
 from weft.explain.reading import Reading
 from weft.explain.step.stage import rounded
-from weft.explain.step.step import MAX_TOKENS, Asked, Step, step
+from weft.explain.step.step import MAX_TOKENS, StepPicture, step
+from weft.models import config as configs
 from weft.models.bahdanau import Bahdanau
 from weft.models.build import build
-from weft.models.config import Bahdanau as BahdanauConfig
-from weft.models.config import (
-    ClassificationHead,
-    Decoder,
-    EmbeddingHead,
-    Encoder,
-    EncoderDecoder,
-    LayerKind,
-    LMHead,
-    NGram,
-    PretrainingHead,
-    Recurrent,
-)
+from weft.models.config import Decoder, Encoder, EncoderDecoder, LayerKind, LMHead, NGram, PretrainingHead, Recurrent
 from weft.models.smoothing import AddK, KneserNey, MaximumLikelihood, ModifiedKneserNey, StupidBackoff
 from weft.nn.config import Attention, Gated, RMSNorm
 from weft.nn.position_config import ALiBi, Disentangled, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
@@ -75,26 +65,20 @@ VARIANTS: dict[str, Any] = {
 
 
 def sharp(config: Any) -> Any:
-    """A model whose numbers differ from each other."""
-    torch.manual_seed(0)
-    model = build(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3.0 if parameter.ndim > 1 else 1.0).add_(0.01 * torch.randn_like(parameter))
-    return model
+    return scaled(config, noise=0.01)
 
 
 def read(model: Any, text: str = TEXT) -> Reading:
-    both = isinstance(model.config, EncoderDecoder | BahdanauConfig)
+    both = isinstance(model.config, EncoderDecoder | configs.Bahdanau)
     return Reading(model, TOKENIZER, tuple(TOKENIZER.encode(text)), 0, SOURCE if both else None)
 
 
-def stage(found: Step, id: str) -> Any:
+def stage(found: StepPicture, id: str) -> Any:
     return next(stage for stage in found.stages if stage.id == id)
 
 
-def values(found: Step, id: str, name: str = "") -> Tensor:
-    """A tensor of a stage, the first where none is named; what is hidden is −∞."""
+def values(found: StepPicture, id: str, name: str = "") -> Tensor:
+    """A tensor of a stage, by default the first; null is −∞."""
     tensors = stage(found, id).tensors
     tensor = next(each for each in tensors if not name or each["name"] == name)
     assert tensor["cut"] is None
@@ -103,55 +87,56 @@ def values(found: Step, id: str, name: str = "") -> Tensor:
     return torch.from_numpy(np.where(np.isnan(array), -np.inf, array)).float()
 
 
-def same(found: Tensor, wanted: Tensor, bound: float = 2e-6) -> None:
-    """To the digits that are sent; what is computed from several of them to fewer."""
-    torch.testing.assert_close(found, wanted.detach().float(), rtol=2e-5, atol=bound)
+def same(found: Tensor, expected: Tensor, tolerance: float = 2e-6) -> None:
+    """Equal to the digits that are sent."""
+    torch.testing.assert_close(found, expected.detach().float(), rtol=2e-5, atol=tolerance)
 
 
 def logits_of(model: Any, reading: Reading) -> Tensor:
-    out = model(reading.tokens, **reading.given)
+    out = model(reading.tokens, **reading.model_kwargs)
     return (out[0] if isinstance(out, tuple) else out)[0]
 
 
-@pytest.mark.parametrize(("variant", "layer", "place"), each_once(VARIANTS, [0, 1, 3], [5, 0, None]))
+@pytest.mark.parametrize(("variant", "layer", "position"), each_once(VARIANTS, [0, 1, 3], [5, 0, None]))
 @torch.no_grad()
-def test_a_transformer_shows_what_is_captured(variant: str, layer: int, place: int | None) -> None:
+def test_a_transformer_shows_what_is_captured(variant: str, layer: int, position: int | None) -> None:
     config = VARIANTS[variant]
     model = sharp(config)
-    found = step(read(model), Asked(TEXT, place, layer))
-    reading, at, name = found.reading, found.place, "encoder" if isinstance(config, Encoder) else "decoder"
+    found = step(read(model), position=position, layer=layer)
+    reading, at, name = found.reading, found.position, "encoder" if isinstance(config, Encoder) else "decoder"
     parts = ["attention"] + ["cross"] * isinstance(config, EncoderDecoder)
     taps = ["residual", "feedforward", "feedforward.hidden"]
     taps += [f"{part}{tap}" for part in parts for tap in ("", ".probabilities", ".heads")]
-    with capture(model, *(f"{name}.*.{tap}" for tap in taps)) as seen:
+    with capture(model, *(f"{name}.*.{tap}" for tap in taps)) as captured:
         logits = logits_of(model, reading)[at]
     block = f"{name}.{layer}"
     last = "residual" if config.sublayers != "sequential" else "feedforward.residual"
     last = "feedforward.norm" if config.placement == "post" else last
-    same(values(found, f"{block}.{last}"), seen[f"{block}.residual"][0, at])
-    same(values(found, f"{block}.feedforward.hidden"), seen[f"{block}.feedforward.hidden"][0, at])
-    same(values(found, f"{block}.feedforward.down"), seen[f"{block}.feedforward"][0, at])
+    same(values(found, f"{block}.{last}"), captured[f"{block}.residual"][0, at])
+    same(values(found, f"{block}.feedforward.hidden"), captured[f"{block}.feedforward.hidden"][0, at])
+    same(values(found, f"{block}.feedforward.down"), captured[f"{block}.feedforward"][0, at])
     for part in parts:
-        probabilities = seen[f"{block}.{part}.probabilities"][0, :, at]
+        probabilities = captured[f"{block}.{part}.probabilities"][0, :, at]
         same(values(found, f"{block}.{part}.softmax"), probabilities)
         same(values(found, f"{block}.{part}.mask").softmax(-1), probabilities)
-        same(values(found, f"{block}.{part}.mix").flatten(), seen[f"{block}.{part}.heads"][0, at])
-        same(values(found, f"{block}.{part}.out"), seen[f"{block}.{part}"][0, at])
+        same(values(found, f"{block}.{part}.mix").flatten(), captured[f"{block}.{part}.heads"][0, at])
+        same(values(found, f"{block}.{part}.out"), captured[f"{block}.{part}"][0, at])
     for number in range(config.layers):
-        same(values(found, f"{name}.{number}", "attention"), seen[f"{name}.{number}.attention.probabilities"][0, :, at])
-        same(values(found, f"{name}.{number}", "residual"), seen[f"{name}.{number}.residual"][0, at])
+        same(
+            values(found, f"{name}.{number}", "attention"),
+            captured[f"{name}.{number}.attention.probabilities"][0, :, at],
+        )
+        same(values(found, f"{name}.{number}", "residual"), captured[f"{name}.{number}.residual"][0, at])
     assert found.choice is not None
     same(found.choice.logits, logits)
-    candidates = found.answer()["choice"]["candidates"]
+    candidates, likeliest = found.answer()["choice"]["candidates"], logits.softmax(-1).topk(40)
     assert [each["id"] for each in candidates] == logits.topk(40).indices.tolist()
-    assert [each["probability"] for each in candidates] == pytest.approx(
-        logits.softmax(-1).topk(40).values.tolist(), rel=1e-5
-    )
-    check_way(found)
+    assert [each["probability"] for each in candidates] == pytest.approx(likeliest.values.tolist(), rel=1e-5)
+    check_stages(found)
 
 
-def check_way(found: Step) -> None:
-    """Ids are unique, what is read was computed before, and all of it is JSON."""
+def check_stages(found: StepPicture) -> None:
+    """Ids are unique, inputs come before, and everything is JSON."""
     known: set[str] = set()
     for each in found.stages:
         assert each.id not in known and set(each.inputs) <= known and each.about.endswith(".") and each.formula
@@ -165,10 +150,9 @@ def check_way(found: Step) -> None:
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "grouped", "alibi", "t5", "window", "vaswani"])
 @torch.no_grad()
-def test_scores_and_mixes_by_hand(name: str) -> None:
-    """Queries times keys are the scores, bias and mask make of them what softmax reads, and values are mixed."""
+def test_scores_and_mixes_follow_the_formula(name: str) -> None:
     config = VARIANTS[name]
-    found = step(read(sharp(config)), Asked(TEXT, 7, 1))
+    found = step(read(sharp(config)), position=7, layer=1)
     block, attention = "decoder.1.attention", config.attention
     scores, rotary = values(found, f"{block}.scores"), isinstance(config.position, Rotary)
     q = values(found, f"{block}.rotary" if rotary else f"{block}.queries")
@@ -187,71 +171,72 @@ def test_scores_and_mixes_by_hand(name: str) -> None:
             slopes = 2.0 ** (-8 / 4 * torch.arange(1, 5))
             same(bias, -slopes[:, None] * (torch.arange(len(TEXT)) - 7).abs())
     first = 4 if name == "window" else 0
-    seen = torch.tensor([first <= key <= 7 for key in range(len(TEXT))])
-    same(values(found, f"{block}.mask"), scores.masked_fill(~seen, -torch.inf))
-    assert values(found, f"{block}.mask", "seen").tolist() == seen.tolist()
-    told = stage(found, f"{block}.mask").numbers
-    assert told["future"] == len(TEXT) - 8 and told.get("window", 0) == first and told["seen"] == int(seen.sum())
+    visible = torch.tensor([first <= key <= 7 for key in range(len(TEXT))])
+    same(values(found, f"{block}.mask"), scores.masked_fill(~visible, -torch.inf))
+    assert values(found, f"{block}.mask", "seen").tolist() == visible.tolist()
+    numbers = stage(found, f"{block}.mask").numbers
+    assert numbers["future"] == len(TEXT) - 8 and numbers.get("window", 0) == first
+    assert numbers["seen"] == int(visible.sum())
 
 
 @torch.no_grad()
 def test_embedding_norms_and_what_blocks_add() -> None:
     model = sharp(GPT)
-    found = step(read(model), Asked(TEXT, 5))
+    found = step(read(model), position=5)
     own = model.embedding.weight[found.reading.ids[5]]
     same(values(found, "embedding.row"), own)
     same(values(found, "embedding.position"), own + model.decoder.position.weight[5])
     same(values(found, "embedding.position", "position"), model.decoder.position.weight[5])
     normed = model.decoder.blocks[0].attention_skip.norm(own + model.decoder.position.weight[5])
     same(values(found, "decoder.0.attention.norm"), normed)
-    with capture(model, "decoder.*.residual", "decoder.*.attention", "decoder.*.attention_skip") as seen:
+    with capture(model, "decoder.*.residual", "decoder.*.attention", "decoder.*.attention_skip") as captured:
         model(found.reading.tokens)
     for layer in range(1, 4):
-        before, added = seen[f"decoder.{layer - 1}.residual"][0, 5], seen[f"decoder.{layer}.attention"][0, 5]
-        middle = seen[f"decoder.{layer}.attention_skip"][0, 5]
+        before, added = captured[f"decoder.{layer - 1}.residual"][0, 5], captured[f"decoder.{layer}.attention"][0, 5]
+        middle = captured[f"decoder.{layer}.attention_skip"][0, 5]
         norms, cosines = values(found, f"decoder.{layer}", "norm added"), values(found, f"decoder.{layer}", "cosine")
-        fed = seen[f"decoder.{layer}.residual"][0, 5] - middle
+        fed = captured[f"decoder.{layer}.residual"][0, 5] - middle
         same(norms, torch.stack([added.norm(), fed.norm()]))
         pairs = torch.stack([added, fed]), torch.stack([before, middle])
         same(cosines, torch.nn.functional.cosine_similarity(*pairs))
-    same(values(found, "output.norm"), model.decoder.norm(seen["decoder.3.residual"][0, 5]))
+    same(values(found, "output.norm"), model.decoder.norm(captured["decoder.3.residual"][0, 5]))
 
 
 @torch.no_grad()
 def test_the_source_of_an_encoder_decoder() -> None:
     model = sharp(VARIANTS["vaswani"])
-    found = step(read(model), Asked(TEXT, 5, 2))
-    assert found.kind == "encoder_decoder" and found.source_place is not None
+    found = step(read(model), position=5, layer=2)
+    assert found.kind == "encoder_decoder" and found.source_position is not None
     taps = ("encoder.*.residual", "encoder.*.attention.probabilities", "decoder.*.cross.probabilities")
-    with capture(model, *taps) as seen:
-        model(found.reading.tokens, **found.reading.given)
-    at = found.source_place
-    assert at == int(seen["decoder.3.cross.probabilities"][0, :, 5].mean(0).argmax())
-    same(values(found, "encoder.2.attention.softmax"), seen["encoder.2.attention.probabilities"][0, :, at])
-    same(values(found, "encoder.3", "residual"), seen["encoder.3.residual"][0, at])
-    same(values(found, "decoder.1", "attention to the source"), seen["decoder.1.cross.probabilities"][0, :, 5])
+    with capture(model, *taps) as captured:
+        model(found.reading.tokens, **found.reading.model_kwargs)
+    at = found.source_position
+    assert at == int(captured["decoder.3.cross.probabilities"][0, :, 5].mean(0).argmax())
+    same(values(found, "encoder.2.attention.softmax"), captured["encoder.2.attention.probabilities"][0, :, at])
+    same(values(found, "encoder.3", "residual"), captured["encoder.3.residual"][0, at])
+    same(values(found, "decoder.1", "attention to the source"), captured["decoder.1.cross.probabilities"][0, :, 5])
     keys = stage(found, "decoder.2.cross.softmax").tensors[0]["axes"][1]["labels"]
     assert keys == found.answer()["source_pieces"] and stage(found, "decoder.2.cross.keys").inputs == ("encoder.3",)
 
 
 @torch.no_grad()
-def test_looking_changes_no_bit_and_leaves_nothing_behind() -> None:
+def test_following_a_step_changes_no_bit_and_leaves_no_hooks() -> None:
     model = sharp(VARIANTS["llama"])
     reading = read(model)
     before = model(reading.tokens)
-    step(reading, Asked(TEXT))
+    step(reading)
     assert torch.equal(model(reading.tokens), before)
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
 
 
 @pytest.mark.parametrize("cell", ["elman", "lstm", "gru"])
-@pytest.mark.parametrize("place", [None, 0, 6])
+@pytest.mark.parametrize("position", [None, 0, 6])
 @torch.no_grad()
-def test_gates_and_states_of_a_recurrent_model(cell: str, place: int | None) -> None:
+def test_gates_and_states_of_a_recurrent_model(cell: str, position: int | None) -> None:
     model = sharp(Recurrent(vocab_size=V, d_model=12, d_embedding=12, layers=2, cell=cell))
     reading = read(model)
-    found = step(reading, Asked(TEXT, place))
-    at, state = found.place, model.start(1, len(reading.ids))
+    found = step(reading, position=position)
+    at, state = found.position, model.start(1, len(reading.ids))
     model.advance(reading.tokens, state)
     states = state.states[0]  # after n tokens: (n, parts, layers, d_model)
     for layer in range(2):
@@ -267,20 +252,18 @@ def test_gates_and_states_of_a_recurrent_model(cell: str, place: int | None) -> 
         mean = values(found, f"recurrence.{layer}.gates", "gates over time, mean")
         same(mean[at], gates.mean(-1), 1e-5)
         before = values(found, f"recurrence.{layer}.before")
-        squashed = torch.stack(
-            [row.tanh() if cell == "elman" or n == 2 else row.sigmoid() for n, row in enumerate(before)]
-        )
-        same(gates, squashed, 1e-5)
+        tanh = [cell == "elman" or n == 2 for n in range(len(before))]
+        same(gates, torch.stack([x.tanh() if t else x.sigmoid() for t, x in zip(tanh, before, strict=True)]), 1e-5)
     assert found.choice is not None
     same(found.choice.logits, model(reading.tokens)[0, at])
-    check_way(found)
+    check_stages(found)
 
 
 @torch.no_grad()
 def test_other_activations_of_an_elman_network() -> None:
     for activation in ("relu", "sigmoid"):
         model = sharp(Recurrent(vocab_size=V, d_model=8, layers=1, cell="elman", activation=activation))
-        found = step(read(model), Asked(TEXT))
+        found = step(read(model))
         same(values(found, "recurrence.0.state"), model.features(found.reading.tokens)[0, -1])
         assert stage(found, "recurrence.0.gates").formula.startswith(activation)
 
@@ -288,21 +271,21 @@ def test_other_activations_of_an_elman_network() -> None:
 @pytest.mark.parametrize(("cell", "layers"), [("gru", 1), ("lstm", 2)])
 @torch.no_grad()
 def test_a_bahdanau_model_aligns(cell: str, layers: int) -> None:
-    model = sharp(BahdanauConfig(vocab_size=V, d_model=10, cell=cell, layers=layers))
+    model = sharp(configs.Bahdanau(vocab_size=V, d_model=10, cell=cell, layers=layers))
     assert isinstance(model, Bahdanau)
     reading = read(model)
-    found = step(reading, Asked(TEXT, 4))
-    with capture(model, "attention.probabilities", "encoder") as seen:
-        logits = model(reading.tokens, **reading.given)[0, 4]
-    alignment, annotations = seen["attention.probabilities"][0], seen["encoder"][0]
+    found = step(reading, position=4)
+    with capture(model, "attention.probabilities", "encoder") as captured:
+        logits = model(reading.tokens, **reading.model_kwargs)[0, 4]
+    alignment, annotations = captured["attention.probabilities"][0], captured["encoder"][0]
     same(values(found, "attention.alignment", "alignment so far"), alignment[:5])
     same(values(found, "attention.energies", "energies so far").softmax(-1), alignment[:5])
     same(values(found, "attention.context"), alignment[4] @ annotations)
     both = [values(found, "encoder.annotations", name) for name in ("forward", "backward")]
     same(torch.cat(both, dim=-1), annotations)
-    encoded = model.encode(reading.given["source"])
+    encoded = model.encode(reading.model_kwargs["source"])
     same(values(found, "encoder.bridge"), encoded.state[0, -1, 0])
-    state = model.start(1, len(reading.ids), reading.given["source"])
+    state = model.start(1, len(reading.ids), reading.model_kwargs["source"])
     features = model.advance(reading.tokens, state)
     for layer in range(layers):
         same(values(found, f"decoder.{layer}.state"), state.states[0, 5, 0, layer])
@@ -311,7 +294,7 @@ def test_a_bahdanau_model_aligns(cell: str, layers: int) -> None:
     same(values(found, "output.maxout"), features[0, 4])
     assert found.kind == "bahdanau" and found.choice is not None
     same(found.choice.logits, logits)
-    check_way(found)
+    check_stages(found)
 
 
 SMOOTHINGS = (MaximumLikelihood(), AddK(k=0.5), StupidBackoff(), KneserNey(), ModifiedKneserNey())
@@ -320,59 +303,53 @@ SMOOTHINGS = (MaximumLikelihood(), AddK(k=0.5), StupidBackoff(), KneserNey(), Mo
 @pytest.mark.parametrize("smoothing", SMOOTHINGS, ids=lambda smoothing: smoothing.kind)
 @torch.no_grad()
 def test_every_order_of_an_ngram_model(smoothing: Any) -> None:
-    """What an order says is what the model says of a context of so many words; the counts are those of the text."""
+    """An order predicts what the model predicts after a context of that length; the counts are those of the text."""
     learned = TOKENIZER.encode("to be or not to be, that is the question: to bet or not to bet. " * 3)
     model: Any = build(NGram(vocab_size=V, order=4, smoothing=smoothing))
     model.fit(np.array(learned))
     for text in ("to be", "xto", "t", "qqq"):
         reading = read(model, text)
-        found = step(reading, Asked(text))
+        found = step(reading)
         context, ids = list(reading.ids)[-3:], [each["id"] for each in found.answer()["choice"]["candidates"]]
         for n in range(1, 5):
-            some = context[len(context) - n + 1 :] if n > 1 else []
-            features = torch.tensor([V] * (3 - len(some)) + some)[None, None]
+            last = context[len(context) - n + 1 :] if n > 1 else []
+            features = torch.tensor([V] * (3 - len(last)) + last)[None, None]
             same(values(found, f"order.{n}", "probability"), model.head(features)[0, 0, ids].exp())
-            if len(some) == n - 1:
+            if len(last) == n - 1:
                 grams = [tuple(learned[at : at + n]) for at in range(len(learned) - n + 1)]
-                counted = [grams.count((*some, id)) for id in ids]
-                assert values(found, f"order.{n}", "counts").tolist() == counted
+                counts = [grams.count((*last, id)) for id in ids]
+                assert values(found, f"order.{n}", "counts").tolist() == counts
                 numbers = stage(found, f"order.{n}").numbers
-                assert numbers["count of the context"] == sum(gram[:-1] == tuple(some) for gram in grams)
+                assert numbers["count of the context"] == sum(gram[:-1] == tuple(last) for gram in grams)
             if "γ(c)" in stage(found, f"order.{n}").numbers:
                 parts = ("from its own counts", "from the shorter context")
-                total = sum(values(found, f"order.{n}", part) for part in parts)
-                same(total, values(found, f"order.{n}", "probability"), 1e-5)
+                own, shorter = (values(found, f"order.{n}", part) for part in parts)
+                same(own + shorter, values(found, f"order.{n}", "probability"), 1e-5)
         assert found.choice is not None
         same(found.choice.logits, model(reading.tokens)[0, -1])
-        check_way(found)
+        check_stages(found)
 
 
 @torch.no_grad()
 def test_discounts_are_kneser_and_neys() -> None:
     model: Any = build(NGram(vocab_size=V, order=2, smoothing=KneserNey(discount=0.75)))
     model.fit(np.array(TOKENIZER.encode("abcabdabcabd")))
-    found = step(read(model, "ab"), Asked("ab"))
+    found = step(read(model, "ab"))
     c = [each["piece"] for each in found.answer()["choice"]["candidates"]].index("c")
     assert stage(found, "order.2").numbers["D₁"] == 0.75
     assert values(found, "order.2", "from its own counts")[c] == pytest.approx((2 - 0.75) / 4)
     assert stage(found, "order.2").numbers["γ(c)"] == pytest.approx(2 * 0.75 / 4)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        Sampling(),
-        Sampling(temperature=0.7, top_k=5),
-        Sampling(temperature=1.5, top_p=0.4),
-        Sampling(temperature=0.5, top_k=20, top_p=0.9),
-        Sampling(temperature=0.0),
-    ],
-    ids=["plain", "k", "p", "both", "greedy"],
-)
+SAMPLINGS: list[dict[str, Any]] = [{}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.5, "top_p": 0.4}]
+SAMPLINGS += [{"temperature": 0.5, "top_k": 20, "top_p": 0.9}, {"temperature": 0.0}]
+
+
+@pytest.mark.parametrize("options", SAMPLINGS, ids=["plain", "k", "p", "both", "greedy"])
 @torch.no_grad()
-def test_the_choice_is_the_samplers(settings: Sampling) -> None:
-    model = sharp(GPT)
-    found = step(read(model), Asked(TEXT, None, None, settings))
+def test_the_choice_is_the_samplers(options: dict[str, Any]) -> None:
+    model, settings = sharp(GPT), Sampling(**options)
+    found = step(read(model), sampling=settings)
     logits = model(found.reading.tokens)[0, -1]
     choice = found.answer()["choice"]
     left = sampling.filter_logits(logits[None], [settings])[0]
@@ -390,60 +367,55 @@ def test_the_choice_is_the_samplers(settings: Sampling) -> None:
 
 
 @torch.no_grad()
-def test_heads_that_predict_no_words() -> None:
-    head = ClassificationHead(labels=3)
+def test_heads_that_predict_no_tokens() -> None:
+    head = configs.ClassificationHead(labels=3)
     model = sharp(Encoder(**SMALL, head=head))
-    found = step(read(model), Asked(TEXT, labels=("bad", "fair", "good")))
-    assert found.place == 0 and found.choice is not None
+    found = step(read(model), labels=("bad", "fair", "good"))
+    assert found.position == 0 and found.choice is not None
     logits = model(found.reading.tokens)[0]
     same(found.choice.logits, logits)
-    wanted = [("bad", "fair", "good")[n] for n in logits.argsort(descending=True)]
-    assert [each["piece"] for each in found.answer()["choice"]["candidates"]] == wanted
+    expected = [("bad", "fair", "good")[n] for n in logits.argsort(descending=True)]
+    assert [each["piece"] for each in found.answer()["choice"]["candidates"]] == expected
     same(values(found, "output.pool"), model.features(found.reading.tokens)[0, 0])
-    model = sharp(Encoder(**SMALL, head=EmbeddingHead()))
-    found = step(read(model), Asked(TEXT))
+    model = sharp(Encoder(**SMALL, head=configs.EmbeddingHead()))
+    found = step(read(model))
     assert found.answer()["choice"] is None
     same(values(found, "output.head"), model(found.reading.tokens)[0])
     assert "stage" in str(found.text()) and found.figure().axes
-    check_way(found)
+    check_stages(found)
 
 
-def test_what_is_too_long_or_not_there_is_said() -> None:
+def test_wrong_texts_positions_and_layers_are_refused() -> None:
     model, lstm = sharp(GPT.replace(context=400)), sharp(Recurrent(vocab_size=V, d_model=8, layers=1))
     with pytest.raises(DataError, match=f"300 tokens; a step is shown of at most {MAX_TOKENS}"):
-        step(read(model, "a" * 300), Asked())
+        step(read(model, "a" * 300))
     with pytest.raises(ConfigError, match="place = 12: the text has 12 tokens"):
-        step(read(model), Asked(TEXT, 12))
-    assert step(read(model), Asked(TEXT, -2)).place == 10
+        step(read(model), position=12)
+    assert step(read(model), position=-2).position == 10
     with pytest.raises(ConfigError, match="layer = 4: the model has 4 layers"):
-        step(read(model), Asked(TEXT, layer=4))
-    with pytest.raises(ConfigError, match="only of a Transformer"):
-        step(read(lstm), Asked(TEXT, layer=0))
+        step(read(model), layer=4)
+    with pytest.raises(ConfigError, match="only a Transformer"):
+        step(read(lstm), layer=0)
 
 
 @torch.no_grad()
 def test_an_answer_stays_small() -> None:
-    """Twelve layers of twelve heads over 128 tokens, and long vectors cut."""
+    """Twelve layers of twelve heads over 128 tokens; long vectors are cut."""
     model = sharp(GPT.replace(layers=12, d_model=128, context=128, attention=Attention(heads=12, d_head=64)))
-    found = step(read(model, "ab" * 64), Asked("", layer=7))
+    found = step(read(model, "ab" * 64), layer=7)
     assert len(json.dumps(found.answer())) < 1_000_000
     down = stage(found, "decoder.7.feedforward.down").tensors[0]
     assert down["shape"] == [128] and down["cut"] == {"axis": 0, "of": 128} and len(down["values"]) == 64
     keys = stage(found, "decoder.7.attention.keys").tensors[0]
     assert keys["shape"] == [12, 128, 64] and keys["cut"] == {"axis": 2, "of": 64}
-    with capture(model, "decoder.7.feedforward") as seen:
+    with capture(model, "decoder.7.feedforward") as captured:
         model(found.reading.tokens)
-    assert down["norm"] == pytest.approx(float(seen["decoder.7.feedforward"][0, -1].norm()), rel=1e-5)
+    assert down["norm"] == pytest.approx(float(captured["decoder.7.feedforward"][0, -1].norm()), rel=1e-5)
 
 
-def test_numbers_have_six_digits() -> None:
-    assert rounded([1234567.0, 0.000123456789, -math.pi, 0.0, math.inf]) == [
-        1234570.0,
-        0.000123457,
-        -3.14159,
-        0.0,
-        None,
-    ]
+def test_values_have_six_significant_digits() -> None:
+    expected = [1234570.0, 0.000123457, -3.14159, 0.0, None]
+    assert rounded([1234567.0, 0.000123456789, -math.pi, 0.0, math.inf]) == expected
     assert rounded(torch.tensor([True, False])) == [1, 0] and rounded(2.0**0.5) == 1.41421
 
 
@@ -460,4 +432,4 @@ def test_a_masked_model_does_not_see_the_token() -> None:
     assert nats is not None
     assert float(found.choice.probability[own]) == pytest.approx(math.exp(-nats), rel=1e-4)
     last = run.explain.step("the cat sat")
-    assert last.masked == surprise.tokens[-2].piece and last.place == len(last.reading.ids) - 2
+    assert last.masked == surprise.tokens[-2].piece and last.position == len(last.reading.ids) - 2

@@ -1,33 +1,25 @@
 """Surprisal of every kind of model, against evaluation and against a computation by hand; the page holds it."""
 
-import json
 import math
 import re
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from markupsafe import escape
-from tests.explain.small import small
+from tests.explain.small import page_data, sharp, small
 
 from weft.errors import ConfigError, DataError, ModelError
 from weft.evaluate.perplexity import surprisals
-from weft.explain.reading import Reading, SourceTokens, running
+from weft.explain.reading import Reading, SourceTokens, text_tokens
 from weft.explain.surprise import surprise
 from weft.figures.page import page
 from weft.figures.shaded import Token, lines_figure
+from weft.models import config as configs
 from weft.models.build import build
-from weft.models.config import (
-    Bahdanau,
-    ClassificationHead,
-    Decoder,
-    Encoder,
-    EncoderDecoder,
-    NGram,
-    PretrainingHead,
-    Recurrent,
-)
+from weft.models.config import Decoder, Encoder, EncoderDecoder, NGram, Recurrent
 from weft.models.smoothing import AddK, MaximumLikelihood
 from weft.nn.config import RMSNorm
 from weft.nn.position_config import Rotary
@@ -41,18 +33,8 @@ SMALL = small(V)
 GPT = Decoder(**SMALL)
 
 
-def sharp(config):
-    """A model whose guesses differ, as fresh weights hardly let them."""
-    torch.manual_seed(0)
-    model = build(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
-    return model
-
-
-def read(model, text: str = TEXT, **more) -> Reading:
-    return Reading(model, TOKENIZER, (TOKENIZER.eos_id, *TOKENIZER.encode(text)), 1, **more)
+def read(model: Any, text: str = TEXT, source: tuple[int, ...] | None = None) -> Reading:
+    return Reading(model, TOKENIZER, (TOKENIZER.need("eos"), *TOKENIZER.encode(text)), 1, source)
 
 
 @pytest.mark.parametrize(
@@ -60,26 +42,23 @@ def read(model, text: str = TEXT, **more) -> Reading:
     [GPT, GPT.replace(position=Rotary(), norm=RMSNorm(), vocab_size=V + 7), Recurrent(vocab_size=V, d_model=16)],
     ids=["gpt", "llama", "lstm"],
 )
-def test_agrees_with_evaluation(config) -> None:
-    model = sharp(config)
+def test_it_agrees_with_evaluation(config: Any) -> None:
+    model = sharp(config, 4.0)
     found = surprise(read(model), top=3)
     ids = TOKENIZER.encode(TEXT)
-    assert found.nats == pytest.approx(surprisals(model, ids, [TOKENIZER.eos_id], length=64), abs=1e-5)
+    assert found.nats == pytest.approx(surprisals(model, ids, [TOKENIZER.need("eos")], length=64), abs=1e-5)
     log_p = model(read(model).tokens)[0].log_softmax(-1)
-    for place, id in enumerate(ids):
-        row = log_p[place]
-        assert found.ranks[place] == 1 + int((row > row[id]).sum())
-        assert [guess.probability for guess in found.guesses[place]] == pytest.approx(
-            row[:V].exp().sort(descending=True).values[:3].tolist(), abs=1e-6
-        )
+    for row, id, rank, guesses in zip(log_p, ids, found.ranks, found.guesses, strict=False):
+        assert rank == 1 + int((row > row[id]).sum())
+        expected = row[:V].exp().sort(descending=True).values[:3].tolist()
+        assert [guess.probability for guess in guesses] == pytest.approx(expected, abs=1e-6)
     assert found.guesses[0][0].piece == Reading(model, TOKENIZER, (int(log_p[0, :V].argmax()),)).pieces[0]
-    mean = sum(found.nats) / len(ids)
-    assert found.perplexity == pytest.approx(math.exp(mean))
-    assert found.bits_per_byte == pytest.approx(sum(found.nats) / math.log(2) / len(TEXT.encode()))
+    assert found.perplexity == pytest.approx(math.exp(sum(found.scored) / len(ids)))
+    assert found.bits_per_byte == pytest.approx(sum(found.scored) / math.log(2) / len(TEXT.encode()))
 
 
 def test_nothing_predicts_a_first_token() -> None:
-    model = sharp(GPT)
+    model = sharp(GPT, 4.0)
     ids = TOKENIZER.encode(TEXT)
     found = surprise(Reading(model, TOKENIZER, tuple(ids)))
     assert found.nats[0] is None and found.ranks[0] is None and found.guesses[0] == ()
@@ -90,14 +69,14 @@ def test_nothing_predicts_a_first_token() -> None:
 
 
 @pytest.mark.parametrize("smoothing", [AddK(), MaximumLikelihood()])
-def test_an_ngram_predicts_the_first_token_too(smoothing) -> None:
-    model = build(NGram(vocab_size=V, order=3, smoothing=smoothing))
+def test_an_ngram_predicts_the_first_token_too(smoothing: Any) -> None:
+    model: Any = build(NGram(vocab_size=V, order=3, smoothing=smoothing))
     model.fit(np.asarray(TOKENIZER.encode("abracadabra abracadabra and a cab")))
     ids = TOKENIZER.encode("abra cad")
     found = surprise(read(model, "abra cad"))
     assert found.nats == pytest.approx(surprisals(model, ids, [], length=64), abs=1e-5)
     assert found.nats[0] == pytest.approx(-model.head(torch.full((1, 1, 2), V))[0, 0, ids[0]].item())
-    if isinstance(smoothing, MaximumLikelihood):  # what was never seen
+    if isinstance(smoothing, MaximumLikelihood):  # an unseen bigram
         found = surprise(read(model, "az"))
         assert found.nats[1] == math.inf and found.measure.shades[1] == 1.0
         assert "∞" in found.text() and "∞" in found.html()
@@ -105,59 +84,62 @@ def test_an_ngram_predicts_the_first_token_too(smoothing) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [EncoderDecoder(**SMALL), EncoderDecoder(**SMALL, source_vocab_size=20), Bahdanau(vocab_size=V, d_model=16)],
+    [
+        EncoderDecoder(**SMALL),
+        EncoderDecoder(**SMALL, source_vocab_size=20),
+        configs.Bahdanau(vocab_size=V, d_model=16),
+    ],
     ids=["shared", "own", "bahdanau"],
 )
-def test_a_target_is_scored_given_its_source(config) -> None:
-    model = sharp(config)
+def test_a_target_is_scored_given_its_source(config: Any) -> None:
+    model = sharp(config, 4.0)
     found = surprise(read(model, "target", source=(3, 5, 7)))
-    ids = torch.tensor([[TOKENIZER.eos_id, *TOKENIZER.encode("target")]])
+    ids = torch.tensor([[TOKENIZER.need("eos"), *TOKENIZER.encode("target")]])
     log_p = model(ids[:, :-1], source=SourceTokens(torch.tensor([[3, 5, 7]]))).log_softmax(-1)
     assert found.nats == pytest.approx((-log_p[0].gather(1, ids[0, 1:, None]))[:, 0].tolist(), abs=1e-5)
     assert "source" in found.about
 
 
-@pytest.mark.parametrize("head", [{}, {"head": PretrainingHead()}], ids=["masked-lm", "pretraining"])
-def test_a_masked_model_sees_both_sides(head) -> None:
-    model = sharp(Encoder(**SMALL, **head))
-    ids = [TOKENIZER.cls_id, *TOKENIZER.encode("both sides"), TOKENIZER.sep_id]
+@pytest.mark.parametrize("head", [{}, {"head": configs.PretrainingHead()}], ids=["masked-lm", "pretraining"])
+def test_a_masked_model_sees_both_sides(head: dict[str, Any]) -> None:
+    model = sharp(Encoder(**SMALL, **head), 4.0)
+    ids = [TOKENIZER.need("cls"), *TOKENIZER.encode("both sides"), TOKENIZER.need("sep")]
     found = surprise(Reading(model, TOKENIZER, tuple(ids), 1))
     assert found.masked and "pseudo" in found.about and "pseudo-perplexity" in found.text()
-    assert found.nats[-1] is None  # [SEP] is no word of the text
-    for place in range(1, len(ids) - 1):
+    assert found.nats[-1] is None  # [SEP] is not part of the text
+    for position in range(1, len(ids) - 1):
         hidden = torch.tensor([ids])
-        hidden[0, place] = TOKENIZER.need("mask")
+        hidden[0, position] = TOKENIZER.need("mask")
         logits = model(hidden)
-        row = (logits if isinstance(logits, torch.Tensor) else logits.words)[0, place].log_softmax(-1)
-        assert found.nats[place - 1] == pytest.approx(-row[ids[place]].item(), abs=1e-5)
+        row = (logits if isinstance(logits, torch.Tensor) else logits.words)[0, position].log_softmax(-1)
+        assert found.nats[position - 1] == pytest.approx(-row[ids[position]].item(), abs=1e-5)
 
 
 def test_the_page_holds_its_numbers_and_can_be_read_without_a_script() -> None:
-    found = surprise(read(sharp(GPT)), top=2)
+    found = surprise(read(sharp(GPT, 4.0)), top=2)
     html = found.html()
-    held = json.loads(re.search(r'<script type="application/json" class="data">(.*?)</script>', html)[1])
-    assert held == found.data() and held["nats"] == pytest.approx(found.nats) and held["vocab_size"] == V
-    assert "".join(token["text"] for token in held["tokens"]) == TEXT
-    assert [guess["piece"] for guess in held["guesses"][0]] == [guess.piece for guess in found.guesses[0]]
+    data = page_data(html)
+    assert data == found.data() and data["nats"] == pytest.approx(found.nats) and data["vocab_size"] == V
+    assert "".join(token["text"] for token in data["tokens"]) == TEXT
+    assert [guess["piece"] for guess in data["guesses"][0]] == [guess.piece for guess in found.guesses[0]]
     assert escape(found.text()) in html and "<b>" not in html
     assert 'data-module="surprise.js"' in page("x", found.sections()) and found.total in html
 
 
-def test_the_figure_sets_lines_that_do_not_overlap() -> None:
+def test_lines_of_the_figure_do_not_overlap() -> None:
     tokens = [Token(text, text) for text in [" word", " ", "ily"] * 40 + ["x" * 400, "\nlast"]]
-    measure = surprise(read(sharp(GPT))).measure
+    measure = surprise(read(sharp(GPT, 4.0))).measure
     values = [1.0] * len(tokens)
     figure = lines_figure("t", tokens, type(measure)("nats", values, 2.0))
     figure.draw_without_rendering()
     (axes,) = figure.axes
-    boxes = {}
+    boxes: dict[int, list[tuple[float, float, float]]] = {}
     for text in axes.texts:
         box = text.get_window_extent()
         assert box.x0 >= 0 and box.x1 <= figure.bbox.width
         boxes.setdefault(round(text.get_position()[1]), []).append((text.get_position()[0], box.x0, box.x1))
     for line in boxes.values():
-        ordered = sorted(line)
-        assert all(left[2] <= right[1] + 2.0 for left, right in pairwise(ordered))
+        assert all(left[2] <= right[1] + 2.0 for left, right in pairwise(sorted(line)))
     assert len(boxes) > 8
     long = [Token(" incomprehensibilities", "")] * 900
     note = lines_figure("t", long, type(measure)("nats", [1.0] * len(long), 2.0)).axes[0].texts[-1].get_text()
@@ -165,16 +147,16 @@ def test_the_figure_sets_lines_that_do_not_overlap() -> None:
 
 
 def test_a_character_of_several_tokens_belongs_to_the_last() -> None:
-    tokens = running(TOKENIZER, [TOKENIZER.eos_id, *TOKENIZER.encode("é!")])
+    tokens = text_tokens(TOKENIZER, [TOKENIZER.need("eos"), *TOKENIZER.encode("é!")])
     assert [token.text for token in tokens] == ["", "", "é", "!"]
     assert [token.piece for token in tokens] == ["</s>", "\\xc3", "\\xa9", "!"]
 
 
 def test_bad_input() -> None:
-    model = sharp(GPT)
+    model = sharp(GPT, 4.0)
     with pytest.raises(ConfigError, match="top = 0"):
         surprise(read(model), top=0)
     with pytest.raises(DataError, match="empty"):
-        surprise(Reading(model, TOKENIZER, (TOKENIZER.eos_id,), 1))
-    with pytest.raises(ModelError, match="'sequence' predicts no words"):
-        surprise(read(sharp(Decoder(**SMALL, head=ClassificationHead(labels=2)))))
+        surprise(Reading(model, TOKENIZER, (TOKENIZER.need("eos"),), 1))
+    with pytest.raises(ModelError, match="'sequence' predicts no tokens"):
+        surprise(read(sharp(Decoder(**SMALL, head=configs.ClassificationHead(labels=2)))))

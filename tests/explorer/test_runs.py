@@ -12,7 +12,7 @@ from tests.serve.serving import RUNS, Served, served
 
 from weft.config import read_toml
 from weft.runs.folder import RunFolder
-from weft.runs.lines import all_checked, checked
+from weft.runs.lines import checked_line, checked_lines
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -26,9 +26,9 @@ def made(folder: Path, scale: float = 1.0, steps: int = 60) -> RunFolder:
     run = RunFolder(Path(shutil.copytree(RUNS / "gpt", folder)))
     lines = [line(step, scale) for step in range(1, steps + 1)]
     lines.insert(30, {"step": 30, "validation_loss": scale * 1.2, "validation_bits_per_byte": scale * 0.5})
-    run.metrics.write_text(all_checked(lines))
+    run.metrics.write_text(checked_lines(lines))
     timed = [{"step": n, "seconds": 0.5, "steps": 1, "tokens_per_second": 128.0} for n in range(1, steps + 1)]
-    run.timings.write_text(all_checked(timed))
+    run.timings.write_text(checked_lines(timed))
     run.events.unlink()
     run.event("start", device="a test")
     run.event("evaluation", step=30, loss=1.2)
@@ -130,7 +130,7 @@ def test_a_run_that_trains_moves_and_one_that_goes_is_told(page: Any, at: Callab
         row = page.locator(".runs-table tr.marked")  # what trains now is shown unasked
         assert HOSTILE in row.inner_text() and "training now" in row.inner_text()
         with open(run.metrics, "a") as file:
-            file.write(checked(line(50), 7))
+            file.write(checked_line(line(50), 7))
         page.get_by_text("50 / ").wait_for()
         page.locator(".chart").first.focus()
         page.keyboard.press("ArrowLeft")

@@ -19,14 +19,14 @@ def test_f13_predicted_parameters_are_near_the_rows_name(row: GPT3Row) -> None:
     assert model.attention.heads * model.d_head == model.d_model
 
 
-@pytest.mark.parametrize("row", [r for r in GPT3 if r.multiplies_out], ids=lambda row: row.preset)
+@pytest.mark.parametrize("row", [r for r in GPT3 if r.is_consistent], ids=lambda row: row.preset)
 def test_f13_six_rows_are_built_as_printed(row: GPT3Row) -> None:
     model = preset(row.preset)
     assert (model.d_model, model.attention.heads, model.d_head) == (row.d_model, row.heads, row.d_head)
 
 
 def test_f13_two_rows_do_not_multiply_out_and_say_so() -> None:
-    assert [row.preset for row in GPT3 if not row.multiplies_out] == ["gpt3-xl", "gpt3-13b"]
+    assert [row.preset for row in GPT3 if not row.is_consistent] == ["gpt3-xl", "gpt3-13b"]
     xl, large = preset("gpt3-xl"), preset("gpt3-13b")
     assert (xl.d_model, xl.attention.heads, xl.d_head) == (2048, 16, 128)
     assert (large.d_model, large.attention.heads, large.d_head) == (5120, 40, 128)

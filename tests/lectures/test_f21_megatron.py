@@ -23,11 +23,11 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def blocks() -> list[Any]:
-    return parallel.measure(parallel.Sizes(d_model=D_MODEL, d_ff=D_FF, heads=2, tokens=TOKENS), 2)
+    return parallel.measure(parallel.BlockSizes(d_model=D_MODEL, d_ff=D_FF, heads=2, tokens=TOKENS), 2)
 
 
 def split(block: Any, *way: str, sequence: bool = False) -> Any:
-    return next(each for each in block.splits if each.way == parallel.Way(*way, sequence=sequence))
+    return next(each for each in block.splits if each.scheme == parallel.SplitScheme(*way, sequence=sequence))
 
 
 def kinds(places: tuple[tuple[Any, ...], ...]) -> list[str]:
@@ -38,7 +38,7 @@ def kinds(places: tuple[tuple[Any, ...], ...]) -> list[str]:
 def test_columns_then_rows_need_one_all_reduce(blocks: list[Any]) -> None:
     for block in blocks:
         best = block.splits[0]
-        assert best.way == parallel.Way(*MEGATRON)
+        assert best.scheme == parallel.SplitScheme(*MEGATRON)
         assert kinds(best.forward) == ["", "", "", "all-reduce"]
         assert kinds(best.backward) == ["all-reduce", "", "", ""]
 
@@ -47,7 +47,7 @@ def test_rows_first_need_one_before_the_nonlinearity(blocks: list[Any]) -> None:
     for block in blocks:
         assert kinds(split(block, "rows", "columns").forward) == ["", "all-reduce", "", "all-gather"]
         assert kinds(split(block, "rows", "rows").forward) == ["", "reduce-scatter", "", "all-reduce"]
-        assert block.wrong > 0.05  # f of the parts is no part of f of the sum
+        assert block.partial_sum_error > 0.05  # f of the parts is no part of f of the sum
 
 
 def test_sequence_parallelism_sends_as_much_in_two_halves(blocks: list[Any]) -> None:
@@ -57,12 +57,12 @@ def test_sequence_parallelism_sends_as_much_in_two_halves(blocks: list[Any]) -> 
         assert kinds(sequence.backward) == ["reduce-scatter", "", "", "all-gather"]
         assert sequence.sent(2) == plain.sent(2)
         assert plain.activations - sequence.activations == TOKENS * D_MODEL / 2  # the norm's input
-        assert not plain.late and kinds((sequence.late,)) == ["all-reduce all-reduce all-reduce"]
+        assert not plain.deferred and kinds((sequence.deferred,)) == ["all-reduce all-reduce all-reduce"]
 
 
 def test_every_way_computes_the_same(blocks: list[Any]) -> None:
     for block in blocks:
-        assert len({each.way for each in block.splits}) == 9
+        assert len({each.scheme for each in block.splits}) == 9
         assert max(max(each.differences) for each in block.splits) < 1e-12
 
 
@@ -76,7 +76,7 @@ def test_what_a_process_sends_computes_and_holds(blocks: list[Any]) -> None:
     assert attention.flops == 3 * (2 * tokens * d_model * 4 * d_model + scores) / 2
     assert mlp.weights == d_model * d_ff + d_ff // 2 + 3 * d_model  # norm and last bias are everybody's
     whole = blocks[0].splits[-1]
-    assert whole.way == parallel.Way(None, None) and whole.flops == 2 * mlp.flops and whole.sent(2) == (0, 0)
+    assert whole.scheme == parallel.SplitScheme(None, None) and whole.flops == 2 * mlp.flops and whole.sent(2) == (0, 0)
     assert whole.weights == 2 * d_model * d_ff + d_ff + 3 * d_model
     rows_first = split(blocks[0], "rows", "columns")
     assert rows_first.sent(2)[0] == tokens * d_ff + tokens * d_model / 2  # an all-reduce, d_ff wide, and an all-gather
@@ -86,7 +86,7 @@ def test_what_a_process_sends_computes_and_holds(blocks: list[Any]) -> None:
     ("kind", "sent"), [("all-reduce", 150), ("all-gather", 300), ("reduce-scatter", 75), ("all-to-all", 75)]
 )
 def test_a_ring_of_four(kind: str, sent: float) -> None:
-    assert ranks.Collective(kind, 100).moved(4) == sent
+    assert ranks.Collective(kind, 100).sent(4) == sent
 
 
 def test_the_command(blocks: list[Any], capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_the_command(blocks: list[Any], capsys: Capture, tmp_path: Path, monkeyp
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines.count(["columns", "→", "rows", "all-reduce", "all-reduce"]) == 2
     assert run([*words, "--ranks", "2", "--out", str(tmp_path / "page.html")]) == 0
-    assert asked == [(parallel.Sizes(d_model=D_MODEL, d_ff=D_FF, heads=2, tokens=TOKENS), 2)] * 2
+    assert asked == [(parallel.BlockSizes(d_model=D_MODEL, d_ff=D_FF, heads=2, tokens=TOKENS), 2)] * 2
     page = (tmp_path / "page.html").read_text()
     assert page.count("<svg") == 2 and "&lt;svg" not in page and "1. QKV by columns, O by rows (Megatron)" in page
     assert page.count(">reduce-scatter</text>") == sum(
@@ -116,8 +116,8 @@ def test_the_command(blocks: list[Any], capsys: Capture, tmp_path: Path, monkeyp
         (["--ranks", "4", "d_ff=510"], "--ranks 4: d_ff=510 isn't a multiple of 4; these sizes can be split over 2"),
         (["heads=3"], "heads=3: they don't divide d_model=128"),
         (["d_modle=64"], "did you mean 'd_model'?"),
-        (["--only", "costs"], "--only: weft explain parallel has no such option"),
-        (["--shapes"], "--shapes: weft explain parallel has no such option"),
+        (["--only", "costs"], "--only: not an option of weft explain parallel"),
+        (["--shapes"], "--shapes: not an option of weft explain parallel"),
         (["--out", "a.dot"], "a.dot: it is written as .html, .svg, .png or .pdf"),
     ],
 )
@@ -132,7 +132,7 @@ def test_mistakes_are_one_line(
 
 def test_ranks_belong_to_parallel_alone(capsys: Capture) -> None:
     assert run(["explain", "gpt2", "--ranks", "2"]) == 2
-    assert "--ranks 2: it belongs to weft explain parallel" in capsys.readouterr().err
+    assert "--ranks 2: only for weft explain parallel" in capsys.readouterr().err
 
 
 def test_a_process_that_has_joined_others_is_left_alone(tmp_path: Path) -> None:
@@ -155,6 +155,7 @@ def test_nothing_is_left_behind(blocks: list[Any]) -> None:
 
 @pytest.mark.slow
 def test_four_processes() -> None:
-    for block in parallel.measure(parallel.Sizes(), 4):
-        assert block.splits[0].way == parallel.Way(*MEGATRON) and block.splits[0].flops * 4 == block.splits[-1].flops
+    for block in parallel.measure(parallel.BlockSizes(), 4):
+        best, whole = block.splits[0], block.splits[-1]
+        assert best.scheme == parallel.SplitScheme(*MEGATRON) and best.flops * 4 == whole.flops
         assert max(max(each.differences) for each in block.splits) < 1e-12

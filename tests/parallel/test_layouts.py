@@ -369,10 +369,10 @@ def test_a_run_resumes_to_the_bit_on_its_own_mesh(tmp_path: Path, axis: str, cou
     ("changes", "line"),
     [
         (["parallel.tensor=3"], "parallel.tensor = 3: model.attention.heads = 4 can't be divided by it; choose one of"),
-        (["parallel.sequence=true"], "parallel.sequence: tokens are divided between matrices that are split"),
-        (["model=lstm", "parallel.pipeline=2"], "parallel.pipeline: only a Transformer can be divided so"),
+        (["parallel.sequence=true"], "parallel.sequence: sequence parallelism extends tensor parallelism"),
+        (["model=lstm", "parallel.pipeline=2"], "parallel.pipeline: only a Transformer can be split this way"),
         (["parallel.shard=2", "batch.micro=auto"], "batch.micro = 'auto'"),
-        (["parallel.shard=2", "optimizer=muon"], "optimizer.kind = 'muon': it reads whole matrices"),
+        (["parallel.shard=2", "optimizer=muon"], "optimizer.kind = 'muon': Muon needs whole matrices"),
         (["parallel.tensor=0"], "parallel.tensor = 0"),
         (["parallel.expert=2"], "parallel.expert"),
     ],

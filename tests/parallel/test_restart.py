@@ -57,7 +57,7 @@ def _undisturbed(ranks: Ranks, folder: Path) -> None:
 def outcome(run: Path) -> dict[str, Any]:
     """The checkpoints with the sums of their files, which they have; what lies beside them; the curve."""
     folder = RunFolder(run)
-    sums = {path.name: checkpoint.verify(path)["files"] for path in checkpoint.standing(folder.checkpoints)}
+    sums = {path.name: checkpoint.verify(path)["files"] for path in checkpoint.all_checkpoints(folder.checkpoints)}
     there = sorted(path.name for path in [*run.iterdir(), *folder.checkpoints.iterdir()])
     return {"sums": sums, "there": there, "metrics": folder.metrics.read_text()}
 
@@ -81,7 +81,7 @@ def test_a_job_that_torchrun_starts_again_ends_as_if_undisturbed(tmp_path: Path)
             signal.signal(number, handler)
     printed = (tmp_path / "log").read_text()
     assert "Traceback" not in printed
-    assert "/run: this job has begun it before it was restarted; continuing" in printed
+    assert "/run: begun by this job before it was restarted; resuming" in printed
     assert [line["step"] for line in events(tmp_path / "run", "resume")] == [6]  # the best so far was saved
     found, expected = outcome(tmp_path / "run"), outcome(tmp_path / "straight")
     assert found == expected and "step-00000012" in expected["sums"]
@@ -120,7 +120,7 @@ def test_a_process_lost_while_it_writes_leaves_the_checkpoint_before(tmp_path: P
     line = noted(tmp_path, 1)[0]["line"]
     assert re.match(r"process 1 of 2 .* has ended, noticed (while the checkpoint of step 4 was|at step [5-8])", line)
     run = RunFolder(tmp_path / "killed/run")
-    assert [path.name for path in checkpoint.standing(run.checkpoints)] == ["step-00000002"]
+    assert [path.name for path in checkpoint.all_checkpoints(run.checkpoints)] == ["step-00000002"]
     assert checkpoint.newest_good(run.checkpoints)[1] == [] and not list(run.checkpoints.glob(".*"))
     assert not events(run.path, "checkpoint failed")  # training does not go on
 
@@ -130,9 +130,9 @@ def test_a_disk_that_is_full_for_one_process_costs_one_checkpoint(tmp_path: Path
     run = RunFolder(tmp_path / "full/run")
     failed = events(run.path, "checkpoint failed")
     assert [line["step"] for line in failed] == [4] and "No space left on device" in failed[0]["reason"]
-    assert [checkpoint.step_of(path) for path in checkpoint.standing(run.checkpoints)] == [6, 8]
+    assert [checkpoint.step_of(path) for path in checkpoint.all_checkpoints(run.checkpoints)] == [6, 8]
     assert not list(run.checkpoints.glob(".*")) and curve(run.path)[-1][0] == 8
-    for path in checkpoint.standing(run.checkpoints):
+    for path in checkpoint.all_checkpoints(run.checkpoints):
         checkpoint.verify(path)
 
 

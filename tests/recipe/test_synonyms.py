@@ -1,4 +1,4 @@
-"""What other programs call a setting leads to a key that some recipe really has."""
+"""Other programs' names for settings lead to keys that exist."""
 
 import pytest
 
@@ -9,23 +9,27 @@ from weft.recipe.config import Recipe
 from weft.recipe.resolve import resolve
 from weft.recipe.synonyms import SYNONYMS
 
-MORE = ([], ["data.validation.kind=files", "data.validation.sources=['a']"], ["optimizer=sgd"])
+CHANGES: tuple[list[str], ...] = (
+    [],
+    ["data.validation.kind=files", "data.validation.sources=['a']"],
+    ["optimizer=sgd"],
+)
 
 
 def every_key() -> set[str]:
     keys: set[str] = {"model"}
     for name in PRESETS:
-        for more in MORE:
+        for changes in CHANGES:
             try:
-                keys |= set(keys_of(Recipe, resolve(name, ["tokenizer=bpe", *more]).model_dump()))
+                keys |= set(keys_of(Recipe, resolve(name, ["tokenizer=bpe", *changes]).model_dump()))
             except WeftError:
                 continue
     return keys
 
 
-def test_every_synonym_leads_to_a_key_that_exists_and_is_none_itself() -> None:
+def test_every_synonym_leads_to_a_key_and_is_none() -> None:
     known = every_key()
-    assert {meant.partition(": ")[0] for meant in SYNONYMS.values()} <= {"", *known}  # none: only what to do instead
+    assert {meant.partition(": ")[0] for meant in SYNONYMS.values()} <= {"", *known}  # "": a hint without a key
     assert not set(SYNONYMS) & known
 
 
@@ -40,7 +44,7 @@ def test_every_synonym_leads_to_a_key_that_exists_and_is_none_itself() -> None:
         ("gpt-tiny", "val_file=a", "it is 'data.validation.sources' here, with data.validation.kind = 'files'"),
     ],
 )
-def test_advice(preset: str, change: str, advice: str) -> None:
+def test_unknown_keys_are_explained(preset: str, change: str, advice: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(preset, [change])
     assert f"{change.partition('=')[0]}: unknown key; {advice}" in str(caught.value)

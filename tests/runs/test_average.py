@@ -1,4 +1,4 @@
-"""The mean of the last checkpoints: of the right ones, loadable like any, and never half written."""
+"""Averages of the last checkpoints: of the right ones, loadable like any checkpoint, never half written."""
 
 import json
 from pathlib import Path
@@ -19,13 +19,14 @@ class Tied(nn.Module):
         self.table = nn.Embedding(3, 2)
         self.out = nn.Linear(2, 3, bias=False)
         self.out.weight = self.table.weight
+        self.count: torch.Tensor
         self.register_buffer("count", torch.tensor(int(value)))
         with torch.no_grad():
             self.table.weight.fill_(value)
 
 
 def save(folder: Path, step: int, value: float) -> Path:
-    return checkpoint.write(folder, snapshot(step, Tied(value), None, {}), keep=10)
+    return checkpoint.write(folder, snapshot(step, Tied(value), None, notes={}), keep=10)
 
 
 def value_of(path: Path) -> tuple[float, int]:
@@ -37,41 +38,34 @@ def value_of(path: Path) -> tuple[float, int]:
     return model.table.weight[0, 0].item(), int(model.count)
 
 
-def test_mean_of_the_last(tmp_path: Path) -> None:
+def test_the_last_checkpoints_are_averaged(tmp_path: Path) -> None:
     for step, value in ((1, 100.0), (2, 1.0), (3, 2.0), (4, 6.0)):
         save(tmp_path, step, value)
     path, steps = average_checkpoints(tmp_path, last=3)
     assert (path.name, steps) == ("averaged", [2, 3, 4])
-    assert value_of(path) == (3.0, 6)  # weights are averaged; a count is the newest one's
+    assert value_of(path) == (3.0, 6)  # integers come from the newest checkpoint
     assert json.loads((path / "state/state.json").read_text())["notes"] == {"averaged": [2, 3, 4]}
 
 
-def test_sums_do_not_lose_small_steps(tmp_path: Path) -> None:
+def test_small_differences_are_not_lost(tmp_path: Path) -> None:
     for step in range(1, 9):
-        save(tmp_path, step, 1.0 if step == 1 else 1.0 + 2.0**-23)  # the next number of 32 bits
+        save(tmp_path, step, 1.0 if step == 1 else 1.0 + 2.0**-23)  # the next float32
     path, _ = average_checkpoints(tmp_path, last=8)
     assert value_of(path)[0] == 1.0 + 2.0**-23  # the mean, 1 + 7/8 of a step, rounded once
 
 
-def test_fewer_stand_than_asked_for(tmp_path: Path) -> None:
-    save(tmp_path, 1, 1.0)
-    save(tmp_path, 2, 2.0)
-    path, steps = average_checkpoints(tmp_path, last=5)
-    assert steps == [1, 2]
-    assert value_of(path)[0] == 1.5
-
-
-def test_damaged_ones_are_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", [2, 5])  # as many as are intact, and more
+def test_damaged_checkpoints_are_skipped(tmp_path: Path, last: int) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step, float(step))
     broken = tmp_path / "step-00000003/model.safetensors"
     broken.write_bytes(broken.read_bytes()[:-4])
-    path, steps = average_checkpoints(tmp_path, last=2)
+    path, steps = average_checkpoints(tmp_path, last=last)
     assert steps == [1, 2]
     assert value_of(path)[0] == 1.5
 
 
-def test_it_is_no_step_and_is_replaced(tmp_path: Path) -> None:
+def test_an_average_is_no_step_and_is_replaced(tmp_path: Path) -> None:
     save(tmp_path, 1, 1.0)
     save(tmp_path, 2, 3.0)
     average_checkpoints(tmp_path)
@@ -81,21 +75,21 @@ def test_it_is_no_step_and_is_replaced(tmp_path: Path) -> None:
     assert [p.name for p in checkpoint.checkpoints(tmp_path)][-1] == "step-00000003"
     assert checkpoint.newest_good(tmp_path)[0].name == "step-00000003"
     checkpoint.link(tmp_path, "best", path)
-    save(tmp_path, 4, 7.0)  # pruning leaves what `best` points at
+    save(tmp_path, 4, 7.0)  # pruning keeps the target of `best`
     assert value_of(tmp_path / "best")[0] == 4.0
     assert not list(tmp_path.glob(".*"))
 
 
-def test_different_models_have_no_mean(tmp_path: Path) -> None:
+def test_different_models_are_refused(tmp_path: Path) -> None:
     save(tmp_path, 1, 1.0)
     other = nn.Linear(2, 2)
-    checkpoint.write(tmp_path, snapshot(2, other, None, {}), keep=10)
-    with pytest.raises(RunError, match="no mean"):
+    checkpoint.write(tmp_path, snapshot(2, other, None, notes={}), keep=10)
+    with pytest.raises(RunError, match="can't be averaged"):
         average_checkpoints(tmp_path)
     assert not (tmp_path / "averaged").exists()
     assert not list(tmp_path.glob(".*"))
 
 
 def test_no_checkpoint_yet(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no whole checkpoint"):
+    with pytest.raises(RunError, match="no intact checkpoint"):
         average_checkpoints(tmp_path)

@@ -1,4 +1,4 @@
-"""Lines of a run's .jsonl files: damage is noticed, reported once and left out; what a kill leaves is not damage."""
+"""Lines of a run's .jsonl files: damage is detected, reported once and left out."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weft.runs.lines import all_checked, append, read, read_lines
+from weft.runs.lines import append, checked_lines, read, read_lines
 
 METRICS = [{"step": n, "loss": 3.25 - n / 8, "tokens": 64 * n, "epoch": n / 4, "lr": 1e-3} for n in range(1, 7)]
 EVENTS: list[dict[str, Any]] = [
@@ -20,7 +20,7 @@ EVENTS: list[dict[str, Any]] = [
 @pytest.fixture
 def metrics(tmp_path: Path) -> Path:
     file = tmp_path / "metrics.jsonl"
-    file.write_text(all_checked(METRICS))
+    file.write_text(checked_lines(METRICS))
     return file
 
 
@@ -33,21 +33,21 @@ def test_lines_read_back(tmp_path: Path, metrics: Path) -> None:
     assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [1, 2, 3, 4, 5, 6]
 
 
-def test_every_changed_bit_is_noticed(metrics: Path) -> None:
-    """But for those that make the line end elsewhere or carry its check: there too nothing else is read."""
-    whole = metrics.read_bytes()
-    line = whole.split(b"\n")[2]
-    begin = whole.index(line)
+def test_every_changed_bit_is_detected(metrics: Path) -> None:
+    """Including those in the check itself, and those that turn a byte into the end of the line."""
+    original = metrics.read_bytes()
+    line = original.split(b"\n")[2]
+    begin = original.index(line)
     for at in range(begin, begin + len(line)):
         for bit in (1, 16, 128):
-            metrics.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
+            metrics.write_bytes(original[:at] + bytes([original[at] ^ bit]) + original[at + 1 :])
             lines, damage = read(metrics)
             assert damage is not None and "metrics.jsonl" in damage
             assert all(line in METRICS for line in lines) and len(lines) >= 5
 
 
 @pytest.mark.parametrize(
-    ("order", "kept", "said"),
+    ("order", "kept", "message"),
     [
         ([1, 2, 4, 5, 6], [1, 2, 4, 5, 6], "1 line is missing"),
         ([1, 2, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6], "1 line can't be read (first: line 3)"),
@@ -55,12 +55,12 @@ def test_every_changed_bit_is_noticed(metrics: Path) -> None:
         ([3, 4, 5, 6], [3, 4, 5, 6], "2 lines are missing"),
     ],
 )
-def test_lines_that_are_lost_repeated_or_moved(metrics: Path, order: list[int], kept: list[int], said: str) -> None:
+def test_lost_repeated_and_moved_lines(metrics: Path, order: list[int], kept: list[int], message: str) -> None:
     lines = metrics.read_text().splitlines(keepends=True)
     metrics.write_text("".join(lines[number - 1] for number in order))
     found, damage = read(metrics)
     assert [line["step"] for line in found] == kept
-    assert damage is not None and said in damage
+    assert damage is not None and message in damage
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ def test_lines_that_are_lost_repeated_or_moved(metrics: Path, order: list[int], 
         b"[" * 100_000,
     ],
 )
-def test_lines_of_0_1_are_checked_by_what_they_hold(tmp_path: Path, line: bytes) -> None:
+def test_lines_of_0_1_are_checked_by_type(tmp_path: Path, line: bytes) -> None:
     file = tmp_path / "metrics.jsonl"
     good = [json.dumps(values).encode() for values in METRICS]
     file.write_bytes(b"\n".join([*good[:3], line, *good[4:]]) + b"\n")
     assert read(file) == (METRICS[:3] + METRICS[4:], f"{file}: 1 line can't be read (first: line 4); left out")
 
 
-def test_events_of_another_shape_are_left_out(tmp_path: Path) -> None:
+def test_events_with_wrong_types_are_left_out(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     bad = [
         {"time": "t", "event": "rollback", "step": 9, "since": "<script>", "to": 3, "rate": 0.5, "tries": 1},
@@ -100,18 +100,17 @@ def test_events_of_another_shape_are_left_out(tmp_path: Path) -> None:
     assert damage is not None and "5 lines can't be read (first: line 5)" in damage
 
 
-def test_what_a_kill_leaves_is_said_and_gives_way(tmp_path: Path) -> None:
-    """A line without an end is passed over, and the next one takes its place. Of metrics it is written again."""
+def test_an_incomplete_last_event_is_reported_and_replaced(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     for event in EVENTS:
         append(file, event)
-    whole = file.read_bytes()
-    start = whole.rindex(b"\n", 0, -1) + 1
-    for cut in range(start, len(whole)):
-        file.write_bytes(whole[:cut])
-        assert read(file) == (EVENTS[:3], f"{file}: the last line is cut short; left out" if cut > start else None)
+    original = file.read_bytes()
+    start = original.rindex(b"\n", 0, -1) + 1
+    for cut in range(start, len(original)):
+        file.write_bytes(original[:cut])
+        assert read(file) == (EVENTS[:3], f"{file}: the last line is incomplete; left out" if cut > start else None)
         append(file, EVENTS[3])
-        assert file.read_bytes() == whole
+        assert file.read_bytes() == original
 
 
 def test_the_warning_comes_once(metrics: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of version 0.1 go on under the names that parameters have today."""
+"""Checkpoints of version 0.1 load under the current names of parameters."""
 
 from pathlib import Path
 
@@ -27,14 +27,14 @@ def pretrained(seed: int) -> tuple[nn.Module, optim.Optimizer]:
 
 
 def as_in_0_1(path: Path) -> None:
-    """Give the tensors of a checkpoint the names that 0.1 gave them."""
+    """Give the tensors of a checkpoint the names of version 0.1."""
     for file in (path / "model.safetensors", path / "state/optimizer.safetensors"):
-        found = load_file(file)
-        older = {name.replace(new, old): value for name, value in found.items() for old, new in RENAMED.items()}
-        assert older.keys() != found.keys()
+        stored = load_file(file)
+        older = {name.replace(new, old): value for name, value in stored.items() for old, new in RENAMED.items()}
+        assert older.keys() != stored.keys()
         save_file(older, file)
     (path / "manifest.json").unlink()
-    checkpoint.seal(path, checkpoint.step_of(path), {})
+    checkpoint.write_manifest(path, checkpoint.step_of(path), {})
 
 
 def moments(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -45,14 +45,14 @@ def moments(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, torch.Ten
     }
 
 
-def same(mine: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+def assert_equal(mine: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     assert mine.keys() == other.keys()
     assert all(torch.equal(mine[name], other[name]) for name in mine)
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    path = checkpoint.write(tmp_path, snapshot(7, *pretrained(0), {}), keep=1)
+    path = checkpoint.write(tmp_path, snapshot(7, *pretrained(0), notes={}), keep=1)
     as_in_0_1(path)
     return path
 
@@ -62,20 +62,20 @@ def test_weights_and_moments(saved: Path) -> None:
     model, optimizer = pretrained(1)
     checkpoint.verify(saved)
     checkpoint.load(saved, model, optimizer)
-    same(model.state_dict(), expected.state_dict())
-    same(moments(model, optimizer), moments(expected, expected_optimizer))
+    assert_equal(model.state_dict(), expected.state_dict())
+    assert_equal(moments(model, optimizer), moments(expected, expected_optimizer))
 
 
 def test_weights_alone(saved: Path) -> None:
     with empty_weights():
         model = build(bert(1, 16, 2, 32, 16))
     checkpoint.place_weights(saved, model, torch.device("cpu"))
-    same(model.state_dict(), pretrained(0)[0].state_dict())
+    assert_equal(model.state_dict(), pretrained(0)[0].state_dict())
 
 
-def test_a_mean_over_both_versions(saved: Path) -> None:
+def test_an_average_over_both_versions(saved: Path) -> None:
     other, optimizer = pretrained(1)
-    checkpoint.write(saved.parent, snapshot(8, other, optimizer, {}), keep=2)
+    checkpoint.write(saved.parent, snapshot(8, other, optimizer, notes={}), keep=2)
     path, steps = average_checkpoints(saved.parent, 2)
     assert steps == [7, 8]
     model = build(bert(1, 16, 2, 32, 16))
@@ -85,7 +85,7 @@ def test_a_mean_over_both_versions(saved: Path) -> None:
         torch.testing.assert_close(value, (first[name] + second[name]) / 2)
 
 
-def test_other_names_stay() -> None:
+def test_other_names_are_unchanged() -> None:
     assert current_name("exp_avg/output.follows.out.weight") == "exp_avg/output.next_sentence.out.weight"
     assert current_name("decoder.output.follows.weight") == "decoder.output.follows.weight"
     assert current_name("scale/loss") == "scale/loss"

@@ -19,7 +19,7 @@ from weft.progress import Log, log_to_stderr
 from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.resolve import resolve
 from weft.recipe.settle import Facts, settle
-from weft.runs.folder import RunFolder, claimed, held, open_run
+from weft.runs.folder import RunFolder, claim_run, lock_run, open_run
 from weft.training import start
 from weft.training.loader import Loader
 from weft.training.state import RunResult
@@ -145,7 +145,7 @@ def train(
     """Train on a text in memory, in a new run folder."""
     worker = Worker(torch.device(device), ranks, log, quiet)
     objective = GivenText(recipe, [corpus], evaluate, sample)
-    with claimed(path) as folder:
+    with claim_run(path) as folder:
         return start.train(recipe, folder, objective, worker, {"command": command})
 
 
@@ -163,7 +163,7 @@ def resume(
     folder = open_run(path)
     recipe = folder.settled_recipe()
     worker = Worker(torch.device(device), ranks, log, quiet)
-    with held(folder):
+    with lock_run(folder):
         return start.resume(recipe, folder, GivenText(recipe, [corpus], evaluate), worker)
 
 

@@ -25,7 +25,7 @@ from tests.training.small import (
 
 from weft.data.batch import Batch
 from weft.runs import checkpoint
-from weft.runs.folder import RunFolder, claimed
+from weft.runs.folder import RunFolder, claim_run
 from weft.runs.lines import read_lines
 from weft.training.step import OptimisationStep
 from weft.training.weights import load_model
@@ -264,10 +264,10 @@ def test_a_start_that_was_killed_and_then_interrupted_can_be_repeated(tmp_path: 
     (place / ".tokenizer.json.0123abcd").touch()  # what the killed one was writing
 
     def interrupted() -> None:
-        with claimed(place):
+        with claim_run(place):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    with claimed(place):
+    with claim_run(place):
         pass

@@ -221,6 +221,6 @@ def test_the_last_good_checkpoint_outlives_those_of_the_trouble(tmp_path) -> Non
     model = torch.nn.Linear(2, 2)
     for step in (10, 20, 30):
         notes = {"guard": {"wrong": [15, 17] if step > 10 else []}}
-        checkpoint.write(tmp_path, snapshot(step, model, None, notes), keep=1)
+        checkpoint.write(tmp_path, snapshot(step, model, None, notes=notes), keep=1)
     assert [checkpoint.step_of(path) for path in checkpoint.checkpoints(tmp_path)] == [10, 30]
     assert [checkpoint.step_of(path) for path in checkpoint.intact(tmp_path, before=30)] == [10]

@@ -190,7 +190,7 @@ def test_muon_remembers_as_much_as_planned() -> None:
 
 
 def test_muon_needs_blocks() -> None:
-    with pytest.raises(ConfigError, match=r"optimizer.kind = 'muon': made for Transformer blocks"):
+    with pytest.raises(ConfigError, match=r"optimizer.kind = 'muon': only for Transformer blocks"):
         resolve("lstm", ["optimizer=muon"])
     with pytest.raises(ConfigError, match=r"optimizer.kind = 'muon'"):
         build_optimizer(Muon(), nn.Linear(3, 2))

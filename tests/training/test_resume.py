@@ -21,7 +21,7 @@ from weft.errors import DamageError, RunError
 from weft.recipe.config import SettledRecipe
 from weft.recipe.resolve import resolve
 from weft.runs import checkpoint
-from weft.runs.folder import RunFolder, claimed, held, open_run
+from weft.runs.folder import RunFolder, claim_run, lock_run, open_run
 from weft.runs.lines import read_lines
 from weft.storage import files, tensors
 from weft.training.state import RunResult
@@ -243,7 +243,7 @@ def test_a_second_interrupt_stops_at_once(tmp_path, recipe, corpus, monkeypatch)
 
 
 def claim(path: Path) -> None:
-    with claimed(path):
+    with claim_run(path):
         pass
 
 
@@ -258,7 +258,7 @@ def test_an_existing_run_is_refused(tmp_path, recipe, corpus) -> None:  # type: 
 def test_a_folder_with_other_things_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("precious")
-    with pytest.raises(RunError, match="other things"):
+    with pytest.raises(RunError, match="other files"):
         claim(tmp_path)
     assert (tmp_path / name).read_text() == "precious"
     assert len(list(tmp_path.iterdir())) == 1
@@ -269,7 +269,7 @@ def test_a_start_that_was_killed_can_be_repeated(tmp_path: Path) -> None:
     (tmp_path / "run/source").mkdir()
     for name in (".lock", "tokenizer.json", "base.json", ".config.toml.77"):
         (tmp_path / "run" / name).touch()
-    with claimed(tmp_path / "run") as run:
+    with claim_run(tmp_path / "run") as run:
         assert run.path == tmp_path / "run"
 
 
@@ -280,7 +280,7 @@ def test_a_start_that_fails_leaves_nothing_of_its_own(tmp_path: Path, there: boo
         place.mkdir()
 
     def fail() -> None:
-        with claimed(place):
+        with claim_run(place):
             (place / "data").mkdir()
             (place / "tokenizer.json").touch()
             raise KeyboardInterrupt
@@ -294,10 +294,10 @@ def test_a_start_that_fails_leaves_nothing_of_its_own(tmp_path: Path, there: boo
 def test_one_process_at_a_time(tmp_path, recipe, corpus) -> None:  # type: ignore[no-untyped-def]
     given = {"corpus": corpus, "quiet": True}
     busy = "another process is training there"
-    with claimed(tmp_path / "new"), pytest.raises(RunError, match=busy):
+    with claim_run(tmp_path / "new"), pytest.raises(RunError, match=busy):
         train(recipe("steps=1"), tmp_path / "new", **given)
     first = train(recipe("steps=1"), tmp_path / "old", **given)
-    with held(first.run), pytest.raises(RunError, match=busy):
+    with lock_run(first.run), pytest.raises(RunError, match=busy):
         resume(tmp_path / "old", **given)
     resume(tmp_path / "old", **given)
 
@@ -320,7 +320,7 @@ def replace_line(path: Path, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("steps = 2\n", "", "steps: missing; the recipe of a run that has started has no gaps"),
+        ("steps = 2\n", "", "steps: missing; the recipe of a started run must be complete"),
         ("lr = 0.01\n", "", r"optimizer\.lr: missing"),
         ('precision = "fp32"\n', "", "precision: missing"),
     ],

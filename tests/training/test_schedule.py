@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.recipe.optimizer import WSD, Constant, Cosine, Linear, StepDecay
+from weft.recipe.optimizer import WSD, Constant, Cosine, LinearDecay, StepDecay
 from weft.training.schedule import build
 
 
@@ -15,7 +15,7 @@ def test_cosine_rises_to_the_peak_and_falls_to_the_floor() -> None:
 
 
 def test_linear() -> None:
-    rate = build(Linear(warmup=4, floor=0.0), 2.0, 24, 64)
+    rate = build(LinearDecay(warmup=4, floor=0.0), 2.0, 24, 64)
     assert [rate(2), rate(4), rate(14), rate(24)] == pytest.approx([1.0, 2.0, 1.0, 0.0])
 
 
@@ -34,7 +34,7 @@ def test_constant_without_warmup_starts_at_once() -> None:
     assert [rate(1), rate(10)] == [0.3, 0.3]
 
 
-@pytest.mark.parametrize("kind", [Constant, Linear, Cosine, WSD])
+@pytest.mark.parametrize("kind", [Constant, LinearDecay, Cosine, WSD])
 def test_no_step_is_without_a_rate_before_the_last(kind: type) -> None:
     """Even where warm-up takes all steps, nothing is negative, and the first step already learns."""
     rate = build(kind(warmup=7), 1.0, 7, 64)

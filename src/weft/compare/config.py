@@ -1,4 +1,4 @@
-"""A comparison's settings, from a command or a TOML file: who is compared, on which text, with how much compute."""
+"""Settings of a comparison, from a command or a TOML file: the contenders, the text and the compute budget."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,33 +19,34 @@ from weft.recipe.resolve import changed_tables, recipe_names, run_name
 from weft.text.config import KINDS, Byte, TokenizerConfig, TrainedConfig
 from weft.text.tokenizer import Tokenizer
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+,=-]{0,149}")  # of a contender, and of its files
-MAX_FOLDER_NAME = 80  # characters
-PLAN, LADDER = "plan.json", "ladder"  # what was asked for, and the folder of a scaling law's sizes
-OWN = ("document_mask", "tokens")  # what of `data` a contender may have of its own
-RATIO = 3  # of the budgets of one rung and the next
-STEP = 2.0  # of one learning rate and the next in the sweep
-SEARCH_SHARES = tuple(float(RATIO) ** -rung for rung in (3, 2, 1))  # of the budget, in the three rounds of the sweep
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+,=-]{0,149}")  # valid names of contenders, which are also file names
+MAX_FOLDER_NAME = 80  # characters of a comparison's folder name
+PLAN, LADDER = "plan.json", "ladder"  # the file with the request, and the subfolder with the runs of a scaling law
+CONTENDER_DATA = ("document_mask", "tokens")  # keys of `data` that a contender may set for itself
+RUNG_RATIO = 3  # budget of a rung, relative to the one below
+RATE_RATIO = 2.0  # learning rate in the sweep, relative to the next lower one
+SEARCH_SHARES = tuple(float(RUNG_RATIO) ** -rung for rung in (3, 2, 1))  # shares of the budget in the sweep's rounds
 
 
 class Budget(Config):
-    """What every contender may use: floating-point operations of training, tokens that are read, or minutes."""
+    """Budget of each contender: FLOPs of training, tokens read, or minutes."""
 
     flops: Annotated[float, Field(gt=0, le=1e30)] | None = None
     tokens: PositiveInt | None = None
     minutes: PositiveFloat | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
-        given = self.model_dump(exclude_none=True)
-        if len(given) != 1:
-            found = " and ".join(given) or "none"
-            options = "give --flops 1e13, say, or flops = 1e13 in a file"
-            raise ValueError(f"expected one of flops, tokens and minutes, found {found}; {options}")
+    def _check_unit(self) -> Self:
+        units = self.model_dump(exclude_none=True)
+        if len(units) != 1:
+            hint = "give --flops 1e13, for instance, or flops = 1e13 in a file"
+            raise ValueError(
+                f"expected one of flops, tokens and minutes, found {' and '.join(units) or 'none'}; {hint}"
+            )
         return self
 
     @property
-    def axis(self) -> str:
+    def unit(self) -> str:
         return next(iter(self.model_dump(exclude_none=True)))
 
     @property
@@ -59,25 +60,22 @@ class Budget(Config):
 
 
 class Contender(Config):
-    """A preset, a recipe or a .toml file, and what is changed in it. `levels` names its values of what is varied.
-
-    With `parameters` its width and depth are chosen so that it has about as many.
-    """
+    """A preset, a recipe or a .toml file, with changes."""
 
     recipe: Annotated[str, Field(min_length=1)]
-    parameters: PositiveFloat | None = None
+    parameters: PositiveFloat | None = None  # choose width and depth to have about this many
     changes: dict[str, Any] = Field(default_factory=dict)
-    levels: dict[str, str] = Field(default_factory=dict)
+    levels: dict[str, str] = Field(default_factory=dict)  # values of the varied settings, as shown
 
 
 class Experiment(Config):
-    """Contenders that learn from one text, each with the same budget, and are measured on the same held-out part.
+    """Contenders that train on one text, each with the same budget, and are evaluated on the same held-out text.
 
-    Every contender is trained at `rungs` shares of the budget, each a third of the next, with `seeds` seeds; the last
-    is the whole. Its learning rate is the best of `rates`, each twice the one before it, around the recipe's own. With
-    `sizes = "budget"` its width and depth are chosen for the budget. `settings` are changes to every contender's
-    recipe. `vary` has settings and their values: with `grid = "full"` every combination is a contender, with "one"
-    those that differ from the first contender in one of them.
+    Every contender is trained at `rungs` shares of the budget, each a third of the next, up to the whole budget, with
+    `seeds` seeds. Its learning rate is the best of `rates`, each twice the one below, around the recipe's. With
+    `sizes = "budget"` its width and depth are chosen for the budget. `settings` are changes to every contender. `vary`
+    maps settings to values: with `grid = "full"` every combination is a contender, with "one" those that differ from
+    the first in one setting.
     """
 
     contenders: dict[str, Contender]
@@ -91,10 +89,10 @@ class Experiment(Config):
     settings: dict[str, Any] = Field(default_factory=dict)
     vary: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     grid: Literal["full", "one"] = "full"
-    held_out: PositiveInt | None = None  # bytes of held-out text that are measured
+    held_out: PositiveInt | None = None  # bytes of held-out text to evaluate on
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _check_names(self) -> Self:
         for name in self.contenders:
             if not NAME.fullmatch(name):
                 raise ValueError(
@@ -110,91 +108,93 @@ class Experiment(Config):
 
     @property
     def shares(self) -> list[float]:
-        """The rungs' shares of the budget, ascending."""
-        return [float(RATIO) ** -rung for rung in reversed(range(self.rungs))]
+        """Shares of the budget, ascending."""
+        return [float(RUNG_RATIO) ** -rung for rung in reversed(range(self.rungs))]
 
     @property
     def varied(self) -> dict[str, tuple[str, ...]]:
-        """The names of what is varied, and of the values."""
+        """Varied settings and their values, as shown."""
         return {name: _labels(self.vary[key]) for key, name in self._short_keys.items()}
 
     @property
     def _short_keys(self) -> dict[str, str]:
-        """model.position.kind → position: the last word that isn't `kind`; whole keys where two would be the same."""
+        """Last word of each varied key that isn't `kind` (model.position.kind → position), or the key if ambiguous."""
         short = {key: [part for part in key.split(".") if part != "kind"][-1] for key in self.vary}
         return {key: name if list(short.values()).count(name) == 1 else key for key, name in short.items()}
 
     def expanded(self) -> "Experiment":
-        """The same with every combination of what is varied as a contender of its own."""
+        """Return the experiment with one contender per combination of the varied settings."""
         if not self.vary:
             return self
         if len(self.contenders) != 1:
             raise ConfigError(f"vary: it changes one contender, but there are {len(self.contenders)}")
-        ((name, base),) = self.contenders.items()
+        ((base_name, base),) = self.contenders.items()
         short, labels = self._short_keys, {key: _labels(values) for key, values in self.vary.items()}
         first = dict.fromkeys(self.vary, 0)
         if self.grid == "full":
             counts = (range(len(values)) for values in self.vary.values())
-            combinations = [dict(zip(self.vary, places, strict=True)) for places in product(*counts)]
+            combinations = [dict(zip(self.vary, indices, strict=True)) for indices in product(*counts)]
         else:
-            single = ({**first, key: place} for key, values in self.vary.items() for place in range(1, len(values)))
+            single = ({**first, key: index} for key, values in self.vary.items() for index in range(1, len(values)))
             combinations = [first, *single]
         contenders = {}
-        for places in combinations:
+        for indices in combinations:
             changes = base.changes
-            for key, place in places.items():
-                changes = merge(changes, nested(key, self.vary[key][place]))
-            levels = {short[key]: labels[key][place] for key, place in places.items()}
-            shown = [key for key, place in places.items() if self.grid == "full" or place]
-            # in a full grid a word has its place and says what it is; a number never does
-            alone = {key for key in shown if self.grid == "full" and isinstance(self.vary[key][0], str | Mapping)}
-            words = [levels[short[key]] if key in alone else f"{short[key]}={levels[short[key]]}" for key in shown]
-            called = ",".join(words or [name])
-            contenders[called] = {"recipe": base.recipe, "changes": changes, "levels": levels}
+            for key, index in indices.items():
+                changes = merge(changes, nested(key, self.vary[key][index]))
+            levels = {short[key]: labels[key][index] for key, index in indices.items()}
+            named = [key for key, index in indices.items() if self.grid == "full" or index]
+            # in a full grid, a word speaks for itself, but a number needs the name of its setting
+            words = {key for key in named if self.grid == "full" and isinstance(self.vary[key][0], str | Mapping)}
+            parts = [levels[short[key]] if key in words else f"{short[key]}={levels[short[key]]}" for key in named]
+            name = ",".join(parts or [base_name])
+            contenders[name] = {"recipe": base.recipe, "changes": changes, "levels": levels}
         if len(contenders) < len(combinations):
             raise ConfigError("vary: two values of one setting are the same")
         return validate(Experiment, {**self.model_dump(exclude_none=True), "contenders": contenders})
 
 
 def experiment(tree: Mapping[str, Any], source: str = "") -> Experiment:
-    """Tables as an experiment, with everything that is varied written out."""
+    """Build an experiment from tables, with one contender per combination of the varied settings."""
     return validate(Experiment, tree, source).expanded()
 
 
 def _labels(values: Sequence[Any]) -> tuple[str, ...]:
-    """Values of one setting in a word each: of a table its kind, or else what the first doesn't have so."""
+    """Return a short label per value of a setting: a table's kind, or else how it differs from the first value."""
     first = flat(values[0]) if isinstance(values[0], Mapping) else {}
 
-    def own(value: Any) -> Any:
+    def differing(value: Any) -> Any:
         if not isinstance(value, Mapping) or "kind" in value:
             return value
-        return {key: each for key, each in flat(value).items() if first.get(key) != each} or value
+        return {key: item for key, item in flat(value).items() if first.get(key) != item} or value
 
-    return tuple(_label(own(value)) for value in values)
+    return tuple(_label(differing(value)) for value in values)
 
 
 def _label(value: Any) -> str:
     if isinstance(value, Mapping):
-        return str(value.get("kind", "")) or "+".join(f"{key}={_label(each)}" for key, each in flat(value).items())
+        return str(value.get("kind", "")) or "+".join(f"{key}={_label(item)}" for key, item in flat(value).items())
     if isinstance(value, list | tuple):
         return ",".join(map(_label, value))
-    return str(value).lower() if isinstance(value, bool) else _name_signs(str(value))
+    return str(value).lower() if isinstance(value, bool) else _valid_name(str(value))
 
 
-def _name_signs(words: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._+,=-]+", "-", words)
+def _valid_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._+,=-]+", "-", text)
 
 
-def shipped() -> list[str]:
-    """The comparisons that come with weft."""
+def shipped_comparisons() -> list[str]:
+    """Return the names of the comparisons shipped with weft."""
     folder = resources.files("weft") / "recipes" / "compare"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def tables_of(source: str) -> Tree | None:
-    """A comparison's tables, from a file or by the name of one that comes with weft; None where it is neither.
-    Contenders that are a recipe's name, or a table with `recipe` and changes beside it, become tables with both."""
-    if source in shipped():
+    """Return the tables of a comparison's file or of one shipped with weft; None if `source` is neither.
+
+    A contender written as a recipe's name, or as a table of `recipe` and changes, becomes a table with `changes`.
+    """
+    if source in shipped_comparisons():
         with resources.as_file(resources.files("weft") / "recipes" / "compare" / f"{source}.toml") as file:
             tree = read_toml(file)
     elif source.endswith(".toml") and Path(source).is_file():
@@ -204,31 +204,28 @@ def tables_of(source: str) -> Tree | None:
     if "contenders" not in tree:
         return None
     data = tree.get("data", {})
-    if isinstance(data, str | list):
-        data = {"sources": [data] if isinstance(data, str) else data}
-    written = {**tree, "data": data}
+    tree["data"] = {"sources": [data] if isinstance(data, str) else data} if isinstance(data, str | list) else data
     for key in ("contenders", "data", "settings"):
-        if not isinstance(written.get(key, {}), Mapping):
-            raise ConfigError(f"{key} = {written[key]!r}: expected a table")
-    contenders: Tree = {}
-    for name, each in tree["contenders"].items():
-        table = {"recipe": each} if isinstance(each, str) else each
+        if not isinstance(tree.get(key, {}), Mapping):
+            raise ConfigError(f"{key} = {tree[key]!r}: expected a table")
+    for name, value in tree["contenders"].items():
+        table = {"recipe": value} if isinstance(value, str) else value
         if not isinstance(table, Mapping) or not isinstance(table.get("recipe"), str):
             raise ConfigError(f'contenders.{name}: expected a recipe\'s name, or a table with recipe = "…"')
-        own = {key: table[key] for key in ("recipe", "parameters") if key in table}
-        contenders[name] = {**own, "changes": {key: value for key, value in table.items() if key not in own}}
-    written["contenders"] = contenders
-    if isinstance(tree.get("vary"), Mapping):  # dotted keys or tables of them, down to the list of values
-        written["vary"] = flat(tree["vary"])
-    return written
+        fields = {key: table[key] for key in ("recipe", "parameters") if key in table}
+        changes = {key: item for key, item in table.items() if key not in fields}
+        tree["contenders"][name] = {**fields, "changes": changes}
+    if isinstance(tree.get("vary"), Mapping):  # dotted keys or nested tables, down to the lists of values
+        tree["vary"] = flat(tree["vary"])
+    return tree
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The words and options of a command.
+class ComparisonRequest:
+    """Arguments and options of a command.
 
-    `words` are contenders, or the one file or name of a comparison, and key=value settings for all of them. `options`
-    are keys of an experiment; what is None there or in the `budget` wasn't given.
+    `words` are contenders, or the file or name of one comparison, and key=value settings for all of them. `options`
+    are fields of an experiment. In `options` and `budget`, None means not given.
     """
 
     words: Sequence[str] = ()
@@ -239,72 +236,74 @@ class Asked:
     budget: Mapping[str, float | None] = field(default_factory=dict)
 
     @cached_property
-    def named(self) -> list[str]:
-        """The contenders; wide=transformer names one as well, since no setting has a recipe as its value."""
-        found = []
+    def contenders(self) -> list[str]:
+        """Words that name contenders, also as wide=transformer: no setting has a recipe as its value."""
+        contenders = []
         for word in self.words:
             key, equals, value = word.split(" ")[0].partition("=")
-            known = value in PRESETS or value in recipe_names() or value.endswith(".toml")
-            if not equals or (known and "." not in key and key not in ("tokenizer", "model")):
-                found.append(word)
-        return found
+            is_recipe = value in PRESETS or value in recipe_names() or value.endswith(".toml")
+            if not equals or (is_recipe and "." not in key and key not in ("tokenizer", "model")):
+                contenders.append(word)
+        return contenders
 
     @property
     def folder(self) -> str:
-        """A name for what comes out."""
-        return run_name("-".join(_stem(word.split(" ")[0]) for word in self.named))[:MAX_FOLDER_NAME]
+        """Default name of the output folder."""
+        return run_name("-".join(_stem(word.split(" ")[0]) for word in self.contenders))[:MAX_FOLDER_NAME]
 
     def comparison(self) -> Experiment:
-        """An experiment with two contenders or more."""
-        if not self.named:
+        """Return the requested experiment, which must have two contenders or more."""
+        if not self.contenders:
             raise ConfigError("compare what? give two or more presets or recipes, as in: weft compare lstm transformer")
-        wanted = self.experiment()
-        if len(wanted.contenders) < 2:
-            raise ConfigError(f"{self.named[0]}: compared with what? name another contender, or --vary a setting")
-        return wanted
+        experiment = self.experiment()
+        if len(experiment.contenders) < 2:
+            first = self.contenders[0]
+            raise ConfigError(f"{first}: compare it with what? name another contender, or --vary a setting")
+        return experiment
 
     def experiment(self) -> Experiment:
-        """Everything that was asked for, with what is varied written out."""
-        file = tables_of(self.named[0]) if len(self.named) == 1 else None
+        """Return the requested experiment, with one contender per combination of the varied settings."""
+        file = tables_of(self.contenders[0]) if len(self.contenders) == 1 else None
         tree: Tree = {"budget": {}, "data": {}, **(file or {"contenders": {}})}
-        for words in self.named if file is None else ():
+        for words in self.contenders if file is None else ():
             name, table = contender(words)
             if name in tree["contenders"]:
                 raise ConfigError(f"{name}: named twice; give one of them another name, as in other={words}")
             tree["contenders"][name] = table
         above = self._settings()
-        if "data" in above:  # the text is everybody's; how it is read is a contender's
-            given = above.pop("data")
-            tree["data"] = merge(tree["data"], {key: value for key, value in given.items() if key not in OWN})
-            own = {key: given[key] for key in OWN if key in given}
-            above |= {"data": own} if own else {}
+        if "data" in above:  # the text is shared; some settings of how it is read belong to the contenders
+            data = above.pop("data")
+            tree["data"] = merge(tree["data"], {key: item for key, item in data.items() if key not in CONTENDER_DATA})
+            if own := {key: data[key] for key in CONTENDER_DATA if key in data}:
+                above["data"] = own
         if above:
             tree["settings"] = merge(tree.get("settings", {}), above)
         if self.vary:
             tree["vary"] = {}
-        for key, values in map(varied, self.vary):
+        for key, values in map(parse_vary, self.vary):
             if key in tree["vary"]:
-                raise ConfigError(f"--vary {key}: given twice; give all of its values at once")
+                raise ConfigError(f"--vary {key}: given twice; give all of its values in one option")
             tree["vary"][key] = values
         if self.tokenizers:
             tree["contenders"] = _with_tokenizers(tree["contenders"], self.tokenizers)
         tree |= {key: value for key, value in self.options.items() if value is not None}
-        budget = {key: value for key, value in self.budget.items() if value is not None}
-        return experiment(tree | ({"budget": budget} if budget else {}), self.named[0] if file is not None else "")
+        if budget := {key: value for key, value in self.budget.items() if value is not None}:
+            tree["budget"] = budget
+        return experiment(tree, self.contenders[0] if file is not None else "")
 
     def text(self) -> TextSource:
-        """The text alone, where no model is named."""
+        """Return the text to compare tokenizers on, if no model is named."""
         above = self._settings()
-        read = validate(Data, above.pop("data", {}))
+        data = validate(Data, above.pop("data", {}))
         if above:
             key = next(iter(above))
-            raise ConfigError(f"{key}: a model's setting, and no model is named; weft compare MODEL --tokenizers")
-        if not read.sources:
-            raise ConfigError("there is no text to compare on; give it with --data, for instance --data book.txt")
-        return read.text(read.parts[0])
+            raise ConfigError(f"{key}: a model's setting, but no model is named; weft compare MODEL --tokenizers")
+        if not data.sources:
+            raise ConfigError(NO_TEXT)
+        return data.text(data.parts[0])
 
     def _settings(self) -> Tree:
-        above = changed_tables([word for word in self.words if word not in self.named])
+        above = changed_tables([word for word in self.words if word not in self.contenders])
         if not isinstance(above.get("data", {}), Mapping):
             raise ConfigError(f"data = {above['data']!r}: expected a table; text is given with --data")
         if self.data:
@@ -312,27 +311,30 @@ class Asked:
         return above
 
 
+NO_TEXT = "there is no text to compare on; give it with --data, for instance --data book.txt"
+
+
 def _stem(recipe: str) -> str:
     return Path(recipe).name.removesuffix(".toml")
 
 
 def contender(words: str) -> tuple[str, Tree]:
-    """'transformer model.placement=pre', or 'wide=transformer model.d_model=512': its name and its table."""
+    """Parse 'transformer model.placement=pre' or 'wide=transformer model.d_model=512' to a name and a table."""
     first, *changes = words.split() or [""]
     if not first:
         raise ConfigError(f"'{words}': expected a preset, a recipe or a .toml file")
     name, equals, recipe = first.partition("=")
     if not equals:
         recipe = first
-        name = ",".join([run_name(_stem(recipe)), *(_name_signs(change.removeprefix("model.")) for change in changes)])
+        name = ",".join([run_name(_stem(recipe)), *(_valid_name(change.removeprefix("model.")) for change in changes)])
     return name, {"recipe": recipe, "changes": changed_tables(changes)}
 
 
-def varied(words: str) -> tuple[str, list[Any]]:
-    """'model.placement=pre,post': the key and its values."""
-    key, equals, values = words.partition("=")
+def parse_vary(option: str) -> tuple[str, list[Any]]:
+    """Parse 'model.placement=pre,post' to the key and its values."""
+    key, equals, values = option.partition("=")
     if not equals or not all(key.split(".")) or not all(values.split(",")):
-        raise ConfigError(f"--vary {words}: expected KEY=VALUE,VALUE, for instance model.placement=pre,post")
+        raise ConfigError(f"--vary {option}: expected KEY=VALUE,VALUE, for instance model.placement=pre,post")
     return key, [flat(assignments([f"value={value}"]))["value"] for value in values.split(",")]
 
 
@@ -340,33 +342,32 @@ def _with_tokenizers(contenders: Mapping[str, Any], specs: Sequence[str]) -> Tre
     if len(contenders) != 1:
         raise ConfigError(f"--tokenizers: they are compared with one model, but {len(contenders)} are named")
     (base,) = contenders.values()
-    found: Tree = {}
+    by_tokenizer: Tree = {}
     for spec in specs:
-        chosen = choose(spec)
-        finished = {"kind": "pretrained", "path": spec}
-        tokenizer = finished if isinstance(chosen, Tokenizer) else chosen.model_dump(mode="json", exclude_none=True)
-        if run_name(spec) in found:
-            raise ConfigError(f"--tokenizers {spec}: it is named twice")
-        found[run_name(spec)] = {**base, "changes": merge(base["changes"], {"tokenizer": tokenizer})}
-    return found
+        parsed, trained = parse_tokenizer(spec), {"kind": "pretrained", "path": spec}
+        tokenizer = trained if isinstance(parsed, Tokenizer) else parsed.model_dump(mode="json", exclude_none=True)
+        if run_name(spec) in by_tokenizer:
+            raise ConfigError(f"--tokenizers {spec}: named twice")
+        by_tokenizer[run_name(spec)] = {**base, "changes": merge(base["changes"], {"tokenizer": tokenizer})}
+    return by_tokenizer
 
 
-def choose(spec: str) -> TrainedConfig | Tokenizer:
-    """The settings of a kind to train, or a finished tokenizer by its path."""
+def parse_tokenizer(spec: str) -> TrainedConfig | Tokenizer:
+    """Return the settings of a kind to train, or the trained tokenizer at a path."""
     kind, colon, size = spec.partition(":")
     if kind not in KINDS:
         if spec and Path(spec).exists():
             return Tokenizer.load(spec)
         near = suggestion(kind, KINDS, what="kinds")
-        raise ConfigError(f"--tokenizers {spec}: neither a kind nor a file or folder; {near}; {ALLOWED}")
+        raise ConfigError(f"--tokenizers {spec}: neither a kind nor a file or folder; {near}; {TOKENIZER_SPECS}")
     settings: TrainedConfig = TypeAdapter(TokenizerConfig).validate_python({"kind": kind})  # type: ignore[assignment]
     if not colon:
         return settings
     if not re.fullmatch(r"[1-9][0-9]{0,8}", size):
-        raise ConfigError(f"--tokenizers {spec}: '{size}' is no vocabulary size; {ALLOWED}")
+        raise ConfigError(f"--tokenizers {spec}: '{size}' is not a vocabulary size; {TOKENIZER_SPECS}")
     if isinstance(settings, Byte):
-        raise ConfigError(f"--tokenizers {spec}: a byte tokenizer has a vocabulary of its own; write byte")
+        raise ConfigError(f"--tokenizers {spec}: a byte tokenizer has a fixed vocabulary; write byte")
     return validate(type(settings), {"kind": kind, "vocab_size": int(size)}, "--tokenizers")
 
 
-ALLOWED = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, with a size as in bpe:8000, or a run or a tokenizer's file"
+TOKENIZER_SPECS = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, with a size as in bpe:8000, or a run or a tokenizer's file"

@@ -1,9 +1,9 @@
-"""The compute multiplier: how many times the amount the baseline needs for the loss that a contender reaches.
+"""Compute multiplier: how many times a contender's compute the baseline needs for the same loss.
 
-Both curves are read by interpolation only, at the lowest loss that both of them reach: nothing is extrapolated. Between
-the rungs, the logarithm of the amount is a monotone cubic of the logarithm of the loss (Fritsch & Carlson 1980, with
-the slopes of Fritsch & Butland 1984), which follows curves of the form E + A/C^a to about a percent at rungs of factor
-3; straight lines are several percent off where the loss is near E.
+Both curves are only interpolated, never extrapolated, and read at the lowest loss that both reach. Between rungs, the
+logarithm of the compute is a monotone cubic in the logarithm of the loss (Fritsch & Carlson 1980, with the slopes of
+Fritsch & Butland 1984). With rungs a factor of 3 apart it follows curves of the form E + A/C^a to about 1 %; linear
+interpolation is several percent off near E.
 """
 
 import math
@@ -20,15 +20,15 @@ BEYOND = "beyond the measured range on both sides"
 
 @dataclass(frozen=True)
 class Curve:
-    """What a contender costs on the held-out text after so much training."""
+    """Cost of the held-out text against the compute of training."""
 
-    amounts: Array  # (rungs,) of FLOPs, ascending
+    amounts: Array  # (rungs,) FLOPs, ascending
     nats: Array  # (rungs, seeds, sections)
     bytes: Array  # (sections,)
 
     @classmethod
     def of(cls, result: Result) -> "Curve":
-        """A contender's curve. Seeds that did not finish at every share are left out."""
+        """Build a contender's curve. Seeds that did not finish at every share are left out."""
         rows = [{outcome.seed: outcome for outcome in result.at(share)} for share in result.shares]
         seeds = sorted(set.intersection(*map(set, rows))) if rows else []
         if not seeds:
@@ -39,20 +39,19 @@ class Curve:
 
     @property
     def bits_per_byte(self) -> Array:
-        """(rungs,) over all seeds and sections."""
+        """Bits per byte over all seeds and sections, (rungs,)."""
         return (self.nats.sum(axis=2) / math.log(2) / self.bytes.sum()).mean(axis=1)
 
 
 @dataclass(frozen=True)
 class Multiplier:
-    """How many times the contender's amount the baseline needs for the same loss, with its 95 % interval.
+    """Compute multiplier with its 95 % interval, read at `loss` bits per byte.
 
-    It was read at `loss` bits per byte, which the contender reached with `share` of its largest amount. `beyond` says
-    that the curves reach no common loss: "above" where the contender is better with its smallest amount than the
-    baseline with its largest, so that `value` is a lower bound and `high` infinite; "below" where it is worse with
-    its largest than the baseline with its smallest, so that `value` is an upper bound and `low` 0. Such ends are also
-    those of an interval that reaches beyond the measured range. `at_full` is the multiplier at the lowest loss of the
-    contender, None where the baseline never comes so far.
+    The contender reached that loss with `share` of its largest amount. `beyond` is set if the curves reach no common
+    loss. "above": the contender is better with its smallest amount than the baseline with its largest, so `value` is a
+    lower bound and `high` is infinite. "below": the contender is worse with its largest amount than the baseline with
+    its smallest, so `value` is an upper bound and `low` is 0. An interval that extends beyond the measured range has
+    such ends too. `at_full` is the multiplier at the contender's lowest loss, None if the baseline never reaches it.
     """
 
     value: float
@@ -64,19 +63,19 @@ class Multiplier:
     at_full: float | None = None
 
     def text(self) -> str:
-        """For a table: '2.1× (1.8–2.5)', 'more than 27×'."""
+        """Format for a table: '2.1× (1.8–2.5)', 'more than 27×'."""
         if self.beyond:
             return f"{'more' if self.beyond == 'above' else 'less'} than {factor_text(self.value)}×"
         return f"{factor_text(self.value)}× ({bounds_text(self.low, self.high)})"
 
 
 def factor_text(value: float) -> str:
-    """Two figures, and whole numbers from 10 on: '0.052', '2.1', '27', '1,300'."""
+    """Format with two significant digits, from 10 on as an integer: '0.052', '2.1', '27', '1,300'."""
     return f"{value:,.0f}" if value >= 9.95 else f"{value:#.2g}"
 
 
 def bounds_text(low: float, high: float) -> str:
-    """An interval; an end outside of what was measured is said in words."""
+    """Format an interval, with words for an end beyond the measured range."""
     if low > 0 and math.isfinite(high):
         return f"{factor_text(low)}–{factor_text(high)}"
     if low > 0 or math.isfinite(high):
@@ -84,33 +83,35 @@ def bounds_text(low: float, high: float) -> str:
     return BEYOND
 
 
-def multiplier(contender: Curve, baseline: Curve, draws: int = DRAWS, seed: int = 0) -> Multiplier | None:
-    """The contender's multiplier against the baseline, with an interval over seeds and sections.
+def multiplier(contender: Curve, baseline: Curve, *, draws: int = DRAWS, seed: int = 0) -> Multiplier | None:
+    """Return the contender's multiplier against the baseline, with an interval over seeds and sections.
 
-    A rung that is no better than a smaller one is passed over, because the smaller amount already reaches its loss.
-    None where one of the curves has no amounts (an n-gram multiplies nothing) or no finite loss, and where both are a
-    single point.
+    A rung that is no better than a smaller one is ignored, because the smaller amount already reaches its loss. Return
+    None if a curve has no compute (an n-gram model) or no finite loss, or if both have a single point.
     """
-    ours, theirs = _measured(contender), _measured(baseline)
+    ours, theirs = _valid_rungs(contender), _valid_rungs(baseline)
     if ours is None or theirs is None or len(ours.amounts) == len(theirs.amounts) == 1:
         return None
     mine, other = (curve.bits_per_byte[None] for curve in (ours, theirs))
-    value, loss, amount = (float(each[0]) for each in _read((mine, ours.amounts), (other, theirs.amounts)))
+    value, loss, amount = (float(array[0]) for array in _read((mine, ours.amounts), (other, theirs.amounts)))
     drawn = resample([list(ours.nats), list(theirs.nats)], ours.bytes, draws, seed=seed)
     low, high = ends(_read((drawn[0], ours.amounts), (drawn[1], theirs.amounts))[0])
     share = min(amount / float(ours.amounts[-1]), 1.0)
     if value == math.inf:
         value = float(theirs.amounts[-1] / ours.amounts[0])
-        return Multiplier(value, min(low, value), math.inf, loss, share, "above")
+        return Multiplier(value, min(low, value), math.inf, loss=loss, share=share, beyond="above")
     if value == 0:
         value = float(theirs.amounts[0] / ours.amounts[-1])
-        return Multiplier(value, 0.0, max(high, value), loss, share, "below")
-    return Multiplier(value, low, high, loss, share, at_full=value if mine.min() >= other.min() else None)
+        return Multiplier(value, 0.0, max(high, value), loss=loss, share=share, beyond="below")
+    at_full = value if mine.min() >= other.min() else None
+    return Multiplier(value, low, high, loss=loss, share=share, at_full=at_full)
 
 
 def _read(ours: tuple[Array, Array], theirs: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-    """Reads pairs of curves, each losses (draws, rungs) and amounts (rungs,), at the lowest loss that both reach.
-    (draws,) each: multipliers, ∞ or 0 beyond the range; those losses; and what they cost the contender."""
+    """Read pairs of curves, each losses (draws, rungs) and amounts (rungs,), at the lowest loss that both reach.
+
+    Return, (draws,) each: the multipliers, ∞ or 0 beyond the range; the losses; the contender's amounts.
+    """
     target = np.maximum(ours[0].min(axis=1), theirs[0].min(axis=1))
     mine, needed = _amounts_for(*ours, target), _amounts_for(*theirs, target)
     values = needed / mine
@@ -119,8 +120,8 @@ def _read(ours: tuple[Array, Array], theirs: tuple[Array, Array]) -> tuple[Array
     return values, target, mine
 
 
-def _measured(curve: Curve) -> Curve | None:
-    """The rungs that have a place on the axis: a positive amount, each once, and a finite loss."""
+def _valid_rungs(curve: Curve) -> Curve | None:
+    """Return the rungs with a positive, distinct amount and a finite loss."""
     if curve.nats.ndim != 3 or not curve.nats.size:
         return None
     loss = curve.bits_per_byte
@@ -132,22 +133,26 @@ def _measured(curve: Curve) -> Curve | None:
 
 
 def _amounts_for(losses: Array, amounts: Array, target: Array) -> Array:
-    """The amounts (draws,) that curves of losses (draws, rungs) need for a target (draws,). Only rungs better than all
-    before count. What a curve doesn't reach is answered with its nearest end."""
+    """Return the amounts (draws,) that curves of losses (draws, rungs) need for a target (draws,).
+
+    Only rungs better than all before count. A target that a curve doesn't reach gives its nearest end.
+    """
     best = np.minimum.accumulate(losses, axis=1)
     falls = np.concatenate([np.ones((len(losses), 1), bool), best[:, 1:] < best[:, :-1]], axis=1)
-    found = np.empty(len(losses))
-    for pattern in np.unique(falls, axis=0):  # a few: then all draws with the same rungs at once
+    needed = np.empty(len(losses))
+    for pattern in np.unique(falls, axis=0):  # all draws with the same rungs together
         rows = (falls == pattern).all(axis=1)
         y = -np.log(losses[rows][:, pattern])
         at = np.clip(-np.log(target[rows]), y[:, 0], y[:, -1])
-        found[rows] = np.exp(_monotone_cubic(y, np.log(amounts[pattern]), at))
-    return found
+        needed[rows] = np.exp(_monotone_cubic(y, np.log(amounts[pattern]), at))
+    return needed
 
 
 def _monotone_cubic(x: Array, y: Array, at: Array) -> Array:
-    """Values (draws,) at `at` (draws,) of curves through x (draws, knots) and y (knots,), both ascending. That is
-    scipy's PchipInterpolator, which has the same x for all curves: a thousand of them would take a second."""
+    """Evaluate curves through x (draws, knots) and y (knots,), both ascending, at `at` (draws,): (draws,).
+
+    Equals scipy's PchipInterpolator, of which a thousand, one per x, would take a second.
+    """
     if len(y) == 1:
         return np.repeat(y, len(at))
     h = np.diff(x)
@@ -160,8 +165,8 @@ def _monotone_cubic(x: Array, y: Array, at: Array) -> Array:
         first, second = 2 * after + before, after + 2 * before
         # the weighted harmonic mean of the chords on both sides never overshoots
         slopes[:, 1:-1] = (first + second) / (first / chords[:, :-1] + second / chords[:, 1:])
-        slopes[:, 0] = _end_slope(h[:, 0], h[:, 1], chords[:, 0], chords[:, 1])
-        slopes[:, -1] = _end_slope(h[:, -1], h[:, -2], chords[:, -1], chords[:, -2])
+        slopes[:, 0] = _end_slope(h[:, :2], chords[:, :2])
+        slopes[:, -1] = _end_slope(h[:, :-3:-1], chords[:, :-3:-1])
     rows = np.arange(len(at))
     piece = np.clip((at[:, None] >= x).sum(axis=1) - 1, 0, len(y) - 2)
     width = h[rows, piece]
@@ -171,6 +176,8 @@ def _monotone_cubic(x: Array, y: Array, at: Array) -> Array:
     return y[piece] + rise * (y[piece + 1] - y[piece]) + bend
 
 
-def _end_slope(h: Array, next_h: Array, chord: Array, next_chord: Array) -> Array:
-    """The slope at an end: that of the parabola through three points, if it doesn't fall."""
+def _end_slope(widths: Array, chords: Array) -> Array:
+    """Return the slope at an end, from the two intervals next to it, nearest first, (draws, 2): that of the parabola
+    through three points, but at least 0."""
+    (h, next_h), (chord, next_chord) = widths.T, chords.T
     return np.maximum(((2 * h + next_h) * chord - h * next_chord) / (h + next_h), 0)

@@ -1,9 +1,9 @@
-"""Where a comparison's jobs run: in processes on this machine, or in tasks that Slurm or Ray starts where it has space.
+"""Run a comparison's jobs: in processes on this machine, or in tasks that Slurm or Ray starts.
 
-Slurm's tasks are the same processes behind `srun`, which passes on what they are told and what they say. Inside an
-allocation each is a step of it; outside, each is a job of its own, which waits in the queue. Ray's cluster (Moritz et
-al. 2018) is the one that RAY_ADDRESS or the machine names; where there is none, one of this machine alone is made. What
-tasks need to know besides is in the comparison's folder, which every machine has to see under the same name.
+A Slurm task is the same process behind `srun`, which forwards standard input and output. Inside an allocation each
+task is a step of it; outside, each is a separate job that waits in the queue. The Ray cluster (Moritz et al. 2018) is
+the one that RAY_ADDRESS or the machine names, or else a new one on this machine. Everything else that tasks need is in
+the comparison's folder, which all machines must see under the same path.
 """
 
 import importlib.util
@@ -24,110 +24,110 @@ from weft.errors import ConfigError
 from weft.workers import Children
 
 WORKER = (sys.executable, "-m", "weft.compare.worker")
-SRUN_SECONDS = 10.0  # that srun has to end its tasks
+SRUN_SECONDS = 10.0  # time for srun to end its tasks
 
 
 @dataclass(frozen=True)
-class Where:
-    """On which machines jobs run, and how many at once where somebody said so."""
+class JobScheduler:
+    """Scheduler of the jobs, and how many run at a time if the user chose a number."""
 
     kind: Literal["here", "slurm", "ray"] = "here"
     count: int | None = None
 
     def __str__(self) -> str:
-        return {"here": "side by side", "slurm": "at once by Slurm", "ray": "at once by Ray"}[self.kind]
+        return {"here": "at a time", "slurm": "at a time by Slurm", "ray": "at a time by Ray"}[self.kind]
 
 
-HERE = Where()
+HERE = JobScheduler()
 
 
-class Ended(NamedTuple):
-    """The job of a folder came to its end: measured, or with what is wrong with it, or with why its process `died`."""
+class FinishedJob(NamedTuple):
+    """End of the job in a folder: measured, or refused with an `error`, or its process `died`."""
 
     folder: Path
     error: str | None = None
     died: str | None = None
 
 
-def parse_jobs(words: str | None) -> Where:
-    """`--jobs`: a number of processes here, or `slurm` or `ray`, perhaps with a number, as in `slurm:8`."""
-    if words is None:
+def parse_jobs(option: str | None) -> JobScheduler:
+    """Parse `--jobs`: a number of processes here, or `slurm` or `ray`, optionally with a number, as in `slurm:8`."""
+    if option is None:
         return HERE
-    if words.isdecimal() and int(words):
-        return Where("here", int(words))
-    kind, colon, number = words.partition(":")
+    if option.isdecimal() and int(option):
+        return JobScheduler("here", int(option))
+    kind, colon, number = option.partition(":")
     if kind not in ("slurm", "ray") or (colon and not (number.isdecimal() and int(number))):
-        raise ConfigError(f"--jobs {words}: expected a number of processes, slurm, slurm:NUMBER, ray or ray:NUMBER")
+        raise ConfigError(f"--jobs {option}: expected a number of processes, slurm, slurm:NUMBER, ray or ray:NUMBER")
     count = int(number) if colon else None
     if kind == "slurm":
         if shutil.which("srun") is None:
-            raise ConfigError(f"--jobs {words}: there is no srun on this machine; Slurm's own commands must be on PATH")
-        slurm_tasks(where := Where("slurm", count))
-        return where
-    if getattr(importlib.util.find_spec("ray"), "origin", None) is None:  # not any folder of the name
-        raise ConfigError(f"--jobs {words}: the package ray isn't installed: pip install 'weft[ray]'")
-    return Where("ray", count)
+            raise ConfigError(f"--jobs {option}: there is no srun on this machine; Slurm's commands must be on PATH")
+        slurm_tasks(scheduler := JobScheduler("slurm", count))
+        return scheduler
+    if getattr(importlib.util.find_spec("ray"), "origin", None) is None:  # a mere folder of that name has no origin
+        raise ConfigError(f"--jobs {option}: the package ray isn't installed: pip install 'weft[ray]'")
+    return JobScheduler("ray", count)
 
 
 def _environment(threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
 
 
-def slurm_tasks(where: Where) -> int:
-    """How many tasks run at once: as many as were said, or as the allocation has."""
-    tasks = where.count or int(os.environ.get("SLURM_NTASKS", 0))
+def slurm_tasks(scheduler: JobScheduler) -> int:
+    """Return the number of tasks at a time: the user's, or the allocation's."""
+    tasks = scheduler.count or int(os.environ.get("SLURM_NTASKS", 0))
     if not tasks:
-        allocation = "start inside an allocation of so many tasks: salloc --ntasks=8"
-        raise ConfigError(f"--jobs slurm: how many at once? say so, as in slurm:8, or {allocation}")
+        hint = "give a number, as in slurm:8, or start inside an allocation: salloc --ntasks=8"
+        raise ConfigError(f"--jobs slurm: how many at a time? {hint}")
     return tasks
 
 
 def srun(threads: int, gpus: int) -> tuple[str, ...]:
-    """The command that starts a process as a task of Slurm with so many processors and GPUs."""
+    """Return the command that starts a process as a Slurm task with this many CPU cores and GPUs."""
     gpu = (f"--gpus-per-task={gpus}",) if gpus else ()
-    step = ("--exclusive",) if "SLURM_JOB_ID" in os.environ else ()  # processors that no other step has
+    step = ("--exclusive",) if "SLURM_JOB_ID" in os.environ else ()  # don't share cores with other steps
     return ("srun", "--ntasks=1", "--nodes=1", f"--cpus-per-task={threads}", *gpu, *step)
 
 
 class Processes:
-    """Processes that take one job after another. With `before`, such as srun and its options, that starts them.
+    """Worker processes that run one job after another; `launcher`, such as srun with its options, starts them.
 
-    A job is a folder that has its job.json; whoever gives them out knows how many at once.
+    A job is a folder with a job.json. The caller decides how many run at a time.
     """
 
-    def __init__(self, threads: int, before: tuple[str, ...] = ()) -> None:
-        self._children = Children([*before, *WORKER, str(threads)], _environment(threads))
-        self._ending = SRUN_SECONDS if before else 0.0
-        self._ended: SimpleQueue[Ended] = SimpleQueue()
+    def __init__(self, threads: int, launcher: tuple[str, ...] = ()) -> None:
+        self._children = Children([*launcher, *WORKER, str(threads)], _environment(threads))
+        self._closing_seconds = SRUN_SECONDS if launcher else 0.0
+        self._finished: SimpleQueue[FinishedJob] = SimpleQueue()
 
-    def begin(self, folder: Path) -> None:
-        """Hand a job to a process that has none, or to a new one."""
+    def submit(self, folder: Path) -> None:
+        """Run a job in an idle process, or in a new one."""
         Thread(target=self._run, args=(folder,), daemon=True).start()
 
     def _run(self, folder: Path) -> None:
         try:
             with self._children.free() as child:
                 answer = child.ask(str(folder))
-            self._ended.put(Ended(folder, answer.get("error")))
+            self._finished.put(FinishedJob(folder, answer.get("error")))
         except ChildProcessError as error:
-            self._ended.put(Ended(folder, died=str(error)))
-        except (OSError, ValueError):  # closed while it was read: everything is over
+            self._finished.put(FinishedJob(folder, died=str(error)))
+        except (OSError, ValueError):  # the pool was closed meanwhile
             return
 
-    def ended(self, seconds: float) -> Ended | None:
-        """The next job that comes to its end, if one does within so many seconds."""
+    def wait(self, seconds: float) -> FinishedJob | None:
+        """Return the next job that finishes, or None if none does in time."""
         try:
-            return self._ended.get(timeout=seconds)
+            return self._finished.get(timeout=seconds)
         except Empty:
             return None
 
     def stop(self, seconds: float) -> None:
-        """Have every job save its step and stop, which may take so many seconds."""
+        """Let every job save a checkpoint and stop, within this time."""
         self._children.interrupt(seconds)
 
     def close(self) -> None:
-        """End everything at once."""
-        self._children.close(self._ending)
+        """End all processes."""
+        self._children.close(self._closing_seconds)
 
 
 def _ray() -> ModuleType:
@@ -139,38 +139,37 @@ def _ray() -> ModuleType:
 
 
 def ray_tasks(threads: int, gpus: int) -> int:
-    """How many tasks of this size the cluster runs at once."""
-    there = _ray().cluster_resources()
-    tasks = int(there.get("CPU", 0) // threads)
-    return max(1, min(tasks, int(there.get("GPU", 0) // gpus)) if gpus else tasks)
+    """Return the number of tasks of this size that the cluster runs at a time."""
+    resources = _ray().cluster_resources()
+    tasks = int(resources.get("CPU", 0) // threads)
+    return max(1, min(tasks, int(resources.get("GPU", 0) // gpus)) if gpus else tasks)
 
 
 class RayTasks:
-    """Every job is a task of its own; otherwise as `Processes`."""
+    """Ray tasks, one per job, with the interface of `Processes`."""
 
     def __init__(self, threads: int, gpus: int) -> None:
         self._ray, self._threads = _ray(), threads
-        size = {"num_cpus": threads, "num_gpus": gpus, "runtime_env": {"env_vars": _environment(threads)}}
-        self._run = self._ray.remote(_run_there).options(max_retries=0, **size)
+        resources = {"num_cpus": threads, "num_gpus": gpus, "runtime_env": {"env_vars": _environment(threads)}}
+        self._run = self._ray.remote(_run_remotely).options(max_retries=0, **resources)
         self._folders: dict[Any, Path] = {}
 
-    def begin(self, folder: Path) -> None:
+    def submit(self, folder: Path) -> None:
         self._folders[self._run.remote(os.getcwd(), str(folder), self._threads)] = folder
 
-    def ended(self, seconds: float) -> Ended | None:
+    def wait(self, seconds: float) -> FinishedJob | None:
         ready, _ = self._ray.wait(list(self._folders), num_returns=1, timeout=seconds)
         if not ready:
             return None
         folder = self._folders.pop(ready[0])
         try:
-            return Ended(folder, self._ray.get(ready[0]))
-        except Exception as error:  # Ray's own, or that of the task, as the kind of error that it was
+            return FinishedJob(folder, self._ray.get(ready[0]))
+        except Exception as error:  # Ray's or the task's, of any type
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            return Ended(folder, died=(lines or [type(error).__name__])[-1])
+            return FinishedJob(folder, died=(lines or [type(error).__name__])[-1])
 
     def stop(self, seconds: float) -> None:
-        """Cancelling a task is its Ctrl-C: training saves its step before it stops."""
-        for task in self._folders:
+        for task in self._folders:  # raises KeyboardInterrupt in the task, so that training saves a checkpoint
             self._ray.cancel(task, force=False)
         self._ray.wait(list(self._folders), num_returns=len(self._folders), timeout=seconds)
 
@@ -180,8 +179,8 @@ class RayTasks:
         self._ray.shutdown()
 
 
-def _run_there(place: str, folder: str, threads: int) -> str | None:
-    """Run the job of a folder on the machine of a task, in the working directory `place`."""
-    os.chdir(place)
+def _run_remotely(working_directory: str, folder: str, threads: int) -> str | None:
+    """Run the job in a folder, inside a Ray task."""
+    os.chdir(working_directory)
     torch.set_num_threads(threads)
     return attempt(Path(folder))

@@ -1,9 +1,9 @@
-"""How the contenders of a comparison rank at the end of their budget, in numbers and in sentences; and main effects.
+"""Rank the contenders of a comparison, in numbers and in sentences, and compute main effects.
 
-A main effect is what one setting does to the loss, whatever the others are. Two contenders that differ in one setting
-alone are a pair. In a full grid a setting has a pair for every combination of the others, and the mean over them is the
-main effect of a factorial design (Box, Hunter & Hunter 2005, ch. 5); when one setting is varied at a time, there is the
-one pair with the base.
+A main effect is the change of the loss by one setting, averaged over the others. Two contenders that differ in one
+setting alone are a pair. In a full grid, a setting has a pair for every combination of the others, and the mean over
+them is the main effect of a factorial design (Box, Hunter & Hunter 2005, ch. 5). If one setting is varied at a time,
+the only pair is with the base.
 """
 
 import math
@@ -21,15 +21,15 @@ from weft.figures.prose import prose
 
 TEXTS = prose(__file__)
 NOTHING = "–"
-MIN_LUCKY = 4  # trained contenders from which on the best one is also the luckiest
+MIN_SELECTED = 4  # a note on selection bias appears from this many trained contenders on
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """A contender at the largest share of the budget that it finished, over all seeds.
+    """Contender at the largest share of the budget that it finished, over all seeds.
 
-    `bits` per byte has the bounds of a 95 % interval; they are infinite where nothing was finished, and `failed` says
-    why. There is no `multiplier` for the baseline, nor where one of the two multiplies nothing.
+    `bounds` are the 95 % interval of its `bits` per byte. If it finished nothing, they are infinite and `failed` says
+    why. The baseline has no `multiplier`, and neither has a pair with an n-gram model.
     """
 
     result: Result
@@ -50,12 +50,12 @@ class Ranked:
         return math.isfinite(self.bits)
 
     @property
-    def counted(self) -> bool:
-        """Whether it is counted, not trained: then it costs no operations, however much text it has read."""
+    def is_ngram(self) -> bool:
+        """Whether it is counted instead of trained, and so takes no FLOPs."""
         return self.finished and not self.mean("flops")
 
     def mean(self, field: str) -> float:
-        """A field of the outcomes at the largest share, over seeds."""
+        """Return the mean over seeds of a field of the outcomes at the largest share."""
         return float(np.mean([getattr(outcome, field) for outcome in self.result.at(self.share)]))
 
     @property
@@ -64,7 +64,7 @@ class Ranked:
 
     @property
     def differs(self) -> str:
-        """Which recipe it is, where it has another name, and in what it differs; in an ablation the grid tells that."""
+        """Recipe, if that is not its name, and changes; empty in an ablation, where the grid shows them."""
         if self.result.levels is not None:
             return ""
         changes = [f"{key}={value}" for key, value in (self.result.changes or {}).items()]
@@ -73,7 +73,7 @@ class Ranked:
     def record(self) -> dict[str, Any]:
         if not self.finished:
             return {"contender": self.name, "failed": self.failed}
-        read = ("value", "low", "high", "loss", "beyond", "at_full")
+        fields = ("value", "low", "high", "loss", "beyond", "at_full")
         return {
             "contender": self.name,
             "baseline": self.baseline,
@@ -82,24 +82,24 @@ class Ranked:
             "bits_per_byte": self.bits,
             **dict(zip(("low", "high"), self.bounds, strict=True)),
             "learning_rate": self.result.rate,
-            "multiplier": self.multiplier and {field: getattr(self.multiplier, field) for field in read},
+            "multiplier": self.multiplier and {field: getattr(self.multiplier, field) for field in fields},
             "sample": self.sample,
         }
 
     def bits_text(self) -> str:
-        """'1.715 ±0.012', or that it failed."""
+        """Format the bits per byte: '1.715 ±0.012', or 'failed'."""
         return f"{self.bits:.3f} ±{(self.bounds[1] - self.bounds[0]) / 2:.3f}" if self.finished else "failed"
 
     def multiplier_text(self) -> str:
-        """'2.1× (1.8–2.5)', or that it is the baseline."""
+        """Format the multiplier: '2.1× (1.8–2.5)', or 'baseline'."""
         return "baseline" if self.baseline else self.multiplier.text() if self.multiplier else NOTHING
 
 
 def ranking(comparison: Comparison) -> tuple[Ranked, ...]:
-    """All contenders, the lowest cost first; those that finished nothing are last."""
-    base = Curve.of(next(each for each in comparison.contenders if each.name == comparison.baseline))
-    found = [_ranked(each, each.name == comparison.baseline, base) for each in comparison.contenders]
-    return tuple(sorted(found, key=lambda ranked: ranked.bits))
+    """Return all contenders, lowest bits per byte first; those that finished nothing are last."""
+    base = Curve.of(next(result for result in comparison.contenders if result.name == comparison.baseline))
+    contenders = [_ranked(result, result.name == comparison.baseline, base) for result in comparison.contenders]
+    return tuple(sorted(contenders, key=lambda ranked: ranked.bits))
 
 
 def _ranked(result: Result, is_base: bool, base: Curve) -> Ranked:
@@ -109,23 +109,20 @@ def _ranked(result: Result, is_base: bool, base: Curve) -> Ranked:
     share = result.shares[-1]
     outcomes = result.at(share)
     bits = float(np.mean([outcome.bits_per_byte for outcome in outcomes]))
-    rungs = [np.array([outcome.nats for outcome in result.at(each)]) for each in result.shares]
+    rungs = [np.array([outcome.nats for outcome in result.at(rung)]) for rung in result.shares]
     low, high = bands(rungs, np.array(outcomes[0].bytes))[-1].tolist()
     times = None if is_base else multiplier(Curve.of(result), base)
-    return Ranked(result, is_base, share, len(outcomes), bits, (low, high), times)
+    return Ranked(result, is_base, share, seeds=len(outcomes), bits=bits, bounds=(low, high), multiplier=times)
 
 
 def flops_text(flops: float) -> str:
-    """'1.02e15'; '0' for what multiplies nothing."""
+    """Format FLOPs: '1.02e15', '0'."""
     return f"{flops:.3g}".replace("e+", "e") if flops else "0"
 
 
 @dataclass(frozen=True)
 class Effect:
-    """By how many bits per byte a `value` of a setting is worse than its `base` (negative: better), with its interval.
-
-    It is the mean over so many `pairs`, of the `planned` ones: a contender that failed takes its pairs away.
-    """
+    """Change in bits per byte from the `base` value of a setting to another (negative: better), with its interval."""
 
     setting: str
     value: str
@@ -133,23 +130,23 @@ class Effect:
     difference: float
     low: float
     high: float
-    pairs: int
-    planned: int
+    pairs: int  # that the mean is over
+    planned: int  # pairs, of which those with a failed contender are missing
 
     @property
     def name(self) -> str:
-        """'placement: post → pre', by the last word of the key; 'position' for position.kind."""
+        """Name such as 'placement: post → pre', from the last word of the key; 'position' for position.kind."""
         return f"{self.setting.removesuffix('.kind').rpartition('.')[2]}: {self.base} → {self.value}"
 
 
 def main_effects(
-    results: Sequence[Result], varied: Mapping[str, tuple[str, ...]], draws: int = DRAWS, seed: int = 0
+    results: Sequence[Result], varied: Mapping[str, tuple[str, ...]], *, draws: int = DRAWS, seed: int = 0
 ) -> list[Effect]:
-    """The effect of each value of each setting against the setting's first, at the largest share that anybody finished.
+    """Return the effect of each value of each setting against its first value, at the largest finished share.
 
-    A value that has no pair left is left out. Sections are drawn once for all contenders, seeds for each contender by
-    itself: that one seed gives two architectures the same batches makes their losses a little alike at most, and to
-    claim more than that would need many more seeds than three. If they are alike, the interval is on the safe side.
+    A value without a complete pair is left out. Sections are drawn jointly for all contenders, seeds separately: equal
+    seeds give two architectures the same batches, which correlates their losses slightly at most, and estimating that
+    correlation would take many more than three seeds. If it is positive, the interval is conservative.
     """
     share = max((share for result in results for share in result.shares), default=0.0)
     planned = {
@@ -166,13 +163,13 @@ def main_effects(
     means = np.array([nats.mean(axis=0).sum() / np.log(2) / sizes.sum() for nats in cells])
     columns = {levels: column for column, levels in enumerate(done)}
 
-    found = []
-    for place, (setting, values) in enumerate(varied.items()):
+    effects = []
+    for position, (setting, values) in enumerate(varied.items()):
         base, *others = values
         for value in others:
-            # cells with the base's value, and those with the other that are alike in everything else
-            bases = [levels for levels in planned if levels[place] == base]
-            changed = [(levels, (*levels[:place], value, *levels[place + 1 :])) for levels in bases]
+            # cells with the base value, each with the cell that differs in this setting alone
+            bases = [levels for levels in planned if levels[position] == base]
+            changed = [(levels, (*levels[:position], value, *levels[position + 1 :])) for levels in bases]
             all_pairs = [(levels, other) for levels, other in changed if other in planned]
             pairs = [(columns[a], columns[b]) for a, b in all_pairs if a in columns and b in columns]
             if not pairs:
@@ -180,31 +177,32 @@ def main_effects(
             before, after = np.array(pairs).T
             difference = float((means[after] - means[before]).mean())
             low, high = ends((drawn[:, after] - drawn[:, before]).mean(axis=1))
-            found.append(Effect(setting, value, base, difference, low, high, len(pairs), len(all_pairs)))
-    return found
+            counts = {"pairs": len(pairs), "planned": len(all_pairs)}
+            effects.append(Effect(setting, value, base, difference=difference, low=low, high=high, **counts))
+    return effects
 
 
-def result(found: Sequence[Ranked]) -> str:
-    """Who is best, by how much, and against what."""
-    done = [ranked for ranked in found if ranked.finished]
+def result(contenders: Sequence[Ranked]) -> str:
+    """Say which contender is best, by how much, and against what."""
+    done = [ranked for ranked in contenders if ranked.finished]
     if not done:
         return "No contender finished a job, so there is nothing to compare."
-    best, base = done[0], next(ranked for ranked in found if ranked.baseline)
+    best, base = done[0], next(ranked for ranked in contenders if ranked.baseline)
     if not base.finished:
         return f"The baseline {base.name} finished no job; the best of the others, {_named(best)}, has no multiplier."
     if len(done) == 1:
         return f"{_named(best)} is the only contender that finished."
-    told, rival = [f"{_named(best)} {_against(best, base)}. {base.name} ends at {base.bits:.3f}."], best
+    sentences, rival = [f"{_named(best)} {_against(best, base)}. {base.name} ends at {base.bits:.3f}."], best
     if best.baseline:
         rival = done[1]
-        told = [f"No contender beats the baseline, {_named(best)}."]
-        told.append(f"The next best, {_named(rival)}, {_against(rival, base)}.")
-    told += [
-        f"{ranked.name}, which is counted and multiplies nothing, ends at {ranked.bits:.3f}."
+        sentences = [f"No contender beats the baseline, {_named(best)}."]
+        sentences.append(f"The next best, {_named(rival)}, {_against(rival, base)}.")
+    sentences += [
+        f"{ranked.name}, which is counted instead of trained, ends at {ranked.bits:.3f}."
         for ranked in done
-        if ranked.counted and ranked not in (best, base, rival)
+        if ranked.is_ngram and ranked not in (best, base, rival)
     ]
-    return " ".join(told)
+    return " ".join(sentences)
 
 
 def _named(ranked: Ranked) -> str:
@@ -212,12 +210,12 @@ def _named(ranked: Ranked) -> str:
 
 
 def _against(ranked: Ranked, base: Ranked) -> str:
-    """What a contender needs for the loss it ends with, in the baseline's operations."""
+    """Say how the compute that a contender needs for its loss relates to the baseline's."""
     name, times = base.name, ranked.multiplier
-    if ranked.counted:
-        return f"is counted, not trained: it multiplies nothing, so no multiplier against {name} exists"
-    if base.counted:
-        return f"has no multiplier, because the baseline {name} is counted and multiplies nothing"
+    if ranked.is_ngram:
+        return f"is counted instead of trained, so it has no multiplier against {name}"
+    if base.is_ngram:
+        return f"has no multiplier, because the baseline {name} is counted instead of trained"
     if times is None:
         better = base.bits - ranked.bits
         side = "better" if better > 0 else "worse"
@@ -227,63 +225,53 @@ def _against(ranked: Ranked, base: Ranked) -> str:
     if times.beyond == "above":
         return (
             f"is better with its smallest share of the budget than {name} with all of it: {name} needs more than"
-            f" {value} times the operations for the same loss, which is beyond the measured range"
+            f" {value} times the compute for the same loss, which is beyond the measured range"
         )
     if times.beyond == "below":
         return (
             f"is worse with the whole budget than {name} with its smallest share of it: it needs more than {inverse}"
-            f" times the operations of {name} for the same loss, which is beyond the measured range"
+            f" times the compute of {name} for the same loss, which is beyond the measured range"
         )
     if times.low <= 1 <= times.high:
         return (
-            f"needs about as many operations as {name} for the same loss: the multiplier is {value}, and its interval,"
+            f"needs about as much compute as {name} for the same loss: the multiplier is {value}, and its interval,"
             f" {bounds}, includes 1"
         )
     if times.value > 1:
-        return f"needs {value} times fewer operations than {name} for the same loss ({bounds})"
+        return f"needs {value} times less compute than {name} for the same loss ({bounds})"
     around = bounds_text(*(1 / end if end else math.inf for end in (times.high, times.low)))
-    return f"needs {inverse} times as many operations as {name} for the same loss ({around})"
+    return f"needs {inverse} times the compute of {name} for the same loss ({around})"
 
 
-def method(comparison: Comparison, found: Sequence[Ranked]) -> list[str]:
-    """How it was measured, from what is there, and what the comparison notes besides."""
-    trained = [ranked for ranked in found if ranked.finished and not ranked.counted]
+def method(comparison: Comparison, contenders: Sequence[Ranked]) -> list[str]:
+    """Return the paragraphs on the method, with warnings and the comparison's notes."""
+    trained = [ranked for ranked in contenders if ranked.finished and not ranked.is_ngram]
     notes = []
     if trained:
-        first = max((ranked.result for ranked in trained), key=lambda result: len(result.shares))
+        longest = max((ranked.result for ranked in trained), key=lambda result: len(result.shares))
         seeds = counted(max(ranked.seeds for ranked in trained), "seed")
-        notes += [
-            TEXTS["shares"].format(shares=", ".join(map(fraction, first.shares)), seeds=seeds),
-            TEXTS["flops"],
-        ]
-    notes += [
-        "Bits per byte is the cost of the held-out text: the same bytes for every contender, whatever its tokenizer.",
-        TEXTS["interval"],
-        TEXTS["difference"],
-        TEXTS["multiplier"],
-    ]
-    if any(ranked.counted for ranked in found):
-        notes.append("An n-gram model is counted, and multiplies nothing: a level among FLOPs, without a multiplier.")
-    if len(trained) >= MIN_LUCKY:
-        picked = f"The best of {len(trained)} contenders was picked because it was best"
-        notes.append(f"{picked}, so it is likely a little worse than it looks; its interval does not account for that.")
-    return [*notes, *warnings(found), *comparison.notes]
+        notes += [TEXTS["shares"].format(shares=", ".join(map(fraction, longest.shares)), seeds=seeds), TEXTS["flops"]]
+    notes += [TEXTS[name] for name in ("bits", "interval", "difference", "multiplier")]
+    if any(ranked.is_ngram for ranked in contenders):
+        notes.append(TEXTS["ngram"])
+    if len(trained) >= MIN_SELECTED:
+        notes.append(TEXTS["selection"].format(count=len(trained)))
+    return [*notes, *warnings(contenders), *comparison.notes]
 
 
-def warnings(found: Sequence[Ranked]) -> list[str]:
-    """What makes a contender's numbers less than they seem: shares that did not finish, and rates at an edge."""
-    largest = max(ranked.share for ranked in found)
-    told = []
-    for ranked in found:
+def warnings(contenders: Sequence[Ranked]) -> list[str]:
+    """Return a sentence per limitation of a contender's result: unfinished shares, a rate at the sweep's edge."""
+    largest = max(ranked.share for ranked in contenders)
+    sentences = []
+    for ranked in contenders:
         if not ranked.finished:
-            told.append(f"{ranked.name} finished nothing: {ranked.failed}")
+            sentences.append(f"{ranked.name} finished nothing: {ranked.failed}")
             continue
         if ranked.share < largest:
             part = f"{fraction(ranked.share)} of the budget, where others have {fraction(largest)}"
-            told.append(f"{ranked.name} is shown at {part}: more did not finish.")
+            sentences.append(f"{ranked.name} is shown at {part}: its larger runs did not finish.")
         rates = sorted({outcome.lr for outcome in ranked.result.sweep if outcome.lr})
         if len(rates) > 1 and ranked.result.rate in (rates[0], rates[-1]):
-            side = f"the {'smallest' if ranked.result.rate == rates[0] else 'largest'} that was tried"
-            beyond = "a better one may lie beyond, so it may be better than it looks"
-            told.append(f"The rate of {ranked.name} is {side}: {beyond}.")
-    return told
+            side = "smallest" if ranked.result.rate == rates[0] else "largest"
+            sentences.append(TEXTS["edge"].format(name=ranked.name, side=side))
+    return sentences

@@ -1,4 +1,4 @@
-"""Models of one family in other sizes: as many parameters as a budget is best spent on, or a ladder of them."""
+"""Resize a family of models: to a number of parameters, or to the size that suits a budget."""
 
 import math
 
@@ -8,34 +8,32 @@ from weft.errors import ConfigError
 from weft.models.config import Decoder, Encoder, Model, NGram, Recurrent, TransformerConfig
 from weft.recipe.config import SettledRecipe
 
-TOKENS_PER_PARAMETER = 20  # where compute is best spent (Hoffmann et al. 2022, table 3)
-STEP = 8  # of widths
-NEAR = 1.6  # times as many parameters as wanted are about as many
+TOKENS_PER_PARAMETER = 20  # compute-optimal number of training tokens (Hoffmann et al. 2022, table 3)
+WIDTH_STEP = 8  # difference of the widths that are tried
+MAX_SIZE_RATIO = 1.6  # refuse a family whose nearest size differs from the requested one by more than this factor
 
 
 class TooSmallError(ConfigError):
-    """A budget pays for less than a step of so many `tokens`, or for no size: the smallest has `parameters`, about."""
+    """Budget that pays for less than a step of `tokens`, or for no model: the smallest has about `parameters`."""
 
-    def __init__(self, line: str, tokens: int = 0, parameters: float = 0.0):
-        super().__init__(line)
+    def __init__(self, message: str, tokens: int = 0, parameters: float = 0.0):
+        super().__init__(message)
         self.tokens, self.parameters = tokens, parameters
 
 
 def flops_per_step(recipe: SettledRecipe) -> float:
-    """Operations of a training step, with those of Muon's update, which small batches don't make small."""
-    cost, tokens = (
-        count(recipe.model, recipe.batch.length, recipe.adapter),
-        (recipe.batch.size or 1) * recipe.batch.length,
-    )
+    """Return the FLOPs of a training step, including Muon's update, whose cost doesn't depend on the batch size."""
+    cost = count(recipe.model, recipe.batch.length, recipe.adapter)
+    tokens = (recipe.batch.size or 1) * recipe.batch.length
     update = orthogonal_flops(recipe.model, getattr(recipe.optimizer, "rounds", 0), recipe.adapter)
     return cost.training(recipe.batch.recompute) * tokens + update
 
 
-def resized(model: Model, width: int) -> Model:
-    """The model with about `width` numbers a token, everything else in proportion to its width.
+def resize(model: Model, width: int) -> Model:
+    """Return the model with a d_model of about `width`, and everything else in proportion.
 
-    A Transformer keeps its ratio of width to depth, about the size of its heads, and how much wider its feed-forward
-    layer is; a recurrent model keeps its layers.
+    A Transformer keeps its ratios of width to depth and of d_ff to d_model, and roughly its d_head; a recurrent model
+    keeps its number of layers.
     """
     if isinstance(model, Recurrent):
         changes = {"d_model": width}
@@ -43,59 +41,57 @@ def resized(model: Model, width: int) -> Model:
             changes["d_embedding"] = max(1, round(model.d_embedding * width / model.d_model))
         return model.replace(**changes)
     if not isinstance(model, TransformerConfig):
-        raise ConfigError(f"a '{model.kind}' model has no width to choose")
+        raise ConfigError(f"a '{model.kind}' model has no width to vary")
     attention, feedforward, changed = model.attention, model.feedforward, dict[str, int]()
     heads = max(1, round(width * attention.heads / model.d_model))
     while attention.kv_heads is not None and heads % attention.kv_heads:
         heads += 1
-    d_model = heads * max(2, 2 * round(width / heads / 2))  # rotary positions come in pairs
+    d_model = heads * max(2, 2 * round(width / heads / 2))  # rotary positions rotate pairs
     d_ff = max(8, 8 * round(feedforward.d_ff * d_model / model.d_model / 8))
     if isinstance(model, Encoder | Decoder) and model.d_embedding is not None:
         changed["d_embedding"] = max(2, 2 * round(model.d_embedding * d_model / model.d_model / 2))
     if isinstance(model, Encoder) and model.distinct_layers is not None:
         changed["distinct_layers"] = max(1, round(model.distinct_layers * d_model / model.d_model))
     layers = changed.get("distinct_layers", 0) * model.sharing or max(1, round(model.layers * d_model / model.d_model))
-    return model.replace(
-        d_model=d_model,
-        **changed,
-        layers=layers,
-        attention=attention.replace(heads=heads).model_dump(),
-        feedforward=feedforward.replace(d_ff=d_ff).model_dump(),
-    )
+    parts = {"attention": attention.replace(heads=heads), "feedforward": feedforward.replace(d_ff=d_ff)}
+    tables = {name: part.model_dump() for name, part in parts.items()}
+    return model.replace(d_model=d_model, **changed, layers=layers, **tables)
 
 
 def multiplied(model: Model) -> int:
-    """The parameters that a token is multiplied by: all but n-grams, and embeddings that aren't the head's too."""
+    """Return the number of parameters that a token is multiplied by: all but n-grams and untied embeddings."""
     tied = getattr(getattr(model, "head", None), "tied", getattr(model, "tied", False))
     width = getattr(model, "d_embedding", None) or getattr(model, "d_model", None) or 0
     return count(model).multiplied - (0 if tied else int(getattr(model, "vocab_size", 0) * width))
 
 
-def sized(model: Model, wanted: float) -> Model:
-    """The size of the family whose parameters come nearest to `wanted`, by their ratio; none is an error."""
+def resize_to(model: Model, parameters: float) -> Model:
+    """Return the model of the family whose number of parameters is nearest to `parameters`, by ratio."""
     best, distance = model, math.inf
-    for width in range(STEP, 1024 * STEP, STEP):
-        other = resized(model, width)
-        found = abs(math.log(multiplied(other) / wanted))
-        if found > distance:
+    for width in range(WIDTH_STEP, 1024 * WIDTH_STEP, WIDTH_STEP):
+        candidate = resize(model, width)
+        error = abs(math.log(multiplied(candidate) / parameters))
+        if error > distance:
             break
-        best, distance = other, found
-    if distance > math.log(NEAR):
-        small = multiplied(best) > wanted
-        advice = "a larger budget, or a smaller vocabulary such as tokenizer=char" if small else "a smaller budget"
-        line = (
-            f"no model of this family has about {wanted:,.0f} parameters with a vocabulary of {best.vocab_size:,}: the "
-            f"nearest has {multiplied(best):,}; give {advice}"
+        best, distance = candidate, error
+    if distance > math.log(MAX_SIZE_RATIO):
+        too_small = multiplied(best) > parameters
+        hint = "a larger budget, or a smaller vocabulary such as tokenizer=char" if too_small else "a smaller budget"
+        message = (
+            f"no model of this family has about {parameters:,.0f} parameters with a vocabulary of "
+            f"{best.vocab_size:,}: the nearest has {multiplied(best):,}; give {hint}"
         )
-        raise TooSmallError(line, parameters=multiplied(best) / NEAR) if small else ConfigError(line)
+        raise (
+            TooSmallError(message, parameters=multiplied(best) / MAX_SIZE_RATIO) if too_small else ConfigError(message)
+        )
     return best
 
 
-def sized_for(budget: Budget, model: Model) -> Model:
-    """The size that the budget is best spent on by Hoffmann et al.'s rule of thumb; `weft scale` measures it."""
+def resize_for(budget: Budget, model: Model) -> Model:
+    """Return the compute-optimal size for a budget by Hoffmann et al.'s rule of thumb; `weft scale` measures it."""
     if isinstance(model, NGram):
         return model
-    if budget.axis == "minutes":
-        raise ConfigError("sizes = budget: minutes don't say how many operations there are; give --flops or --tokens")
+    if budget.unit == "minutes":
+        raise ConfigError("sizes = budget: a budget in minutes has no known FLOPs; give --flops or --tokens")
     by_flops = math.sqrt(budget.amount / (6 * TOKENS_PER_PARAMETER))
-    return sized(model, by_flops if budget.tokens is None else budget.tokens / TOKENS_PER_PARAMETER)
+    return resize_to(model, by_flops if budget.tokens is None else budget.tokens / TOKENS_PER_PARAMETER)

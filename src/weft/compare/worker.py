@@ -1,8 +1,8 @@
-"""One process that runs a comparison's jobs, one after the other, as it is told (`workers.py`).
+"""Worker process that runs a comparison's jobs one after another (`workers.py`).
 
-It is told a job's folder, in which job.json has its recipe. What the job measured is in outcome.json there before it
-answers. One that is interrupted saves its step; one whose parent is gone goes on from its last checkpoint when the job
-is given out again.
+A request is a job's folder, whose job.json holds the recipe. The job's outcome is in outcome.json before the worker
+answers. An interrupted job saves a checkpoint; a job whose parent died resumes from its last checkpoint when it is
+submitted again.
 """
 
 import json
@@ -25,7 +25,7 @@ from weft.models.ngram import NGram
 from weft.objectives import table as objectives
 from weft.objectives.next_token import NextToken
 from weft.recipe.config import SettledRecipe
-from weft.runs.folder import RunFolder, claimed, held
+from weft.runs.folder import RunFolder, claim_run, lock_run
 from weft.runs.lines import read_lines
 from weft.storage import files
 from weft.storage.files import write_text
@@ -40,36 +40,39 @@ JOB, OUTCOME, RUN = "job.json", "outcome.json", "run"
 
 
 def run_job(folder: Path) -> Outcome:
-    """Train what job.json asks for, or go on with it, and measure it. The outcome is in the folder as well."""
+    """Train or resume the job in a folder, evaluate it, and write its outcome to the folder."""
     job = json.loads(files.read_text(folder / JOB))
     recipe = validate(SettledRecipe, job["recipe"])
     try:
-        measured = _measured(recipe, folder / RUN, job)
+        measures = _train(recipe, folder / RUN, job)
     except DivergedError as error:
-        measured = {"failed": str(error), "tokens": 0, "flops": 0.0, "seconds": 0.0, "parameters": 0}
-    outcome = validate(Outcome, {**job["names"], "steps": recipe.steps, **measured})
+        measures = {"failed": str(error), "tokens": 0, "flops": 0.0, "seconds": 0.0, "parameters": 0}
+    outcome = validate(Outcome, {**job["names"], "steps": recipe.steps, **measures})
     write_text(folder / OUTCOME, outcome.model_dump_json())
     if not job["kept"]:
         shutil.rmtree(folder / RUN, ignore_errors=True)
     return outcome
 
 
-def _measured(recipe: SettledRecipe, path: Path, job: dict[str, Any]) -> dict[str, Any]:
+def _train(recipe: SettledRecipe, path: Path, job: dict[str, Any]) -> dict[str, Any]:
     assert recipe.data.prepared is not None
     worker, run = Worker(log=lambda line: None, quiet=True), RunFolder(path)
-    tokenizer, begun = Tokenizer.load(Path(recipe.data.prepared)), run.config.exists()
-    with held(run) if begun else claimed(path):
-        if not begun:
+    tokenizer, has_started = Tokenizer.load(Path(recipe.data.prepared)), run.config.exists()
+    with lock_run(run) if has_started else claim_run(path):
+        if not has_started:
             tokenizer.save(path)
         objective = objectives.build(recipe, run, Tokenizers(tokenizer, tokenizer))
-        result = (start.resume if begun else start.train)(recipe, run, objective, worker)
-        return _outcome(recipe, objective, result.model, job)
+        result = (start.resume if has_started else start.train)(recipe, run, objective, worker)
+        assert isinstance(objective, NextToken)
+        return _measure(recipe, objective, result.model, job=job)
 
 
-def _outcome(recipe: SettledRecipe, objective: Any, model: LanguageModel, job: dict[str, Any]) -> dict[str, Any]:
-    assert isinstance(objective, NextToken)
+def _measure(
+    recipe: SettledRecipe, objective: NextToken, model: LanguageModel, *, job: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of the outcome that are measured after training."""
     run, share = objective.folder, job["names"]["share"]
-    if not share:  # how long its steps would have taken without the start, by the median of its later laps
+    if not share:  # a probe of the time per step; the median leaves out the slow first steps
         laps = [line["seconds"] / line["steps"] for line in read_lines(run.timings) if "seconds" in line]
         seconds = statistics.median(laps[1:] or laps) * recipe.steps
         return {"tokens": 0, "flops": 0.0, "seconds": seconds, "parameters": 0}
@@ -79,27 +82,25 @@ def _outcome(recipe: SettledRecipe, objective: Any, model: LanguageModel, job: d
         sample = objective.sample(model)[0] if share == 1 else ""
     if job["kept"]:
         finish(recipe, run, objective)
-    measured = {"nats": sections.nats.tolist(), "bytes": sections.bytes.tolist(), "sample": sample}
+    measures = {"nats": sections.nats.tolist(), "bytes": sections.bytes.tolist(), "sample": sample}
     if isinstance(model, NGram):
         seconds = next(line["seconds"] for line in read_lines(run.events) if line["event"] == "finish")
-        measured |= {"tokens": len(objective.training_text), "parameters": sum(model.entries)}
-        return {**measured, "flops": 0.0, "seconds": round(seconds, 3)}
-    counted = count(recipe.model, recipe.batch.length, recipe.adapter)
-    each, key = (recipe.batch.size or 1) * recipe.batch.length, "validation_bits_per_byte"
-    tokens = recipe.steps * each
+        measures |= {"tokens": len(objective.training_text), "parameters": sum(model.entries)}
+        return {**measures, "flops": 0.0, "seconds": round(seconds, 3)}
+    tokens_per_step, key = (recipe.batch.size or 1) * recipe.batch.length, "validation_bits_per_byte"
     return {
-        **measured,
-        "tokens": tokens,
+        **measures,
+        "tokens": recipe.steps * tokens_per_step,
         "flops": flops_per_step(recipe) * recipe.steps,
         "seconds": round(sum(line["seconds"] for line in read_lines(run.timings) if "seconds" in line), 3),
-        "parameters": counted.parameters,
+        "parameters": count(recipe.model, recipe.batch.length, recipe.adapter).parameters,
         "multiplied": multiplied(recipe.model),
-        "progress": [(line["step"] * each, line[key]) for line in read_lines(run.metrics) if key in line],
+        "progress": [(line["step"] * tokens_per_step, line[key]) for line in read_lines(run.metrics) if key in line],
     }
 
 
 def attempt(folder: Path) -> str | None:
-    """Run the job of a folder, and say what is wrong with it if anything is."""
+    """Run the job in a folder; return a message if it is refused."""
     try:
         run_job(folder)
     except WeftError as error:
@@ -109,5 +110,5 @@ def attempt(folder: Path) -> str | None:
 
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[1]))
-    for told_folder in told():
-        answer({"error": attempt(Path(told_folder))})
+    for job_folder in told():
+        answer({"error": attempt(Path(job_folder))})

@@ -1,11 +1,10 @@
-"""What models are trained on: devices by their makers' data sheets and what of these they reach, and what joins them.
+"""Devices by their data sheets and the share of these that they reach, and the networks that connect them.
 
-Devices stand in machines of `machine` devices, joined by `inside` bytes a second each way; a device reaches other
-machines with `across`. Collectives run in rings (NCCL): of all that every device must receive, a machine's devices take
-one part each from outside and pass it on inside, so a group with several members in each machine has as many times the
-bandwidth of one. Bytes are those that a device sends:
+A machine has `machine` devices, connected by `inside` bytes/s each way; a device reaches other machines with `across`.
+Collectives run in rings (NCCL): the devices of a machine each receive a different part from outside and pass it on
+inside, so a group with several members per machine has that many times the bandwidth of one. A device sends:
 
-    all-gather, reduce-scatter    (n − 1)/n of the whole
+    all-gather, reduce-scatter    (n − 1)/n of the full tensor
     all-reduce                    2 (n − 1)/n: a reduce-scatter and an all-gather
 """
 
@@ -21,10 +20,10 @@ from weft.errors import ConfigError, suggestion
 
 @dataclass(frozen=True)
 class Device:
-    """Dense operations a second, without sparsity; memory in bytes; bandwidth and link in bytes a second.
+    """Device: dense FLOP/s without sparsity, memory in bytes, bandwidth and link in bytes/s.
 
-    `share` is what large matrix products reach of the peak; `lanes` how many fp32 units there are for every 16 that
-    compute exponentials; `link` joins the devices of one machine, in each direction; `network` usually joins machines.
+    `share` is the fraction of the peak that large matrix products reach; `lanes` is the number of fp32 units per 16
+    units for exponentials; `link` connects the devices of a machine, per direction; `network` the machines.
     """
 
     title: str
@@ -40,20 +39,20 @@ class Device:
     lanes: int = 128
 
     def peak(self, precision: str) -> float:
-        """Operations a second in a precision; those in eight bits are counted as bf16, which is the least they are."""
+        """Return the peak FLOP/s in a precision; FP8 counts as bf16, its lower bound."""
         return {"tf32": self.tf32, "fp32": self.fp32}.get(precision, self.bf16)
 
     @property
     def exponentials(self) -> float:
-        """Exponentials that it can compute in a second: 16 for every `lanes` multiplications and additions."""
+        """Exponentials per second: 16 per `lanes` fused multiply-adds."""
         return self.fp32 / 2 * 16 / self.lanes
 
 
-MFU = 0.4  # the share of the peak that training is assumed to reach, where no step was worked out
+MFU = 0.4  # assumed fraction of the peak that training reaches, if no step is predicted
 
 
 def _device(teraflops: list[float], gigabytes: float, terabytes_s: float, **others: Any) -> Device:
-    bf16, tf32, fp32 = (1e12 * number for number in teraflops)
+    bf16, tf32, fp32 = (1e12 * peak for peak in teraflops)
     memory, bandwidth = round(gigabytes * 1e9), terabytes_s * 1e12
     return Device(bf16=bf16, tf32=tf32, fp32=fp32, memory=memory, bandwidth=bandwidth, **others)
 
@@ -69,27 +68,27 @@ def device_named(name: str) -> Device:
 
 
 def device_called(name: str) -> Device | None:
-    """The device that a driver calls `name` ("NVIDIA GeForce RTX 4090"), if the table has it."""
+    """Return the device with this driver name ("NVIDIA GeForce RTX 4090"), or None if the table lacks it."""
     plain = name.lower().replace("rtx ", "rtx")
-    known = {key: device for key, device in DEVICES.items() if key != "cpu"}  # whose speed is assumed
+    known = {key: device for key, device in DEVICES.items() if key != "cpu"}  # its speed is only assumed
     return next((device for key, device in known.items() if re.search(rf"{key}(?!\d)", plain)), None)
 
 
-MACHINE = 8  # devices in a machine
-REACHED = 0.8  # of a link's bandwidth, by collectives of many megabytes
-START = 10e-6  # seconds before the first byte moves
-HOP_INSIDE, HOP_ACROSS = 1e-6, 6e-6  # seconds from one device to the next
+MACHINE = 8  # devices per machine
+LINK_SHARE = 0.8  # fraction of a link's bandwidth that collectives of many megabytes reach
+START = 10e-6  # seconds before the first byte of a collective
+HOP_INSIDE, HOP_ACROSS = 1e-6, 6e-6  # seconds from one device to the next, in a machine and between machines
 
-# Gb/s for each device; with Ethernet a machine's devices share one card
+# Gb/s per device; with Ethernet the devices of a machine share one card
 NETWORKS = {"ib-edr": 100.0, "ib-hdr": 200.0, "ib-ndr": 400.0, "ib-xdr": 800.0}
 NETWORKS |= {f"roce-{speed}": float(speed) for speed in (100, 200, 400)}
 NETWORKS |= {f"ethernet-{speed}": speed / MACHINE for speed in (10, 25, 100)}
-ONE_MACHINE = {"nvlink": None, "pcie": 32e9}  # all devices in one domain; bytes a second each way
+ONE_MACHINE = {"nvlink": None, "pcie": 32e9}  # all devices in one machine; bytes/s each way, None for the device's link
 
 
 @dataclass(frozen=True)
 class Interconnect:
-    """Bytes a second from a device to others of its machine, and to other machines, which have `machine` devices."""
+    """Network: bytes/s from a device to others of its machine and to other machines, each of `machine` devices."""
 
     name: str
     inside: float
@@ -98,11 +97,11 @@ class Interconnect:
 
 
 def interconnect_named(text: str | None, device: Device, gpus: int) -> Interconnect:
-    """By a name of the table, or a number such as 400Gb/s, for each device; without one, what the device comes with."""
+    """Return a network by name, or by Gb/s per device such as 400Gb/s; by default the one usual for the device."""
     name = (text or device.network).lower().strip()
     if name in ONE_MACHINE:
         speed = ONE_MACHINE[name] or device.link
-        return Interconnect(name, speed, speed, max(gpus, 1))
+        return Interconnect(name, speed, speed, machine=max(gpus, 1))
     if name in NETWORKS:
         return Interconnect(name, device.link, NETWORKS[name] * 1e9 / 8)
     number = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(gb|gbit|gbps)(/s)?", name)
@@ -113,8 +112,8 @@ def interconnect_named(text: str | None, device: Device, gpus: int) -> Interconn
 
 
 @dataclass(frozen=True)
-class Group:
-    """Devices that take part in a collective: `size` of them, each `stride` devices from the next."""
+class DeviceGroup:
+    """Devices of a collective: `size` of them, each `stride` devices from the next."""
 
     size: int
     stride: int
@@ -122,7 +121,7 @@ class Group:
 
     @property
     def members(self) -> int:
-        """How many of them stand in one machine."""
+        """Number of them in one machine."""
         return max(1, min(self.size, self.net.machine // self.stride))
 
     @property
@@ -135,23 +134,24 @@ class Group:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second that a ring through all of them passes on."""
+        """Bytes/s of a ring through all of them."""
         link = min(self.net.inside, self.members * self.net.across) if self.crosses else self.net.inside
-        return REACHED * link
+        return LINK_SHARE * link
 
-    def gather(self, whole: float) -> float:
-        """Seconds of an all-gather, or a reduce-scatter, of `whole` bytes."""
+    def gather(self, bytes_: float) -> float:
+        """Return the seconds of an all-gather or a reduce-scatter of a tensor of this size."""
         hops = (self.size - self.machines) * HOP_INSIDE + (self.machines - 1) * HOP_ACROSS
-        return self._seconds(hops, (self.size - 1) / self.size * whole / self.bandwidth)
+        return self._seconds(hops, (self.size - 1) / self.size * bytes_ / self.bandwidth)
 
-    def reduce(self, whole: float) -> float:
-        """Seconds of an all-reduce of `whole` bytes; from machine to machine it goes along a tree."""
+    def reduce(self, bytes_: float) -> float:
+        """Return the seconds of an all-reduce of a tensor of this size, along a tree between machines."""
         hops = 2 * ((self.members - 1) * HOP_INSIDE + math.ceil(math.log2(self.machines)) * HOP_ACROSS)
-        return self._seconds(hops, 2 * (self.size - 1) / self.size * whole / self.bandwidth)
+        return self._seconds(hops, 2 * (self.size - 1) / self.size * bytes_ / self.bandwidth)
 
     def send(self, bytes_: float) -> float:
+        """Return the seconds of a send to the next device."""
         link, hop = (self.net.across, HOP_ACROSS) if self.crosses else (self.net.inside, HOP_INSIDE)
-        return self._seconds(hop, bytes_ / (REACHED * link))
+        return self._seconds(hop, bytes_ / (LINK_SHARE * link))
 
     def _seconds(self, hops: float, transfer: float) -> float:
         return 0.0 if self.size == 1 else START + hops + transfer

@@ -1,15 +1,15 @@
-"""Every layout of a job over its devices, what each needs and takes, and the fastest that fits.
+"""Search the layouts of a job over its devices for the fastest that fits, and explain the others.
 
-A step takes what its compute does by the roofline, and the communication that compute does not hide:
+A step takes its compute by the roofline, and the communication that compute does not hide:
 
-tensor      each sublayer sums its result over the devices, forward, and its input's gradient, back: four all-reduces
-            a layer (Shoeybi et al. 2019), or with `sequence` as many pairs of a reduce-scatter and an all-gather;
-            two more where layers run again. Nothing else can run meanwhile
-shard       weights are gathered layer by layer, forward and back, and gradients reduced in fp32, while the layer
-            beside is at work (Zhao et al. 2023); a pipeline's stages gather and reduce once a step
-replicate   gradients are summed while the last micro-batch runs back
-context     keys and values go round a ring, hidden behind the attention over those before (Liu et al. 2023)
-pipeline    activations go to the next stage; (p − 1) of m + p − 1 turns are idle (Huang et al. 2019)
+tensor      each sublayer all-reduces its result forward, and its input's gradient backward: four all-reduces per layer
+            (Shoeybi et al. 2019), or with `sequence` as many pairs of a reduce-scatter and an all-gather; two more if
+            layers are recomputed. Nothing else runs meanwhile
+shard       weights are gathered layer by layer, forward and backward, and gradients reduced in fp32, while the
+            neighbouring layer computes (Zhao et al. 2023); pipeline stages gather and reduce once per step
+replicate   gradients are all-reduced during the backward pass of the last micro-batch
+context     keys and values travel around a ring, hidden by the attention over the previous ones (Liu et al. 2023)
+pipeline    activations are sent to the next stage; (p − 1) of m + p − 1 turns are idle (Huang et al. 2019)
 """
 
 import math
@@ -18,27 +18,35 @@ from dataclasses import dataclass
 
 from weft.config import assignments, validate
 from weft.costs.count import stacks
-from weft.costs.layouts import Choice, Job, RankMemory, indivisible, rank_memory, refusal, stage_parameters
+from weft.costs.layouts import (
+    LayoutChoice,
+    RankMemory,
+    TrainingJob,
+    indivisible,
+    rank_memory,
+    refusal,
+    stage_parameters,
+)
 from weft.costs.memory import WIDE, narrow
-from weft.costs.roofline import OTHER, Part, Seconds
+from weft.costs.roofline import OTHER, MicroBatch, Seconds
 from weft.costs.units import byte_size
 from weft.errors import ConfigError
 from weft.layout import Layout
 
-HIDDEN = 0.5  # of the time of tensor parallelism's collectives, where they run beside products
-ADAMW = 36  # bytes that an update moves for each parameter: all of them in fp32, and the norm
-CASTS = 12  # bytes moved for each weight of a pass: its 16-bit copy, and its gradient back in fp32
-BESIDE = 0.1  # of a hidden collective's time, by which it slows down what hides it
+HIDDEN = 0.5  # fraction of the time of tensor-parallel collectives that is hidden if they overlap with products
+UPDATE_BYTES = 36  # bytes that AdamW moves per parameter and update: all of them in fp32, and the gradient norm
+CAST_BYTES = 12  # bytes moved per weight and pass: its 16-bit copy, and its gradient to fp32
+INTERFERENCE = 0.1  # fraction of a hidden collective's time by which it slows down the compute that hides it
 
 MAX_OTHERS = 10  # kinds of layouts that are shown besides the best
-MAX_MICRO = 64  # rows that one device reads at a time
-MAX_TENSOR_MACHINES = 4  # over which a matrix is split
-MIN_CONTEXT_TOKENS = 1024  # of a row on each device: of fewer nothing is gained
+MAX_MICRO = 64  # sequences per micro-batch that are tried
+MAX_TENSOR_MACHINES = 4  # machines that a matrix is split over
+MIN_CONTEXT_TOKENS = 1024  # tokens of a sequence per device, below which splitting it gains nothing
 
 
 @dataclass(frozen=True)
-class StepTime:
-    """Seconds of a step on the slowest device: `compute`, and what waits for others."""
+class StepSeconds:
+    """Seconds of a step on the slowest device: `compute`, and waiting for communication, by cause."""
 
     compute: float
     tensor: float
@@ -56,13 +64,13 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """What a choice needs and takes."""
+class LayoutPrediction:
+    """Predicted memory and time of a layout."""
 
-    job: Job
-    choice: Choice
+    job: TrainingJob
+    choice: LayoutChoice
     memory: RankMemory
-    time: StepTime
+    time: StepSeconds
 
     @property
     def fits(self) -> bool:
@@ -70,175 +78,182 @@ class Prediction:
 
     @property
     def speed(self) -> float:
-        """Tokens a second, of all devices."""
+        """Tokens per second over all devices."""
         return self.job.rows * self.job.length / self.time.total
 
     @property
     def mfu(self) -> float:
-        """The share of the peak that the model's own operations are (Chowdhery et al. 2022, appendix B)."""
+        """Model FLOPs utilisation (Chowdhery et al. 2022, appendix B)."""
         job = self.job
         return self.speed * job.cost.training() / (job.gpus * job.device.peak(job.precision))
 
 
 class Predictor:
-    """Predicts choices of one job; what several of them share is worked out once."""
+    """Predict layouts of one job; passes that several layouts share are computed once."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: TrainingJob):
         self.job = job
-        self._passes: dict[Part, tuple[list[Seconds], tuple[float, float]]] = {}
+        self._passes: dict[MicroBatch, tuple[list[Seconds], tuple[float, float]]] = {}
 
-    def __call__(self, choice: Choice) -> Prediction:
-        return Prediction(self.job, choice, rank_memory(self.job, choice), self.time(choice))
+    def __call__(self, choice: LayoutChoice) -> LayoutPrediction:
+        memory, time = rank_memory(self.job, choice), self.time(choice)
+        return LayoutPrediction(self.job, choice, memory=memory, time=time)
 
-    def time(self, choice: Choice) -> StepTime:
+    def time(self, choice: LayoutChoice) -> StepSeconds:
         job, layout, p = self.job, choice.layout, choice.layout.pipeline
         layers, logits = self._pass(choice)
         depths, m = choice.depths(job), choice.batches(job.rows)
         stacked, depth = list(zip(depths, layers, strict=True)), sum(depths)
-        forward = OTHER * sum(d * each.forward for d, each in stacked)
-        backward = OTHER * sum(d * (each.backward + each.again(choice.recompute)) for d, each in stacked)
-        held = stage_parameters(job, choice, first=True, last=True)
+        forward = OTHER * sum(d * layer.forward for d, layer in stacked)
+        backward = OTHER * sum(d * (layer.backward + layer.recompute(choice.recompute)) for d, layer in stacked)
+        largest = stage_parameters(job, choice, first=True, last=True)
         owned = stage_parameters(job, choice, first=p == 1, last=True)
         parameters = (owned["layers"] + owned["around"]) / layout.shard
-        copied = layout.shard == 1 and narrow(job.precision) < WIDE
-        casts = job.roofline.move(CASTS * parameters) if copied else 0.0
+        has_copies = layout.shard == 1 and narrow(job.precision) < WIDE
+        casts = job.roofline.move(CAST_BYTES * parameters) if has_copies else 0.0
         compute = forward + backward + OTHER * (sum(logits) + casts)
         tensor = self._tensor(choice)
-        context = sum(d * self._ring(choice, each) for d, each in stacked)
-        between = self._hidden(choice) / (layout.tensor if layout.sequence else 1)
-        send = 2 * choice.chunks * choice.group("pipeline", job.net).send(between) if p > 1 else 0.0
-        shard = depth * self._shard(choice, held["layer"], (forward / depth, (compute - forward) / depth))
-        # what stands around the layers is gathered before any of them is at work
+        context = sum(d * self._ring(choice, layer) for d, layer in stacked)
+        boundary = self._hidden_bytes(choice) / (layout.tensor if layout.sequence else 1)
+        send = 2 * choice.chunks * choice.group("pipeline", job.net).send(boundary) if p > 1 else 0.0
+        shard = depth * self._shard(choice, largest["layer"], (forward / depth, (compute - forward) / depth))
+        # weights outside the layers are gathered before any layer computes
         shard += choice.group("shard", job.net).gather(narrow(job.precision) * owned["around"])
-        summing = sum(choice.group(axis, job.net).reduce(WIDE * parameters) for axis in ("replicate", "context"))
-        return StepTime(
+        reduce = sum(choice.group(axis, job.net).reduce(WIDE * parameters) for axis in ("replicate", "context"))
+        return StepSeconds(
             compute=m * compute,
             tensor=m * tensor,
             context=m * context,
             send=m * send,
             bubble=(p - 1) / choice.chunks * (compute + tensor + context + send),
             shard=shard * (m if p == 1 else 1),
-            # what summing gradients takes longer than the last backward pass, and its last part
-            replicate=_beside(summing, backward) + summing / depth,
-            update=OTHER * job.roofline.move(ADAMW * parameters),
+            # the all-reduce overlaps with the last backward pass, except for the last layer's gradients
+            replicate=_exposed(reduce, backward) + reduce / depth,
+            update=OTHER * job.roofline.move(UPDATE_BYTES * parameters),
         )
 
-    def _pass(self, choice: Choice) -> tuple[list[Seconds], tuple[float, float]]:
-        job, part = self.job, choice.part(self.job.length)
-        if part not in self._passes:
-            words = -(-job.vocab_size // part.tensor)
-            logits = job.roofline.logits(job.model.d_model, words, round(job.predicted * part.tokens))
-            self._passes[part] = job.roofline.layers(job.model, part), logits
-        return self._passes[part]
+    def _pass(self, choice: LayoutChoice) -> tuple[list[Seconds], tuple[float, float]]:
+        job, batch = self.job, choice.micro_batch(self.job.length)
+        if batch not in self._passes:
+            V = -(-job.vocab_size // batch.tensor)
+            logits = job.roofline.logits(job.model.d_model, V, round(job.predicted * batch.tokens))
+            self._passes[batch] = job.roofline.layers(job.model, batch), logits
+        return self._passes[batch]
 
-    def _hidden(self, choice: Choice) -> float:
-        return choice.part(self.job.length).tokens * narrow(self.job.precision) * self.job.model.d_model
+    def _hidden_bytes(self, choice: LayoutChoice) -> float:
+        return choice.micro_batch(self.job.length).tokens * narrow(self.job.precision) * self.job.model.d_model
 
-    def _tensor(self, choice: Choice) -> float:
-        """The collectives of a micro-batch: of all sublayers, of the embeddings, and of the logits."""
+    def _tensor(self, choice: LayoutChoice) -> float:
+        """Return the seconds of a micro-batch's collectives: of all sublayers, the embeddings and the logits."""
         if choice.layout.tensor == 1:
             return 0.0
-        group, bytes_ = choice.group("tensor", self.job.net), self._hidden(choice)
-        each = zip(choice.depths(self.job), stacks(self.job.model), strict=False)
-        sublayers = sum(depth * (3 if cross else 2) for depth, (_, _, cross) in each)
-        once = 2 * group.gather(bytes_) if choice.layout.sequence else group.reduce(bytes_)
+        group, bytes_ = choice.group("tensor", self.job.net), self._hidden_bytes(choice)
+        per_stack = zip(choice.depths(self.job), stacks(self.job.model), strict=False)
+        sublayers = sum(depth * (3 if cross else 2) for depth, (_, _, cross) in per_stack)
+        collective = 2 * group.gather(bytes_) if choice.layout.sequence else group.reduce(bytes_)
         passes = 3 if choice.recompute == 1 else 2
-        return (sublayers * passes + 2) * once * (1 - HIDDEN if self.job.software.hidden_tensor else 1)
+        return (sublayers * passes + 2) * collective * (1 - HIDDEN if self.job.software.hidden_tensor else 1)
 
-    def _ring(self, choice: Choice, layer: Seconds) -> float:
-        """What the ring of a layer's keys and values takes longer than its attention, forward and back."""
+    def _ring(self, choice: LayoutChoice, layer: Seconds) -> float:
+        """Return the seconds by which the ring of a layer's keys and values exceeds its attention."""
         c, model, n = choice.layout.context, self.job.model, narrow(self.job.precision)
         if c == 1:
             return 0.0
-        group, tokens = choice.group("context", self.job.net), choice.part(self.job.length).tokens
+        group, tokens = choice.group("context", self.job.net), choice.micro_batch(self.job.length).tokens
         keys = tokens * 2 * model.attention.groups // choice.layout.tensor * model.d_head
-        there = max(0.0, (c - 1) * group.send(n * keys) - layer.attention[0])
-        back = max(0.0, (c - 1) * group.send((n + WIDE) * keys) - layer.attention[1])
-        return there + back + (there if choice.recompute == 1 else 0.0)
+        forward = max(0.0, (c - 1) * group.send(n * keys) - layer.attention[0])
+        backward = max(0.0, (c - 1) * group.send((n + WIDE) * keys) - layer.attention[1])
+        return forward + backward + (forward if choice.recompute == 1 else 0.0)
 
-    def _shard(self, choice: Choice, parameters: float, compute: tuple[float, float]) -> float:
-        """What gathering and reducing take longer than a layer's passes, for one of a stage's layers."""
+    def _shard(self, choice: LayoutChoice, parameters: float, compute: tuple[float, float]) -> float:
+        """Return the seconds by which gathering and reducing delay one of a stage's layers."""
         if choice.layout.shard == 1:
             return 0.0
         group, depth = choice.group("shard", self.job.net), sum(choice.depths(self.job))
         gather, reduce = group.gather(narrow(self.job.precision) * parameters), group.gather(WIDE * parameters)
-        first, last = gather / depth, reduce / depth  # nothing is at work before the first, or after the last
+        first, last = gather / depth, reduce / depth  # no compute hides the first gather and the last reduction
         regather = gather if choice.layout.pipeline == 1 else 0.0
-        return first + last + _beside(gather, compute[0]) + _beside(regather + reduce, compute[1])
+        return first + last + _exposed(gather, compute[0]) + _exposed(regather + reduce, compute[1])
 
 
-def _beside(seconds: float, compute: float) -> float:
-    """By how much a collective makes compute longer that runs at the same time."""
-    return max(0.0, seconds - compute) + BESIDE * min(seconds, compute)
+def _exposed(seconds: float, compute: float) -> float:
+    """Return the seconds by which a collective delays the compute that it overlaps with."""
+    return max(0.0, seconds - compute) + INTERFERENCE * min(seconds, compute)
 
 
 @dataclass(frozen=True)
-class Search:
-    """What was found: those that fit, fastest first, and of each kind of layout that has none, the least that it needs.
+class LayoutSearch:
+    """Layouts that fit, fastest first, and for each kind without one, the layout that needs the least memory.
 
-    A kind is the set of axes that a layout uses; copies of sharded weights are no kind of their own.
+    A kind is the set of axes that a layout uses; replicas of sharded weights are not a separate kind.
     """
 
-    job: Job
-    fitting: Sequence[Prediction]
-    too_large: Sequence[Prediction]
-    free: Prediction | None = None  # the best of all layouts, where one was asked for
+    job: TrainingJob
+    fitting: Sequence[LayoutPrediction]
+    too_large: Sequence[LayoutPrediction]
+    free: LayoutPrediction | None = None  # the best of all layouts, if one was requested
 
     @property
-    def best(self) -> Prediction:
-        """The fastest that fits; where none does, the one that needs least."""
-        return self.fitting[0] if self.fitting else min(self.too_large, key=lambda each: each.memory.peak)
+    def best(self) -> LayoutPrediction:
+        """The fastest that fits, or if none does, the one that needs the least memory."""
+        return self.fitting[0] if self.fitting else min(self.too_large, key=lambda layout: layout.memory.peak)
 
-    def others(self) -> list[Prediction]:
-        """The fastest of each other kind, then the smallest of each kind that never fits. Of many, those that use one
-        axis alone, and the first ones of the others."""
-        found = {kind(self.best.choice): self.best}
-        for each in [*self.fitting, *sorted(self.too_large, key=lambda each: each.memory.peak)]:
-            found.setdefault(kind(each.choice), each)
-        del found[kind(self.best.choice)]
-        plain = [axes for axes in found if len(axes) == 1]
-        mixed = [axes for axes in found if len(axes) > 1][: MAX_OTHERS - len(plain)]
-        return [each for axes, each in found.items() if axes in plain or axes in mixed]
+    def others(self) -> list[LayoutPrediction]:
+        """Return the fastest of each other kind, then the smallest of each kind that never fits.
+
+        If there are many, return those that use a single axis, and the first of the others.
+        """
+        by_kind = {kind(self.best.choice): self.best}
+        for layout in [*self.fitting, *sorted(self.too_large, key=lambda layout: layout.memory.peak)]:
+            by_kind.setdefault(kind(layout.choice), layout)
+        del by_kind[kind(self.best.choice)]
+        single = [axes for axes in by_kind if len(axes) == 1]
+        mixed = [axes for axes in by_kind if len(axes) > 1][: MAX_OTHERS - len(single)]
+        return [layout for axes, layout in by_kind.items() if axes in single or axes in mixed]
 
 
-def search(job: Job, asked: Layout | None = None, micro: int | None = None, recompute: bool | None = None) -> Search:
-    """Predict every layout, or the one asked for, with every number of rows at a time, or `micro` of them. `recompute`:
-    whether layers run again in the backward pass; both are tried where it is None."""
+def search(
+    job: TrainingJob, layout: Layout | None = None, *, micro: int | None = None, recompute: bool | None = None
+) -> LayoutSearch:
+    """Predict every layout, or only `layout`, with every micro-batch size, or only `micro`.
+
+    `recompute` is whether layers are recomputed in the backward pass; None tries both.
+    """
     predict, fitting = Predictor(job), []
-    too_large: dict[tuple[str, ...], tuple[float, Choice]] = {}
-    reason, advice = None, "change --layout or --gpus"
-    layouts = [asked.over(job.gpus, "--layout", advice)] if asked is not None else list(_layouts(job))
-    for layout in layouts:
-        for size in _at_a_time(job, layout, micro):
-            reason = refusal(job, Choice(layout, size))
+    too_large: dict[tuple[str, ...], tuple[float, LayoutChoice]] = {}
+    reason, hint = None, "change --layout or --gpus"
+    layouts = [layout.over(job.gpus, "--layout", hint)] if layout is not None else list(_layouts(job))
+    for candidate in layouts:
+        for size in _micro_sizes(job, candidate, micro):
+            reason = refusal(job, LayoutChoice(candidate, size))
             if reason is not None:
                 continue
             for share in (0.0, 1.0) if recompute is None else (float(recompute),):
-                choice = Choice(layout, size, share)
+                choice = LayoutChoice(candidate, size, share)
                 peak = rank_memory(job, choice).peak
-                if peak <= job.device.memory:  # running layers again would only be slower
+                if peak <= job.device.memory:  # recomputing would only be slower
                     fitting.append(predict(choice))
                     break
                 if peak < too_large.get(kind(choice), (math.inf,))[0]:
                     too_large[kind(choice)] = peak, choice
     if not fitting and not too_large:
-        rows = f"{job.rows} rows a step can't be divided over {job.gpus} GPUs; choose --batch as a multiple of it"
-        raise ConfigError(f"{'--layout' if asked else f'--gpus {job.gpus}'}: {reason or rows}")
-    fitting.sort(key=lambda each: each.time.total)
-    known = {kind(each.choice) for each in fitting}
-    refused = [predict(choice) for name, (_, choice) in too_large.items() if name not in known]
-    free = None if asked is None else search(job, None, micro, recompute).best
-    return Search(job, fitting, refused, free)
+        rows = f"{job.rows} rows per step can't be divided over {job.gpus} GPUs; choose --batch as a multiple of it"
+        raise ConfigError(f"{'--layout' if layout else f'--gpus {job.gpus}'}: {reason or rows}")
+    fitting.sort(key=lambda layout: layout.time.total)
+    kinds = {kind(layout.choice) for layout in fitting}
+    unfit = [predict(choice) for axes, (_, choice) in too_large.items() if axes not in kinds]
+    free = None if layout is None else search(job, micro=micro, recompute=recompute).best
+    return LayoutSearch(job, fitting, unfit, free=free)
 
 
-def kind(choice: Choice) -> tuple[str, ...]:
-    """The axes that a layout uses."""
-    copies = "replicate" if choice.layout.shard > 1 else None
-    return tuple(axis for axis, size in choice.layout.sizes.items() if size > 1 and axis != copies)
+def kind(choice: LayoutChoice) -> tuple[str, ...]:
+    """Return the axes that a layout uses."""
+    ignored = "replicate" if choice.layout.shard > 1 else None
+    return tuple(axis for axis, size in choice.layout.sizes.items() if size > 1 and axis != ignored)
 
 
-def _layouts(job: Job) -> Iterator[Layout]:
-    """All sizes that multiply to the number of devices. Where matrices are split, so is what runs between them."""
+def _layouts(job: TrainingJob) -> Iterator[Layout]:
+    """Yield all mesh sizes that multiply to the number of devices, with sequence parallelism if it is possible."""
     for t in _divisors(job.gpus):
         if indivisible(job.model, t) or t > MAX_TENSOR_MACHINES * job.net.machine:
             continue
@@ -256,12 +271,12 @@ def _layouts(job: Job) -> Iterator[Layout]:
                     yield Layout(replicate=readers // s, shard=s, tensor=t, sequence=sequence, context=c, pipeline=p)
 
 
-def _at_a_time(job: Job, layout: Layout, micro: int | None) -> list[int]:
+def _micro_sizes(job: TrainingJob, layout: Layout, micro: int | None) -> list[int]:
     rows = job.rows // layout.readers
     if micro is not None:
         return [min(micro, rows)]
-    several = {size for size in (*(1 << power for power in range(7)), rows) if size <= min(rows, MAX_MICRO)}
-    return sorted(size for size in several if rows % size == 0)
+    sizes = {size for size in (*(1 << power for power in range(7)), rows) if size <= min(rows, MAX_MICRO)}
+    return sorted(size for size in sizes if rows % size == 0)
 
 
 def _divisors(number: int) -> list[int]:
@@ -269,7 +284,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def layout_from(text: str) -> Layout:
-    """'tensor=8,sequence=true,pipeline=16' as a layout."""
+    """Parse a layout such as 'tensor=8,sequence=true,pipeline=16'."""
     words = ("sequence=true" if word == "sequence" else word for word in text.replace(",", " ").split())
     try:
         return validate(Layout, assignments(words))
@@ -277,28 +292,29 @@ def layout_from(text: str) -> Layout:
         raise ConfigError(f"--layout: {error}; write it as in --layout tensor=8,sequence=true") from None
 
 
-# what takes the time of a step → what is said of it where it speaks against a layout
+# part of a step's time → the reason that is shown if it makes a layout slower
 REASONS = {
     "bubble": "bubble",
     "tensor": "all-reduces",
     "shard": "gathering weights",
-    "replicate": "summing gradients",
-    "context": "the ring of keys and values",
+    "replicate": "all-reducing gradients",
+    "context": "ring attention",
     "send": "sends between stages",
     "compute": "smaller products",
     "update": "updates more weights on each GPU",
 }
 
 
-def why_not(other: Prediction, best: Prediction) -> str:
+def why_not(other: LayoutPrediction, best: LayoutPrediction) -> str:
+    """Say in a few words why a layout is worse than the best."""
     choice, device, time = other.choice, other.job.device, other.time
     if not other.fits:
         return f"does not fit: {byte_size(other.memory.peak)} of {byte_size(device.memory)}"
-    longer = time.total / best.time.total - 1
-    slower = f"{longer:.{0 if longer > 0.01 else 1}%} slower"
-    waits = {part: getattr(time, part) - getattr(best.time, part) for part in REASONS}
-    part, wait = max(waits.items(), key=lambda item: item[1])
-    if wait <= 0:
+    excess = time.total / best.time.total - 1
+    slower = f"{excess:.{0 if excess > 0.01 else 1}%} slower"
+    differences = {part: getattr(time, part) - getattr(best.time, part) for part in REASONS}
+    part, difference = max(differences.items(), key=lambda item: item[1])
+    if difference <= 0:
         return slower
     reason, share = REASONS[part], f"{getattr(time, part) / time.total:.0%}"
     if part == "compute" and choice.recompute > best.choice.recompute:
@@ -307,7 +323,7 @@ def why_not(other: Prediction, best: Prediction) -> str:
         reason = "uneven stages"
     elif part == "bubble":
         reason += f" {share}"
-    elif part in choice.layout.sizes:  # of one axis
+    elif part in choice.layout.sizes:
         crosses = choice.layout.sizes[part] > 1 and choice.group(part, other.job.net).crosses
         reason += f"{' between machines' if crosses else ''} {share}"
     return f"{slower}: {reason}"

@@ -1,4 +1,4 @@
-"""What a training run takes on a named machine, as tables: parts, layouts, memory, hours and energy."""
+"""Tables of a planned training run: components, layouts, memory, time and energy."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from weft.config import Config
 from weft.costs.count import Count
 from weft.costs.devices import Device
-from weft.costs.layout_search import Prediction, Search, why_not
-from weft.costs.layouts import Choice, Job, RankMemory, rank_memory
+from weft.costs.layout_search import LayoutPrediction, LayoutSearch, why_not
+from weft.costs.layouts import LayoutChoice, RankMemory, TrainingJob, rank_memory
 from weft.costs.memory import Memory, Workload, cache_bytes, training_memory
 from weft.costs.units import byte_size, duration, plain, short
 from weft.errors import ConfigError
@@ -17,26 +17,26 @@ from weft.layout import AXES, Layout
 from weft.models.config import Decoder
 from weft.nn.config import LoRA
 
-PETAFLOP_DAY = 8.64e19  # 10¹⁵ operations a second for a day (Brown et al. 2020)
-PUE = 1.1  # what a large data centre draws for each watt that reaches its machines
-MAX_BEST = 3  # layouts that are shown as the best ones
-MAX_DEVICES = 1 << 14  # that are tried where one has too little memory
-MAX_SEQUENCES = 1 << 14  # that are tried on one device at a time
+PETAFLOP_DAY = 8.64e19  # FLOPs of 10¹⁵ FLOP/s for a day (Brown et al. 2020)
+PUE = 1.1  # power that a large data centre draws per watt of its machines
+MAX_BEST = 3  # layouts shown as the best
+MAX_DEVICES = 1 << 14  # devices that are tried if one has too little memory
+MAX_SEQUENCES = 1 << 14  # sequences per micro-batch that are tried
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What training runs on, and the share of the peak that it reaches (MFU; Chowdhery et al. 2022, appendix B)."""
+    """Devices of a training run, and their model FLOPs utilisation (MFU; Chowdhery et al. 2022, appendix B)."""
 
     device: Device
     gpus: int
     mfu: float
     precision: str
-    basis: str = "assumed; --mfu changes it"  # where that share comes from
+    basis: str = "assumed; --mfu changes it"  # where the MFU comes from
 
     def __post_init__(self) -> None:
         if not 0.0 < self.mfu <= 1.0:
-            raise ConfigError(f"--mfu {self.mfu:g}: expected a share of the peak above 0 and at most 1, such as 0.4")
+            raise ConfigError(f"--mfu {self.mfu:g}: expected a fraction of the peak above 0 and at most 1, such as 0.4")
 
     @property
     def peak(self) -> float:
@@ -45,7 +45,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A whole training run."""
+    """Length, compute, time and energy of a training run."""
 
     tokens: int
     steps: int
@@ -55,19 +55,21 @@ class TrainingPlan:
 
 
 def plan_training(
-    flops_per_token: float, tokens: int, tokens_per_step: int, machine: Machine, update: float = 0.0
+    flops_per_token: float, tokens: int, tokens_per_step: int, *, machine: Machine, update_flops: float = 0.0
 ) -> TrainingPlan:
-    """A run over `tokens`, and the operations of each `update` of the weights. MFU counts the model's operations alone:
-    recomputed layers are not in `flops_per_token`."""
+    """Plan a run over `tokens`, with `update_flops` per optimizer step.
+
+    MFU counts only the model's FLOPs: recomputed layers are not in `flops_per_token`.
+    """
     steps = -(-tokens // tokens_per_step)
-    flops = flops_per_token * tokens + update * steps
+    flops = flops_per_token * tokens + update_flops * steps
     seconds = flops / (machine.peak * machine.mfu)
     energy = machine.gpus * machine.device.watts * PUE * seconds / 3.6e6
-    return TrainingPlan(tokens, steps, flops, seconds, energy)
+    return TrainingPlan(tokens, steps, flops, seconds=seconds, kilowatt_hours=energy)
 
 
 def components_table(name: str, cost: Count) -> Table:
-    """The parameters and operations of a model, part by part."""
+    """Return the parameters and FLOPs of a model, per component."""
     rows = [
         (
             part.name,
@@ -78,26 +80,27 @@ def components_table(name: str, cost: Count) -> Table:
         )
         for part in cost.components
     ]
-    rows.append(("all", f"{cost.parameters:,}", "", short(cost.forward), ""))
+    rows.append(("total", f"{cost.parameters:,}", "", short(cost.forward), ""))
     remarks = [cost.note] if cost.note else []
     if cost.trainable < cost.parameters:
         remarks.append(
-            f"{cost.trainable:,} of these are trained, {cost.trainable / cost.parameters:.2%}; the others are frozen."
-            f" Training takes {short(cost.training())} FLOPs a token."
+            f"{cost.trainable:,} of the parameters, {cost.trainable / cost.parameters:.2%}, are trained; the others are"
+            f" frozen. Training takes {short(cost.training())} FLOPs per token."
         )
     elif cost.parameters:
         remarks.append(
-            f"FLOPs are those of the forward pass at {cost.length:,} tokens a sequence. Training takes 3 times as many,"
-            f" {short(cost.training())} a token, {short(cost.training(recompute=True))} with activation checkpointing."
-            " An m×k by k×n product is 2mkn; attention counts every key of the sequence, also under a causal mask."
+            f"FLOPs are those of the forward pass at {cost.length:,} tokens per sequence. Training takes 3 times as"
+            f" many, {short(cost.training())} per token, {short(cost.training(recompute=True))} with activation"
+            " checkpointing."
+            " An m×k by k×n product is 2mkn; attention counts every key of the sequence, even under a causal mask."
         )
     return Table(("part", "parameters", "share", "FLOPs/token", "share"), rows, name, remarks)
 
 
-def training_table(training: TrainingPlan, machine: Machine, why: str, batch: str) -> Table:
-    """A training run in numbers; `why` says where its tokens come from, `batch` how many a step reads."""
+def training_table(training: TrainingPlan, machine: Machine, *, basis: str, batch: str) -> Table:
+    """Return a training run; `basis` says where its number of tokens comes from, `batch` how many a step reads."""
     rows = [
-        ("tokens", f"{short(training.tokens)} ({why})"),
+        ("tokens", f"{short(training.tokens)} ({basis})"),
         ("steps", f"{training.steps:,} of {batch} tokens"),
         ("compute", f"{training.flops:.3g} FLOPs, {plain(training.flops / PETAFLOP_DAY)} petaflop/s-days"),
         ("time", duration(training.seconds)),
@@ -106,44 +109,44 @@ def training_table(training: TrainingPlan, machine: Machine, why: str, batch: st
     ]
     remark = (
         f"At {machine.mfu:.1%} of the peak of {machine.peak / 1e12:,.4g} TFLOP/s ({machine.basis});"
-        f" {machine.device.watts:g} W a device, times {PUE} for the building (PUE)."
+        f" {machine.device.watts:g} W per device, times {PUE} for the data centre (PUE)."
     )
     title = f"{machine.gpus:,} × {machine.device.title}" if machine.gpus > 1 else machine.device.title
     return Table(("training", machine.precision), rows, title, [remark], text=(0, 1))
 
 
-def layouts_table(found: Search) -> Table:
-    """The best layouts, and the best of each other kind with what speaks against it."""
-    job, best = found.job, found.best
-    top: list[Prediction] = []
-    for each in found.fitting:
-        if len(top) < MAX_BEST and all(each.choice.layout != other.choice.layout for other in top):
-            top.append(each)
-    fastest = found.free or best
-    shown = [(each, why_not(each, fastest) if each is not fastest else "the fastest that fits") for each in top]
+def layouts_table(search: LayoutSearch) -> Table:
+    """Return the best layouts, and the best of each other kind with the reason against it."""
+    job, best = search.job, search.best
+    top: list[LayoutPrediction] = []
+    for layout in search.fitting:
+        if len(top) < MAX_BEST and all(layout.choice.layout != other.choice.layout for other in top):
+            top.append(layout)
+    fastest = search.free or best
+    shown = [(layout, why_not(layout, fastest) if layout is not fastest else "fastest that fits") for layout in top]
     if not top:
         shown.append((best, why_not(best, fastest)))
-    if found.free is not None and found.free.choice.layout != best.choice.layout:
-        shown.append((found.free, "the fastest of all" if found.free.fits else why_not(found.free, found.free)))
-    shown += [(each, why_not(each, fastest)) for each in found.others() if each not in top]
-    axes = [axis for axis in AXES if any(each.choice.layout.sizes[axis] > 1 for each, _ in shown)]
+    if search.free is not None and search.free.choice.layout != best.choice.layout:
+        shown.append((search.free, "fastest of all" if search.free.fits else why_not(search.free, search.free)))
+    shown += [(layout, why_not(layout, fastest)) for layout in search.others() if layout not in top]
+    axes = [axis for axis in AXES if any(layout.choice.layout.sizes[axis] > 1 for layout, _ in shown)]
     net = job.net
     remarks = [
         f"{job.device.title}: {net.inside / 1e9:.4g} GB/s each way inside a machine of {net.machine:,}"
-        + (f", {net.across / 1e9:.4g} GB/s a GPU between machines ({net.name})." if job.gpus > net.machine else "."),
-        "seq: with parallel.sequence. rows: read at a time by one GPU (batch.micro). recompute: layers run again in the"
-        " backward pass (batch.recompute). waits: communication that compute does not hide. Seconds are those of the"
-        " slowest stage; in a pipeline it has the logits.",
+        + (f", {net.across / 1e9:.4g} GB/s per GPU between machines ({net.name})." if job.gpus > net.machine else "."),
+        "seq: with parallel.sequence. rows: sequences per GPU and micro-batch (batch.micro). recompute: with activation"
+        " checkpointing (batch.recompute). waits: communication that compute does not hide. Times are those of the"
+        " slowest pipeline stage, which has the logits.",
     ]
     header = (*axes, "rows", "recompute", "memory", "compute", "waits", "bubble", "step", "MFU", "")
-    title = f"{job.rows:,} × {job.length:,} tokens a step over {job.gpus:,} GPUs"
+    title = f"{job.rows:,} × {job.length:,} tokens per step over {job.gpus:,} GPUs"
     spare = [header.index(name) for name in ("compute", "waits", "bubble", "MFU", "recompute")]
-    rows = [_row(each, axes, why) for each, why in shown]
+    rows = [_row(layout, axes, reason) for layout, reason in shown]
     return Table(header, rows, title, remarks, text=(len(header) - 1,), spare=spare)
 
 
-def _row(each: Prediction, axes: Sequence[str], remark: str) -> tuple[str, ...]:
-    time, choice = each.time, each.choice
+def _row(layout: LayoutPrediction, axes: Sequence[str], reason: str) -> tuple[str, ...]:
+    time, choice = layout.time, layout.choice
     sizes = {axis: str(size) if size > 1 else "" for axis, size in choice.layout.sizes.items()}
     sizes["tensor"] += " seq" if choice.layout.sequence else ""
     waits = time.tensor + time.context + time.send + time.shard + time.replicate
@@ -151,13 +154,13 @@ def _row(each: Prediction, axes: Sequence[str], remark: str) -> tuple[str, ...]:
         *(sizes[axis] for axis in axes),
         str(choice.micro),
         "yes" if choice.recompute else "",
-        byte_size(each.memory.peak),
+        byte_size(layout.memory.peak),
         _seconds(time.compute + time.update),
         _seconds(waits) if waits else "",
         f"{time.bubble / time.total:.0%}" if time.bubble else "",
         _seconds(time.total),
-        f"{each.mfu:.0%}",
-        remark,
+        f"{layout.mfu:.0%}",
+        reason,
     )
 
 
@@ -168,34 +171,35 @@ def _seconds(seconds: float) -> str:
 # ---- memory
 
 PARTS = {"weights": "weights", "copies": "16-bit copies", "gradients": "gradients", "optimizer": "optimizer"}
-PARTS |= {"activations": "activations", "logits": "logits", "passing": "passing through"}
+PARTS |= {"activations": "activations", "logits": "logits", "passing": "temporary"}
 
 
-def device_table(best: Prediction, machine: Machine) -> Table:
-    """What the fullest device holds under a layout, how many sequences fit on it, and what generation takes."""
+def device_table(best: LayoutPrediction, machine: Machine) -> Table:
+    """Return the memory of the fullest device under a layout, the sequences that fit, and the cost of generation."""
     job, memory = best.job, best.memory
-    max_sequences = [_fitting(job, replace(best.choice, recompute=share)) for share in (0.0, 1.0)]
-    remarks = [_fits(job.device, job.length, max_sequences, _sharing(job))]
+    max_sequences = [_max_sequences(job, replace(best.choice, recompute=share)) for share in (0.0, 1.0)]
+    remarks = [_capacity(job.device, job.length, max_sequences, min_devices=_min_devices(job))]
     if not memory.accumulates:
-        remarks.append("Gradients come as activations go; the peak has one or the other.")
-    rows = [*_parts(memory), ("at the peak", byte_size(memory.peak))]
-    title = _at_a_time(best.choice.micro, job.length, machine.gpus)
-    title += ", layers recomputed" if best.choice.recompute else ""
+        remarks.append("Gradients appear as activations are freed; the peak has only one of them.")
+    rows = [*_parts(memory), ("peak", byte_size(memory.peak))]
+    title = _micro_batch(best.choice.micro, job.length, machine.gpus)
+    title += ", with activation checkpointing" if best.choice.recompute else ""
     return Table(("memory", job.precision), rows, title, [*remarks, *_generation(job.model, job.cost, machine)])
 
 
-def memory_table(model: Config, cost: Count, work: Workload, machine: Machine, adapter: LoRA | None = None) -> Table:
-    """The same for a model that no layout is searched for."""
-    kept = training_memory(model, work, adapter)
-    each = training_memory(model, replace(work, sequences=1), adapter)
-    free = machine.device.memory - each.fixed - each.logits
-    left = free + each.fixed - each.recomputed
-    sharing = -(-each.fixed * machine.gpus // left) if left > 0 else None
-    max_sequences = [free // each.activations, free // each.recomputed]
-    remarks = [_fits(machine.device, work.length, max_sequences, sharing), *_generation(model, cost, machine)]
-    fewer = ("all, with activation checkpointing", byte_size(kept.total(recompute=True)))
-    rows = [*_parts(kept), ("all", byte_size(kept.total())), fewer]
-    return Table(("memory", work.precision), rows, _at_a_time(work.sequences, work.length, machine.gpus), remarks)
+def memory_table(model: Config, cost: Count, work: Workload, *, machine: Machine, adapter: LoRA | None = None) -> Table:
+    """Return the memory of a model without a layout search, the sequences that fit, and the cost of generation."""
+    memory = training_memory(model, work, adapter)
+    single = training_memory(model, replace(work, sequences=1), adapter)
+    free = machine.device.memory - single.fixed - single.logits
+    left = free + single.fixed - single.recomputed
+    min_devices = -(-single.fixed * machine.gpus // left) if left > 0 else None
+    max_sequences = [free // single.activations, free // single.recomputed]
+    remarks = [_capacity(machine.device, work.length, max_sequences, min_devices=min_devices)]
+    remarks += _generation(model, cost, machine)
+    recomputed = ("total, with activation checkpointing", byte_size(memory.total(recompute=True)))
+    rows = [*_parts(memory), ("total", byte_size(memory.total())), recomputed]
+    return Table(("memory", work.precision), rows, _micro_batch(work.sequences, work.length, machine.gpus), remarks)
 
 
 def _parts(memory: Memory | RankMemory) -> list[tuple[str, str]]:
@@ -203,37 +207,37 @@ def _parts(memory: Memory | RankMemory) -> list[tuple[str, str]]:
     return [(name, byte_size(size)) for name, size in sizes.items() if size]
 
 
-def _at_a_time(sequences: int, length: int, gpus: int) -> str:
-    apiece = f", on each of {gpus:,} devices" if gpus > 1 else ""
-    return f"{sequences} × {length:,} tokens at a time{apiece}"
+def _micro_batch(sequences: int, length: int, gpus: int) -> str:
+    devices = f", on each of {gpus:,} devices" if gpus > 1 else ""
+    return f"micro-batch of {sequences} × {length:,} tokens{devices}"
 
 
-def _fits(device: Device, length: int, max_sequences: Sequence[int], sharing: int | None) -> str:
-    """How many sequences fit at a time, without recomputing and with it; or how many devices could share one."""
-    plainly, recomputed = max_sequences
-    if plainly > 0:
-        fits = f"enough for about {plainly:,} sequences at a time, {recomputed:,} with activation checkpointing."
+def _capacity(device: Device, length: int, max_sequences: Sequence[int], *, min_devices: int | None) -> str:
+    """Say how many sequences fit, without and with recomputation, or how many devices could share one."""
+    kept, recomputed = max_sequences
+    if kept > 0:
+        fits = f"enough for about {kept:,} sequences at a time, {recomputed:,} with activation checkpointing."
     elif recomputed > 0:
         fits = f"enough for about {recomputed:,} sequences at a time, with activation checkpointing."
-    elif sharing is not None:
-        fits = f"too little for even one sequence at a time; {sharing:,} could share it (--gpus)."
+    elif min_devices is not None:
+        fits = f"too little for even one sequence; {min_devices:,} devices could share it (--gpus)."
     else:
         fits = f"too little for one sequence of {length:,} tokens."
     return f"{device.title} has {byte_size(device.memory)}: {fits}"
 
 
-def _sharing(job: Job) -> int | None:
-    """The least power of two of devices that can share the weights, with one recomputed sequence on each."""
+def _min_devices(job: TrainingJob) -> int | None:
+    """Return the smallest power of two of devices that can shard the weights, with one recomputed sequence on each."""
 
     def fits_on(gpus: int) -> bool:
-        choice = Choice(Layout(replicate=1, shard=gpus), 1, 1.0)
+        choice = LayoutChoice(Layout(replicate=1, shard=gpus), 1, 1.0)
         return rank_memory(replace(job, rows=gpus), choice).peak <= job.device.memory
 
-    several = (1 << power for power in range(1, MAX_DEVICES.bit_length()))
-    return next((gpus for gpus in several if gpus > job.gpus and fits_on(gpus)), None)
+    sizes = (1 << power for power in range(1, MAX_DEVICES.bit_length()))
+    return next((gpus for gpus in sizes if gpus > job.gpus and fits_on(gpus)), None)
 
 
-def _fitting(job: Job, choice: Choice) -> int:
+def _max_sequences(job: TrainingJob, choice: LayoutChoice) -> int:
     batches = choice.batches(job.rows)
 
     def too_many(sequences: int) -> bool:
@@ -244,12 +248,12 @@ def _fitting(job: Job, choice: Choice) -> int:
 
 
 def _generation(model: Config, cost: Count, machine: Machine) -> list[str]:
-    cache, halves = cache_bytes(model, machine.precision), 2 * cost.multiplied
+    cache, weights = cache_bytes(model, machine.precision), 2 * cost.multiplied
     if not cache:
         return []
     small = f" ({byte_size(cache_bytes(model, 'int8'))} in int8)" if isinstance(model, Decoder) else ""
     return [
-        f"Generation caches {byte_size(cache)} a token{small}, {byte_size(cache * cost.length)} for {cost.length:,}."
-        f" Each token reads {byte_size(halves)} of 16-bit weights,"
-        f" so one sequence gets at most {short(machine.device.bandwidth / halves)} tokens/s."
+        f"Generation caches {byte_size(cache)} per token{small}, {byte_size(cache * cost.length)} for {cost.length:,}."
+        f" Each token reads {byte_size(weights)} of 16-bit weights,"
+        f" so one sequence gets at most {short(machine.device.bandwidth / weights)} tokens/s."
     ]

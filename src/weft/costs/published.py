@@ -1,6 +1,6 @@
-"""Fixed tables beside weft's own numbers: two of the lectures, and measured steps beside what the planner predicts.
+"""Compare weft's counts with two tables of the lectures, and the planner's predictions with measured steps.
 
-published.md says where the rows of published.csv come from, and which of them any constant was fitted to.
+published.md lists the sources of published.csv, and which rows constants were fitted to.
 """
 
 import csv
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from weft.config import validate
 from weft.costs.count import count
 from weft.costs.devices import DEVICES, interconnect_named
-from weft.costs.layout_search import Prediction, Predictor
-from weft.costs.layouts import Choice, Job, refusal
+from weft.costs.layout_search import LayoutPrediction, Predictor
+from weft.costs.layouts import LayoutChoice, TrainingJob, refusal
 from weft.costs.plan import PETAFLOP_DAY
 from weft.costs.roofline import Software
 from weft.costs.units import plain, short
@@ -25,7 +25,7 @@ from weft.models.presets import PRESETS, bert, gpt, llama, preset, vaswani
 
 
 class GPT3Row(NamedTuple):
-    """A row of Brown et al. 2020, table 2.1, as the slide prints it."""
+    """Row of Brown et al. 2020, table 2.1, as on the slide."""
 
     preset: str
     parameters: float
@@ -35,7 +35,7 @@ class GPT3Row(NamedTuple):
     d_head: int
 
     @property
-    def multiplies_out(self) -> bool:
+    def is_consistent(self) -> bool:
         return self.heads * self.d_head == self.d_model
 
 
@@ -48,12 +48,12 @@ def _numbers(row: Mapping[str, str]) -> list[Any]:
     return [int(cell) if cell.isdecimal() else float(cell) for cell in list(row.values())[1:]]
 
 
-# GPT-3 Large's row is 16 heads of 96; two rows do not multiply out, and the presets say what is built instead.
+# GPT-3 Large has 16 heads of 96; two rows are inconsistent, and the presets' descriptions say what is built instead.
 GPT3 = tuple(GPT3Row(row["preset"], *_numbers(row)) for row in _table("gpt3.csv"))
 
 
 def gpt3_table() -> Table:
-    """The slide's sizes beside those of the presets."""
+    """Compare the slide's sizes with those of the presets."""
     rows = []
     for row in GPT3:
         model = preset(row.preset)
@@ -63,13 +63,13 @@ def gpt3_table() -> Table:
         compute = plain(cost.training() * 300e9 / PETAFLOP_DAY)
         rows.append((row.preset, short(row.parameters), short(cost.parameters), difference, *sizes, compute))
     remarks = ["Petaflop/s-days are those of training on 300 billion tokens."]
-    remarks += [f"{row.preset}: {PRESETS[row.preset][1]}." for row in GPT3 if not row.multiplies_out]
+    remarks += [f"{row.preset}: {PRESETS[row.preset][1]}." for row in GPT3 if not row.is_consistent]
     header = ("preset", "slide", "weft", "differs", "layers", "d_model", "heads", "d_head", "PF/s-days")
     return Table(header, rows, "GPT-3's sizes (Brown et al. 2020, table 2.1)", remarks)
 
 
 class OPTRow(NamedTuple):
-    """A row of the slide: shares of the operations of an update, in percent."""
+    """Row of the slide: shares of the FLOPs of an update, in percent."""
 
     name: str
     layers: int
@@ -81,28 +81,29 @@ class OPTRow(NamedTuple):
     logits: float
 
 
-# Zhang et al. 2022, table 1; the slide's smallest row has the sizes of GPT-3 Large.
+# Zhang et al. 2022, table 1; the slide's smallest row is GPT-3 Large
 OPT = tuple(OPTRow(row["name"], *_numbers(row)) for row in _table("opt.csv"))
 OPT_VOCABULARY, OPT_CONTEXT = 50272, 2048
 
 
 def opt_shares(row: OPTRow) -> dict[str, float]:
-    """Percent of the operations of an update, the layers recomputed once, by component: weft's own count."""
+    """Return weft's count of the FLOPs of an update, with the layers recomputed once, in percent per component."""
     cost = count(gpt(row.layers, row.d_model, row.heads, OPT_CONTEXT, OPT_VOCABULARY))
     return {part.name: 100 * cost.share(part, recompute=True) for part in cost.components if part.flops}
 
 
 def opt_table() -> Table:
+    """Compare weft's shares of FLOPs with the slide's."""
     parts = ("MHA projections", "FFN", "attention", "logits")
     rows = []
     for row in OPT:
         slide = zip(parts, (row.projections, row.feedforward, row.attention, row.logits), strict=True)
-        rows.append((row.name, *(f"{opt_shares(row)[part]:.1f} | {there:4.1f}" for part, there in slide)))
+        rows.append((row.name, *(f"{opt_shares(row)[part]:.1f} | {share:4.1f}" for part, share in slide)))
     remark = (
-        f"weft counts 8d²L, 16d²L, 4TdL and 2dV a token (T = {OPT_CONTEXT}, V = {OPT_VOCABULARY}); an update runs the"
+        f"weft counts 8d²L, 16d²L, 4TdL and 2dV per token (T = {OPT_CONTEXT}, V = {OPT_VOCABULARY}); an update runs the"
         " layers 4 times, because they are recomputed once, and the logits 3 times. The slide's FFN, attention and"
-        " logits stand in the same ratios to each other. Its MHA column follows from no standard count, and shifts the"
-        " other three. Both show that the FFN's share rises with size and those of attention and logits fall."
+        " logits have the same ratios to each other. Its MHA column follows from no standard count, and shifts the"
+        " others. Both show that the FFN's share rises with size, while those of attention and logits fall."
     )
     return Table(("size", *parts), rows, "Percent of an update's FLOPs for OPT's sizes: weft | slide", [remark])
 
@@ -121,27 +122,27 @@ SOFTWARE = {
 
 
 @dataclass(frozen=True)
-class Row:
-    """A measured step: `value` in `unit`, and how it was run; and what it was used for, "fitted" or "seen"."""
+class MeasuredStep:
+    """Measured step: `value` in `unit`, and how it was run. `used` is "fitted", "seen", or "" for a held-out row."""
 
     source: str
     name: str
-    job: Job
-    choices: tuple[Choice, ...]
+    job: TrainingJob
+    choices: tuple[LayoutChoice, ...]
     value: float
     unit: str
     used: str = ""
 
-    def predicted(self) -> tuple[Prediction, float]:
-        """The fastest of the choices that fits, in the row's unit."""
+    def predicted(self) -> tuple[LayoutPrediction, float]:
+        """Return the fastest of the choices that fits, and its predicted value in the row's unit."""
         predict = Predictor(self.job)
-        found = [predict(choice) for choice in self.choices if refusal(self.job, choice) is None]
-        best = min(found, key=lambda each: (not each.fits, each.time.total))
+        layouts = [predict(choice) for choice in self.choices if refusal(self.job, choice) is None]
+        best = min(layouts, key=lambda layout: (not layout.fits, layout.time.total))
         match self.unit:
             case "ms":
                 value = 1e3 * best.time.total
             case "TFLOP/s":
-                # operations of a step as Narayanan et al. 2021, eq. 3, count them
+                # FLOPs of a step by Narayanan et al. 2021, eq. 3
                 layers, h, s, V = self.job.model.layers, self.job.model.d_model, self.job.length, self.job.vocab_size
                 flops = 96 * self.job.rows * s * layers * h * h * (1 + s / (6 * h) + V / (16 * layers * h))
                 value = flops / best.time.total / self.job.gpus / 1e12
@@ -150,19 +151,21 @@ class Row:
         return best, value
 
 
-def rows() -> list[Row]:
+def rows() -> list[MeasuredStep]:
     return [_row(cells) for cells in _table("published.csv")]
 
 
-def _row(cells: Mapping[str, str]) -> Row:
+def _row(cells: Mapping[str, str]) -> MeasuredStep:
     model, device, gpus = _model(cells), USED_DEVICES[cells["device"]], int(cells["gpus"])
-    net, how = interconnect_named(cells["network"], device, gpus), SOFTWARE[cells["software"]]
-    job = Job(model, int(cells["rows"]), model.context, device, net, gpus, cells["precision"], software=how)
+    net = interconnect_named(cells["network"], device, gpus)
+    job = TrainingJob(model, int(cells["rows"]), model.context, device=device, net=net, gpus=gpus)
+    job = replace(job, precision=cells["precision"], software=SOFTWARE[cells["software"]])
     job = replace(job, predicted=0.15 if cells["family"] == "BERT" else 1.0)
     layout = validate(Layout, {axis: cells[axis] for axis in (*AXES, "sequence") if axis in cells}).over(gpus)
     share, chunks = float(cells["recompute"]), int(cells["chunks"])
-    choices = tuple(Choice(layout, int(micro), share, chunks) for micro in cells["micro"].split())
-    return Row(cells["source"], cells["name"], job, choices, float(cells["value"]), cells["unit"], cells["used"])
+    choices = tuple(LayoutChoice(layout, int(micro), share, chunks=chunks) for micro in cells["micro"].split())
+    texts = {name: cells[name] for name in ("source", "name", "unit", "used")}
+    return MeasuredStep(**texts, job=job, choices=choices, value=float(cells["value"]))
 
 
 def _model(cells: Mapping[str, str]) -> TransformerConfig:
@@ -180,7 +183,7 @@ def _model(cells: Mapping[str, str]) -> TransformerConfig:
 
 
 def published_table() -> Table:
-    """Each row with what is predicted, and the error."""
+    """Compare each measured step with its prediction."""
     shown, errors, held_out = [], [], []
     for row in rows():
         best, value = row.predicted()
@@ -188,17 +191,17 @@ def published_table() -> Table:
         errors.append(abs(error))
         held_out += [] if row.used else [abs(error)]
         layout = f"{row.job.gpus:,}: {best.choice.layout.in_words}" if row.job.gpus > 1 else "1"
-        numbers = (f"{row.value:,g}", f"{value:,.{1 if row.unit == 'ms' else 0}f}", row.unit)
-        shown.append((row.source, row.name, layout, *numbers, f"{error:+.1%}", row.used))
+        values = (f"{row.value:,g}", f"{value:,.{1 if row.unit == 'ms' else 0}f}", row.unit)
+        shown.append((row.source, row.name, layout, *values, f"{error:+.1%}", row.used))
     far = sum(error > 0.25 for error in errors)
     remarks = [
         f"{len(errors)} rows, {len(errors) - far} within 25 %; median error {median(errors):.1%}, of the"
-        f" {len(held_out)} rows that no constant was fitted to (fitted) or changed by (seen) {median(held_out):.1%}.",
-        "Far off: DeepSpeed's ZeRO-3, and context parallelism over 4 and 8 GPUs; what slowed them down, the planner"
-        " does not know. Sharding over more than 128 GPUs is checked by no other row, so take it with care.",
-        "Tokens and FLOP/s are those of one GPU. weft: benchmarks/RESULTS.md. Megatron: Narayanan et al. 2021, tables 1"
-        " and 2, A100; FLOP/s count what is run again. torchtitan: its benchmarks of December 2024, H100 at 500 W."
+        f" {len(held_out)} rows that no constant was fitted to (fitted) or changed for (seen) {median(held_out):.1%}.",
+        "Far off are DeepSpeed's ZeRO-3, and context parallelism over 4 and 8 GPUs; the planner does not model what"
+        " slowed them down. No other row has sharding over more than 128 GPUs, so treat its predictions with care.",
+        "Tokens/s and FLOP/s are per GPU. weft: benchmarks/RESULTS.md. Megatron: Narayanan et al. 2021, tables 1 and 2,"
+        " A100; FLOP/s include recomputation. torchtitan: its benchmarks of December 2024, H100 at 500 W."
         " MosaicML: llm-foundry's training benchmarks, A100.",
     ]
-    header = ("source", "model", "GPUs and layout", "measured", "predicted", "in", "error", "")
-    return Table(header, shown, "Predicted beside measured", remarks, text=(0, 1, 2, 5, 7))
+    header = ("source", "model", "GPUs and layout", "measured", "predicted", "unit", "error", "")
+    return Table(header, shown, "Predicted and measured steps", remarks, text=(0, 1, 2, 5, 7))

@@ -1,16 +1,17 @@
-"""How long the passes of a Transformer take on a device: a roofline of matrix products, attention and memory traffic.
+"""Predict the time of a Transformer's passes on a device: a roofline of products, attention and memory traffic.
 
-Seconds of a product of (m, k) and (k, n): 2mkn operations at the share of the peak that large products reach, and
-`SPILL` of the time that reading both and writing the result takes; what is left of it hides behind the operations.
+A product of (m, k) and (k, n) takes 2mkn FLOPs at the rate that large products reach, plus `SPILL` of the time to read
+both operands and write the result; the rest of that time is hidden by the FLOPs.
 
-Fused attention compares each query with the keys that it sees (half under a causal mask, and the blocks on the
-diagonal). A pair costs 4 · d_head operations forward and 10 back, and `PAIR` exponentials' time for the softmax, both
-passes together. Plain attention does all products and moves the T × T scores several times.
+Fused attention compares each query with the keys that it sees (half of them under a causal mask, plus the blocks on the
+diagonal). A pair of query and key takes 4 · d_head FLOPs forward and 10 · d_head backward, and the time of `PAIR`
+exponentials for the softmax, over both passes. Unfused attention computes all products and moves the T × T scores
+several times.
 
-Everything else is traffic: numbers read and written, fused as a compiler fuses them, at `TRAFFIC` of the bandwidth.
-Without a compiler it is `EAGER` times as much.
+Everything else is memory traffic, fused as a compiler does it, at `TRAFFIC` of the bandwidth. Without a compiler it is
+`EAGER` times as much.
 
-What was fitted, and to what, stands in `published.md`.
+`published.md` lists which constants were fitted, and to what.
 """
 
 from dataclasses import dataclass
@@ -21,33 +22,33 @@ from weft.costs.memory import narrow
 from weft.models import config
 from weft.nn.config import Gated
 
-SPILL = 0.3
-TRAFFIC = 0.8
-PAIR = 8.6
-DROPOUT_SLOWDOWN = 2.0  # of attention: a mask is drawn, and every sum has one order
-DIAGONAL = 64  # half a block of keys: what is computed beyond a causal mask
-EAGER = 4.0
-FP8_SPEEDUP = 2.0  # of products, by the data sheets
-SCALING = 5  # bytes moved for each number that is brought to eight bits: read twice, written once
-LAUNCH = 3e-6  # seconds of a GPU between two kernels
-KERNELS = 12  # of a layer's pass that are no products
-OTHER = 1.05  # what a profile shows besides all of these
-SCORES = (6.5, 9.5)  # times that plain attention moves its scores, forward and back
+SPILL = 0.3  # fraction of a product's memory time that its FLOPs don't hide
+TRAFFIC = 0.8  # fraction of the bandwidth that elementwise kernels reach
+PAIR = 8.6  # time of the softmax per pair of query and key, in exponentials
+DROPOUT_SLOWDOWN = 2.0  # factor on attention with dropout: a mask is drawn, and sums have a fixed order
+DIAGONAL = 64  # keys per query computed beyond a causal mask: half a block
+EAGER = 4.0  # factor on memory traffic without a compiler
+FP8_SPEEDUP = 2.0  # factor on the rate of FP8 products, by the data sheets
+SCALING_BYTES = 5  # bytes moved per value that is converted to FP8: two reads, one write
+LAUNCH = 3e-6  # seconds between two GPU kernels
+KERNELS = 12  # kernels of a layer's pass besides products
+OTHER = 1.05  # factor for everything else in a profile
+SCORES = (6.5, 9.5)  # times that unfused attention moves its scores, forward and backward
 
 
 @dataclass(frozen=True)
 class Software:
-    """How the passes are run: elementwise operations fused by a compiler; attention fused."""
+    """Software that runs the passes."""
 
-    compiled: bool = True
+    compiled: bool = True  # elementwise operations are fused
     fused_attention: bool = True
-    hidden_tensor: bool = False  # tensor parallelism's collectives run beside the products they belong to
+    hidden_tensor: bool = False  # tensor-parallel collectives overlap with their products
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one device reads at a time: `rows` sequences of `length` tokens; matrices are split over `tensor` devices,
-    tokens over `context`, and, with `sequence`, what runs between the matrices over `tensor` too."""
+class MicroBatch:
+    """Micro-batch of one device: `rows` sequences of `length` tokens. Matrices are split over `tensor` devices, tokens
+    over `context`; with `sequence`, activations between the matrices are split over `tensor` too."""
 
     rows: int
     length: int
@@ -62,7 +63,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of a forward pass and a backward pass, by what takes them."""
+    """Seconds of a layer, each as (forward, backward)."""
 
     products: tuple[float, float] = (0.0, 0.0)
     attention: tuple[float, float] = (0.0, 0.0)
@@ -76,8 +77,8 @@ class Seconds:
     def backward(self) -> float:
         return self.products[1] + self.attention[1] + self.traffic[1]
 
-    def again(self, share: float) -> float:
-        """Of running `share` of the products again; fused attention only where everything is."""
+    def recompute(self, share: float) -> float:
+        """Return the seconds of recomputing `share` of the products; attention only if everything is recomputed."""
         if not share:
             return 0.0
         return share * self.products[0] + self.traffic[0] + (self.attention[0] if share == 1 else 0.0)
@@ -85,91 +86,91 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Roofline:
-    """A device, the precision of its products, and how its passes are run."""
+    """Roofline of a device with a precision and software."""
 
     device: Device
     precision: str
     software: Software = Software()
 
     @property
-    def number(self) -> int:
-        """Bytes of a number between products."""
+    def width(self) -> int:
+        """Bytes of a value between products."""
         return narrow(self.precision)
 
     @property
     def rate(self) -> float:
-        """Operations a second of large products."""
+        """FLOP/s of large products."""
         return self.device.peak(self.precision) * self.device.share
 
-    def product(self, m: int, k: int, n: int, fp8: bool = False) -> float:
-        """Seconds of (m, k) · (k, n)."""
-        moved, rate = self.number * (m * k + k * n + m * n), self.rate * (FP8_SPEEDUP if fp8 else 1)
+    def product(self, m: int, k: int, n: int, *, fp8: bool = False) -> float:
+        """Return the seconds of a product of (m, k) and (k, n)."""
+        moved, rate = self.width * (m * k + k * n + m * n), self.rate * (FP8_SPEEDUP if fp8 else 1)
         seconds = LAUNCH + 2 * m * k * n / rate + SPILL * moved / self.device.bandwidth
-        return seconds + (self.move(SCALING * (m * k + k * n)) if fp8 else 0.0)
+        return seconds + (self.move(SCALING_BYTES * (m * k + k * n)) if fp8 else 0.0)
 
-    def linear(self, tokens: int, inputs: int, outputs: int, fp8: bool = False) -> tuple[float, float]:
-        """Seconds of a linear layer forward, and of both gradients."""
-        forward = self.product(tokens, inputs, outputs, fp8)
-        return forward, self.product(tokens, outputs, inputs, fp8) + self.product(inputs, tokens, outputs, fp8)
+    def linear(self, tokens: int, inputs: int, outputs: int, *, fp8: bool = False) -> tuple[float, float]:
+        """Return the seconds of a linear layer, forward and backward."""
+        forward = self.product(tokens, inputs, outputs, fp8=fp8)
+        backward = self.product(tokens, outputs, inputs, fp8=fp8) + self.product(inputs, tokens, outputs, fp8=fp8)
+        return forward, backward
 
     def move(self, bytes_: float) -> float:
-        """Seconds of reading and writing bytes."""
+        """Return the seconds to read and write this many bytes."""
         return bytes_ / (TRAFFIC * self.device.bandwidth)
 
-    def layers(self, model: config.TransformerConfig, part: Part) -> list[Seconds]:
-        return [self._layer(model, part, causal, cross) for _, causal, cross in stacks(model)]
+    def layers(self, model: config.TransformerConfig, batch: MicroBatch) -> list[Seconds]:
+        return [self._layer(model, batch, causal=causal, cross=cross) for _, causal, cross in stacks(model)]
 
-    def _layer(self, model: config.TransformerConfig, part: Part, causal: bool, cross: bool) -> Seconds:
-        tokens, t = part.tokens, part.tensor
+    def _layer(self, model: config.TransformerConfig, batch: MicroBatch, *, causal: bool, cross: bool) -> Seconds:
+        tokens, t = batch.tokens, batch.tensor
         forward = backward = 0.0
         for linear in block_linears(model, cross):
             inputs, outputs = linear.inputs, sum(linear.heights)
             inputs, outputs = (inputs // t, outputs) if linear.by_rows else (inputs, outputs // t)
-            there, back = self.linear(tokens, inputs, outputs, self.precision == "fp8")
-            forward, backward = forward + there, backward + back
-        attention = self._attention(model, part, causal)
+            seconds = self.linear(tokens, inputs, outputs, fp8=self.precision == "fp8")
+            forward, backward = forward + seconds[0], backward + seconds[1]
+        attention = self._attention(model, batch, causal)
         if cross:
-            over = self._attention(model, part, False)
-            attention = (attention[0] + over[0], attention[1] + over[1])
-        return Seconds((forward, backward), attention, self._traffic(model, part, cross))
+            cross_attention = self._attention(model, batch, False)
+            attention = (attention[0] + cross_attention[0], attention[1] + cross_attention[1])
+        return Seconds((forward, backward), attention, self._traffic(model, batch, cross))
 
-    def _attention(self, model: config.TransformerConfig, part: Part, causal: bool) -> tuple[float, float]:
-        T, d_head, heads = part.length, model.d_head, model.attention.heads // part.tensor
-        queries = part.tokens * heads
+    def _attention(self, model: config.TransformerConfig, batch: MicroBatch, causal: bool) -> tuple[float, float]:
+        T, d_head, heads = batch.length, model.d_head, model.attention.heads // batch.tensor
+        queries = batch.tokens * heads
         if not self.software.fused_attention:
             pairs: float = queries * T
             step = 2 * pairs * d_head / self.rate + LAUNCH
-            spill = SPILL * self.number * 2 * queries * d_head / self.device.bandwidth
-            there, back = (self.number * times * pairs for times in SCORES)
-            return 2 * (step + spill) + self.move(there), 4 * (step + spill) + self.move(back)
+            spill = SPILL * self.width * 2 * queries * d_head / self.device.bandwidth
+            forward, backward = (self.width * times * pairs for times in SCORES)
+            return 2 * (step + spill) + self.move(forward), 4 * (step + spill) + self.move(backward)
         seen = T / 2 + DIAGONAL if causal else T
         kinds = model.kinds()
         pairs = queries * sum(min(seen, T, kind.window or T) for kind in kinds) / len(kinds)
         softmax = PAIR * pairs / self.device.exponentials
-        times = DROPOUT_SLOWDOWN if model.attention.dropout else 1.0
-        softmax, rate = times * softmax, self.rate / times
-        there, back = (products * d_head * pairs / rate for products in (4, 10))
-        return LAUNCH + there + softmax * 4 / 14, LAUNCH + back + softmax * 10 / 14
+        slowdown = DROPOUT_SLOWDOWN if model.attention.dropout else 1.0
+        softmax, rate = slowdown * softmax, self.rate / slowdown
+        forward, backward = (products * d_head * pairs / rate for products in (4, 10))
+        return LAUNCH + forward + softmax * 4 / 14, LAUNCH + backward + softmax * 10 / 14
 
-    def _traffic(self, model: config.TransformerConfig, part: Part, cross: bool) -> tuple[float, float]:
-        """Norms with the skip connection before them, rotations, activation functions, biases' gradients."""
-        D, d_ff, t = model.d_model, model.feedforward.d_ff, part.tensor
+    def _traffic(self, model: config.TransformerConfig, batch: MicroBatch, cross: bool) -> tuple[float, float]:
+        """Return the seconds of norms with residual connections, rotations, activations and gradients of biases."""
+        D, d_ff, t = model.d_model, model.feedforward.d_ff, batch.tensor
         H, G = model.attention.heads * model.d_head, model.attention.groups * model.d_head
-        sublayers, between = 3 if cross else 2, part.tokens / (t if part.sequence else 1)
+        sublayers, between = 3 if cross else 2, batch.tokens / (t if batch.sequence else 1)
         gated = isinstance(model.feedforward, Gated)
         rotated = 2 * (H + G) if model.position.rotates else 0
         biased = sum(sum(linear.heights) for linear in block_linears(model, cross) if linear.bias)
         masks = D * sublayers if model.dropout else 0
-        forward = between * (4 * D * sublayers + masks) + part.tokens / t * (rotated + (3 if gated else 2) * d_ff)
+        forward = between * (4 * D * sublayers + masks) + batch.tokens / t * (rotated + (3 if gated else 2) * d_ff)
         inside = rotated + 2 * (H + 2 * G) + (5 if gated else 3) * d_ff + biased
-        backward = between * (5 * D * sublayers + masks) + part.tokens / t * inside
-        times = 1.0 if self.software.compiled else EAGER
-        starts = KERNELS * times * LAUNCH
-        return starts + self.move(times * self.number * forward), starts + self.move(times * self.number * backward)
+        backward = between * (5 * D * sublayers + masks) + batch.tokens / t * inside
+        factor = 1.0 if self.software.compiled else EAGER
+        launches = KERNELS * factor * LAUNCH
+        return launches + self.move(factor * self.width * forward), launches + self.move(factor * self.width * backward)
 
     def logits(self, d_model: int, vocab_size: int, tokens: int) -> tuple[float, float]:
-        """Of the logits of `tokens` tokens and their loss, which reads them twice and writes the gradient."""
-        V = vocab_size
-        there, back = self.linear(tokens, d_model, V) if V else (0.0, 0.0)
-        traffic = self.move(3 * self.number * tokens * V)
-        return there + traffic / 3, back + traffic * 2 / 3
+        """Return the seconds of the logits and their loss, which reads them twice and writes the gradient."""
+        forward, backward = self.linear(tokens, d_model, vocab_size) if vocab_size else (0.0, 0.0)
+        traffic = self.move(3 * self.width * tokens * vocab_size)
+        return forward + traffic / 3, backward + traffic * 2 / 3

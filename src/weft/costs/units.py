@@ -1,4 +1,4 @@
-"""Large numbers as people write and read them: 300B tokens, 1.5T, 124 M parameters, 38.1 GiB."""
+"""Parse and format large numbers: 300B tokens, 124.4M parameters, 38.1 GiB, 3.5 days."""
 
 import math
 
@@ -9,7 +9,7 @@ STEPS = ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 def parse_count(text: str, what: str) -> int:
-    """'300B', '1.5T', '3e11' or '300_000' as a whole number; `what` names it in the error."""
+    """Parse '300B', '1.5T', '3e11' or '300_000' to an integer; `what` names it in the error."""
     word = text.strip()
     suffix = word[-1:].upper() if word[-1:].isalpha() else ""
     digits = word[: len(word) - len(suffix)]
@@ -23,19 +23,19 @@ def parse_count(text: str, what: str) -> int:
 
 
 def short(number: float) -> str:
-    """124439808 → '124.4M': four digits at most."""
+    """Format with at most four digits: 124439808 → '124.4M'."""
     size, letter = next((step for step in STEPS if number >= step[0]), (1, ""))
     number = number / size
     return (f"{number:.0f}" if number >= 1000 or number == int(number) else f"{number:.4g}") + letter
 
 
 def plain(number: float) -> str:
-    """A number with three significant digits and no exponent where that can be read: 0.0246, 31.5, 3,737."""
+    """Format with three significant digits, from 100 on as an integer: 0.0246, 31.5, 3,737."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def byte_size(bytes_: float) -> str:
-    """Bytes in the largest of B, KiB, MiB, GiB, TiB that leaves at least 1."""
+    """Format bytes in the largest of B, KiB, MiB, GiB and TiB that gives at least 1."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if bytes_ >= 1024**power:
             return f"{plain(bytes_ / 1024**power)} {unit}"
@@ -50,7 +50,7 @@ def duration(seconds: float) -> str:
 
 
 def reach(window: int | None, causal: bool) -> str:
-    """What a token looks at, in a decoder (`causal`) or an encoder, with a window as attention has it."""
+    """Describe which tokens a token attends to, in a decoder (`causal`) or an encoder, with an attention window."""
     if window is None:
         return "all of the past" if causal else "the whole text"
     return f"a window of {window:,}" if causal else f"{window - 1:,} tokens to either side"

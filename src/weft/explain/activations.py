@@ -1,4 +1,4 @@
-"""The activation functions and their derivatives, as the models compute them."""
+"""Activation functions and their derivatives, as the models compute them."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ from weft.figures.plot import Axis, Plot, lines
 from weft.figures.tables import Table
 from weft.nn.activations import activations as functions
 
-TABLED = (-2.0, -1.0, 0.0, 1.0, 2.0)  # places
+TABLE_X = (-2.0, -1.0, 0.0, 1.0, 2.0)  # arguments listed in the table
 
 
 @dataclass(frozen=True)
 class Activations(Charts):
-    """f(x) and f′(x) of every function at `x`, all of one length."""
+    """f(x) and f′(x) of every function at the points `x`."""
 
     x: NDArray[np.float64]
     values: dict[str, NDArray[np.float64]]
@@ -28,29 +28,29 @@ class Activations(Charts):
     columns = 3
 
     def charts(self) -> list[Plot]:
-        y = Axis(holds=(-1.0, 4.0))  # the same for all, so that they can be compared
-        pairs = {name: {"f(x)": self.values[name], "f′(x)": self.slopes[name]} for name in self.values}
-        return [lines(name, pair, self.x, Axis("x", holds=(self.x[0], self.x[-1])), y) for name, pair in pairs.items()]
+        x, y = Axis("x", holds=(self.x[0], self.x[-1])), Axis(holds=(-1.0, 4.0))  # one scale, to compare the functions
+        pairs = {name: {"f(x)": values, "f′(x)": self.slopes[name]} for name, values in self.values.items()}
+        return [lines(name, pair, self.x, x=x, y=y) for name, pair in pairs.items()]
 
     def tables(self) -> list[Table]:
-        places = [int(np.abs(self.x - at).argmin()) for at in TABLED]
+        indices = [int(np.abs(self.x - x).argmin()) for x in TABLE_X]
         rows = []
         for name, values in self.values.items():
             slopes = self.slopes[name]
-            rows.append((name, *(f"{values[place]:.4f}" for place in places), ""))
-            rows.append((f"  {name}′", *(f"{slopes[place]:.4f}" for place in places), f"{slopes.max():.3f}"))
-        header = ("function", *(f"x = {at:g}" for at in TABLED), "steepest")
+            rows.append((name, *(f"{values[i]:.4f}" for i in indices), ""))
+            rows.append((f"  {name}′", *(f"{slopes[i]:.4f}" for i in indices), f"{slopes.max():.3f}"))
+        header = ("function", *(f"x = {x:g}" for x in TABLE_X), "steepest")
         return [Table(header, rows, "Activation functions and their derivatives")]
 
 
 def activations(bound: float = 4.0) -> Activations:
-    """Every activation function that settings can name on −bound … bound, with its derivative by autograd."""
+    """Return every activation function of the settings on [−bound, bound], with its derivative by autograd."""
     x = bound * torch.arange(-400, 401, dtype=torch.float64) / 400
     values, slopes = {}, {}
     for name, function in functions.items():
-        at = x.clone().requires_grad_()
+        argument = x.clone().requires_grad_()
         with torch.enable_grad():
-            y = function(at)
-            (slope,) = torch.autograd.grad(y.sum(), at)
-        values[str(name)], slopes[str(name)] = y.detach().numpy() + 0.0, slope.numpy() + 0.0  # no −0
+            y = function(argument)
+            (slope,) = torch.autograd.grad(y.sum(), argument)
+        values[str(name)], slopes[str(name)] = y.detach().numpy() + 0.0, slope.numpy() + 0.0  # −0 becomes 0
     return Activations(x.numpy(), values, slopes)

@@ -1,19 +1,19 @@
-"""See what a model computes on its way, and replace it, without touching its code.
+"""Capture or replace a model's intermediate tensors without changing its code.
 
-    with capture(model, "decoder.*.attention.probabilities", "decoder.3.residual") as seen:
+    with capture(model, "decoder.*.attention.probabilities", "decoder.3.residual") as captured:
         model(tokens)
-    seen["decoder.3.residual"]
+    captured["decoder.3.residual"]
 
-A name is the path of a module, whose output it means; `.blocks` is left out of paths, and `*` stands for any one part
-of a name. Some places inside have names of their own:
+A name is a module's path and stands for its output; `.blocks` is left out of paths, and `*` matches one part of a name.
+Some tensors inside modules have names too:
 
     decoder.3.residual                  the residual stream after layer 3, (batch, time, d_model)
     decoder.3.attention.probabilities   (batch, heads, time, source time); `cross` for attention to a source
-    decoder.3.attention.heads           what the heads give, before they are mixed, (batch, time, heads · d_head)
+    decoder.3.attention.heads           outputs of the heads before the output projection, (batch, time, heads · d_head)
     decoder.3.feedforward.hidden        after the activation, (batch, time, d_ff)
     attention.probabilities             of a Bahdanau model, (batch, time, source time)
 
-Looking changes no output bit. Nothing is kept but what was named, and a model that nobody looks into pays nothing.
+Capturing changes no bit of the output. Only the named tensors are kept, and an uncaptured model has no overhead.
 """
 
 import re
@@ -34,19 +34,19 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Tap(NamedTuple):
-    """A place in a model: what a module is given, or what it gives.
+    """Tensor that can be captured: a module's output, or its input.
 
-    Where layers share a module, it runs `turns` times, and the place is where it runs for the time number `turn`.
+    A module that layers share is called `calls` times in a pass; the tap is call number `call`.
     """
 
     module: nn.Module
-    gives: bool
-    turn: int = 0
-    turns: int = 1
+    output: bool
+    call: int = 0
+    calls: int = 1
 
 
-class Seen(Mapping[str, Tensor]):
-    """What was captured, by name: of several calls the last. `calls` has all of them, one for each step of a text."""
+class Captured(Mapping[str, Tensor]):
+    """Captured tensors by name, each from the last call; `calls` has those of all calls, such as decode steps."""
 
     def __init__(self, names: list[str]):
         self._calls: dict[str, list[Tensor]] = {name: [] for name in names}
@@ -61,46 +61,46 @@ class Seen(Mapping[str, Tensor]):
         return sum(1 for _ in self)
 
     def calls(self, name: str) -> list[Tensor]:
-        """What passed at each call, in their order."""
+        """Return the tensors of all calls, in order."""
         if name not in self._calls:
-            raise ModelError(f"{name!r} was not asked for; {suggestion(name, self._calls)}")
+            raise ModelError(f"{name!r} was not captured; {suggestion(name, self._calls)}")
         if not self._calls[name]:
-            raise ModelError(f"{name!r}: the model did not compute it inside of this capture")
+            raise ModelError(f"{name!r}: the model did not compute it inside this capture")
         return self._calls[name]
 
     def gradient(self, name: str) -> Tensor:
-        """The gradient by what passed last, after a backward pass; capture it with grads=True."""
-        found = self[name].grad
-        if found is None:
+        """Return the gradient of the last call's tensor, after a backward pass; needs `grads=True`."""
+        gradient = self[name].grad
+        if gradient is None:
             raise ModelError(f"{name!r} has no gradient: it takes capture(…, grads=True) and a backward pass")
-        return found
+        return gradient
 
 
 @contextmanager
 def capture(
     model: nn.Module, *names: str, grads: bool = False, replace: Mapping[str, Change] | None = None
-) -> Iterator[Seen]:
-    """Keep what passes the places that `names` match, while the model runs inside the block.
+) -> Iterator[Captured]:
+    """Keep the tensors that match `names` while the model runs inside the context.
 
-    With `grads` they keep their gradients too, and attention runs by its formula. `replace` changes what passes: a
-    function from a tensor to one of the same shape for each name, such as `without_head(2)` for probabilities.
+    With `grads`, their gradients are kept too, and attention uses its reference implementation. `replace` maps names to
+    functions that return a tensor of the same shape to continue with, such as `without_head(2)` for probabilities.
     """
-    places = taps(model)
-    wanted = list(dict.fromkeys(name for pattern in names for name in matching(pattern, places)))
+    all_taps = taps(model)
+    kept = list(dict.fromkeys(name for pattern in names for name in matching(pattern, all_taps)))
     changes: dict[str, list[Change]] = {}
     for pattern, change in (replace or {}).items():
-        for name in matching(pattern, places):
+        for name in matching(pattern, all_taps):
             changes.setdefault(name, []).append(change)
-    seen = Seen(wanted)
+    captured = Captured(kept)
     with ExitStack() as stack:
-        for name in dict.fromkeys([*changes, *wanted]):
-            through = partial(_pass, changes=changes.get(name, ()), keep=seen._calls.get(name), grads=grads)
-            stack.callback(_hook(places[name], through))
-        yield seen
+        for name in dict.fromkeys([*changes, *kept]):
+            through = partial(_pass_through, changes=changes.get(name, ()), keep=captured._calls.get(name), grads=grads)
+            stack.callback(_hook(all_taps[name], through))
+        yield captured
 
 
 def without_head(*heads: int) -> Change:
-    """A change of probabilities (batch, heads, …) that takes heads out: they give zeros."""
+    """Return a change of probabilities (batch, heads, …) that sets these heads to zero."""
 
     def change(probabilities: Tensor) -> Tensor:
         changed = probabilities.clone()
@@ -111,53 +111,53 @@ def without_head(*heads: int) -> Change:
 
 
 def taps(model: nn.Module) -> dict[str, Tap]:
-    """All places that have a name."""
-    found: dict[str, Tap] = {}
-    for name, module, *turn in _named(model):
+    """Return all tensors of a model that can be captured, by name."""
+    named: dict[str, Tap] = {}
+    for name, module, *call in _named_modules(model):
         if name:
-            found[name] = Tap(module, True, *turn)
+            named[name] = Tap(module, True, *call)
         if isinstance(module, Block):
-            found[f"{name}.residual"] = Tap(module, True, *turn)
+            named[f"{name}.residual"] = Tap(module, True, *call)
             for attention in ("attention", "cross"):
                 if (part := getattr(module, attention)) is not None:
-                    found[f"{name}.{attention}.heads"] = Tap(part.out, False, *turn)
-            found[f"{name}.feedforward.hidden"] = Tap(module.feedforward.down, False, *turn)
-    return found
+                    named[f"{name}.{attention}.heads"] = Tap(part.out, False, *call)
+            named[f"{name}.feedforward.hidden"] = Tap(module.feedforward.down, False, *call)
+    return named
 
 
-def _named(model: nn.Module) -> Iterator[tuple[str, nn.Module, int, int]]:
-    """Every module with its name; what layers share has a name in each of them: which turn of how many it is there."""
-    shared = {f"{path}.blocks.": stack for path, stack in model.named_modules() if isinstance(stack, Stack)}
+def _named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, int, int]]:
+    """Yield every module with its name, `call` and `calls`; a shared module has one name in each layer."""
+    stacks = {f"{path}.blocks.": stack for path, stack in model.named_modules() if isinstance(stack, Stack)}
     for path, module in model.named_modules():
         name = path.replace(".blocks.", ".")
-        stack = next((stack for prefix, stack in shared.items() if path.startswith(prefix)), None)
+        stack = next((stack for prefix, stack in stacks.items() if path.startswith(prefix)), None)
         if stack is None or stack.sharing == 1:
             yield name, module, 0, 1
-        elif path.count(".") == 2:  # a block: all that is in it comes with its layers
+        elif path.count(".") == 2:  # a block; its submodules are yielded once for each layer
             prefix, block = name.rsplit(".", 1)
-            for turn in range(stack.sharing):
+            for call in range(stack.sharing):
                 for inner, part in module.named_modules():
-                    layer = f"{prefix}.{int(block) * stack.sharing + turn}"
-                    yield f"{layer}.{inner}".rstrip("."), part, turn, stack.sharing
+                    layer = f"{prefix}.{int(block) * stack.sharing + call}"
+                    yield f"{layer}.{inner}".rstrip("."), part, call, stack.sharing
 
 
-def matching(pattern: str, places: Mapping[str, Any]) -> list[str]:
-    """The names that a pattern matches, in the model's order; at least one."""
-    if pattern in places:
+def matching(pattern: str, names: Mapping[str, Any]) -> list[str]:
+    """Return the names that a pattern matches, in the model's order; raise if there are none."""
+    if pattern in names:
         return [pattern]
-    form = re.compile(r"[^.]+".join(map(re.escape, pattern.split("*"))))
-    found = [name for name in places if form.fullmatch(name)]
-    if not found:
-        raise ModelError(f"{pattern!r}: nothing in this model has that name; {suggestion(pattern, places)}")
-    return found
+    regex = re.compile(r"[^.]+".join(map(re.escape, pattern.split("*"))))
+    matches = [name for name in names if regex.fullmatch(name)]
+    if not matches:
+        raise ModelError(f"{pattern!r}: nothing in this model has that name; {suggestion(pattern, names)}")
+    return matches
 
 
-def _pass(x: Tensor, changes: Sequence[Change], keep: list[Tensor] | None, grads: bool) -> Tensor:
-    """What goes on in the place of x: x itself, unless it is changed or its gradient is wanted."""
+def _pass_through(x: Tensor, *, changes: Sequence[Change], keep: list[Tensor] | None, grads: bool) -> Tensor:
+    """Apply the changes and keep the tensor; return x itself if nothing changes it and no gradient is kept."""
     for change in changes:
-        given, x = x, change(x)
-        if x.shape != given.shape:
-            raise ModelError(f"a replacement has the shape {tuple(x.shape)}, where {tuple(given.shape)} passed")
+        shape, x = x.shape, change(x)
+        if x.shape != shape:
+            raise ModelError(f"a replacement has shape {tuple(x.shape)}, expected {tuple(shape)}")
     if keep is not None and grads:
         x = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
         x.retain_grad()
@@ -167,17 +167,17 @@ def _pass(x: Tensor, changes: Sequence[Change], keep: list[Tensor] | None, grads
 
 
 def _hook(tap: Tap, through: Change) -> Callable[[], object]:
-    """Let the first tensor of a call pass `through`, if the call is the place's turn; what is returned ends that."""
+    """Pass the first tensor of the tap's call `through`; return a function that removes the hook."""
     calls = count()
 
-    def passing(x: Tensor) -> Tensor:
-        return through(x) if next(calls) % tap.turns == tap.turn else x
+    def own_call(x: Tensor) -> Tensor:
+        return through(x) if next(calls) % tap.calls == tap.call else x
 
-    def hook(_: nn.Module, *given: Any) -> Any:  # the inputs, or these and the output
-        first, *more = given[-1] if isinstance(given[-1], tuple) else (given[-1],)
-        x = passing(first)
-        return None if x is first else (x, *more) if isinstance(given[-1], tuple) else x
+    def hook(_: nn.Module, *values: Any) -> Any:  # the inputs, or the inputs and the output
+        first, *others = values[-1] if isinstance(values[-1], tuple) else (values[-1],)
+        x = own_call(first)
+        return None if x is first else (x, *others) if isinstance(values[-1], tuple) else x
 
-    if isinstance(tap.module, Probabilities):  # they are computed only where somebody watches
-        return tap.module.watch(passing)
-    return (tap.module.register_forward_hook if tap.gives else tap.module.register_forward_pre_hook)(hook).remove
+    if isinstance(tap.module, Probabilities):  # they are computed only while watched
+        return tap.module.watch(own_call)
+    return (tap.module.register_forward_hook if tap.output else tap.module.register_forward_pre_hook)(hook).remove

@@ -1,6 +1,6 @@
-"""What a model costs, drawn: parameters, operations and bytes, by component and by layer, from the settings alone.
+"""Cost of a model: parameters, operations and bytes, by component and by layer, from the settings alone.
 
-`count` and `memory` do the counting. What one layer costs is what a model has more with one layer more.
+`count` and `memory` do the counting. The cost of one layer is the difference between models that differ by one layer.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from weft.config import Config
 from weft.costs.count import Component, Count, count
-from weft.costs.memory import Memory, Workload, cache_bytes, kept_bytes, narrow, training_memory
+from weft.costs.memory import Memory, Workload, activation_bytes, cache_bytes, narrow, training_memory
 from weft.costs.units import byte_size, reach, short
 from weft.errors import ModelError, counted
 from weft.explain.texts import TEXTS
@@ -20,40 +20,70 @@ from weft.figures.picture import SHADES, Picture, new_figure
 from weft.figures.tables import Table, text_tables
 from weft.models import config
 
-MIN_SHARE = 0.01  # that is drawn by itself, and not together with others
+MIN_SHARE = 0.01  # smaller shares are drawn together as "other"
 OTHER = "other"
+OUTSIDE_LAYERS = "outside the layers"
+HEADER = ("part", "parameters", "share", "forward", "training", "share", "bf16")
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """`repeats` layers that cost the same: one of them as `cost`, with bytes a token in bf16."""
+    """`repeats` layers of equal cost: `cost` of each, and the bytes of its activations per token in bf16."""
 
     name: str
     repeats: int
     cost: Count
     activations: float
-    cache: float
+
+
+class BarSegment(NamedTuple):
+    """Segment of a bar, with its `shade` in percent and a tooltip; only the first of equal ones has a `name`."""
+
+    name: str
+    label: str
+    share: float
+    shade: int
+    tells: str = ""
+
+
+class CostBar(NamedTuple):
+    """Total and its composition."""
+
+    title: str
+    total: str
+    pieces: list[BarSegment]
+
+
+Shares = Sequence[tuple[str, float]]
+Formatter = Callable[[float], str]
 
 
 @dataclass(frozen=True)
 class Costs(Picture):
-    """A model's cost for sequences of `cost.length` tokens.
-
-    `layers` from the bottom up, `around` what stands around them; `memory` of training one sequence in bf16.
-    """
+    """Cost of a model for sequences of `cost.length` tokens; `around` is the cost outside the layers."""
 
     cost: Count
     layers: tuple[LayerCost, ...]
     around: Count
-    memory: Memory
-    cache: int  # bytes a token in bf16
+    memory: Memory  # of training on one sequence in bf16
+    cache: int  # bytes per token in bf16
 
     scripts = ("costs.js",)
     title = "What it costs"
     about = TEXTS["costs"]
 
     def tables(self) -> list[Table]:
-        return [self._by_component(), self._by_layer(), self._bytes()]
+        cost = self.cost
+        title = f"By component; FLOPs per token, at {cost.length:,} tokens per sequence"
+        remarks = [*([cost.note] if cost.note else []), TEXTS["components"]]
+        components = Table(HEADER, [*self._part_rows(cost), _row("all", cost, cost)], title, remarks)
+        rows = []
+        for layer in self.layers:
+            name = f"{layer.repeats} × {layer.name}, each" if layer.repeats > 1 else layer.name
+            parts = self._part_rows(layer.cost, "  ") if len(layer.cost.components) > 1 else []
+            rows += [_row(name, layer.cost, cost), *parts]
+        rows += [_row(OUTSIDE_LAYERS, self.around, cost), *self._part_rows(self.around, "  ")]
+        return [components, Table(HEADER, rows, "By layer; FLOPs per token"), self._bytes()]
 
     def text(self) -> str:
         return text_tables(self.tables())
@@ -62,7 +92,7 @@ class Costs(Picture):
         return mounted("costs.js", self.data()) + html_tables(self.tables())
 
     def data(self) -> dict[str, Any]:
-        """What web/costs.js draws."""
+        """Return the data of web/costs.js."""
         bars = self.bars()
         return {"bars": [{**bar._asdict(), "pieces": [piece._asdict() for piece in bar.pieces]} for bar in bars]}
 
@@ -70,163 +100,140 @@ class Costs(Picture):
         bars = self.bars()
         figure = new_figure(7.2, 1.02 * len(bars))
         for number, bar in enumerate(bars, 1):
-            _draw(figure.add_subplot(len(bars), 1, number), bar)
+            axes: Any = figure.add_subplot(len(bars), 1, number)
+            left = 0.0
+            for piece in bar.pieces:
+                label = f"{piece.name} {piece.label}" if piece.name else None
+                edge = {"edgecolor": "white", "linewidth": 0.8 if len(bar.pieces) < 40 else 0.2}
+                axes.barh(0, piece.share, left=left, color=SHADES(piece.shade / 100), label=label, **edge)
+                left += piece.share
+            axes.set_xlim(0, 1)
+            axes.axis("off")
+            axes.set_title(f"{bar.title}: {bar.total}", loc="left", fontsize=9.5, pad=3)
+            space = {"borderpad": 0.1, "handlelength": 1, "columnspacing": 1.4, "handletextpad": 0.5}
+            axes.legend(loc="upper left", bbox_to_anchor=(0, 0.02), ncols=4, frameon=False, fontsize=8, **space)
         return figure
 
-    def bars(self) -> list["Bar"]:
-        """What is drawn: how shares of parameters, operations and bytes are made up."""
-        parts, cost, tokens = self.cost.components, self.cost, f"{self.cost.length:,} tokens"
-        flops = [(part.name, cost.share(part)) for part in parts]
-        weights = [(part.name, part.parameters / cost.parameters) for part in parts]
-        whole, copies = self.memory.total(), {"copies": "16-bit copies"}
-        parts_of_memory = ("weights", "copies", "gradients", "optimizer", "activations", "logits")
-        memory = [(copies.get(name, name), getattr(self.memory, name) / whole) for name in parts_of_memory]
+    def bars(self) -> list[CostBar]:
+        """Return the shares of parameters, operations and bytes, as drawn."""
+        cost, total, bytes_ = self.cost, self.cost.parameters, self.memory.total()
+        flops = [(part.name, cost.share(part)) for part in cost.components]
+        weights = [(part.name, part.parameters / total) for part in cost.components]
+        fields = {name: name for name in ("weights", "copies", "gradients", "optimizer", "activations", "logits")}
+        fields["copies"] = "16-bit copies"
+        memory = [(label, getattr(self.memory, name) / bytes_) for name, label in fields.items()]
         shades = _shades(weights, flops)  # a component has the same shade in both
-        forward_and_training = f"{short(cost.forward)} forward, {short(cost.training())} in training"
-        in_layers = [each.cost.parameters for each in self.layers]
-        training = [each.cost.training() for each in self.layers]
+        both_passes = f"{short(cost.forward)} forward, {short(cost.training())} in training"
+        title = f"Bytes in training on one sequence of {cost.length:,} tokens"
         return [
-            _bar("Parameters", f"{cost.parameters:,}", weights, shades, lambda share: _count(share * cost.parameters)),
-            _bar("FLOPs a token", forward_and_training, flops, shades, lambda share: _flops(share * cost.training())),
-            self._layers_bar("Parameters by layer", in_layers, cost.parameters, _count),
-            self._layers_bar("FLOPs by layer", training, cost.training(), _flops),
-            _bar(
-                f"Bytes in training on one sequence of {tokens}",
-                byte_size(whole),
-                memory,
-                _shades(memory),
-                lambda share: byte_size(share * whole),
-            ),
+            CostBar("Parameters", f"{total:,}", _pieces(weights, shades, lambda n: _count(n * total))),
+            CostBar("FLOPs per token", both_passes, _pieces(flops, shades, lambda n: _flops(n * cost.training()))),
+            self._layers_bar("Parameters by layer", lambda each: each.parameters, _count),
+            self._layers_bar("FLOPs by layer", Count.training, _flops),
+            CostBar(title, byte_size(bytes_), _pieces(memory, _shades(memory), lambda n: byte_size(n * bytes_))),
         ]
 
-    def _layers_bar(self, title: str, costs: Sequence[float], total: float, told: "Told") -> "Bar":
-        pieces, inside = list[Piece](), 0.0
-        for layer, cost in zip(self.layers, costs, strict=True):
-            inside += layer.repeats * cost
-            several, share = layer.repeats > 1, cost / total
-            each = f"{share:.1%} each" if several else f"{share:.1%}"
-            for number in range(layer.repeats):  # neighbours differ, so that they can be counted
-                name = "" if number else f"{layer.repeats} × {layer.name}" if several else layer.name
-                one = f"{layer.name} {number}" if several else layer.name
-                tells = f"{one}: {told(cost)}, {share:.1%}"
-                pieces.append(Piece(name, each, share, 55 if number % 2 else 75, tells))
-        around, name = total - inside, "around the layers"
-        tells = f"{name}: {told(around)}, {around / total:.1%}"
-        pieces.append(Piece(name, f"{around / total:.1%}", around / total, 18, tells))
-        return Bar(title, counted(sum(layer.repeats for layer in self.layers), "layer"), pieces)
-
-    def _by_component(self) -> Table:
-        cost = self.cost
-        rows = [_row(part.name, Count((part,), cost.length), cost) for part in cost.components]
-        title = f"By component; FLOPs a token, at {cost.length:,} tokens a sequence"
-        remarks = [*([cost.note] if cost.note else []), TEXTS["components"]]
-        return Table(HEADER, [*rows, _row("all", cost, cost)], title, remarks)
-
-    def _by_layer(self) -> Table:
-        rows = []
+    def _layers_bar(self, title: str, measure: Callable[[Count], float], text: Formatter) -> CostBar:
+        """Return a bar with one segment per layer; neighbours differ in shade, so that they can be counted."""
+        pieces, inside, total = list[BarSegment](), 0.0, measure(self.cost)
         for layer in self.layers:
-            times = f"{layer.repeats} × {layer.name}, each" if layer.repeats > 1 else layer.name
-            inner = self._inner(layer.cost) if len(layer.cost.components) > 1 else []
-            rows += [_row(times, layer.cost, self.cost), *inner]
-        rows += [_row("around the layers", self.around, self.cost), *self._inner(self.around)]
-        return Table(HEADER, rows, "By layer; FLOPs a token")
+            cost, several = measure(layer.cost), layer.repeats > 1
+            inside += layer.repeats * cost
+            share = f"{cost / total:.1%}"
+            for number in range(layer.repeats):
+                name = "" if number else f"{layer.repeats} × {layer.name}" if several else layer.name
+                tells = f"{f'{layer.name} {number}' if several else layer.name}: {text(cost)}, {share}"
+                label, shade = f"{share} each" if several else share, 55 if number % 2 else 75
+                pieces.append(BarSegment(name, label, cost / total, shade, tells))
+        rest = total - inside
+        tells = f"{OUTSIDE_LAYERS}: {text(rest)}, {rest / total:.1%}"
+        pieces.append(BarSegment(OUTSIDE_LAYERS, f"{rest / total:.1%}", rest / total, 18, tells))
+        return CostBar(title, counted(sum(layer.repeats for layer in self.layers), "layer"), pieces)
 
-    def _inner(self, cost: Count) -> list[tuple[str, ...]]:
-        return [_row(f"  {part.name}", Count((part,), cost.length), self.cost) for part in cost.components]
+    def _part_rows(self, cost: Count, indent: str = "") -> list[tuple[str, ...]]:
+        return [_row(f"{indent}{part.name}", Count((part,), cost.length), self.cost) for part in cost.components]
 
     def _bytes(self) -> Table:
-        length, kept = self.cost.length, self.memory
+        length, memory = self.cost.length, self.memory
         rows = [
             ("weights in fp32", byte_size(4 * self.cost.parameters)),
             ("weights in bf16", byte_size(2 * self.cost.parameters)),
-            ("training: weights, copies, gradients, optimizer", byte_size(kept.fixed)),
-            (f"training: activations of {length:,} tokens", byte_size(kept.activations)),
+            ("training: weights, copies, gradients, optimizer", byte_size(memory.fixed)),
+            (f"training: activations of {length:,} tokens", byte_size(memory.activations)),
         ]
         for layer in self.layers:
             each = ", each" if layer.repeats > 1 else ""
-            rows.append((f"  {layer.name}{each}, a token", byte_size(layer.activations)))
+            rows.append((f"  {layer.name}{each}, per token", byte_size(layer.activations)))
         if self.cache:
             rows += [
-                ("generation: cache, a token", byte_size(self.cache)),
+                ("generation: cache, per token", byte_size(self.cache)),
                 (f"generation: cache of {length:,} tokens", byte_size(self.cache * length)),
             ]
         return Table(("bytes", "size"), rows, "Bytes; training with AdamW, products and cache in bf16")
 
 
-HEADER = ("part", "parameters", "share", "forward", "training", "share", "bf16")
-
-
 def costs(model: Config, length: int | None = None) -> Costs:
-    """What a model costs, part by part; for sequences of `length` tokens, or of its whole context."""
+    """Return the cost of a model, part by part, for sequences of `length` tokens or of its whole context."""
     if length is not None and length < 1:
         raise ModelError(f"length {length}: a sequence has at least one token")
     cost = count(model, length)
     if not cost.parameters:
         raise ModelError(f"an n-gram model has no weights to count: {cost.note}")
-    layers = _layers(model, cost)
-    around = _sum((cost, 1), *((layer.cost, -layer.repeats) for layer in layers))
-    memory = training_memory(model, Workload(1, cost.length, "bf16"))
-    return Costs(cost, layers, around, memory, cache_bytes(model, "bf16"))
+    layers, memory = _layers(model, cost.length), training_memory(model, Workload(1, cost.length, "bf16"))
+    outside = _sum((cost, 1), *((layer.cost, -layer.repeats) for layer in layers))
+    return Costs(cost, layers, outside, memory=memory, cache=cache_bytes(model, "bf16"))
 
 
-def _layers(model: Config, cost: Count) -> tuple[LayerCost, ...]:
-    T = cost.length
-    kept = kept_bytes(model, T, narrow("bf16"))[0]
+def _layers(model: Config, T: int) -> tuple[LayerCost, ...]:
+    """Return the layers of a model for sequences of T tokens."""
+    kept = activation_bytes(model, T, narrow("bf16"))[0]
     match model:
         case config.EncoderDecoder():
-            below = model.encoder_layers or model.layers
-            one = count(model.replace(encoder_layers=1, layers=1), T)
-            encoder = _more(count(model.replace(encoder_layers=2, layers=1), T), one)
-            decoder = _more(count(model.replace(encoder_layers=1, layers=2), T), one)
-            cache = cache_bytes(model, "bf16") / model.layers
+            below, one = model.encoder_layers or model.layers, count(model.replace(encoder_layers=1, layers=1), T)
+            encoder = _sum((count(model.replace(encoder_layers=2, layers=1), T), 1), (one, -1))
+            decoder = _sum((count(model.replace(encoder_layers=1, layers=2), T), 1), (one, -1))
             return (
-                LayerCost("encoder layer", below, encoder, kept[0], 0.0),
-                LayerCost("decoder layer", model.layers, decoder, kept[below], cache),
+                LayerCost("encoder layer", below, encoder, activations=kept[0]),
+                LayerCost("decoder layer", model.layers, decoder, activations=kept[below]),
             )
         case config.TransformerConfig():
-            together = model.sharing  # layers that share their weights are counted as one
-            cache, kinds = cache_bytes(model, "bf16") / model.layers, model.layer_kinds(model.layers)
-            causal, found = not isinstance(model, config.Encoder), []
+            sharing, kinds = model.sharing, model.layer_kinds(model.layers)  # shared layers are counted as one
+            causal, layers = not isinstance(model, config.Encoder), []
             distinct = getattr(model, "distinct_layers", None) is not None
-            sizes = [{"layers": n * together} | ({"distinct_layers": n} if distinct else {}) for n in (2, 1)]
+            sizes = [{"layers": n * sharing} | ({"distinct_layers": n} if distinct else {}) for n in (2, 1)]
             for window in dict.fromkeys(kind.window for kind in kinds):
                 name = "layer" if len(model.kinds()) == 1 else f"layer with {reach(window, causal)}"
-                name = name if together == 1 else f"{together} layers with one set of weights"
-                own = model.replace(pattern=(), attention={**model.attention.model_dump(), "window": window})
-                each = _more(*(count(own.replace(**size), T) for size in sizes))
-                repeats = sum(kind.window == window for kind in kinds) // together
-                found.append(LayerCost(name, repeats, each, together * kept[0], together * cache))
-            return tuple(found)
+                name = name if sharing == 1 else f"{sharing} layers with one set of weights"
+                same = model.replace(pattern=(), attention={**model.attention.model_dump(), "window": window})
+                two, one = (count(same.replace(**size), T) for size in sizes)
+                repeats = sum(kind.window == window for kind in kinds) // sharing
+                layers.append(LayerCost(name, repeats, _sum((two, 1), (one, -1)), activations=sharing * kept[0]))
+            return tuple(layers)
         case config.Recurrent() | config.Bahdanau():
-            # a Bahdanau model's encoder and decoder have as many layers each
-            ways, cache = len(kept) // model.layers, cache_bytes(model, "bf16") / model.layers
-            first, second = count(model.replace(layers=1), T), count(model.replace(layers=2), T)
-            deeper = _more(second, first)
-            grows = {part.name for part in deeper.components}
-            lowest = Count(tuple(part for part in first.components if part.name in grows), T)
-            deeps = [LayerCost("layer 0", 1, lowest, sum(kept[way * model.layers] for way in range(ways)), cache)]
+            stacks = len(kept) // model.layers  # Bahdanau's encoder and decoder have `layers` layers each
+            one, two = count(model.replace(layers=1), T), count(model.replace(layers=2), T)
+            deeper = _sum((two, 1), (one, -1))
+            per_layer = {part.name for part in deeper.components}
+            lowest = Count(tuple(part for part in one.components if part.name in per_layer), T)
+            bytes_ = [sum(kept[stack * model.layers + n] for stack in range(stacks)) for n in range(model.layers)]
+            layers = [LayerCost("layer 0", 1, lowest, activations=bytes_[0])]
             if model.layers > 1:
-                activations = sum(kept[way * model.layers + 1] for way in range(ways))
                 name = "layer 1" if model.layers == 2 else "deeper layer"
-                deeps.append(LayerCost(name, model.layers - 1, deeper, activations, cache))
-            return tuple(deeps)
+                layers.append(LayerCost(name, model.layers - 1, deeper, activations=bytes_[1]))
+            return tuple(layers)
         case _:
             raise ModelError(f"a {type(model).__name__} has no layers to count")
 
 
-def _more(larger: Count, smaller: Count) -> Count:
-    return _sum((larger, 1), (smaller, -1))
-
-
 def _sum(*counts: tuple[Count, int]) -> Count:
-    """Counts so many times each, by the names of their parts, without those that come to nothing."""
-    found: dict[str, Component] = {}
-    for cost, times in counts:
+    """Return the sum of counts, each times its factor, by component; components that vanish are left out."""
+    total: dict[str, Component] = {}
+    for cost, factor in counts:
         for part in cost.components:
-            so_far = found.get(part.name, replace(part, parameters=0, flops=0))
-            parameters, flops = so_far.parameters + times * part.parameters, so_far.flops + times * part.flops
-            found[part.name] = replace(so_far, parameters=parameters, flops=flops)
-    return Count(tuple(part for part in found.values() if part.parameters or part.flops), counts[0][0].length)
+            so_far = total.get(part.name, replace(part, parameters=0, flops=0))
+            parameters, flops = so_far.parameters + factor * part.parameters, so_far.flops + factor * part.flops
+            total[part.name] = replace(so_far, parameters=parameters, flops=flops)
+    return Count(tuple(part for part in total.values() if part.parameters or part.flops), counts[0][0].length)
 
 
 def _row(name: str, cost: Count, whole: Count) -> tuple[str, ...]:
@@ -241,66 +248,27 @@ def _row(name: str, cost: Count, whole: Count) -> tuple[str, ...]:
     )
 
 
-class Piece(NamedTuple):
-    """A piece of a bar: its `share` of the whole, how much of the dark colour is in it, in percent, and how much it is.
-
-    Of pieces that are alike the first has a `name`; what `tells` of it has all of them.
-    """
-
-    name: str
-    label: str
-    share: float
-    shade: int
-    tells: str = ""
-
-
-class Bar(NamedTuple):
-    """A whole and its pieces."""
-
-    title: str
-    total: str
-    pieces: list[Piece]
-
-
-Shares = Sequence[tuple[str, float]]
-Told = Callable[[float], str]
-
-
 def _count(parameters: float) -> str:
     return f"{round(parameters):,} parameters"
 
 
 def _flops(training: float) -> str:
-    """Training is three forward passes, two of them backwards."""
+    """Return the operations of both passes; the backward pass takes two thirds of a training step."""
     return f"{short(round(training / 3))} FLOPs forward, {short(round(2 * training / 3))} backward"
 
 
 def _shades(*bars: Shares) -> dict[str, int]:
-    """How dark each piece is that is large enough to be drawn by itself, evenly from dark to light."""
-    names = {name: max(dict(bar)[name] for bar in bars) for name, _ in bars[0]}
-    drawn = [*(name for name, share in names.items() if share >= MIN_SHARE), OTHER]
+    """Return the shade of every component that is drawn separately, evenly spaced from dark to light."""
+    largest = {name: max(dict(bar)[name] for bar in bars) for name, _ in bars[0]}
+    drawn = [*(name for name, share in largest.items() if share >= MIN_SHARE), OTHER]
     return {name: round(92 - 80 * number / (len(drawn) - 1)) for number, name in enumerate(drawn)}
 
 
-def _bar(title: str, total: str, shares: Shares, shades: dict[str, int], told: Told) -> Bar:
-    large = [(name, share) for name, share in shares if share >= MIN_SHARE]
-    rest = sum(share for _, share in shares if share < MIN_SHARE)
+def _pieces(shares: Shares, shades: dict[str, int], text: Formatter) -> list[BarSegment]:
+    drawn = [(name, share) for name, share in shares if share >= MIN_SHARE]
+    other = sum(share for _, share in shares if share < MIN_SHARE)
     pieces = []
-    for name, share in [*large, *([(OTHER, rest)] if rest else [])]:
+    for name, share in [*drawn, *([(OTHER, other)] if other else [])]:
         label = f"{share:.1%}" if share >= 0.001 else "< 0.1%"
-        pieces.append(Piece(name, label, share, shades[name], f"{name}: {told(share)}, {label}"))
-    return Bar(title, total, pieces)
-
-
-def _draw(axes: Any, bar: Bar) -> None:
-    left = 0.0
-    for piece in bar.pieces:
-        label = f"{piece.name} {piece.label}" if piece.name else None
-        edge = {"edgecolor": "white", "linewidth": 0.8 if len(bar.pieces) < 40 else 0.2}
-        axes.barh(0, piece.share, left=left, color=SHADES(piece.shade / 100), label=label, **edge)
-        left += piece.share
-    axes.set_xlim(0, 1)
-    axes.axis("off")
-    axes.set_title(f"{bar.title}: {bar.total}", loc="left", fontsize=9.5, pad=3)
-    space = {"borderpad": 0.1, "handlelength": 1, "columnspacing": 1.4, "handletextpad": 0.5}
-    axes.legend(loc="upper left", bbox_to_anchor=(0, 0.02), ncols=4, frameon=False, fontsize=8, **space)
+        pieces.append(BarSegment(name, label, share, shades[name], f"{name}: {text(share)}, {label}"))
+    return pieces

@@ -1,4 +1,4 @@
-"""The parameters of a model in groups that mean something: by layer, and by what they are for."""
+"""Parameters of a model, grouped by layer and by purpose."""
 
 import re
 from collections.abc import Mapping
@@ -8,38 +8,37 @@ from torch import nn
 
 LAYER = re.compile(r"(encoder|decoder)\.blocks\.(\d+)\.(.+)")
 CELL = re.compile(r"(recurrence|encoder|decoder)\.(?:weight|bias)_(?:ih|hh)_l(\d+)")
+OUTSIDE_LAYERS = {"output": "head", "output_bias": "head", "source_embedding": "embedding", "ngrams": "embedding"}
 
 
-class Group(NamedTuple):
-    """A `part` of a layer ("attention", "feedforward", "norms", "cell"), or around the layers, where `layer` is ""."""
+class ParameterGroup(NamedTuple):
+    """`part` of a layer ("attention", "feedforward", "norms", "cell"); `layer` is "" for parts outside the layers."""
 
     layer: str
     part: str
 
 
-def group_of(name: str) -> Group:
-    """Where a parameter belongs, by its name in the model."""
-    if found := LAYER.fullmatch(name):
-        stack, number, inside = found.groups()
-        part = "norms" if "norm" in inside else inside.split(".")[0]
-        return Group(f"{stack}.{number}", part)
-    if found := CELL.match(name):
-        stack, number = found.groups()
-        return Group(f"{'layer' if stack == 'recurrence' else stack}.{number}", "cell")
+def group_of(name: str) -> ParameterGroup:
+    """Return the group of a parameter, by its name in the model."""
+    if match := LAYER.fullmatch(name):
+        stack, number, inside = match.groups()
+        return ParameterGroup(f"{stack}.{number}", "norms" if "norm" in inside else inside.split(".")[0])
+    if match := CELL.match(name):
+        stack, number = match.groups()
+        return ParameterGroup(f"{'layer' if stack == 'recurrence' else stack}.{number}", "cell")
     if ".projection." in name:
-        return Group("", "embedding")
+        return ParameterGroup("", "embedding")
     if ".position." in name:
-        return Group("", "positions")
+        return ParameterGroup("", "positions")
     if "norm" in name and not name.startswith("output"):
-        return Group("", "norms")
+        return ParameterGroup("", "norms")
     first = name.split(".")[0]
-    others = {"output": "head", "output_bias": "head", "source_embedding": "embedding", "ngrams": "embedding"}
-    return Group("", others.get(first, first))
+    return ParameterGroup("", OUTSIDE_LAYERS.get(first, first))
 
 
-def grouped(model: nn.Module) -> Mapping[Group, list[nn.Parameter]]:
-    """A model's parameters by group, in the model's order."""
-    found: dict[Group, list[nn.Parameter]] = {}
+def parameter_groups(model: nn.Module) -> Mapping[ParameterGroup, list[nn.Parameter]]:
+    """Return a model's parameters by group, in the model's order."""
+    groups: dict[ParameterGroup, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        found.setdefault(group_of(name), []).append(parameter)
-    return found
+        groups.setdefault(group_of(name), []).append(parameter)
+    return groups

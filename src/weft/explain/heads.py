@@ -1,13 +1,13 @@
-"""What each attention head does: how widely it looks, where to, and what the model loses without it.
+"""Role of each attention head: how widely it attends, where to, and how much the model loses without it.
 
-A head is named where it does one thing by these thresholds; all are means over the tokens of the text that attend:
+A head gets a name if it meets one of these thresholds; all are means over the queries of the text:
 
-    induction            at least 0.4 to the token after an earlier copy of this one, on random tokens given twice
+    induction            at least 0.4 to the token after an earlier copy of the query, on repeated random tokens
     previous token       at least 0.5 to the token before
     same token           at least 0.5 to itself
     first token (sink)   at least 0.5 to the first token
-    uniform              an entropy of at least 0.9 of the largest that its mask allows
-    local                a mean distance of at most 2 tokens, and of at most half of what even weights would give
+    uniform              an entropy of at least 0.9 of the maximum that its mask allows
+    local                a mean distance of at most 2 tokens, and at most half of that of uniform attention
 """
 
 import math
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from weft.errors import counted
 from weft.explain.ablation import ABLATED_TOKENS, ablation_costs
-from weft.explain.attention.maps import NAMES, AttentionMaps, Head, Kind, KindMaps, attention_maps
+from weft.explain.attention.maps import NAMES, AttentionKind, AttentionMaps, Head, KindMaps, attention_maps
 from weft.explain.capture import capture
-from weft.explain.reading import Reading, lacks
+from weft.explain.reading import Reading, unsupported
 from weft.explain.texts import TEXTS
 from weft.figures.heatmap import SmallMap, small_maps
 from weft.figures.page import template
@@ -31,9 +31,9 @@ from weft.models.base import LanguageModel, evaluating
 from weft.models.config import Decoder, LMHead
 from weft.models.transformer import Transformer
 
-INDUCTION, MOSTLY, UNIFORM, NEAR = 0.4, 0.5, 0.9, 2.0
+MIN_INDUCTION, MIN_PROBABILITY, MIN_ENTROPY_SHARE, MAX_LOCAL_DISTANCE = 0.4, 0.5, 0.9, 2.0
 LISTED_HEADS = 20
-# statistics by name: in a heading, and as short as a terminal wants it
+# statistic: heading on a page, and in a terminal
 COLUMNS = {
     "entropy": ("entropy", "entropy"),
     "distance": ("distance", "dist."),
@@ -43,102 +43,90 @@ COLUMNS = {
     "induction": ("induction", "induc."),
     "cost": ("cost", "cost"),
 }
-SHARES = ("first", "previous", "itself", "induction")  # they are 1 at most
+PROBABILITIES = ("first", "previous", "itself", "induction")  # statistics between 0 and 1
 UNITS = {"entropy": "nats", "distance": "tokens", "cost": "nats"}
-_ORDER = ("induction", "previous token", "same token", "local", "uniform", "first token (sink)")
+_ROLES = ("induction", "previous token", "same token", "local", "uniform", "first token (sink)")  # by interest
 
-Table = NDArray[np.float64]  # (layers, heads); NaN where a statistic means nothing
+Grid = NDArray[np.float64]  # (layers, heads); NaN where a statistic does not apply
 
 
 @dataclass(frozen=True, eq=False)
 class HeadTable(Picture):
     """Statistics of every head of a model on a text: `statistics` by kind and name, (layers, heads) each.
 
-    entropy (nats) and distance (tokens) are means over queries; first, previous and itself are mean weights; induction
-    is the score of `induction_scores`; cost is what the text loses in nats a token if the head gives zeros.
+    entropy (nats) and distance (tokens) are means over queries; first, previous and itself are mean probabilities;
+    induction is the score of `induction_scores`; cost is the increase of the loss, in nats per token, without the head.
     """
 
     title: str
     about: str
-    statistics: dict[Kind, dict[str, Table]]
-    names: dict[Kind, list[list[tuple[str, ...]]]]
+    statistics: dict[AttentionKind, dict[str, Grid]]
+    names: dict[AttentionKind, list[list[tuple[str, ...]]]]
 
     def heads(self) -> list[Head]:
-        """All heads, the most interesting first: those whose loss costs the most, or else those that have a name."""
-        found = []
-        for kind, of in self.statistics.items():
-            for layer, head in np.ndindex(of["entropy"].shape):
-                values = {name: float(table[layer, head]) for name, table in of.items()}
-                found.append(Head(kind, layer, head, self.names[kind][layer][head], **values))
+        """Return all heads, the most interesting first: by cost or, without costs, by role."""
+        heads = []
+        for kind, statistics in self.statistics.items():
+            for layer, head in np.ndindex(statistics["entropy"].shape):
+                values = {name: float(table[layer, head]) for name, table in statistics.items()}
+                heads.append(Head(kind, layer, head, names=self.names[kind][layer][head], **values))
 
-        def interest(each: Head) -> tuple[float, float]:
-            by_name = min((_ORDER.index(name) for name in each.names), default=len(_ORDER) - 2.5)
-            return (by_name, each.entropy) if math.isnan(each.cost) else (-each.cost, by_name)
+        def interest(head: Head) -> tuple[float, float]:
+            role = min((_ROLES.index(name) for name in head.names), default=len(_ROLES) - 2.5)
+            return (role, head.entropy) if math.isnan(head.cost) else (-head.cost, role)
 
-        return sorted(found, key=interest)
-
-    def named(self) -> dict[str, list[Head]]:
-        """The heads that have a name, by it."""
-        found: dict[str, list[Head]] = {}
-        for each in self.heads():
-            for name in each.names:
-                found.setdefault(name, []).append(each)
-        return found
+        return sorted(heads, key=interest)
 
     @property
     def known(self) -> list[str]:
-        """The statistics that mean something for these heads."""
+        """Names of the statistics that apply to these heads."""
         return [name for name in COLUMNS if any(not np.isnan(of[name]).all() for of in self.statistics.values())]
 
-    def place(self, head: Head) -> str:
-        """'3.1', with the kind of attention where there are several."""
+    def index(self, head: Head) -> str:
+        """Return a head's index, such as '3.1', after the kind of attention if there are several."""
         return f"{head.kind} {head.layer}.{head.head}" if len(self.statistics) > 1 else f"{head.layer}.{head.head}"
 
     def text(self) -> str:
-        """The first heads of the table, in 80 columns, and how many have which name."""
-        wide = 15 if len(self.statistics) > 1 else 6
-        lines = [f"{'head':<{wide}}" + "".join(f"{COLUMNS[name][1]:>7}" for name in self.known) + "  what it does"]
+        """Return the first heads of the table in 80 columns, and the heads of each role."""
+        width = 15 if len(self.statistics) > 1 else 6
+        lines = [f"{'head':<{width}}" + "".join(f"{COLUMNS[name][1]:>7}" for name in self.known) + "  what it does"]
         heads = self.heads()
-        for each in heads[:LISTED_HEADS]:
-            cells = "".join(f"{_cell(getattr(each, name)):>7}" for name in self.known)
-            line = f"{self.place(each):<{wide}}{cells}  {', '.join(each.names)}"
+        for head in heads[:LISTED_HEADS]:
+            cells = "".join(f"{_cell(getattr(head, name)):>7}" for name in self.known)
+            line = f"{self.index(head):<{width}}{cells}  {', '.join(head.names)}"
             lines.append(line if len(line) < 80 else f"{line[:78]}…")
         if len(heads) > LISTED_HEADS:
             lines.append(f"… and {len(heads) - LISTED_HEADS} more heads")
-        for line in self._named_lines():
+        for line in self._role_lines():
             lines.append(line if len(line) < 80 else f"{line[:77].rsplit(',', 1)[0]}, …")
         return "\n".join([self.title, *lines])
 
-    def _named_lines(self) -> list[str]:
-        found = self.named()
-        return [
-            f"{name}: {counted(len(found[name]), 'head')}: {', '.join(map(self.place, found[name]))}"
-            for name in _ORDER
-            if name in found
-        ]
+    def _role_lines(self) -> list[str]:
+        by_role = {name: [self.index(head) for head in self.heads() if name in head.names] for name in _ROLES}
+        return [f"{name}: {counted(len(of), 'head')}: {', '.join(of)}" for name, of in by_role.items() if of]
 
-    def _maps(self, titles: dict[Kind, str]) -> list[list[SmallMap | None]]:
-        """A small map of every statistic, layers in rows and heads in columns; a row a kind of attention."""
+    def _maps(self, titles: dict[AttentionKind, str]) -> list[list[SmallMap | None]]:
+        """Return a map (layers, heads) of every statistic; one row per kind of attention."""
 
-        def small(kind: Kind, name: str) -> SmallMap | None:
+        def small_map(kind: AttentionKind, name: str) -> SmallMap | None:
             values = self.statistics[kind][name]
-            if np.abs(np.nan_to_num(values)).max() < 1e-6:  # it means nothing, or nothing is there
+            if np.abs(np.nan_to_num(values)).max() < 1e-6:  # does not apply, or zero everywhere
                 return None
             title = f"{titles[kind] if len(self.statistics) > 1 else ''}{COLUMNS[name][0]}"
-            top = 1.0 if name in SHARES else max(float(np.nanmax(values)), 1e-6)
-            return SmallMap(title, values, top, UNITS.get(name, ""))
+            top = 1.0 if name in PROBABILITIES else max(float(np.nanmax(values)), 1e-6)
+            return SmallMap(title, values, top, unit=UNITS.get(name, ""))
 
-        return [[small(kind, name) for name in self.known] for kind in self.statistics]
+        return [[small_map(kind, name) for name in self.known] for kind in self.statistics]
 
     def html(self) -> str:
         rows = [
-            (self.place(each), [_cell(getattr(each, name)) for name in self.known], ", ".join(each.names))
-            for each in self.heads()
+            (self.index(head), [_cell(getattr(head, name)) for name in self.known], ", ".join(head.names))
+            for head in self.heads()
         ]
         maps = self._maps({kind: f"{name}: " for kind, name in NAMES.items()})
         return template("heads.html").render(
             maps=[each for row in maps for each in row if each is not None],
-            named=self._named_lines(),
+            named=self._role_lines(),
             heads=rows[:LISTED_HEADS],
             others=rows[LISTED_HEADS:],
             columns=[COLUMNS[name][0] for name in self.known],
@@ -149,17 +137,16 @@ class HeadTable(Picture):
 
 
 def named_maps(reading: Reading) -> AttentionMaps:
-    """`attention_maps`, with the heads that have a name, the most interesting first."""
+    """Return `attention_maps` with the heads that have a role, the most interesting first."""
     maps = attention_maps(reading)
-    found = head_statistics(reading, ablate=False, maps=maps).heads()
-    return replace(maps, named=tuple(each for each in found if each.names))
+    heads = head_statistics(reading, ablate=False, maps=maps).heads()
+    return replace(maps, named=tuple(head for head in heads if head.names))
 
 
 def head_statistics(reading: Reading, ablate: bool = True, maps: AttentionMaps | None = None) -> HeadTable:
-    """The statistics of every head while the model reads a text, and with `ablate` what the text loses without it.
+    """Return statistics of every head on a text and, with `ablate`, the cost of removing it (over 128 tokens).
 
-    Ablation takes a forward pass a head, from its layer on; of long texts it reads the first 128 tokens. `maps`: the
-    attention of that reading, where it is known.
+    `maps` is the attention of this reading, if already computed.
     """
     maps = maps or attention_maps(reading)
     predicts = isinstance(reading.model, Transformer) and isinstance(reading.model.config.head, LMHead)
@@ -167,82 +154,79 @@ def head_statistics(reading: Reading, ablate: bool = True, maps: AttentionMaps |
     config, induction = reading.model.config, None
     if isinstance(config, Decoder):
         induction = induction_scores(reading.model, min(reading.tokenizer.vocab_size, config.vocab_size))
-    statistics: dict[Kind, dict[str, Table]] = {}
-    names: dict[Kind, list[list[tuple[str, ...]]]] = {}
+    statistics: dict[AttentionKind, dict[str, Grid]] = {}
+    names: dict[AttentionKind, list[list[tuple[str, ...]]]] = {}
     for part in maps.parts:
-        of = statistics[part.kind] = _statistics(part)
+        of_kind = statistics[part.kind] = _statistics(part)
         if induction is not None:
-            of["induction"] = induction
+            of_kind["induction"] = induction
         if part.kind in costs:
-            of["cost"] = costs[part.kind]
-        names[part.kind] = _names(part, of)
-    about = TEXTS["heads"]
-    if induction is not None:
-        copies = "the weight on the token after an earlier copy, on random tokens given twice"
-        about += f" Induction is {copies} (Olsson et al. 2022)."
-    if costs:
-        first = f" over the first {ABLATED_TOKENS} tokens" if len(reading.ids) > ABLATED_TOKENS else ""
-        about += f" Cost is what the text loses in nats a token{first} if the head gives nothing; – is a gain."
+            of_kind["cost"] = costs[part.kind]
+        names[part.kind] = _roles(part, of_kind)
+    first = f" over the first {ABLATED_TOKENS} tokens" if len(reading.ids) > ABLATED_TOKENS else ""
+    about = [TEXTS["heads"], *[TEXTS["heads-induction"]] * (induction is not None)]
+    about += [TEXTS["heads-cost"].format(first=first)] * bool(costs)
     heads = sum(part.probabilities[..., 0, 0].size for part in maps.parts)
-    return HeadTable("What the head does" if heads == 1 else f"What {heads} heads do", about, statistics, names)
+    title = "What the head does" if heads == 1 else f"What {heads} heads do"
+    return HeadTable(title, " ".join(about), statistics, names=names)
 
 
 @torch.no_grad()
-def induction_scores(model: LanguageModel, vocab_size: int, length: int = 25, rows: int = 4, seed: int = 0) -> Table:
-    """How much each head of a decoder attends to what followed an earlier copy of the token, (layers, heads).
+def induction_scores(model: LanguageModel, vocab_size: int, length: int = 25, *, rows: int = 4, seed: int = 0) -> Grid:
+    """Return how much each head of a decoder attends to the token after an earlier copy of the query, (layers, heads).
 
-    Random tokens of this length are given twice; the score is the mean weight from place i of the second half to place
-    i − length + 1 (Elhage et al. 2021; Olsson et al. 2022).
+    A sequence of `length` random tokens is given twice; the score is the mean probability from position i of the second
+    half to position i − length + 1 (Elhage et al. 2021; Olsson et al. 2022).
     """
     if not isinstance(model, Transformer) or not isinstance(model.config, Decoder):
-        raise lacks(model, "no induction score", "it takes a decoder")
+        raise unsupported(model, "no induction score", "it takes a decoder")
     length = min(length, model.config.context // 2)
     once = torch.randint(vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
-    with evaluating(model) as device, capture(model, "decoder.*.attention.probabilities") as seen:
+    with evaluating(model) as device, capture(model, "decoder.*.attention.probabilities") as captured:
         model.features(once.repeat(1, 2).to(device))
     second = torch.arange(length, 2 * length)
-    scores = [each[:, :, second, second - length + 1].double().mean(dim=(0, 2)).cpu() for each in seen.values()]
+    scores = [p[:, :, second, second - length + 1].double().mean(dim=(0, 2)).cpu() for p in captured.values()]
     return torch.stack(scores).numpy()
 
 
-def _statistics(part: KindMaps) -> dict[str, Table]:
-    """Those of one kind, (layers, heads) each; places mean nothing between two texts."""
+def _statistics(part: KindMaps) -> dict[str, Grid]:
+    """Return the statistics of one kind of attention; distances do not apply between two texts."""
     p, T = part.probabilities, part.probabilities.shape[2]
-    logs = np.log(p, out=np.zeros_like(p), where=p > 0)
-    entropy = -np.einsum("lhts,lhts->lh", p, logs, dtype=np.float64) / T
-    found: dict[str, Table] = dict.fromkeys(COLUMNS, np.full_like(entropy, np.nan)) | {"entropy": entropy}
+    log_p = np.log(p, out=np.zeros_like(p), where=p > 0)
+    entropy = -np.einsum("lhts,lhts->lh", p, log_p, dtype=np.float64) / T
+    statistics: dict[str, Grid] = dict.fromkeys(COLUMNS, np.full_like(entropy, np.nan)) | {"entropy": entropy}
     if part.kind != "cross":
-        found["distance"] = np.einsum("lhts,ts->lh", p, _apart(T), dtype=np.float64) / T
+        statistics["distance"] = np.einsum("lhts,ts->lh", p, _distances(T), dtype=np.float64) / T
     if part.kind != "cross" and T > 1:
-        # the first token of a causal model has nobody else to look at
-        later = np.arange(1, T)
-        found["first"] = p[:, :, 1:, 0].mean(-1, dtype=np.float64)
-        found["previous"] = p[:, :, later, later - 1].mean(-1, dtype=np.float64)
-        found["itself"] = p[:, :, later, later].mean(-1, dtype=np.float64)
-    return found
+        later = np.arange(1, T)  # the first token of a causal model can only attend to itself
+        statistics["first"] = p[:, :, 1:, 0].mean(-1, dtype=np.float64)
+        statistics["previous"] = p[:, :, later, later - 1].mean(-1, dtype=np.float64)
+        statistics["itself"] = p[:, :, later, later].mean(-1, dtype=np.float64)
+    return statistics
 
 
-def _apart(T: int) -> NDArray[np.float32]:
-    places = np.arange(T, dtype=np.float32)
-    return np.abs(places[:, None] - places)
+def _distances(T: int) -> NDArray[np.float32]:
+    positions = np.arange(T, dtype=np.float32)
+    return np.abs(positions[:, None] - positions)
 
 
-def _names(part: KindMaps, of: dict[str, Table]) -> list[list[tuple[str, ...]]]:
-    seen = (part.probabilities > 0).any(axis=(0, 1))  # what the mask lets a query see
-    keys = seen.sum(-1)
-    widest = np.log(keys).mean()  # the entropy of even weights
-    even = (_apart(seen.shape[0]) * seen).sum(-1) / keys if part.kind != "cross" else np.zeros(1)
-    tests = {
-        "induction": of["induction"] >= INDUCTION,
-        "previous token": of["previous"] >= MOSTLY,
-        "same token": of["itself"] >= MOSTLY,
-        "local": of["distance"] <= min(NEAR, float(even.mean()) / 2),
-        "uniform": of["entropy"] >= UNIFORM * widest if widest > 0 else np.zeros(of["entropy"].shape, bool),
-        "first token (sink)": of["first"] >= MOSTLY,
+def _roles(part: KindMaps, statistics: dict[str, Grid]) -> list[list[tuple[str, ...]]]:
+    visible = (part.probabilities > 0).any(axis=(0, 1))  # keys that the mask lets each query see
+    keys = visible.sum(-1)
+    max_entropy = np.log(keys).mean()
+    uniform_distance = (_distances(visible.shape[0]) * visible).sum(-1) / keys if part.kind != "cross" else np.zeros(1)
+    entropy = statistics["entropy"]
+    has_role = {
+        "induction": statistics["induction"] >= MIN_INDUCTION,
+        "previous token": statistics["previous"] >= MIN_PROBABILITY,
+        "same token": statistics["itself"] >= MIN_PROBABILITY,
+        "local": statistics["distance"] <= min(MAX_LOCAL_DISTANCE, float(uniform_distance.mean()) / 2),
+        "uniform": entropy >= MIN_ENTROPY_SHARE * max_entropy if max_entropy > 0 else np.zeros(entropy.shape, bool),
+        "first token (sink)": statistics["first"] >= MIN_PROBABILITY,
     }
-    tests["local"] &= ~(tests["previous token"] | tests["same token"])  # a head of neighbours is local anyway
-    layers, heads = map(range, of["entropy"].shape)
-    return [[tuple(name for name in _ORDER if tests[name][layer, head]) for head in heads] for layer in layers]
+    has_role["local"] &= ~(has_role["previous token"] | has_role["same token"])  # these are local by definition
+    layers, heads = map(range, entropy.shape)
+    return [[tuple(name for name in _ROLES if has_role[name][layer, head]) for head in heads] for layer in layers]
 
 
 def _cell(value: float) -> str:

@@ -1,8 +1,8 @@
-"""Which words are similar to a model: by their entries in its embedding table, and by their features in a text.
+"""Words that a model treats as similar: by its embedding table, and by their features in sentences.
 
-The table gives a word one vector, whatever it means; the features give every occurrence its own, so that the `bank` of
-a river and the `bank` that lends money come apart (Peters et al. 2018). A decoder's features depend only on what
-comes before a word.
+The table has one vector per word, whatever its meaning; features differ between occurrences, so the `bank` of a river
+and the `bank` that lends money are far apart (Peters et al. 2018). A decoder's features depend only on the text before
+a word.
 """
 
 import re
@@ -25,16 +25,16 @@ from weft.text.tokenizer import Tokenizer
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
 
-class Near(NamedTuple):
-    """A vocabulary's entry and the cosine of its vector with the word's."""
+class Neighbour(NamedTuple):
+    """Token of the vocabulary and the cosine similarity of its vector to the word's."""
 
     id: int
     text: str
     cosine: float
 
 
-class Place(NamedTuple):
-    """A word in its text: characters start … end of sentence number `sentence`."""
+class Occurrence(NamedTuple):
+    """Word in a text: the characters [start, end) of sentence number `sentence`."""
 
     sentence: int
     start: int
@@ -43,16 +43,16 @@ class Place(NamedTuple):
 
 
 def embedding_table(model: LanguageModel) -> Tensor:
-    """A model's input embeddings (vocab_size, d)."""
+    """Return a model's input embeddings (vocab_size, d)."""
     if isinstance(model, NGram):
         raise ModelError("a model of kind 'ngram' has no embeddings: it counts words")
     return model.get_parameter("embedding.weight").detach()
 
 
 def word_ids(tokenizer: Tokenizer, word: str) -> list[int] | None:
-    """The tokens of a word inside a text, or None if some of it is unknown.
+    """Return the tokens of a word inside a text, or None if a part of it is unknown.
 
-    Where a tokenizer keeps the space with the word that follows, a word after a space is meant.
+    If the tokenizer joins a space to the following word, these are the tokens of the word after a space.
     """
     try:
         spellings = [tokenizer.encode(text) for text in (f" {word}", word)]
@@ -63,79 +63,79 @@ def word_ids(tokenizer: Tokenizer, word: str) -> list[int] | None:
 
 
 def word_vector(model: LanguageModel, tokenizer: Tokenizer, word: str) -> NDArray[np.float32] | None:
-    """A word's vector (d,), the mean of its tokens' where it is spelled in several; None if it is unknown."""
+    """Return a word's vector (d,), the mean over its tokens; None if it is unknown."""
     ids = word_ids(tokenizer, word)
     return None if ids is None else embedding_table(model)[ids].float().mean(dim=0).cpu().numpy()
 
 
-def nearest_words(model: LanguageModel, tokenizer: Tokenizer, word: str, top: int = 10) -> list[Near]:
-    """The vocabulary's entries whose vectors are closest to the word's by cosine, its own tokens left out."""
+def nearest_words(model: LanguageModel, tokenizer: Tokenizer, word: str, *, top: int = 10) -> list[Neighbour]:
+    """Return the tokens whose vectors have the highest cosine similarity to the word's, without its own tokens."""
     ids = word_ids(tokenizer, word)
     if ids is None:
         entries = [] if tokenizer.vocab_size > 100_000 else [_text(tokenizer, id) for id in range(tokenizer.vocab_size)]
         raise DataError(f"'{word}' is not in the vocabulary; {suggestion(word, entries)}")
     table = F.normalize(embedding_table(model).float(), dim=-1)
-    size = min(tokenizer.vocab_size, len(table))  # a table may be padded to a round size
+    size = min(tokenizer.vocab_size, len(table))  # the table may be padded
     query = F.normalize(embedding_table(model)[ids].float().mean(dim=0), dim=0)
     cosines = table[:size] @ query
     cosines[[id for id in {*ids, *tokenizer.special_tokens.values()} if id < size]] = -torch.inf
     best = cosines.topk(min(top, size))
-    found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [Near(id, _text(tokenizer, id), cosine) for id, cosine in found if cosine > -torch.inf]
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [Neighbour(id, _text(tokenizer, id), cosine) for id, cosine in pairs if cosine > -torch.inf]
 
 
 def _text(tokenizer: Tokenizer, id: int) -> str:
     try:
         return tokenizer.token_bytes(id).decode("utf-8", "replace").strip() or tokenizer.token(id)
-    except TokenizerError:  # an id that the vocabulary skips
+    except TokenizerError:  # the vocabulary has no such id
         return ""
 
 
 @dataclass(frozen=True)
 class InContext:
-    """The words of some sentences, each with the vector that the model gives it there: vectors (N, d) of length 1."""
+    """Words of several sentences, each with its contextual vector: vectors (N, d) of length 1."""
 
     sentences: tuple[str, ...]
-    places: tuple[Place, ...]
+    words: tuple[Occurrence, ...]
     vectors: NDArray[np.float32]
 
     def occurrences(self, word: str) -> list[int]:
-        """The indices of a word in `places`, regardless of case."""
-        return [n for n, place in enumerate(self.places) if place.text.casefold() == word.casefold()]
+        """Return the indices of a word in `words`, regardless of case."""
+        return [n for n, each in enumerate(self.words) if each.text.casefold() == word.casefold()]
 
-    def nearest(self, word: str, top: int = 10) -> list[tuple[Place, list[tuple[Place, float]]]]:
-        """For each occurrence of the word, the most similar words of all sentences with their cosines."""
-        found = self.occurrences(word)
-        if not found:
-            words = [place.text for place in self.places]
-            raise DataError(f"'{word}' is in none of the {len(self.sentences)} sentences; {suggestion(word, words)}")
+    def nearest(self, word: str, top: int = 10) -> list[tuple[Occurrence, list[tuple[Occurrence, float]]]]:
+        """Return, for each occurrence of the word, the most similar words of all sentences with their cosines."""
+        occurrences = self.occurrences(word)
+        if not occurrences:
+            texts = [each.text for each in self.words]
+            raise DataError(f"'{word}' is in none of the {len(self.sentences)} sentences; {suggestion(word, texts)}")
         answers = []
-        for number in found:
+        for number in occurrences:
             cosines = self.vectors @ self.vectors[number]
             order = [int(n) for n in np.argsort(-cosines, kind="stable") if n != number]
-            answers.append((self.places[number], [(self.places[n], float(cosines[n])) for n in order[:top]]))
+            answers.append((self.words[number], [(self.words[n], float(cosines[n])) for n in order[:top]]))
         return answers
 
 
-def in_context(model: LanguageModel, tokenizer: Tokenizer, sentences: Sequence[str], batch: int = 32) -> InContext:
-    """Every word of the sentences with its vector: the mean of the features of its tokens, scaled to length 1.
+def in_context(model: LanguageModel, tokenizer: Tokenizer, sentences: Sequence[str], *, batch: int = 32) -> InContext:
+    """Return every word of the sentences with its vector: the mean of its tokens' features, scaled to length 1.
 
     Words beyond the model's context are left out.
     """
     check_readable(model)
-    cuts, frame = [tokenizer.token_spans(sentence) for sentence in sentences], frame_for(model)
-    framed = [frame(tokenizer, [span.id for span in cut], context_of(model)) for cut in cuts]
-    found: dict[Place, NDArray[np.float32]] = {}
+    spans, frame = [tokenizer.token_spans(sentence) for sentence in sentences], frame_for(model)
+    framed = [frame(tokenizer, [span.id for span in row], context_of(model)) for row in spans]
+    vectors: dict[Occurrence, NDArray[np.float32]] = {}
     for group in read(model, tokenizer, framed, batch=batch):
         for row, features in zip(group.rows, group.features.cpu(), strict=True):
             before, length = framed[row].before, framed[row].length
             for match in _WORD.finditer(sentences[row]):
                 start, end = match.span()
-                tokens = [n for n, span in enumerate(cuts[row]) if span.start < end and span.end > start]
+                tokens = [n for n, span in enumerate(spans[row]) if span.start < end and span.end > start]
                 if tokens and tokens[-1] < length:
                     vector = features[[before + n for n in tokens]].mean(dim=0)
-                    found[Place(row, start, end, match.group())] = F.normalize(vector, dim=0).numpy()
-    if not found:
+                    vectors[Occurrence(row, start, end, match.group())] = F.normalize(vector, dim=0).numpy()
+    if not vectors:
         raise DataError("the sentences contain no words")
-    places = sorted(found)  # as they were given: the longest sentences were read first
-    return InContext(tuple(sentences), tuple(places), np.stack([found[place] for place in places]))
+    words = sorted(vectors)  # in text order: long sentences were read first
+    return InContext(tuple(sentences), tuple(words), np.stack([vectors[word] for word in words]))

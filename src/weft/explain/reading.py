@@ -1,4 +1,4 @@
-"""A text as a model reads it, token by token, with the tokens as a person reads them."""
+"""A text as a model reads it, token by token, with readable names of the tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from weft.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class SourceTokens:
-    """What an encoder reads before a decoder writes: tokens (1, source time)."""
+    """Source of an encoder–decoder: tokens (1, source time)."""
 
     tokens: Tensor
     mask: Tensor | None = None
@@ -27,9 +27,9 @@ class SourceTokens:
 
 @dataclass(frozen=True)
 class Reading:
-    """`ids` are what a model reads of a text, in their frame; the first `before` of them are not the text's own.
+    """Token ids that a model reads for a text, framed by special tokens; the first `before` ids precede the text.
 
-    `source` are those of the other text, where the model has one: an encoder–decoder's.
+    `source` are the ids of an encoder–decoder's source.
     """
 
     model: LanguageModel
@@ -42,10 +42,11 @@ class Reading:
     def __post_init__(self) -> None:
         if not self.ids:
             raise DataError("the text is empty")
-        most = context_of(self.model)
-        for ids, what in ((self.ids, "the text"), (self.source or (), "the source")):
-            if most is not None and len(ids) > most:
-                raise DataError(f"{what} has {len(ids)} tokens, and the model reads {most} (model.context); shorten it")
+        context = context_of(self.model)
+        for ids, name in ((self.ids, "the text"), (self.source or (), "the source")):
+            if context is not None and len(ids) > context:
+                limit = f"the model reads {context} (model.context)"
+                raise DataError(f"{name} has {len(ids)} tokens, and {limit}; shorten it")
 
     @cached_property
     def pieces(self) -> list[str]:
@@ -61,39 +62,39 @@ class Reading:
         return torch.tensor([self.ids], device=device_of(self.model))
 
     @property
-    def given(self) -> dict[str, Any]:
-        """What else the model is given: `model(reading.tokens, **reading.given)`."""
+    def model_kwargs(self) -> dict[str, Any]:
+        """Further arguments of the forward pass: `model(reading.tokens, **reading.model_kwargs)`."""
         if self.source is None:
             return {}
         return {"source": SourceTokens(torch.tensor([self.source], device=device_of(self.model)))}
 
 
-def lacks(model: LanguageModel, what: str, advice: str) -> ModelError:
-    """What to raise where a model of this kind has nothing to show."""
+def unsupported(model: LanguageModel, lack: str, advice: str) -> ModelError:
+    """Return the error for a view that this kind of model does not have."""
     kind = getattr(model.config, "kind", type(model).__name__)
-    return ModelError(f"a model of kind '{kind}' has {what}; {advice}")
+    return ModelError(f"a model of kind '{kind}' has {lack}; {advice}")
 
 
-def predicts_words(model: LanguageModel) -> bool:
-    """Whether a model's head gives every token of the vocabulary a score."""
+def predicts_tokens(model: LanguageModel) -> bool:
+    """Return whether a model's head gives a logit for every token of the vocabulary."""
     return not isinstance(model, Transformer) or isinstance(model.output, TokenHead | PretrainingPair)
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """As a person reads them: whitespace as signs, bytes that are no character as \\xNN, special tokens by name."""
+    """Return readable tokens: visible whitespace, invalid bytes as \\xNN, special tokens by name."""
     special = set(tokenizer.special_tokens.values())
     return [tokenizer.token(id) if id in special else _piece(tokenizer.token_bytes(id)) for id in ids]
 
 
 def _piece(raw: bytes) -> str:
     text = raw.decode("utf-8", "backslashreplace")
-    shown = "".join(WHITE.get(sign, sign) if sign.isspace() else sign for sign in text)
-    return "".join(sign if sign.isprintable() else f"\\x{ord(sign):02x}" for sign in shown)
+    visible = "".join(WHITE.get(char, char) if char.isspace() else char for char in text)
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in visible)
 
 
-def running(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Token]:
-    """A text's tokens. A character that several tokens spell belongs to the last of them."""
+def text_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Token]:
+    """Return a text's tokens. A character spelled by several tokens belongs to the last of them."""
     stream = tokenizer.stream()
     special = set(tokenizer.special_tokens.values())
     texts = ["" if id in special else stream.push(id) for id in ids]
-    return [Token(*each) for each in zip(texts, pieces(tokenizer, ids), strict=True)]
+    return [Token(*pair) for pair in zip(texts, pieces(tokenizer, ids), strict=True)]

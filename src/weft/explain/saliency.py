@@ -1,11 +1,10 @@
-"""Which tokens a prediction depends on: the gradient of its log-probability by the embeddings of what was read.
+"""Tokens that a prediction depends on: the gradient of its log-probability with respect to the input embeddings.
 
-The norm of the gradient tells how much a small change of a token's embedding would matter (Simonyan et al. 2014);
-gradient × input how much the embedding itself adds to log p, to first order, with its sign (Denil et al. 2014).
+The norm of the gradient says how much a small change of a token's embedding would matter (Simonyan et al. 2014);
+gradient × input how much the embedding contributes to log p, to first order and with its sign (Denil et al. 2014).
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -17,8 +16,9 @@ from numpy.typing import NDArray
 
 from weft.errors import DataError, ModelError
 from weft.explain.capture import capture
-from weft.explain.reading import Reading, pieces, running
+from weft.explain.reading import Reading, pieces, text_tokens
 from weft.explain.surprise import predicts_masked
+from weft.explain.texts import TEXTS
 from weft.figures.picture import COLOURS, Picture, new_figure
 from weft.figures.shaded import Measure, Token, drawable, families, lines_figure, percent
 from weft.figures.tables import Table, text_table
@@ -26,13 +26,13 @@ from weft.models.base import evaluating
 from weft.models.ngram import NGram
 from weft.models.transformer import Transformer
 
-MAX_BARS = 44  # tokens of a figure that are still drawn as bars
-MAX_TOLD = 12  # tokens that a terminal shows
+MAX_BARS = 44  # tokens that a figure draws as bars; longer texts are shaded lines
+MAX_ROWS = 12  # tokens listed in a terminal
 NORM, TIMES_INPUT = "gradient norm", "gradient × input"
 
 
 class Side(NamedTuple):
-    """Tokens that were read, the norm of the gradient by each one's embedding, and gradient × input: (time,) each."""
+    """Tokens that were read, with the gradient's norm and gradient × input of each embedding: (time,) each."""
 
     name: str
     tokens: tuple[Token, ...]
@@ -42,24 +42,21 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True)
 class Saliency(Picture):
-    """What log p of `target` depends on. `sides`: the source, where there is one, and the text up to `place`.
-
-    `rest` are the tokens after it. `masked`: the target stands at the place itself, and the text is all that was read.
-    """
+    """Dependence of log p(`target`) on `sides`: the source, if there is one, and the text up to position `place`."""
 
     about: str
     target: str
     log_prob: float
     sides: tuple[Side, ...]
     place: int
-    rest: tuple[Token, ...] = ()
-    masked: bool = False
+    rest: tuple[Token, ...] = ()  # tokens after the position
+    masked: bool = False  # the target is at the position itself, and the whole text was read
 
     title = "Saliency"
     module = "saliency.js"
 
     def figure(self) -> Figure:
-        """Bars, a token each; of more tokens than fit, the texts in lines on their shades."""
+        """Return one bar per token; for a long text, its lines shaded by the gradient's norm."""
         if sum(len(side.tokens) for side in self.sides) > MAX_BARS:
             tokens = [token for side in self.sides for token in side.tokens]
             values = np.concatenate([side.norm for side in self.sides])
@@ -70,13 +67,13 @@ class Saliency(Picture):
         shared: dict[str, Any] = {"squeeze": False, "sharex": "col", "gridspec_kw": {"height_ratios": heights}}
         grid: Any = figure.subplots(len(self.sides), 2, **shared)
         for (left, right), side in zip(grid, self.sides, strict=True):
-            places = np.arange(len(side.tokens))
-            left.barh(places, side.norm, color=COLOURS[0])
-            # what lowers log p is told apart by its side of zero, and by hatching
+            rows = np.arange(len(side.tokens))
+            left.barh(rows, side.norm, color=COLOURS[0])
+            # Tokens that lower log p are hatched, besides being left of zero.
             hatch = ["" if value >= 0 else "////" for value in side.times_input]
-            right.barh(places, side.times_input, color=COLOURS[0], hatch=hatch, ec="white", lw=0)
+            right.barh(rows, side.times_input, color=COLOURS[0], hatch=hatch, ec="white", lw=0)
             names = [drawable(token.piece) for token in side.tokens]
-            left.set_yticks(places, names, fontsize=8, family=families(), parse_math=False)
+            left.set_yticks(rows, names, fontsize=8, family=families(), parse_math=False)
             right.set_yticks([])
             right.axvline(0, color="black", lw=0.6)
             left.set_ylabel(side.name, fontsize=9)
@@ -88,57 +85,47 @@ class Saliency(Picture):
                 axes.spines[["top", "right", "left"]].set_visible(False)
         grid[-1, 0].set_xlabel(NORM, fontsize=9)
         grid[-1, 1].set_xlabel(TIMES_INPUT, fontsize=9)
-        shown = f"p({drawable(self.target)}) = {self._target[-1]}"
-        figure.suptitle(shown, fontsize=10, family=families(), parse_math=False)
+        title = f"p({drawable(self.target)}) = {percent(float(np.exp(self.log_prob)))}"
+        figure.suptitle(title, fontsize=10, family=families(), parse_math=False)
         return figure
 
     def text(self) -> str:
+        numbered = [(side.name, *row) for side in self.sides for row in zip(count(1), *side[1:], strict=False)]
         rows = [
-            (-norm, (side.name, *row))
-            for side, rows in zip(self.sides, self._rows, strict=True)
-            for norm, row in zip(side.norm, rows, strict=True)
+            (name, str(position), token.piece, f"{norm:.3g}", f"{times:+.3g}".replace("-", "−"))
+            for name, position, token, norm, times in sorted(numbered, key=lambda row: -row[3])[:MAX_ROWS]
         ]
-        rows.sort(key=lambda row: row[0])
-        header = ("", "place", "token", "norm", "× input")
-        title = "log-probability of {}: {} nats, probability {}".format(*self._target)
-        return text_table(Table(header, [row for _, row in rows[:MAX_TOLD]], title, text=(0, 2)))
-
-    @property
-    def _target(self) -> tuple[str, str, str]:
-        return self.target, f"{self.log_prob:.2f}".replace("-", "−"), percent(float(np.exp(self.log_prob)))
-
-    @cached_property
-    def _rows(self) -> list[list[tuple[str, str, str, str]]]:
-        return [
-            [
-                (str(place), token.piece, f"{norm:.3g}", f"{times:+.3g}".replace("-", "−"))
-                for place, token, norm, times in zip(count(1), *side[1:], strict=False)
-            ]
-            for side in self.sides
-        ]
+        nats, p = f"{self.log_prob:.2f}".replace("-", "−"), percent(float(np.exp(self.log_prob)))
+        title = f"log-probability of {self.target}: {nats} nats, probability {p}"
+        return text_table(Table(("", "pos.", "token", "norm", "× input"), rows, title, text=(0, 2)))
 
 
-def saliency(reading: Reading, place: int = -1) -> Saliency:
-    """The gradient of log p of the token after `place` by the embeddings of all that was read up to there.
+def saliency(reading: Reading, position: int = -1) -> Saliency:
+    """Return the gradient of log p of the token after `position` with respect to all embeddings read up to there.
 
-    The token is the one that follows in the text; after the last one, the one that the model predicts. A masked model's
-    is the token at `place` itself, which is masked; the last word where no place is named. For any model that reads
-    embeddings; of an encoder–decoder, by the source's as well.
+    The target is the next token of the text or, after its end, the model's prediction. For a masked model it is the
+    token at `position` itself, which is masked; by default the last one of the text. For any model with embeddings; of
+    an encoder–decoder, with respect to the source's as well.
     """
     model, tokenizer = reading.model, reading.tokenizer
     if isinstance(model, NGram):
         raise ModelError("an n-gram model has counts and no gradients; saliency needs a model with embeddings")
-    masked = predicts_masked(model)
-    at = _place(reading, place, masked)
-    ids = list(reading.ids)
+    masked, ids = predicts_masked(model), list(reading.ids)
+    if not -len(ids) <= position < len(ids):
+        last = len(ids) - 1
+        raise DataError(f"place = {position}: the model reads {len(ids)} tokens, 0 … {last}, or −1 for the last")
+    at = position % len(ids)
+    if masked and position == -1:
+        special = set(tokenizer.special_tokens.values())
+        at = max((n for n, id in enumerate(ids) if id not in special), default=at)
     target: int | None = ids[at] if masked else ids[at + 1] if at + 1 < len(ids) else None
     ids = [*ids[:at], tokenizer.need("mask"), *ids[at + 1 :]] if masked else ids[: at + 1]
-    own_source = getattr(model, "source_embedding", None) is not None
-    names = ["embedding", *(["source_embedding"] if own_source else [])]
-    # cuDNN has no backward pass for recurrent models that are not in training
+    separate_table = getattr(model, "source_embedding", None) is not None
+    names = ["embedding", *(["source_embedding"] if separate_table else [])]
+    # cuDNN has no backward pass for recurrent models in evaluation mode.
     with evaluating(model) as device, torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
-        with capture(model, *names, grads=True) as seen:
-            features = model.features(torch.tensor([ids], device=device), **reading.given)[:, at]
+        with capture(model, *names, grads=True) as captured:
+            features = model.features(torch.tensor([ids], device=device), **reading.model_kwargs)[:, at]
         if isinstance(model, Transformer):
             logits = model.readout(features).logits()
         else:
@@ -146,39 +133,25 @@ def saliency(reading: Reading, place: int = -1) -> Saliency:
         log_p = logits[0].log_softmax(-1)
         if target is None:
             target = int(log_p[: tokenizer.vocab_size].argmax())
-        # a source is read first, with the same table or its own
-        read = [*(seen.calls("source_embedding") if own_source else []), *seen.calls("embedding")]
-        gradients = torch.autograd.grad(log_p[target], read)
+        # The source is embedded first, by its own table or the target's.
+        embeddings = [*(captured.calls("source_embedding") if separate_table else []), *captured.calls("embedding")]
+        gradients = torch.autograd.grad(log_p[target], embeddings)
     texts = [("text", tokenizer, ids)]
     if reading.source is not None:
         texts.insert(0, ("source", reading.source_tokenizer or tokenizer, list(reading.source)))
     sides = []
-    for (name, its, some), x, gradient in zip(texts, read, gradients, strict=True):  # (1, time, d) each
-        x, gradient = x[0].detach().double().cpu(), gradient[0].double().cpu()
+    for (name, side_tokenizer, side_ids), x, gradient in zip(texts, embeddings, gradients, strict=True):
+        x, gradient = x[0].detach().double().cpu(), gradient[0].double().cpu()  # (time, d)
         norm, times = gradient.norm(dim=-1).numpy(), (gradient * x).sum(-1).numpy()
-        sides.append(Side(name, tuple(running(its, some)), norm, times))
-    shown = pieces(tokenizer, [target])[0]
-    rest = tuple(running(tokenizer, reading.ids)[len(ids) :])
-    about, log_prob = _about(reading, at, masked), float(log_p[target].detach())
-    return Saliency(about, shown, log_prob, tuple(sides), at, rest, masked)
-
-
-def _place(reading: Reading, place: int, masked: bool) -> int:
-    """The place counted from the start; of a masked model's, by default the last word."""
-    length = len(reading.ids)
-    if not -length <= place < length:
-        raise DataError(f"place = {place}: the model reads {length} tokens, 0 … {length - 1}, or −1 for the last")
-    if masked and place == -1:
-        special = set(reading.tokenizer.special_tokens.values())
-        return max((n for n, id in enumerate(reading.ids) if id not in special), default=length - 1)
-    return place % length
-
-
-def _about(reading: Reading, at: int, masked: bool) -> str:
+        sides.append(Side(name, tuple(text_tokens(side_tokenizer, side_ids)), norm, times))
     last = at + 1 == len(reading.ids)
     which = "predicting" if masked else "the model's prediction after" if last else "the token that follows"
-    return (
-        f"What {which} token {at + 1} depends on: the gradient of its log-probability by each embedding read. Its norm "
-        "says how much a small change there would matter; gradient × input, what the embedding adds to log p, to first "
-        "order (Simonyan et al. 2014; Denil et al. 2014)."
+    return Saliency(
+        about=TEXTS["saliency"].format(which=which, number=at + 1),
+        target=pieces(tokenizer, [target])[0],
+        log_prob=float(log_p[target].detach()),
+        sides=tuple(sides),
+        place=at,
+        rest=tuple(text_tokens(tokenizer, reading.ids)[len(ids) :]),
+        masked=masked,
     )

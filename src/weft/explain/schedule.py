@@ -1,4 +1,4 @@
-"""A learning rate over the steps of a run, drawn."""
+"""Learning-rate schedule of a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from weft.figures.tables import Table
 
 @dataclass(frozen=True)
 class Schedule(Charts):
-    """The rate of each step, (steps,), the first one first."""
+    """Learning rate of each step, (steps,)."""
 
     title: str
     rates: NDArray[np.float64]
@@ -32,14 +32,14 @@ class Schedule(Charts):
 
     def tables(self) -> list[Table]:
         steps, peak = len(self.rates), int(self.rates.argmax())
-        places = sorted({0, *(steps * part // 10 for part in range(1, 10)), steps - 1, peak})
-        rows = [(f"{step + 1:,}", plain(self.rates[step]), "peak" if step == peak else "") for step in places]
+        listed = sorted({0, *(steps * part // 10 for part in range(1, 10)), steps - 1, peak})
+        rows = [(f"{step + 1:,}", plain(self.rates[step]), "peak" if step == peak else "") for step in listed]
         return [Table(("step", "rate", ""), rows, self.title, text=(2,))]
 
 
 def schedule(rates: Sequence[float], title: str) -> Schedule:
-    """A picture of learning rates, one a step, whoever computed them."""
+    """Return a picture of learning rates, one per step."""
     values = np.asarray(rates, dtype=np.float64)
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
-        raise DataError(f"{title}: expected at least one learning rate, all of them finite numbers")
+        raise DataError(f"{title}: expected at least one learning rate, all of them finite")
     return Schedule(title, values)

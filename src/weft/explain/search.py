@@ -1,4 +1,4 @@
-"""Greedy search, beam search and sampling beside each other, as trees of nodes and edges."""
+"""Greedy search, beam search and sampling side by side, as trees of nodes and edges."""
 
 import re
 from collections import Counter
@@ -19,19 +19,19 @@ from weft.figures.page import as_json
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.figures.shaded import drawable, families, width_of
 
-# pixels of a page, where web/search.js has some of them; of a figure, hundredths of an inch
+# Pixels on a page, where web/search.js repeats some of them; hundredths of an inch in a figure.
 ROW, BOX, FONT, SMALL = 26.0, 19.0, 12.5, 10.5
 PAD, CURVE, EDGE, ROOT = 5.0, 13.0, 5.0, 7.0
-BOLD = 1.14  # how much wider bold letters are
-MAX_CHARACTERS = 12  # of a node that are shown
-MIN_TREE_WIDTH = 240.0  # so that what it wrote has space below it
-MAX_ROW_WIDTH = 900.0  # of trees side by side
+BOLD = 1.14  # width of bold text relative to normal text
+MAX_CHARACTERS = 12  # characters of a token shown in a node
+MIN_TREE_WIDTH = 240.0  # leaves space for the texts below a tree
+MAX_ROW_WIDTH = 900.0  # trees side by side
 STATES = ("pruned", "kept", "chosen")
 TITLES = {"greedy": "Greedy search", "beam": "Beam search", "sampling": "Sampling"}
 
 
-class Spot(NamedTuple):
-    """Where a node stands: its left edge and middle, the label of its edge and where that begins, its parent's end."""
+class NodeSpot(NamedTuple):
+    """Box of a node by its left edge and vertical middle, the label of its edge, and the start of the edge."""
 
     text: str
     x: float
@@ -43,14 +43,14 @@ class Spot(NamedTuple):
 
     @property
     def turn(self) -> float:
-        """Where the edge has left its parent's column."""
+        """x at which the edge leaves its parent's column."""
         return self.label_x - CURVE
 
 
-class Laid(NamedTuple):
-    """A tree with a place for everything, nodes in their order: no two things overlap."""
+class TreeLayout(NamedTuple):
+    """Spots of a tree's nodes, in their order; nothing overlaps. `root` is the y of the root."""
 
-    spots: list[Spot]
+    spots: list[NodeSpot]
     root: float
     width: float
     height: float
@@ -58,7 +58,7 @@ class Laid(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchTrees(Picture):
-    """The continuations of `prompt`, or its translations, that each search looked at."""
+    """Continuations of `prompt`, or translations of it, that each search considered."""
 
     prompt: str
     trees: tuple[SearchTree, ...]
@@ -69,22 +69,22 @@ class SearchTrees(Picture):
 
     @property
     def about(self) -> str:  # type: ignore[override]
-        """How to read it, and what greedy search missed here."""
-        told = TEXTS["search"].format(what="a translation could begin" if self.translates else "the text could go on")
-        found = {tree.name: tree.written[0].logprob for tree in self.trees if tree.written}
-        if "greedy" in found and found.get("beam", -1e9) > found["greedy"] + 1e-6:
-            both = f"log p {_number(found['greedy'])}, the beam's {_number(found['beam'])}"
-            told += f" Here greedy search misses a likelier text: {both}."
-        return told
+        """Explanation of the trees, and whether greedy search missed a likelier text."""
+        what = "a translation could begin" if self.translates else "the text could continue"
+        best = {tree.name: tree.written[0].logprob for tree in self.trees if tree.written}
+        if "greedy" not in best or best.get("beam", -1e9) <= best["greedy"] + 1e-6:
+            return TEXTS["search"].format(what=what)
+        missed = f"log p {_decimal(best['greedy'])}, the beam's {_decimal(best['beam'])}"
+        return f"{TEXTS['search'].format(what=what)} Here greedy search misses a likelier text: {missed}."
 
     @cached_property
-    def laid(self) -> list[Laid]:
-        return [laid_out(tree) for tree in self.trees]
+    def layouts(self) -> list[TreeLayout]:
+        return [tree_layout(tree) for tree in self.trees]
 
     def figure(self) -> Figure:
         sizes = [
-            (laid.width, 34 + laid.height + 18 * len(_lines(tree)) + 10)
-            for tree, laid in zip(self.trees, self.laid, strict=True)
+            (layout.width, 34 + layout.height + 18 * len(_output_lines(tree)) + 10)
+            for tree, layout in zip(self.trees, self.layouts, strict=True)
         ]
         beside = sum(width for width, _ in sizes) + 30 * len(sizes) <= MAX_ROW_WIDTH
         width = sum(w + 30 for w, _ in sizes) if beside else max(w for w, _ in sizes) + 30
@@ -95,23 +95,23 @@ class SearchTrees(Picture):
         axes.set(xlim=(0, width), ylim=(height, 0))
         axes.axis("off")
         x = y = 0.0
-        for tree, laid, (w, h) in zip(self.trees, self.laid, sizes, strict=True):
-            _draw(axes, tree, laid, (x + 15, y))
+        for tree, layout, (w, h) in zip(self.trees, self.layouts, sizes, strict=True):
+            _draw(axes, tree, layout, origin=(x + 15, y))
             x, y = (x + w + 30, y) if beside else (x, y + h)
         return figure
 
     def data(self) -> dict[str, Any]:
-        return super().data() | as_json({"about": self.about, "laid": self.laid})
+        return super().data() | as_json({"about": self.about, "laid": self.layouts})
 
     def text(self) -> str:
-        return "\n".join("\n  ".join((TITLES[tree.name], *_lines(tree))) for tree in self.trees)
+        return "\n".join("\n  ".join((TITLES[tree.name], *_output_lines(tree))) for tree in self.trees)
 
 
-def laid_out(tree: SearchTree) -> Laid:
-    """Places for a tree from left to right: a row a leaf, a column a token, likelier tokens above.
+def tree_layout(tree: SearchTree) -> TreeLayout:
+    """Lay out a tree from left to right: one row per leaf, one column per token, likelier tokens above.
 
-    A node stands among the rows of its own leaves and nobody else's, and each edge has its label in its child's row,
-    after the columns' curves; so nothing overlaps.
+    A node is within the rows of its leaves, and an edge's label is in its child's row, after the column's curves; so
+    nothing overlaps.
     """
     nodes = tree.nodes
     children: dict[int, list[int]] = {number: [] for number in range(-1, len(nodes))}
@@ -119,25 +119,25 @@ def laid_out(tree: SearchTree) -> Laid:
     for number, node in enumerate(nodes):
         children[node.parent].append(number)
         depth[number] = depth[node.parent] + 1
-    for each in children.values():
-        each.sort(key=lambda number: -nodes[number].logprob)
-    texts = [shortened(signs(node.text), MAX_CHARACTERS) for node in nodes]
-    labels = [_edge(exp(node.logprob)) + (f" ×{node.count}" if node.count > 1 else "") for node in nodes]
-    boxes = [width_of(text, FONT) + 2 * PAD for text in texts]
+    for siblings in children.values():
+        siblings.sort(key=lambda number: -nodes[number].logprob)
+    texts = [shortened(visible(node.text), MAX_CHARACTERS) for node in nodes]
+    labels = [_edge_label(exp(node.logprob)) + (f" ×{node.count}" if node.count > 1 else "") for node in nodes]
+    widths = [width_of(text, FONT) + 2 * PAD for text in texts]
     columns = range(1, max(depth.values()) + 1)
     label_x, box_x, end = {}, {}, {0: EDGE + ROOT}
     for column in columns:
-        there = [number for number in range(len(nodes)) if depth[number] == column]
+        members = [number for number in range(len(nodes)) if depth[number] == column]
         label_x[column] = end[column - 1] + CURVE
-        box_x[column] = label_x[column] + BOLD * max(width_of(labels[number], SMALL) for number in there) + 5
-        end[column] = box_x[column] + max(boxes[number] for number in there)
-    found, waiting = [], [-1]
+        box_x[column] = label_x[column] + BOLD * max(width_of(labels[number], SMALL) for number in members) + 5
+        end[column] = box_x[column] + max(widths[number] for number in members)
+    preorder, waiting = [], [-1]
     while waiting:
-        found.append(waiting.pop())
-        waiting += children[found[-1]]
+        preorder.append(waiting.pop())
+        waiting += children[preorder[-1]]
     rows: dict[int, float] = {}
     leaves = 0
-    for number in reversed(found):  # each after its children, which stand in their order
+    for number in reversed(preorder):  # children before their parents, in order
         if children[number]:
             rows[number] = (rows[children[number][0]] + rows[children[number][-1]]) / 2
         else:
@@ -146,42 +146,40 @@ def laid_out(tree: SearchTree) -> Laid:
     spots = []
     for number, node in enumerate(nodes):
         column, parent = depth[number], node.parent
-        start = EDGE + ROOT if parent < 0 else box_x[column - 1] + boxes[parent]
-        at = texts[number], box_x[column], y[number], boxes[number], labels[number], label_x[column]
-        spots.append(Spot(*at, (start, y[parent])))
-    return Laid(spots, y[-1], max(MIN_TREE_WIDTH, end[columns[-1]] + EDGE), 2 * EDGE + ROW * leaves)
+        start_x = EDGE + ROOT if parent < 0 else box_x[column - 1] + widths[parent]
+        edge: dict[str, Any] = {"label": labels[number], "label_x": label_x[column], "start": (start_x, y[parent])}
+        spots.append(NodeSpot(texts[number], box_x[column], y[number], width=widths[number], **edge))
+    width = max(MIN_TREE_WIDTH, end[columns[-1]] + EDGE)
+    return TreeLayout(spots, root=y[-1], width=width, height=2 * EDGE + ROW * leaves)
 
 
-def signs(text: str) -> str:
-    """A text with its whitespace as signs; a space between words stays one."""
-    shown = "".join(WHITE.get(sign, " ") if sign.isspace() and sign != " " else sign for sign in text)
-    return re.sub("^ +| +$", lambda spaces: WHITE[" "] * len(spaces[0]), shown)
+def visible(text: str) -> str:
+    """Return a text with visible whitespace, except single spaces between words."""
+    marked = "".join(WHITE.get(char, " ") if char.isspace() and char != " " else char for char in text)
+    return re.sub("^ +| +$", lambda spaces: WHITE[" "] * len(spaces[0]), marked)
 
 
-def _edge(p: float) -> str:
+def _edge_label(p: float) -> str:
     return "<0.01%" if p < 0.00005 else f"{100 * p:.{0 if p >= 0.1 else 1 if p >= 0.001 else 2}f}%"
 
 
-def _number(value: float) -> str:
+def _decimal(value: float) -> str:
     return f"{value:.2f}".replace("-", "−")
 
 
-def _written(tree: SearchTree) -> list[tuple[str, str]]:
-    counts = Counter((signs(each.text), _number(each.logprob)) for each in tree.written)
-    return [(text, value + (f" ×{count}" if count > 1 else "")) for (text, value), count in counts.items()]
+def _output_lines(tree: SearchTree) -> list[str]:
+    """Return the texts that a search wrote, each with log p and its number of samples."""
+    counts = Counter((visible(output.text), _decimal(output.logprob)) for output in tree.written)
+    return [f"{text}   log p {p}" + (f" ×{count}" if count > 1 else "") for (text, p), count in counts.items()]
 
 
-def _lines(tree: SearchTree) -> list[str]:
-    return [f"{text}   log p {value}" for text, value in _written(tree)]
-
-
-def _draw(axes: Any, tree: SearchTree, laid: Laid, at: tuple[float, float]) -> None:
-    x, y = at[0], at[1] + 30
+def _draw(axes: Any, tree: SearchTree, layout: TreeLayout, *, origin: tuple[float, float]) -> None:
+    x, y = origin[0], origin[1] + 30
     font = {"family": families(), "parse_math": False, "va": "center_baseline"}
-    axes.text(x, at[1] + 16, TITLES[tree.name], fontsize=FONT * 0.72, weight="bold", **font)
-    axes.plot([x + EDGE + ROOT / 2], [y + laid.root], "o", color="black", ms=4)
-    # what was chosen is drawn over the rest
-    for node, spot in sorted(zip(tree.nodes, laid.spots, strict=True), key=lambda pair: STATES.index(pair[0].state)):
+    axes.text(x, origin[1] + 16, TITLES[tree.name], fontsize=FONT * 0.72, weight="bold", **font)
+    axes.plot([x + EDGE + ROOT / 2], [y + layout.root], "o", color="black", ms=4)
+    # Chosen nodes are drawn last, on top.
+    for node, spot in sorted(zip(tree.nodes, layout.spots, strict=True), key=lambda pair: STATES.index(pair[0].state)):
         chosen, pruned = node.state == "chosen", node.state == "pruned"
         ink = "#77736c" if pruned else "black"
         (from_x, from_y), turn, to = spot.start, spot.turn, y + spot.y
@@ -197,5 +195,5 @@ def _draw(axes: Any, tree: SearchTree, laid: Laid, at: tuple[float, float]) -> N
         weight, middle = "bold" if chosen else "normal", x + spot.x + spot.width / 2
         axes.text(middle, to, drawable(spot.text), fontsize=FONT * 0.68, color=ink, ha="center", **font)
         axes.text(x + spot.label_x + 2, to - 7, spot.label, fontsize=SMALL * 0.68, color=ink, weight=weight, **font)
-    for number, line in enumerate(_lines(tree)):
-        axes.text(x, y + laid.height + 12 + 18 * number, drawable(line), fontsize=SMALL * 0.72, **font)
+    for number, line in enumerate(_output_lines(tree)):
+        axes.text(x, y + layout.height + 12 + 18 * number, drawable(line), fontsize=SMALL * 0.72, **font)

@@ -1,8 +1,8 @@
-"""What a model finds surprising in a text, and what it expected instead.
+"""Surprisal of every token of a text, and the tokens that the model expected.
 
-The surprisal of a token is −log p of it, given what stands before it (Hale 2001; Levy 2008). A masked language model
-predicts a token from both sides: here each one is masked in turn, and the sum is the text's pseudo-log-likelihood
-(Salazar et al. 2020).
+The surprisal of a token is −log p given the tokens before it (Hale 2001; Levy 2008). A masked language model predicts a
+token from both sides: each token is masked in turn, and the sum is the text's pseudo-log-likelihood (Salazar et al.
+2020).
 """
 
 import math
@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from weft.errors import ConfigError, DataError, ModelError
-from weft.explain.reading import Reading, pieces, predicts_words, running
+from weft.explain.reading import Reading, pieces, predicts_tokens, text_tokens
+from weft.explain.texts import TEXTS
 from weft.figures.picture import Picture
 from weft.figures.shaded import Measure, Token, lines_figure, percent
 from weft.figures.tables import WIDTH, Table, text_table
@@ -24,15 +25,15 @@ from weft.models.base import LanguageModel, evaluating
 from weft.models.ngram import NGram
 from weft.models.transformer import Transformer
 
-HEAD_ELEMENTS = 1 << 24  # logits that are held at a time
-MASKED_TOKENS = 1 << 13  # tokens that a masked model reads at a time
-TOPS = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0)  # nats that may be the darkest shade
-HEADINGS = ("place", "token", "nats", "probability", "rank", "likeliest")
-MAX_TOLD = 12  # tokens that a terminal shows
+MAX_LOGITS = 1 << 24  # logits held in memory at a time
+MAX_MASKED_TOKENS = 1 << 13  # tokens in one batch of a masked model
+SCALES = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0)  # nats that the darkest shade can stand for
+HEADINGS = ("pos.", "token", "nats", "probability", "rank", "likeliest")
+MAX_ROWS = 12  # tokens listed in a terminal
 
 
 class Guess(NamedTuple):
-    """A token that could have stood there, as it is shown, and its probability."""
+    """Predicted token, in readable form, and its probability."""
 
     piece: str
     probability: float
@@ -40,25 +41,22 @@ class Guess(NamedTuple):
 
 @dataclass(frozen=True)
 class Surprise(Picture):
-    """Each token of a text, −log p of it in nats, its rank among all tokens (1: the likeliest), and the likeliest ones.
-
-    All three are None or empty where nothing predicts a token. `masked`: tokens were predicted from both sides.
-    """
+    """Tokens of a text with their surprisal, rank and alternatives; None or empty for a token that nothing predicts."""
 
     about: str
     tokens: tuple[Token, ...]
     nats: tuple[float | None, ...]
-    ranks: tuple[int | None, ...]
-    guesses: tuple[tuple[Guess, ...], ...]
+    ranks: tuple[int | None, ...]  # among all tokens; 1 is the likeliest
+    guesses: tuple[tuple[Guess, ...], ...]  # the likeliest tokens
     vocab_size: int
-    masked: bool = False
+    masked: bool = False  # tokens were predicted from both sides
 
     title = "Surprise"
     module = "surprise.js"
 
     @cached_property
     def scored(self) -> list[float]:
-        return [each for each in self.nats if each is not None]
+        return [nats for nats in self.nats if nats is not None]
 
     @property
     def nats_per_token(self) -> float:
@@ -70,7 +68,7 @@ class Surprise(Picture):
 
     @property
     def bits_per_byte(self) -> float:
-        """Comparable between tokenizers; NaN for a text without bytes."""
+        """Bits per byte, comparable between tokenizers; NaN for a text without bytes."""
         pairs = zip(self.tokens, self.nats, strict=True)
         size = sum(len(token.text.encode()) for token, nats in pairs if nats is not None)
         return sum(self.scored) / math.log(2) / size if size else math.nan
@@ -85,38 +83,37 @@ class Surprise(Picture):
 
     @cached_property
     def measure(self) -> Measure:
-        """The shades: the same numbers have the same shade in texts that are about equally surprising."""
-        finite = sorted(each for each in self.scored if math.isfinite(each))
-        high = finite[int(0.95 * (len(finite) - 1))] if finite else TOPS[0]
-        return Measure("surprisal, nats", self.nats, next((top for top in TOPS if top >= high), TOPS[-1]))
+        """Shades of the tokens; similarly surprising texts share one scale."""
+        finite = sorted(nats for nats in self.scored if math.isfinite(nats))
+        high = finite[int(0.95 * (len(finite) - 1))] if finite else SCALES[0]
+        return Measure("surprisal, nats", self.nats, next((top for top in SCALES if top >= high), SCALES[-1]))
 
     def figure(self) -> Figure:
         return lines_figure(self.title, self.tokens, self.measure)
 
     def text(self) -> str:
-        order = sorted(range(len(self.nats)), key=lambda place: -(self.nats[place] or 0.0))
-        rows = [self._rows[place] for place in order if self.nats[place] is not None]
-        return text_table(Table(HEADINGS, rows[:MAX_TOLD], "", text=(1, 5)), WIDTH) + f"\n\n{self.total}"
+        order = sorted(range(len(self.nats)), key=lambda position: -(self.nats[position] or 0.0))
+        rows = [self._rows[position] for position in order if self.nats[position] is not None]
+        return text_table(Table(HEADINGS, rows[:MAX_ROWS], "", text=(1, 5)), WIDTH) + f"\n\n{self.total}"
 
     @cached_property
     def _rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = []
         columns = zip(self.tokens, self.nats, self.ranks, self.guesses, strict=True)
-        for place, (token, nats, rank, guesses) in enumerate(columns, 1):
-            numbers = ("–",) * 3
+        for position, (token, nats, rank, guesses) in enumerate(columns, 1):
+            cells = ("–",) * 3
             if nats is not None:
-                numbers = (f"{nats:.2f}" if math.isfinite(nats) else "∞", percent(math.exp(-nats)), f"{rank:,}")
-            others = " · ".join(f"{guess.piece} {percent(guess.probability)}" for guess in guesses)
-            rows.append((str(place), token.piece, *numbers, others))
+                cells = (f"{nats:.2f}" if math.isfinite(nats) else "∞", percent(math.exp(-nats)), f"{rank:,}")
+            likeliest = " · ".join(f"{guess.piece} {percent(guess.probability)}" for guess in guesses)
+            rows.append((str(position), token.piece, *cells, likeliest))
         return rows
 
 
 @torch.no_grad()
 def surprise(reading: Reading, top: int = 5) -> Surprise:
-    """−log p of each token of a text given what stands before it, and the `top` likeliest tokens in its place.
+    """Return −log p of each token of a text given the tokens before it, and the `top` likeliest tokens there.
 
-    For any model that predicts words. An encoder–decoder's text is the target, given the source. Of a masked model each
-    token is masked in turn.
+    An encoder–decoder reads a target, given the source. A masked model predicts each token while it is masked.
     """
     if top < 1:
         raise ConfigError(f"top = {top}: at least one token")
@@ -124,80 +121,82 @@ def surprise(reading: Reading, top: int = 5) -> Surprise:
     if not ids:
         raise DataError("the text is empty")
     masked, known = predicts_masked(model), min(tokenizer.vocab_size, _vocab_size(model))
-    found: dict[int, tuple[float, int, tuple[Guess, ...]]] = {}
+    scores: dict[int, tuple[float, int, tuple[Guess, ...]]] = {}
     with evaluating(model):
-        for places, log_p in _masked_log_p(reading) if masked else _log_p(reading):
-            own = torch.tensor([reading.ids[place] for place in places], device=log_p.device)
-            given = log_p.gather(1, own[:, None])
-            rank = (log_p > given).sum(1) + 1
+        for positions, log_p in _masked_log_p(reading) if masked else _log_p(reading):
+            targets = torch.tensor([reading.ids[position] for position in positions], device=log_p.device)
+            target_log_p = log_p.gather(1, targets[:, None])
+            rank = (log_p > target_log_p).sum(1) + 1
             values, likeliest = log_p[:, :known].topk(min(top, known))
-            for row, place in enumerate(places):
+            for row, position in enumerate(positions):
                 names = pieces(tokenizer, likeliest[row].tolist())
-                likely = tuple(map(Guess, names, values[row].exp().tolist()))
-                found[place - reading.before] = -float(given[row]), int(rank[row]), likely
-    if not found:
+                guesses = tuple(map(Guess, names, values[row].exp().tolist()))
+                scores[position - reading.before] = -float(target_log_p[row]), int(rank[row]), guesses
+    if not scores:
         raise DataError("there is nothing to score: a single token with nothing before it")
-    nats, ranks, guesses = zip(*(found.get(place, (None, None, ())) for place in range(len(ids))), strict=True)
-    about = _about(masked, reading.source is not None)
-    return Surprise(about, tuple(running(tokenizer, ids)), nats, ranks, guesses, _vocab_size(model), masked)
+    nats, ranks, top_guesses = zip(*(scores.get(n, (None, None, ())) for n in range(len(ids))), strict=True)
+    context = "the source and the tokens before it" if reading.source is not None else "the tokens before it"
+    context = TEXTS["surprise-masked"] if masked else context
+    return Surprise(
+        about=TEXTS["surprise"].format(context=context),
+        tokens=tuple(text_tokens(tokenizer, ids)),
+        nats=nats,
+        ranks=ranks,
+        guesses=top_guesses,
+        vocab_size=_vocab_size(model),
+        masked=masked,
+    )
 
 
 def predicts_masked(model: LanguageModel) -> bool:
-    """Whether a model predicts masked words, and not the next one. One that predicts no words at all is refused."""
+    """Return whether a model predicts masked tokens rather than the next one; raise if it predicts no tokens."""
     if not isinstance(model, Transformer):
         return False
-    if not predicts_words(model):
-        raise ModelError(f"a head of kind '{model.config.head.kind}' predicts no words; it takes a language model's")
+    if not predicts_tokens(model):
+        raise ModelError(f"a head of kind '{model.config.head.kind}' predicts no tokens; it takes a language model's")
     return model.decoder is None
 
 
-Scored = Iterator[tuple[Sequence[int], Tensor]]  # places of a reading, and log p (places, V) of what may stand there
+LogProbabilities = Iterator[tuple[Sequence[int], Tensor]]  # positions of a reading, and log p (positions, V) there
 
 
-def _log_p(reading: Reading) -> Scored:
-    """log p of every token that may stand at each place of the text, given what stands before it."""
+def _log_p(reading: Reading) -> LogProbabilities:
+    """Yield log p of every token of the vocabulary at each position of the text, given the tokens before it."""
     model = reading.model
-    if isinstance(model, NGram):  # it counted texts without anything before them, and knows what begins one
-        words = reading.tokens[:, reading.before :]
-        nothing = words.new_full((1, 1, model.config.order - 1), model.config.vocab_size)
-        features = torch.cat([nothing, model.features(words[:, :-1])], dim=1)
+    if isinstance(model, NGram):  # its counts have no special token before a text, and include how texts begin
+        tokens = reading.tokens[:, reading.before :]
+        empty = tokens.new_full((1, 1, model.config.order - 1), model.config.vocab_size)
+        features = torch.cat([empty, model.features(tokens[:, :-1])], dim=1)
         first = reading.before
     else:
         tokens, first = reading.tokens[:, :-1], max(1, reading.before)
         if not tokens.shape[1]:
             return
-        features = model.advance(tokens, model.start(1, tokens.shape[1], reading.given.get("source")))[:, first - 1 :]
-    rows = max(1, HEAD_ELEMENTS // _vocab_size(model))
+        state = model.start(1, tokens.shape[1], reading.model_kwargs.get("source"))
+        features = model.advance(tokens, state)[:, first - 1 :]
+    rows = max(1, MAX_LOGITS // _vocab_size(model))
     for start in range(0, features.shape[1], rows):
         logits = model.head(features[:, start : start + rows])[0].float()
-        # an n-gram's are log p already, which don't sum to one where it backs off "stupidly"
+        # An n-gram model gives log p, which do not sum to one with stupid backoff.
         log_p = logits if isinstance(model, NGram) else logits.log_softmax(-1)
         yield range(first + start, first + start + len(logits)), log_p
 
 
-def _masked_log_p(reading: Reading) -> Scored:
-    """The same for each word of the text, masked while its neighbours are seen."""
+def _masked_log_p(reading: Reading) -> LogProbabilities:
+    """Yield log p of every token of the vocabulary at each position of the text while that position is masked."""
     model = reading.model
     assert isinstance(model, Transformer)
     special = set(reading.tokenizer.special_tokens.values())
-    places = [place for place, id in enumerate(reading.ids) if place >= reading.before and id not in special]
-    rows = max(1, min(MASKED_TOKENS // len(reading.ids), HEAD_ELEMENTS // _vocab_size(model)))
-    for start in range(0, len(places), rows):
-        some = places[start : start + rows]
-        each = torch.arange(len(some), device=reading.tokens.device)
-        tokens = reading.tokens.repeat(len(some), 1)
-        tokens[each, some] = reading.tokenizer.need("mask")
-        features = model.features(tokens)[each, some]
-        yield some, model.readout(features).logits().float().log_softmax(-1)
+    positions = [n for n, id in enumerate(reading.ids) if n >= reading.before and id not in special]
+    rows = max(1, min(MAX_MASKED_TOKENS // len(reading.ids), MAX_LOGITS // _vocab_size(model)))
+    for start in range(0, len(positions), rows):
+        batch = positions[start : start + rows]
+        row = torch.arange(len(batch), device=reading.tokens.device)
+        tokens = reading.tokens.repeat(len(batch), 1)
+        tokens[row, batch] = reading.tokenizer.need("mask")
+        features = model.features(tokens)[row, batch]
+        yield batch, model.readout(features).logits().float().log_softmax(-1)
 
 
 def _vocab_size(model: LanguageModel) -> int:
     return model.config.vocab_size  # type: ignore[attr-defined]
-
-
-def _about(masked: bool, source: bool) -> str:
-    given = "the source and the tokens before it" if source else "the tokens before it"
-    if masked:
-        given = "all others, each masked in turn (pseudo-log-likelihood; Salazar et al. 2020)"
-    meaning = f"How surprising each token is to the model: −log p in nats, given {given}."
-    return f"{meaning} The stronger the shade, the more surprising."

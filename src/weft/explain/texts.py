@@ -1,4 +1,4 @@
-"""What views say of themselves."""
+"""Explanatory texts of the views (texts.toml)."""
 
 from weft.figures.prose import prose
 

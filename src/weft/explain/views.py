@@ -1,6 +1,6 @@
-"""What can be seen of a model, by name, and where it is computed and drawn.
+"""Views of a model by name, and the modules that compute and draw them.
 
-`views.attention` is the module of that view, loaded when it is first asked for: what draws takes half a second to load.
+`views.attention` is the module of that view, imported on first use: the drawing libraries take half a second to load.
 """
 
 from importlib import import_module
@@ -35,9 +35,9 @@ VIEWS = (
     *("anatomy", "attention", "heads", "surprise", "lens", "saliency", "search", "step", "costs", "growth", "timing"),
     *("graph", "gradients", "positions", "activations", "schedule", "weights"),
 )
-# those that show a text, and so need a model that is trained
+# views of a text, which need a trained model
 OF_A_TEXT = ("attention", "heads", "surprise", "lens", "saliency", "search", "step", "gradients", "weights", "graph")
-_HOMES = {name: f"weft.explain.{name}" for name in (*VIEWS, "ablation", "reading")} | {
+_MODULES = {name: f"weft.explain.{name}" for name in (*VIEWS, "ablation", "reading")} | {
     "anatomy": "weft.explain.anatomy.anatomy",
     "attention": "weft.explain.attention.maps",
     "graph": "weft.explain.graph.picture",
@@ -47,6 +47,6 @@ _HOMES = {name: f"weft.explain.{name}" for name in (*VIEWS, "ablation", "reading
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name not in _HOMES:
-        raise AttributeError(f"no view is called '{name}'")
-    return import_module(_HOMES[name])
+    if name not in _MODULES:
+        raise AttributeError(f"there is no view named '{name}'")
+    return import_module(_MODULES[name])

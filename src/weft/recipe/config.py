@@ -1,7 +1,7 @@
-"""A recipe: everything that decides what a training run does, in one file.
+"""The recipe: all settings of a training run, in one file.
 
-What a recipe leaves out is chosen from the text and the machine (`weft.recipe.settle`). What comes out of that is a
-`SettledRecipe`, which has no gaps and is never changed again: it is saved as the run's config.toml and repeats the run.
+Settings that a recipe leaves out are chosen from the text and the machine (`weft.recipe.settle`). The result is a
+`SettledRecipe`: complete, never changed again, and saved as the run's config.toml, which repeats the run.
 """
 
 from collections.abc import Iterator
@@ -20,160 +20,142 @@ from weft.recipe.optimizer import Cosine, Muon, Noam, Optimizer, Schedule
 from weft.recipe.synonyms import SYNONYMS
 from weft.text.config import TokenizerConfig
 
-SOURCE_TOKENIZER = "source"  # the folder inside a run's folder that holds it
+SOURCE_TOKENIZER = "source"  # subfolder of a run with the source text's tokenizer
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 
 
-def _rows_at_once(given: object) -> object:
-    """One error for both kinds of value, instead of one for each."""
-    if given is None or given == "auto" or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
-        return given
-    raise ValueError(f"{given!r}: expected a whole number above 0, or auto")
+def _check_micro(value: object) -> object:
+    """Refuse anything but a positive integer or "auto", with one error instead of one per member of the union."""
+    if value is None or value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value
+    raise ValueError(f"{value!r}: expected a whole number above 0, or auto")
+
+
+Micro = Annotated[PositiveInt | Literal["auto"] | None, BeforeValidator(_check_micro)]
+Factor = Annotated[float, Field(gt=0.0, le=1.0)]
+Text = Annotated[str, Field(min_length=1)]
+RunName = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
 
 
 class BatchConfig(Config):
-    """`size` sequences of `length` tokens a step, `micro` at a time where memory is short ("auto": as many as fit).
+    """One step reads `size` sequences of `length` tokens, in micro-batches of `micro` sequences if memory is short.
 
-    Rows of varying length (pairs, labelled texts, conversations) are cut at `length` and batched with others of about
-    the same length; instead of `size` rows, `tokens` of them, padding included, can make a step.
+    Rows of varying length (pairs, labelled texts, conversations) are truncated at `length` and batched with rows of
+    similar length. For them, a step can be measured in `tokens`, padding included, instead of `size` rows.
 
-    The gradient is that of the whole batch however it is divided. `recompute` keeps only the input of each Transformer
-    block and runs the block again in the backward pass (Chen et al. 2016): a third more work, far less memory.
+    The gradient is that of the whole batch, regardless of `micro`. `recompute` keeps only the input of each Transformer
+    block and runs the block again in the backward pass (Chen et al. 2016): a third more compute, far less memory.
 
-    With `carry` the rows of a step continue those of the step before, and a recurrent model goes on from the states it
-    had there (truncated back-propagation through time), in training and when it is evaluated.
+    With `carry` each row of a step continues the same row of the step before, and a recurrent model continues from its
+    states there (truncated back-propagation through time), in training and in evaluation.
     """
 
-    size: PositiveInt | None = Field(None, description="sequences a step")
+    size: PositiveInt | None = Field(None, description="sequences per step; chosen if absent")
     tokens: PositiveInt | None = Field(
-        None, description="tokens a step instead, padding included, where rows vary in length"
+        None, description="tokens per step, padding included, for rows of varying length"
     )
-    micro: Annotated[PositiveInt | Literal["auto"] | None, BeforeValidator(_rows_at_once)] = Field(
-        None, description="sequences at a time, where memory is short; auto: as many as fit"
+    micro: Micro = Field(None, description="sequences per micro-batch; auto: as many as fit in memory; absent: chosen")
+    length: PositiveInt | None = Field(
+        None, description="tokens per sequence; longer rows are truncated; chosen if absent"
     )
-    length: PositiveInt | None = Field(None, description="tokens a sequence; longer rows are cut")
-    recompute: bool = Field(False, description="compute activations again in the backward pass, to save memory")
-    carry: bool | None = Field(
-        None, description="rows continue those of the step before, and so do a recurrent model's states"
-    )
+    recompute: bool = Field(False, description="recompute activations in the backward pass, to save memory")
+    carry: bool | None = Field(None, description="continue rows and recurrent states across steps; chosen if absent")
 
 
 class EvaluateConfig(Config):
-    """Every `every` steps, and after the last, the loss on at most `tokens` held-out tokens (absent: on all of them).
+    """Evaluate every `every` steps, and after the last, on at most `tokens` held-out tokens."""
 
-    `metric` decides which checkpoint is the best: the loss, or another metric of the evaluation. With `patience`
-    the run ends early, after that many evaluations in a row without an improvement.
-    """
-
-    every: PositiveInt | None = Field(None, description="steps between evaluations")
-    tokens: PositiveInt | None = Field(None, description="held-out tokens that are read; absent: all")
-    metric: Annotated[str, Field(min_length=1)] = Field(
-        "loss", description="the metric that decides which checkpoint is the best"
-    )
-    patience: PositiveInt | None = Field(None, description="end after so many evaluations without an improvement")
+    every: PositiveInt | None = Field(None, description="steps between evaluations; chosen if absent")
+    tokens: PositiveInt | None = Field(None, description="maximum held-out tokens per evaluation; chosen if absent")
+    metric: Text = Field("loss", description="metric that decides which checkpoint is the best")
+    patience: PositiveInt | None = Field(None, description="stop after this many evaluations without improvement")
 
 
 class CheckpointConfig(Config):
-    """A checkpoint every `every` steps, at the end and when interrupted; the last `keep` and the best one are kept.
+    """Save a checkpoint every `every` steps, at the end and when interrupted; keep the last `keep` and the best one.
 
-    With `average` the mean of the weights of that many last checkpoints is evaluated at the end, and becomes the best
-    checkpoint if it is better than all of them (Vaswani et al. 2017, §6.1).
+    With `average` the mean of the weights of that many last checkpoints is evaluated at the end. It becomes the best
+    checkpoint if it beats all others (Vaswani et al. 2017, §6.1).
     """
 
-    every: PositiveInt | None = Field(None, description="steps between checkpoints")
-    keep: PositiveInt = Field(2, description="how many of the last are kept, beside the best")
-    average: NonNegativeInt = Field(0, description="how many of the last are averaged at the end; 0: none")
+    every: PositiveInt | None = Field(None, description="steps between checkpoints; chosen if absent")
+    keep: PositiveInt = Field(2, description="number of recent checkpoints to keep, besides the best one")
+    average: NonNegativeInt = Field(0, description="number of recent checkpoints to average at the end; 0: none")
 
     @model_validator(mode="after")
-    def _kept(self) -> Self:
+    def _check_average(self) -> Self:
         if self.average > self.keep:
             raise ValueError(f"average = {self.average} of the last checkpoints, but only keep = {self.keep} are kept")
         return self
 
 
 class LogConfig(Config):
-    """A line in metrics.jsonl every `every` steps; `tensorboard` writes event files beside it.
+    """Write a line to metrics.jsonl every `every` steps; `tensorboard` also writes event files.
 
-    `wandb` sends the lines to Weights & Biases, or keeps them in the run's folder to be sent later (offline).
+    `wandb` sends the metrics to Weights & Biases (online), or stores them in the run's folder for later (offline).
     """
 
-    every: PositiveInt | None = Field(None, description="steps between lines of metrics.jsonl")
+    every: PositiveInt | None = Field(None, description="steps between lines of metrics.jsonl; chosen if absent")
     tensorboard: bool = Field(False, description="also write event files for TensorBoard")
-    wandb: Literal["off", "online", "offline"] = Field(
-        "off", description="send the lines to Weights & Biases, or keep them to be sent later"
-    )
+    wandb: Literal["off", "online", "offline"] = Field("off", description="log to Weights & Biases, now or later")
 
 
 class GuardConfig(Config):
-    """What to do when training goes wrong.
+    """Respond to divergence: discard bad updates, then roll back, then give up.
 
-    An update is discarded if its loss or gradient is not finite, or lies more than `spike` deviations above the median
-    of the last `window` steps (`spike` 0: any finite value is accepted). When half of the last 2 × `patience` steps
-    went wrong, the run rolls back to the last good checkpoint, skips the data it has read since, and continues with the
-    learning rate times `slower`; an attempt that gets no further than the one before slows down twice as much. After
-    `rollbacks` such attempts in a row the run gives up.
+    An update is discarded if its loss or gradient is not finite, or is more than `spike` deviations above the median
+    of the last `window` steps (`spike` 0: any finite value is accepted). When half of the last 2 × `patience` updates
+    were discarded, the run rolls back to the last good checkpoint, skips the data read since then, and continues with
+    the learning rate times `slower`. An attempt that gets no further than the one before slows down twice as much.
+    After `rollbacks` such attempts in a row the run gives up.
     """
 
-    spike: NonNegativeFloat = Field(
-        10.0, description="deviations above the median at which an update is discarded; 0: never"
-    )
-    window: Annotated[int, Field(ge=16)] = Field(128, description="steps of which the median is taken")
-    patience: PositiveInt = Field(
-        8, description="how many of twice as many steps may go wrong before the run rolls back"
-    )
-    rollbacks: NonNegativeInt = Field(4, description="attempts in a row before the run gives up")
-    slower: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        0.5, description="what each rollback multiplies the learning rate by"
-    )
+    spike: NonNegativeFloat = Field(10.0, description="discard updates this many deviations above the median; 0: none")
+    window: Annotated[int, Field(ge=16)] = Field(128, description="number of recent steps in the median")
+    patience: PositiveInt = Field(8, description="roll back after this many discarded updates in twice as many steps")
+    rollbacks: NonNegativeInt = Field(4, description="give up after this many rollbacks in a row without progress")
+    slower: Factor = Field(0.5, description="factor on the learning rate after each rollback")
 
 
 class Recipe(Config):
-    """A training run. What is absent is chosen from the text and the machine before the run starts.
-
-    `init` names a run whose weights training starts from; `adapter` freezes them and learns a small addition.
-    `source_tokenizer` gives the source of a pair a vocabulary of its own.
-    """
+    """All settings of a training run. Those that are absent are chosen from the text and the machine at the start."""
 
     synonyms = SYNONYMS
 
-    name: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")] = Field(
-        "run", description="the run's name: its folder is runs/NAME"
-    )
-    seed: NonNegativeInt = Field(0, description="of all that is drawn: weights, order of the text, dropout, samples")
-    steps: PositiveInt | None = Field(None, description="updates of the weights")
-    precision: Precision | None = Field(None, description="the number format of the products")
-    compile: bool | None = Field(None, description="whether torch.compile makes the model's kernels")
-    deterministic: bool = Field(False, description="the same bits again on a GPU too, at some cost")
-    data: Data = Field(Data(), description="where text comes from, and what of it is held out")
-    tokenizer: TokenizerConfig | None = Field(None, description="how text is cut into tokens")
+    name: RunName = Field("run", description="name of the run; its folder is runs/NAME")
+    seed: NonNegativeInt = Field(0, description="seed of initial weights, data order, dropout and samples")
+    steps: PositiveInt | None = Field(None, description="optimizer steps; chosen if absent")
+    precision: Precision | None = Field(None, description="number format of matrix products; chosen if absent")
+    compile: bool | None = Field(None, description="compile the model with torch.compile; chosen if absent")
+    deterministic: bool = Field(False, description="reproduce runs bit for bit on a GPU too, at some cost in speed")
+    data: Data = Field(Data(), description="where the text comes from, and which part of it is held out")
+    tokenizer: TokenizerConfig | None = Field(None, description="how text is split into tokens; chosen if absent")
     source_tokenizer: TokenizerConfig | None = Field(
-        None, description="a vocabulary of its own for the source of a pair"
+        None, description="separate tokenizer for the source side of pairs"
     )
-    init: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="a run whose weights training starts from"
-    )
-    adapter: LoRA | None = Field(None, description="freeze the weights of `init` and learn a small addition (LoRA)")
-    model: Model = Field(description="what is trained")
-    objective: AnyObjective = Field(
-        NextToken(), description="what is learned; by default what the kind of model is for"
-    )
-    optimizer: Optimizer | None = Field(None, description="how weights change")
+    init: Text | None = Field(None, description="run whose weights training starts from; absent: fresh weights")
+    adapter: LoRA | None = Field(None, description="freeze the weights of `init` and train a small addition (LoRA)")
+    model: Model = Field(description="the model to train")
+    objective: AnyObjective = Field(NextToken(), description="what is learned; the default depends on the model")
+    optimizer: Optimizer | None = Field(None, description="update rule of the weights; chosen if absent")
     schedule: Schedule = Field(Cosine(), description="how the learning rate changes over the steps")
-    batch: BatchConfig = Field(BatchConfig(), description="how much a step reads")
-    evaluate: EvaluateConfig = Field(EvaluateConfig(), description="when held-out text is measured, and for what")
-    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="when the run is saved, and what is kept")
-    log: LogConfig = Field(LogConfig(), description="where metrics go")
-    guard: GuardConfig = Field(GuardConfig(), description="what to do when training goes wrong")
-    parallel: Layout = Field(Layout(), description="how several processes divide the work")
+    batch: BatchConfig = Field(BatchConfig(), description="how much text a step reads")
+    evaluate: EvaluateConfig = Field(EvaluateConfig(), description="when and on what the model is evaluated")
+    checkpoint: CheckpointConfig = Field(
+        CheckpointConfig(), description="when checkpoints are saved and how many are kept"
+    )
+    log: LogConfig = Field(LogConfig(), description="where metrics are written")
+    guard: GuardConfig = Field(GuardConfig(), description="what to do when training diverges")
+    parallel: Layout = Field(Layout(), description="how the work is divided among processes")
 
     @property
     def can_carry(self) -> bool:
-        """Whether a model with states reads one text on and on (`batch.carry`)."""
-        alone = len(self.data.parts) <= 1 and not self.data.document_mask
-        return self.model.kind == "recurrent" and self.objective.kind == "next-token" and alone
+        """Whether recurrent states can carry over from one step to the next, as one text is read (`batch.carry`)."""
+        one_text = len(self.data.parts) <= 1 and not self.data.document_mask
+        return self.model.kind == "recurrent" and self.objective.kind == "next-token" and one_text
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_combination(self) -> Self:
         checks = (_schedule_problems, _batch_problems, _model_problems, _layout_problems)
         for problem in (problem for check in checks for problem in check(self)):
             raise ValueError(problem)
@@ -184,7 +166,7 @@ def _schedule_problems(recipe: Recipe) -> Iterator[str]:
     lr, schedule = None if recipe.optimizer is None else recipe.optimizer.lr, recipe.schedule
     if isinstance(schedule, Noam):
         if lr is not None:
-            yield f"optimizer.lr = {lr}: the noam schedule sets the rate; use schedule.scale instead"
+            yield f"optimizer.lr = {lr}: the noam schedule sets the learning rate; use schedule.scale instead"
     elif recipe.steps is not None and (schedule.warmup or 0) > recipe.steps:
         yield f"schedule.warmup = {schedule.warmup} is longer than the {recipe.steps} steps; set it lower too"
 
@@ -194,33 +176,33 @@ def _batch_problems(recipe: Recipe) -> Iterator[str]:
     if batch.size is not None and isinstance(batch.micro, int) and batch.micro > batch.size:
         yield f"batch.micro = {batch.micro} is more than batch.size = {batch.size}"
     if batch.tokens is not None and objective.reads != "rows":
-        yield f"batch.tokens: objective '{objective.kind}' reads rows of one length; set batch.size instead"
+        yield f"batch.tokens: objective '{objective.kind}' reads rows of equal length; set batch.size instead"
     if batch.tokens is not None and batch.size is not None:
-        yield "batch.tokens and batch.size: a step is measured by one of them"
+        yield "batch.tokens and batch.size: set only one of them"
     if not objective.divisible and batch.micro is not None:
-        yield f"batch.micro: objective '{objective.kind}' compares the rows of a batch, so it can't be divided"
-    longest = getattr(recipe.model, "longest", None)
-    if longest is not None and batch.length is not None and batch.length > longest:
-        yield f"batch.length = {batch.length}: the model's positions end at model.context = {longest}"
+        yield f"batch.micro: objective '{objective.kind}' compares the rows of a batch, so the batch can't be split"
+    max_length = getattr(recipe.model, "longest", None)
+    if max_length is not None and batch.length is not None and batch.length > max_length:
+        yield f"batch.length = {batch.length}: the model's positions end at model.context = {max_length}"
 
 
 def _model_problems(recipe: Recipe) -> Iterator[str]:
     if recipe.adapter is not None and recipe.init is None:
-        yield "adapter: it adds to weights that were trained before; name their run with init="
+        yield "adapter: an adapter adds to trained weights; name their run with init="
     if isinstance(recipe.model, TransformerConfig):
         return
     kind = recipe.model.kind
     if recipe.batch.recompute:
         yield f"batch.recompute: only a Transformer has blocks to recompute, not a '{kind}' model"
     if isinstance(recipe.optimizer, Muon):
-        yield f"optimizer.kind = 'muon': made for Transformer blocks; use adamw for '{kind}'"
+        yield f"optimizer.kind = 'muon': only for Transformer blocks; use adamw for '{kind}'"
 
 
 def _layout_problems(recipe: Recipe) -> Iterator[str]:
     layout, model = recipe.parallel, recipe.model
     if not layout.splits:
         if layout.sequence:
-            yield "parallel.sequence: tokens are divided between matrices that are split; set parallel.tensor too"
+            yield "parallel.sequence: sequence parallelism extends tensor parallelism; set parallel.tensor too"
         return
     tensor = layout.tensor
     if model.kind == "ngram":
@@ -229,26 +211,26 @@ def _layout_problems(recipe: Recipe) -> Iterator[str]:
         if (reason := indivisible(model, tensor)) is not None:
             yield f"parallel.tensor = {tensor}: {reason}"
         if not model.divisible:
-            which = "d_embedding, ngrams, distinct_layers and disentangled positions"
-            yield f"parallel: {which} can't be split; use replicas alone"
+            unsupported = "d_embedding, ngrams, distinct_layers and disentangled positions"
+            yield f"parallel: {unsupported} can't be split; use replicas only"
     elif layout.pipeline > 1 or layout.context > 1:
         axis = "pipeline" if layout.pipeline > 1 else "context"
-        yield f"parallel.{axis}: only a Transformer can be divided so, not a '{model.kind}' model"
+        yield f"parallel.{axis}: only a Transformer can be split this way, not a '{model.kind}' model"
     if recipe.batch.micro == "auto":
-        yield "batch.micro = 'auto': what fits is tried by one process alone; with parallel.* name a number"
+        yield "batch.micro = 'auto': only one process alone can try what fits; with parallel.* set a number"
     if isinstance(recipe.optimizer, Muon):
-        yield "optimizer.kind = 'muon': it reads whole matrices, which parallel.* splits; use adamw, or replicas alone"
+        yield "optimizer.kind = 'muon': Muon needs whole matrices, which parallel.* splits; use adamw, or replicas only"
     if recipe.adapter is not None and (tensor > 1 or layout.pipeline > 1):
         yield "adapter: the matrices it adds to can't be split over parallel.tensor or parallel.pipeline; use shard"
     if recipe.precision == "fp8" and tensor > 1:
-        yield "precision = 'fp8': products in eight bits aren't split over parallel.tensor; use shard, or bf16"
+        yield "precision = 'fp8': FP8 products can't be split over parallel.tensor; use shard, or bf16"
 
 
 class SettledBatch(BatchConfig):
     length: PositiveInt
 
     @model_validator(mode="after")
-    def _measured(self) -> Self:
+    def _check_size(self) -> Self:
         if self.size is None and self.tokens is None:
             raise ValueError("size is missing")
         return self
@@ -267,7 +249,7 @@ class SettledLog(LogConfig):
 
 
 class SettledRecipe(Recipe):
-    """A recipe with nothing left open, as a run's config.toml holds it."""
+    """Complete recipe, as in a run's config.toml."""
 
     steps: PositiveInt
     precision: Precision
@@ -280,7 +262,7 @@ class SettledRecipe(Recipe):
     log: SettledLog
 
     @model_validator(mode="after")
-    def _has_a_rate(self) -> Self:
+    def _check_rate(self) -> Self:
         if not isinstance(self.schedule, Noam):
             if self.optimizer.lr is None:
                 raise ValueError("optimizer.lr: missing")

@@ -1,4 +1,4 @@
-"""What is measured: each metric in words, how it is printed, and whether lower is better."""
+"""Metrics as they are shown: title, number format, and whether lower is better."""
 
 import tomllib
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric as people read it; `format` is that of a number."""
+    """Presentation of a metric; `format` is a format specification such as ".1%"."""
 
     title: str
     format: str = ".3f"
@@ -17,24 +17,24 @@ class Metric:
 
 
 _TABLE = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8"))
-METRICS = {name: Metric(**told) for name, told in _TABLE.items()}
+METRICS = {name: Metric(**fields) for name, fields in _TABLE.items()}
 
 
-def against_baseline(found: Mapping[str, Any]) -> str:
-    """A sentence about a classifier that is not clearly better than answering with one label always; "" for others."""
-    accuracy, baseline = found.get("accuracy"), found.get("baseline_accuracy")
+def against_baseline(metrics: Mapping[str, Any]) -> str:
+    """Return a warning if a classifier isn't clearly better than always predicting the most common label, else ""."""
+    accuracy, baseline = metrics.get("accuracy"), metrics.get("baseline_accuracy")
     if accuracy is None or baseline is None:
         return ""
-    low = found.get("intervals", {}).get("accuracy", [accuracy])[0]
+    low = metrics.get("intervals", {}).get("accuracy", [accuracy])[0]
     if accuracy > baseline and low >= baseline:
         return ""
     than = "worse than" if accuracy < baseline else "no better than" if accuracy == baseline else "hardly better than"
     return (
-        f"With {accuracy:.1%} of the answers right, the model is {than} giving the commonest label to everything "
-        f"({baseline:.1%}): train it for longer, on more rows, or with another optimizer.lr."
+        f"With {accuracy:.1%} of its answers right, the model is {than} always predicting the most common label "
+        f"({baseline:.1%}): train longer, on more rows, or with a different optimizer.lr."
     )
 
 
 def metric(name: str) -> Metric:
-    """A metric by its name; one that is not in the table is printed as it is called."""
+    """Return a metric by name; one that is not in the table gets its name as title."""
     return METRICS.get(name, Metric(name.replace("_", " ")))

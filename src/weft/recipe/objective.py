@@ -1,9 +1,9 @@
-"""What can be learned, as settings: one type an objective. `weft.objectives` holds what each of them does.
+"""Training objectives as settings, one config type each; `weft.objectives` implements them.
 
-An objective reads running text (`reads = "text"`), sentences in their documents (`"sentences"`), or rows with named
-columns (`"rows"`): CSV, TSV, JSON lines, Parquet, or two text files whose lines belong together.
+An objective reads running text (`reads = "text"`), sentences within documents (`"sentences"`), or rows with named
+columns (`"rows"`): CSV, TSV, JSON lines, Parquet, or two text files with parallel lines.
 
-To add one, declare its settings here, write its class in `weft/objectives/` and name the class in the table there.
+To add one, declare its settings here, write its class in `weft/objectives/` and add the class to the table there.
 """
 
 import math
@@ -18,34 +18,37 @@ from weft.errors import ConfigError
 Reads = Literal["text", "sentences", "rows"]
 Column = Annotated[str, Field(min_length=1)]
 Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
+Smoothing = Annotated[float, Field(ge=0.0, lt=1.0)]
+LanguageToken = Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")]
 
 
 class ObjectiveConfig(Config):
-    """What is known of every objective before anything is read."""
+    """Base of all objectives: everything known about one before data is read."""
 
     reads: ClassVar[Reads] = "rows"
-    kinds: ClassVar[tuple[str, ...]] = ("encoder", "decoder")  # of models that can learn it
-    heads: ClassVar[tuple[str, ...]] = ("lm",)  # that such a Transformer needs; the first one is its default
-    makes: ClassVar[str] = "a model of its own kind"  # what a model that has learned it is called
-    metrics: ClassVar[tuple[str, ...]] = ("loss",)  # during training; `evaluate.metric` names one of them
-    headline: ClassVar[str] = "loss"  # the metric that tells in one number how good a run is
-    by_tokens: ClassVar[bool] = False  # whether a batch of rows is measured in tokens unless the recipe says otherwise
-    divisible: ClassVar[bool] = True  # whether a batch may be divided: its rows are not compared with each other
-    continues: ClassVar[bool] = False  # whether such a model continues a text
-    has_source: ClassVar[bool] = False  # whether it writes one text from another
-    marks: ClassVar[int] = 0  # special tokens that stand for something in the text
+    kinds: ClassVar[tuple[str, ...]] = ("encoder", "decoder")  # kinds of models that can learn it
+    heads: ClassVar[tuple[str, ...]] = ("lm",)  # heads such a Transformer may have; the first is the default
+    makes: ClassVar[str] = "a model of another kind"  # what messages call a model trained on it
+    metrics: ClassVar[tuple[str, ...]] = ("loss",)  # computed during training; valid values of `evaluate.metric`
+    headline: ClassVar[str] = "loss"  # the one metric that summarises a run
+    by_tokens: ClassVar[bool] = False  # whether a batch of rows is measured in tokens by default
+    divisible: ClassVar[bool] = True  # whether a batch can be split into micro-batches without changing the loss
+    continues: ClassVar[bool] = False  # whether the trained model continues a text
+    has_source: ClassVar[bool] = False  # whether the trained model writes one text from another
+    sentinels: ClassVar[int] = 0  # special tokens that mark masked spans
 
     kind: str
 
     def chance(self, vocab_size: int) -> float:
-        """The loss of a model that has learned nothing."""
+        """Return the loss of a model that has learned nothing."""
         return math.log(vocab_size)
 
     def outputs(self) -> int | None:
-        """How many outputs the model's head needs; None where the vocabulary decides."""
+        """Return the number of outputs of the model's head; None if the vocabulary decides."""
         return None
 
     def check(self, model: Any) -> None:
+        """Raise a ConfigError unless a model of this kind, with this head, can learn the objective."""
         head = getattr(getattr(model, "head", None), "kind", "lm")
         needs = f"objective '{self.kind}' needs a model of kind {' or '.join(self.kinds)}"
         if {"encoder", "decoder"} & set(self.kinds):
@@ -57,20 +60,18 @@ class ObjectiveConfig(Config):
 
 
 class TokenObjective(ObjectiveConfig):
-    """What objectives share whose targets are tokens that a decoder writes.
+    """Base of objectives whose targets are tokens that a decoder writes.
 
-    `smoothing` moves that much probability from the target to all tokens alike (Szegedy et al. 2016);
+    `smoothing` moves this much probability from the target to all tokens uniformly (Szegedy et al. 2016);
     `z_loss` times log²Z keeps the softmax's normaliser near 1 (Chowdhery et al. 2022).
     """
 
-    smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        0.0, description="probability that goes from the target to all tokens alike"
-    )
-    z_loss: NonNegativeFloat = Field(0.0, description="what log²Z is multiplied by before it is added to the loss")
+    smoothing: Smoothing = Field(0.0, description="label smoothing: probability moved from the target to all tokens")
+    z_loss: NonNegativeFloat = Field(0.0, description="coefficient of log²Z, which is added to the loss; 0: none")
 
 
 class NextToken(TokenObjective):
-    """Each token from those before it: −log p, summed over the places that the loss mask keeps."""
+    """Predict each token from those before it: −log p, summed over the positions in the loss mask."""
 
     makes = "a language model"
     reads = "text"
@@ -83,43 +84,35 @@ class NextToken(TokenObjective):
 
 
 class Spans(TokenObjective):
-    """Spans of the text are cut out, and written one after the other (T5; Raffel et al. 2020).
-
-    `rate` of the tokens are cut out, in spans of `mean` tokens.
-    """
+    """Span corruption: read a text with masked spans, write the spans (T5; Raffel et al. 2020)."""
 
     makes = "a model that fills in spans of a text"
     reads = "text"
     kinds = ("encoder-decoder", "bahdanau")
-    marks = 100
+    sentinels = 100
 
     kind: Literal["spans"] = "spans"
-    rate: Rate = Field(0.15, description="the part of the tokens that is cut out")
-    mean: Annotated[float, Field(ge=1.0)] = Field(3.0, description="tokens a span, on average")
+    rate: Rate = Field(0.15, description="fraction of the tokens that is masked")
+    mean: Annotated[float, Field(ge=1.0)] = Field(3.0, description="mean length of a span, in tokens")
 
 
 class Languages(Config):
-    """Tokens that name the languages of a model that knows several: `token` spells one, with {} for its code.
+    """Language tokens of a multilingual model: `token` spells one, with {} for the language code.
 
-    That of the source stands "before" it or "after" its end, or the model isn't told ("none"). That of the target is
-    what an answer "start"s from, what is written "first", or stands before the "source". The model `reads` and `writes`
-    these languages where no others are asked for.
+    The source's token comes "before" the source or "after" its end, or there is none ("none"). The target's token is
+    where decoding "start"s, the "first" token written, or comes before the "source". `reads` and `writes` are the
+    default languages.
     """
 
-    token: Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")] = Field(
-        "{}", description="how a language's token is spelled, {} for its code"
-    )
-    source: Literal["before", "after", "none"] = Field("before", description="where the source's token stands")
-    target: Literal["start", "first", "source"] = Field("first", description="where the target's token stands")
-    reads: str | None = Field(None, description="the language of a source where none is asked for")
-    writes: str | None = Field(None, description="the language of an answer where none is asked for")
+    token: LanguageToken = Field("{}", description="spelling of a language token, with {} for the language code")
+    source: Literal["before", "after", "none"] = Field("before", description="position of the source's language token")
+    target: Literal["start", "first", "source"] = Field("first", description="position of the target's language token")
+    reads: str | None = Field(None, description="default language of the source")
+    writes: str | None = Field(None, description="default language of the target")
 
 
 class Pairs(TokenObjective):
-    """One text from another: translation, summaries, answers. `source` and `target` name the columns.
-
-    A model of several `languages` is told by special tokens which ones it reads and writes.
-    """
+    """Write one text from another: translation, summaries, answers."""
 
     makes = "a model that writes one text from another"
     kinds = ("encoder-decoder", "bahdanau")
@@ -129,13 +122,13 @@ class Pairs(TokenObjective):
     has_source = True
 
     kind: Literal["pairs"] = "pairs"
-    source: Column = Field("source", description="the column of the texts that are read")
-    target: Column = Field("target", description="the column of the texts that are written")
-    languages: Languages | None = Field(None, description="tokens that name the languages, where there are several")
+    source: Column = Field("source", description="column of the texts to read")
+    target: Column = Field("target", description="column of the texts to write")
+    languages: Languages | None = Field(None, description="language tokens of a multilingual model")
 
 
 class Chat(TokenObjective):
-    """Conversations: lists of messages in `column`. Only the assistant's replies are targets."""
+    """Learn from conversations: lists of messages in `column`. Only the assistant's replies are targets."""
 
     makes = "a chat model"
     kinds = ("decoder",)
@@ -145,23 +138,23 @@ class Chat(TokenObjective):
     continues = True
 
     kind: Literal["chat"] = "chat"
-    column: Column = Field("messages", description="the column with the lists of messages")
+    column: Column = Field("messages", description="column of the lists of messages")
 
 
 class MaskedObjective(ObjectiveConfig):
-    """What both ways to learn masked words share."""
+    """Base of the masked-language-model objectives."""
 
     makes = "a masked language model"
     kinds = ("encoder",)
 
-    rate: Rate = Field(0.15, description="the part of the words that is masked")
+    rate: Rate = Field(0.15, description="fraction of the words that is masked")
     whole_words: bool = Field(False, description="mask all tokens of a word together")
 
 
 class Masked(MaskedObjective):
-    """Words that were masked (BERT; Devlin et al. 2019, §3.1): `rate` of them, drawn anew each time they are read.
+    """Predict masked words (BERT; Devlin et al. 2019, §3.1): a fraction `rate`, drawn again each time a text is read.
 
-    Of these 80 % become [MASK], 10 % another word, 10 % stay. `whole_words` masks all tokens of a word together.
+    Of these, 80 % become [MASK], 10 % a random word, 10 % stay unchanged.
     """
 
     reads = "text"
@@ -171,7 +164,7 @@ class Masked(MaskedObjective):
 
 
 class MaskedNext(MaskedObjective):
-    """Masked words, and whether the second sentence follows the first: both of BERT's tasks at once."""
+    """Predict masked words, and whether the second sentence follows the first: BERT's two tasks."""
 
     reads = "sentences"
     heads = ("mlm+nsp",)
@@ -184,14 +177,14 @@ class MaskedNext(MaskedObjective):
 
 
 class SequenceObjective(ObjectiveConfig):
-    """What objectives share that predict something about a whole text, or about a pair of texts."""
+    """Base of objectives that predict something about a whole text, or about a pair of texts."""
 
     heads = ("sequence",)
 
-    text: Column = Field("text", description="the column of the texts")
-    second: Column | None = Field(None, description="the column of the second texts, where there are pairs")
+    text: Column = Field("text", description="column of the texts")
+    second: Column | None = Field(None, description="column of the second texts of pairs; absent: single texts")
     pooling: Literal["first", "mean", "last"] | None = Field(
-        None, description="whose features stand for the text; absent: first, or last in a decoder"
+        None, description="hidden states that represent the text; absent: first, or last in a decoder"
     )
 
     @property
@@ -200,19 +193,19 @@ class SequenceObjective(ObjectiveConfig):
 
 
 class LabelObjective(ObjectiveConfig):
-    """What objectives share that choose one of several `labels`: those of the training rows unless they are given."""
+    """Base of objectives that choose one of several `labels`."""
 
     metrics = ("loss", "accuracy", "macro_f1", "matthews")
     headline = "accuracy"
 
-    labels: tuple[str, ...] | None = Field(None, description="all labels; absent: those of the training rows")
+    labels: tuple[str, ...] | None = Field(None, description="all labels, in order; absent: those of the training rows")
 
     @field_validator("labels")
     @classmethod
-    def _distinct(cls, given: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if given is not None and (len(given) < 2 or len(set(given)) < len(given)):
-            raise ValueError(f"{list(given)}: expected two or more labels, each of them once")
-        return given
+    def _check_labels(cls, labels: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if labels is not None and (len(labels) < 2 or len(set(labels)) < len(labels)):
+            raise ValueError(f"{list(labels)}: expected two or more distinct labels")
+        return labels
 
     def chance(self, vocab_size: int) -> float:
         return math.log(self.outputs() or 2)
@@ -222,47 +215,44 @@ class LabelObjective(ObjectiveConfig):
 
 
 class Classify(LabelObjective, SequenceObjective):
-    """One of several labels for a text, or for a pair of texts if `second` names the other one's column."""
+    """Predict the label of a text, or of a pair of texts if `second` is set."""
 
     makes = "a classifier"
 
     kind: Literal["classify"] = "classify"
-    label: Column = Field("label", description="the column of the labels")
+    label: Column = Field("label", description="column of the labels")
 
 
 class Regress(SequenceObjective):
-    """A number for a text, or for a pair of texts: regression with the squared error."""
+    """Predict a number for a text, or for a pair of texts: regression with squared error."""
 
     makes = "a regression model"
     metrics = ("loss", "pearson", "spearman")
     headline = "spearman"
 
     kind: Literal["regress"] = "regress"
-    score: Column = Field("score", description="the column of the numbers")
+    score: Column = Field("score", description="column of the numbers to predict")
 
     def chance(self, vocab_size: int) -> float:
-        return math.inf  # the scale of the numbers is the user's
+        return math.inf  # depends on the scale of the user's numbers
 
     def outputs(self) -> int | None:
         return 1
 
 
 class Tag(LabelObjective):
-    """One of several labels for every word: `words` and `tags` are columns with as many entries each."""
+    """Predict the label of every word. `words` and `tags` are columns of lists of equal length."""
 
     makes = "a tagger"
     heads = ("token",)
 
     kind: Literal["tag"] = "tag"
-    words: Column = Field("words", description="the column of the lists of words")
-    tags: Column = Field("tags", description="the column of the lists of tags")
+    words: Column = Field("words", description="column of the lists of words")
+    tags: Column = Field("tags", description="column of the lists of tags")
 
 
 class Answer(ObjectiveConfig):
-    """Where the answer to a question stands in a text: `question`, `context` and `answer` are columns.
-
-    An answer has at most `longest` tokens.
-    """
+    """Find the answer to a question in a text: extractive question answering."""
 
     makes = "a model that finds answers"
     heads = ("span",)
@@ -270,32 +260,34 @@ class Answer(ObjectiveConfig):
     headline = "exact"
 
     kind: Literal["answer"] = "answer"
-    question: Column = Field("question", description="the column of the questions")
-    context: Column = Field("context", description="the column of the texts")
-    answer: Column = Field("answer", description="the column of the answers")
-    longest: PositiveInt = Field(30, description="tokens that an answer has at most")
+    question: Column = Field("question", description="column of the questions")
+    context: Column = Field("context", description="column of the texts with the answers")
+    answer: Column = Field("answer", description="column of the answers")
+    longest: PositiveInt = Field(30, description="maximum length of an answer, in tokens")
 
     def chance(self, vocab_size: int) -> float:
-        return math.inf  # ln of the length of a row, which varies
+        return math.inf  # depends on the lengths of the rows
 
 
 class Contrastive(ObjectiveConfig):
-    """Texts that belong together lie close, all others of the batch far (InfoNCE; van den Oord et al. 2018)."""
+    """Learn embeddings: matching texts close, all others in the batch far apart (InfoNCE; van den Oord et al. 2018)."""
 
     makes = "an embedding model"
     heads = ("embedding",)
     divisible = False
 
     kind: Literal["contrastive"] = "contrastive"
-    first: Column = Field("first", description="the column of the one text")
-    second: Column = Field("second", description="the column of the text that belongs to it")
-    temperature: PositiveFloat = Field(0.05, description="what similarities are divided by")
+    first: Column = Field("first", description="column of the first texts")
+    second: Column = Field("second", description="column of the texts that match them")
+    temperature: PositiveFloat = Field(0.05, description="divisor of the similarities")
 
     def chance(self, vocab_size: int) -> float:
-        return math.inf  # ln of the batch's size, which may vary
+        return math.inf  # depends on the size of the batch
 
 
-OBJECTIVES: dict[str, type[ObjectiveConfig]] = {its.model_fields["kind"].default: its for its in kinds(ObjectiveConfig)}
+OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
+    kind.model_fields["kind"].default: kind for kind in kinds(ObjectiveConfig)
+}
 AnyObjective = Annotated[ObjectiveConfig, AnyKind()]
 
 
@@ -305,11 +297,11 @@ RENAMED = {"score": "regress", "twins": "contrastive"}
 
 
 def upgrade(tree: Mapping[str, object]) -> tuple[Tree, list[str]]:
-    """A recipe's tables with today's names, and a message for each name that has changed since an earlier version."""
+    """Return a recipe's tables with current names, and a message for each name that has changed."""
     objective = tree.get("objective")
     kind = objective.get("kind") if isinstance(objective, Mapping) else objective
     if not isinstance(kind, str) or kind not in RENAMED:
         return dict(tree), []
     new = RENAMED[kind]
     renamed = {**objective, "kind": new} if isinstance(objective, Mapping) else new
-    return {**tree, "objective": renamed}, [f"objective.kind = '{kind}' is called '{new}' now; write that instead"]
+    return {**tree, "objective": renamed}, [f"objective.kind = '{kind}' is now called '{new}'; write that instead"]

@@ -1,4 +1,4 @@
-"""How weights change, as settings: optimizers (`clip` is the largest gradient norm, 0: any), and rates over time."""
+"""Optimizers and learning-rate schedules, as settings."""
 
 from typing import Annotated, Literal
 
@@ -6,119 +6,133 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from weft.config import Config
 
-Momentum = Annotated[float, Field(ge=0.0, lt=1.0)]
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+PeakRate = Annotated[PositiveFloat | None, Field(description="peak learning rate; chosen if absent")]
+Momentum = Annotated[Beta, Field(description="decay rate of the moving sum of gradients")]
+Betas = Annotated[tuple[Beta, Beta], Field(description="decay rates of the first and second moment")]
+Epsilon = Annotated[PositiveFloat, Field(description="added to the square root of the second moment")]
+WeightDecay = Annotated[
+    NonNegativeFloat, Field(description="decoupled weight decay of matrices, multiplied by the learning rate; 0: none")
+]
+Clip = Annotated[NonNegativeFloat, Field(description="maximum norm of the gradient; 0: no clipping")]
+
+Warmup = Annotated[NonNegativeInt | None, Field(description="steps of linear warm-up; chosen if absent")]
+Floor = Annotated[Fraction, Field(description="final learning rate, as a fraction of the peak")]
 
 
 class AdamW(Config):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019). Matrices decay, gains and biases do not.
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), of matrices but not of gains and biases.
 
-    With `layer_decay` below 1 each layer learns that many times slower than the one above it, as suits weights that
-    were trained before (Howard and Ruder 2018, §3.2).
+    With `layer_decay` below 1 each layer's learning rate is this factor times that of the layer above, which suits
+    fine-tuning (Howard and Ruder 2018, §3.2).
     """
 
     kind: Literal["adamw"] = "adamw"
-    lr: PositiveFloat | None = Field(None, description="the learning rate at its peak; absent: chosen")
-    betas: tuple[Momentum, Momentum] = Field((0.9, 0.95), description="how slowly the two moments forget")
-    eps: PositiveFloat = Field(1e-8, description="added to the root of the second moment")
-    weight_decay: NonNegativeFloat = Field(0.1, description="how much matrices decay, times the learning rate")
-    clip: NonNegativeFloat = Field(1.0, description="the largest norm of the gradient; 0: any")
+    lr: PeakRate = None
+    betas: Betas = (0.9, 0.95)
+    eps: Epsilon = 1e-8
+    weight_decay: WeightDecay = 0.1
+    clip: Clip = 1.0
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        1.0, description="the rate of each layer over that of the one above"
+        1.0, description="learning rate of each layer relative to the layer above; 1: all equal"
     )
 
 
 class Adam(Config):
-    """Kingma and Ba 2015; the defaults are those of the 2017 Transformer (Vaswani et al., §5.3)."""
+    """Adam (Kingma and Ba 2015), with the defaults of the 2017 Transformer (Vaswani et al., §5.3)."""
 
     kind: Literal["adam"] = "adam"
-    lr: PositiveFloat | None = Field(None, description="the learning rate at its peak; absent: chosen")
-    betas: tuple[Momentum, Momentum] = Field((0.9, 0.98), description="how slowly the two moments forget")
-    eps: PositiveFloat = Field(1e-9, description="added to the root of the second moment")
-    clip: NonNegativeFloat = Field(0.0, description="the largest norm of the gradient; 0: any")
+    lr: PeakRate = None
+    betas: Betas = (0.9, 0.98)
+    eps: Epsilon = 1e-9
+    clip: Clip = 0.0
 
 
 class SGD(Config):
-    """Stochastic gradient descent with momentum; matrices decay, gains and biases do not."""
+    """Stochastic gradient descent with momentum; weight decay applies to matrices, not to gains and biases."""
 
     kind: Literal["sgd"] = "sgd"
-    lr: PositiveFloat | None = Field(None, description="the learning rate at its peak; absent: chosen")
-    momentum: Momentum = Field(0.9, description="how slowly the moving sum of gradients forgets")
-    weight_decay: NonNegativeFloat = Field(0.0, description="how much matrices decay, times the learning rate")
-    clip: NonNegativeFloat = Field(1.0, description="the largest norm of the gradient; 0: any")
+    lr: PeakRate = None
+    momentum: Momentum = 0.9
+    weight_decay: WeightDecay = 0.0
+    clip: Clip = 1.0
 
 
 class Muon(Config):
-    """Orthogonalised momentum for the matrices inside blocks (Jordan et al. 2024), AdamW for all other weights.
+    """Orthogonalised momentum for the matrices in blocks (Jordan et al. 2024), AdamW for all other weights.
 
-    The orthogonal steps are scaled to be as large as AdamW's (Liu et al. 2025, §2.2), so one `lr` serves both. They
-    take `rounds` of Newton and Schulz's iteration, which cost the same however small the batch is: on a processor,
-    where batches are small, 3 learn as much as 5 in less time.
+    The orthogonalised updates are scaled to the size of AdamW's (Liu et al. 2025, §2.2), so one `lr` serves both.
+    They take `rounds` Newton–Schulz iterations, whose cost doesn't depend on the batch size. On a CPU, where batches
+    are small, 3 iterations learn as much as 5 in less time.
     """
 
     kind: Literal["muon"] = "muon"
-    lr: PositiveFloat | None = Field(None, description="the learning rate at its peak; absent: chosen")
-    momentum: Momentum = Field(0.95, description="how slowly the moving sum of gradients forgets")
-    rounds: PositiveInt = Field(5, description="of Newton and Schulz's iteration")
-    betas: tuple[Momentum, Momentum] = Field(
-        (0.9, 0.95), description="how slowly the two moments forget, for weights outside the blocks"
+    lr: PeakRate = None
+    momentum: Momentum = 0.95
+    rounds: PositiveInt = Field(5, description="Newton–Schulz iterations per update")
+    betas: tuple[Beta, Beta] = Field(
+        (0.9, 0.95), description="decay rates of AdamW's moments, for weights outside the blocks"
     )
-    eps: PositiveFloat = Field(1e-8, description="added to the root of the second moment")
-    weight_decay: NonNegativeFloat = Field(0.1, description="how much matrices decay, times the learning rate")
-    clip: NonNegativeFloat = Field(1.0, description="the largest norm of the gradient; 0: any")
+    eps: Epsilon = 1e-8
+    weight_decay: WeightDecay = 0.1
+    clip: Clip = 1.0
 
 
 Optimizer = Annotated[AdamW | Adam | SGD | Muon, Field(discriminator="kind")]
 
 
 class Constant(Config):
-    """A linear rise over `warmup` steps, then `optimizer.lr` throughout."""
+    """Warm up linearly over `warmup` steps, then stay at `optimizer.lr`."""
 
     kind: Literal["constant"] = "constant"
-    warmup: NonNegativeInt | None = Field(None, description="steps of the linear rise; absent: chosen")
+    warmup: Warmup = None
 
 
-class Linear(Config):
-    """A linear rise over `warmup` steps, then a straight fall to `floor` times the peak at the last step."""
+class LinearDecay(Config):
+    """Warm up linearly over `warmup` steps, then decay linearly to `floor` times the peak at the last step."""
 
     kind: Literal["linear"] = "linear"
-    warmup: NonNegativeInt | None = Field(None, description="steps of the linear rise; absent: chosen")
-    floor: Fraction = Field(0.0, description="the last rate, as a part of the peak")
+    warmup: Warmup = None
+    floor: Floor = 0.0
 
 
 class Cosine(Config):
-    """A linear rise over `warmup` steps, then half a cosine down to `floor` times the peak at the last step."""
+    """Warm up linearly over `warmup` steps, then follow a half cosine to `floor` times the peak at the last step."""
 
     kind: Literal["cosine"] = "cosine"
-    warmup: NonNegativeInt | None = Field(None, description="steps of the linear rise; absent: chosen")
-    floor: Fraction = Field(0.1, description="the last rate, as a part of the peak")
+    warmup: Warmup = None
+    floor: Floor = 0.1
 
 
 class WSD(Config):
-    """Warm up, stay, then fall straight to `floor` over the last `decay` part of the steps (Hu et al. 2024)."""
+    """Warm up, stay stable, then decay linearly to `floor` over the last `decay` fraction of steps (Hu et al. 2024)."""
 
     kind: Literal["wsd"] = "wsd"
-    warmup: NonNegativeInt | None = Field(None, description="steps of the linear rise; absent: chosen")
-    decay: Fraction = Field(0.2, description="the part of the steps in which the rate falls")
-    floor: Fraction = Field(0.0, description="the last rate, as a part of the peak")
+    warmup: Warmup = None
+    decay: Fraction = Field(0.2, description="fraction of the steps in which the learning rate decays")
+    floor: Floor = 0.0
 
 
 class StepDecay(Config):
-    """`optimizer.lr` for `hold` steps, then `factor` times as much after every `every` steps (Zaremba et al. 2014)."""
+    """Keep `optimizer.lr` for `hold` steps, then multiply it by `factor` every `every` steps (Zaremba et al. 2014)."""
 
     kind: Literal["step"] = "step"
-    warmup: NonNegativeInt | None = Field(None, description="steps of the linear rise; absent: chosen")
-    hold: NonNegativeInt = Field(description="steps before the first fall")
-    every: PositiveInt = Field(description="steps between falls")
-    factor: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(0.5, description="what each fall multiplies the rate by")
+    warmup: Warmup = None
+    hold: NonNegativeInt = Field(description="steps before the first decay")
+    every: PositiveInt = Field(description="steps between decays")
+    factor: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        0.5, description="factor on the learning rate at each decay"
+    )
 
 
 class Noam(Config):
     """scale · d_model^−0.5 · min(step^−0.5, step · warmup^−1.5) (Vaswani et al. 2017, §5.3), without `optimizer.lr`."""
 
     kind: Literal["noam"] = "noam"
-    warmup: PositiveInt = Field(4000, description="steps of the linear rise")
-    scale: PositiveFloat = Field(1.0, description="what the formula is multiplied by")
+    warmup: PositiveInt = Field(4000, description="steps of linear warm-up")
+    scale: PositiveFloat = Field(1.0, description="factor on the formula's learning rate")
 
 
-Schedule = Annotated[Constant | Linear | Cosine | WSD | StepDecay | Noam, Field(discriminator="kind")]
+Schedule = Annotated[Constant | LinearDecay | Cosine | WSD | StepDecay | Noam, Field(discriminator="kind")]

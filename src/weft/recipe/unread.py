@@ -1,4 +1,4 @@
-"""Settings that would have no effect with a recipe's objective and model: refused, so that none is ignored."""
+"""Refuse settings that have no effect with a recipe's objective and model, so that none is silently ignored."""
 
 from collections.abc import Iterator
 
@@ -8,61 +8,61 @@ from weft.models.config import NGram, TransformerConfig
 from weft.recipe.config import Recipe
 from weft.recipe.objective import TokenObjective
 
-MAX_SEED = 2**62 - 1  # torch's generators take eight bytes, and evaluations and further attempts count up from here
+MAX_SEED = 2**62 - 1  # torch's generators take 64 bits; evaluations and rollbacks add to the seed
 
 
 def refuse_unread(recipe: Recipe) -> None:
-    """Raise for the first setting that would have no effect, and say why."""
-    for line in _unread(recipe):
-        raise ConfigError(line)
+    """Raise a ConfigError for the first setting that would have no effect."""
+    for problem in _unread(recipe):
+        raise ConfigError(problem)
 
 
 def _unread(recipe: Recipe) -> Iterator[str]:
-    yield from _of_the_data(recipe)
-    yield from _of_the_evaluation(recipe)
+    yield from _unread_data(recipe)
+    yield from _unread_evaluation(recipe)
     if isinstance(recipe.model, NGram):
-        yield from _of_counting(recipe)
+        yield from _unread_by_ngrams(recipe)
     objective, adapter = recipe.objective, recipe.adapter
     if recipe.source_tokenizer is not None and not objective.has_source:
-        yield f"source_tokenizer: objective '{objective.kind}' has no source text of its own; leave it out"
+        yield f"source_tokenizer: objective '{objective.kind}' has no separate source text; leave it out"
     if adapter is not None and isinstance(recipe.model, TransformerConfig) and adapter.rank > recipe.model.d_model:
-        yield f"adapter.rank = {adapter.rank}: no matrix of this model has a rank above {recipe.model.d_model}"
+        yield f"adapter.rank = {adapter.rank}: no matrix of this model has a higher rank than {recipe.model.d_model}"
     if recipe.batch.carry and not recipe.can_carry:
         yield (
-            "batch.carry: only a recurrent model that learns the next token of one text, without data.document_mask, "
-            "has a state to carry from row to row; leave it out"
+            "batch.carry: only a recurrent model with objective 'next-token', one text and no data.document_mask "
+            "carries states from row to row; leave it out"
         )
     if recipe.seed > MAX_SEED:
         yield f"seed = {recipe.seed}: expected at most {MAX_SEED}"
 
 
-def _of_the_data(recipe: Recipe) -> Iterator[str]:
+def _unread_data(recipe: Recipe) -> Iterator[str]:
     data, objective = recipe.data, recipe.objective
-    named = f"objective '{objective.kind}'"
+    name = f"objective '{objective.kind}'"
     validation_targets = data.validation.targets if isinstance(data.validation, FilesSplit) else ()
     if objective.reads != "rows":
         if data.targets or validation_targets:
-            which = "data.targets" if data.targets else "data.validation.targets"
-            yield f"{which}: {named} learns from text alone; targets are for objective=pairs"
+            key = "data.targets" if data.targets else "data.validation.targets"
+            yield f"{key}: {name} learns from text only; targets are for objective=pairs"
         if data.on_error != "stop":
-            yield f"data.on_error = '{data.on_error}': {named} reads running text, which has no rows to skip"
+            yield f"data.on_error = '{data.on_error}': {name} reads running text, which has no rows to skip"
     elif data.column != "text":
-        yield f"data.column = '{data.column}': {named} names its columns itself, in the objective's keys"
+        yield f"data.column = '{data.column}': {name} names its columns in the objective's keys"
     if objective.reads != "text" and (data.prepared is not None or data.mixture):
-        which = "data.prepared" if data.prepared is not None else "data.mixture"
-        yield f"{which}: {named} reads {objective.reads}; name their files in data.sources"
+        key = "data.prepared" if data.prepared is not None else "data.mixture"
+        yield f"{key}: {name} reads {objective.reads}; name their files in data.sources"
     if data.tokens is not None and objective.reads != "text":
-        yield f"data.tokens = {data.tokens}: {named} reads {objective.reads}; leave it out"
+        yield f"data.tokens = {data.tokens}: {name} reads {objective.reads}; leave it out"
     if data.document_mask and (objective.reads != "text" or objective.kind == "spans"):
-        yield f"data.document_mask: {named} packs no documents into one row; leave it out"
+        yield f"data.document_mask: {name} doesn't pack documents into rows; leave it out"
     if data.parts and all(part.prepared is not None for part in data.parts):
         if data.validation != HashSplit():
-            yield "data.validation: a prepared folder has its own held-out part; leave it out"
+            yield "data.validation: a prepared folder has its own held-out split; leave it out"
         if data.encoding != "utf-8":
-            yield f"data.encoding = '{data.encoding}': a prepared folder holds tokens; give --encoding to weft prepare"
+            yield f"data.encoding = '{data.encoding}': a prepared folder holds tokens; pass --encoding to weft prepare"
 
 
-def _of_the_evaluation(recipe: Recipe) -> Iterator[str]:
+def _unread_evaluation(recipe: Recipe) -> Iterator[str]:
     metric, objective = recipe.evaluate.metric, recipe.objective
     if metric not in objective.metrics:
         known = suggestion(metric, objective.metrics)
@@ -80,11 +80,10 @@ def _of_the_evaluation(recipe: Recipe) -> Iterator[str]:
         yield f"checkpoint.average = {recipe.checkpoint.average}: {none}"
 
 
-def _of_counting(recipe: Recipe) -> Iterator[str]:
-    """An n-gram model takes no steps: it reads its text once and counts."""
+def _unread_by_ngrams(recipe: Recipe) -> Iterator[str]:
     counted = "an n-gram model is counted in one pass"
     if recipe.init is not None:
-        yield f"init = '{recipe.init}': {counted}, from nothing; train on both texts instead"
+        yield f"init = '{recipe.init}': {counted}, from scratch; train on both texts instead"
     if recipe.steps not in (None, 1):
         yield f"steps = {recipe.steps}: {counted}; leave it out"
     if isinstance(recipe.objective, TokenObjective) and (recipe.objective.smoothing or recipe.objective.z_loss):

@@ -1,7 +1,7 @@
-"""The model card of an exported run: what was trained on what, what it cost, what it can do, and how to repeat it.
+"""Model card of an exported run: model, data, cost, results, and how to reproduce it.
 
-Everything in it comes from the run's own records. A license is among them where the model came with one, or was
-trained on one that did: only the owner can give another.
+Everything in it comes from the run's records. The license is that of the imported model, or of the one that training
+started from; only its owner can choose another.
 """
 
 import json
@@ -16,7 +16,7 @@ from weft.recipe.config import Recipe
 from weft.recipe.metrics import metric
 from weft.runs.report import Record
 
-# the kind of a model and of its head → what the hub calls its task
+# (kind of model, kind of head) → task name on the Hugging Face Hub
 TASKS = {
     ("encoder", "mlm"): "fill-mask",
     ("encoder", "mlm+nsp"): "fill-mask",
@@ -29,21 +29,21 @@ TASKS = {
 }
 SIZES = ("layers", "d_model", "vocab_size", "context")
 NAMED_PARTS = {"position": "positions", "norm": "norm", "feedforward": "feed-forward", "smoothing": "smoothing"}
-UNKNOWN = "Unknown: the people who made this model have not said how it may be used."
+UNKNOWN = "Unknown: the authors of this model have not stated how it may be used."
 
 
 def model_card(
-    recipe: Recipe, events: Sequence[dict[str, Any]], license: Mapping[str, str] | None = None, adapter: int = 0
+    recipe: Recipe, events: Sequence[dict[str, Any]], license: Mapping[str, str] | None = None, *, adapter: int = 0
 ) -> str:
-    """The card as Markdown, from a run's recipe and the lines of its events.jsonl.
+    """Return the card as Markdown, from a run's recipe and the lines of its events.jsonl.
 
-    `license` holds what the model's files say (`license`, `license_name`, `license_link`). With `adapter`, its number
-    of parameters, the card is that of the run's adapter alone; otherwise of the model that it is merged into.
+    `license` holds the license fields of the model's files (`license`, `license_name`, `license_link`). With `adapter`,
+    an adapter's number of parameters, the card describes the adapter alone instead of the merged model.
     """
-    record = Record(recipe, (), (), events)
+    record = Record(recipe, metrics=(), timings=(), events=events)
     start, result = record.last("start"), record.last("result")
     numbers = {name: value for name, value in result.items() if type(value) in (int, float)}
-    measured = [(metric(name).title, format(value, metric(name).format)) for name, value in numbers.items()]
+    metrics = [(metric(name).title, format(value, metric(name).format)) for name, value in numbers.items()]
     samples = [_fenced(text) for text in result.get("samples") or () if isinstance(text, str)][:3]
     table = result.get("table") or []
     versions = ", ".join(f"{name} {start[name]}" for name in ("weft", "torch", "python") if start.get(name))
@@ -53,10 +53,10 @@ def model_card(
         _description(record),
         _data(recipe, start.get("corpus") or ()),
         _table("Counts", ("", ""), [row for row in _counts(record, adapter).items() if row[1]]),
-        _table("Measured on held-out text", ("", ""), measured),
-        *(["## What it writes", *samples] if samples else []),
+        _table("Results on held-out text", ("", ""), metrics),
+        *(["## Samples", *samples] if samples else []),
         _table("Held-out examples", table[0], table[1:4]) if table and "reference" in table[0] else "",
-        *(["## How to repeat it", _fenced(record.commands)] if record.commands else []),
+        *(["## How to reproduce it", _fenced(record.commands)] if record.commands else []),
         f"Made with {versions}." if versions else "",
         f"## License\n\n{_license(license) if license else UNKNOWN}",
     ]
@@ -68,14 +68,16 @@ def _front_matter(recipe: Recipe, license: Mapping[str, str]) -> str:
     task = TASKS.get((recipe.model.kind, head.kind if head is not None else "lm"))
     tag = f'pipeline_tag: "{task}"\n' if task else ""
     fields = {"license": "unknown", **license}
-    lines = "".join(f"{field}: {json.dumps(str(value))}\n" for field, value in fields.items())  # which is YAML, too
+    lines = "".join(
+        f"{field}: {json.dumps(str(value))}\n" for field, value in fields.items()
+    )  # JSON strings are valid YAML
     return f'---\n{lines}tags: ["weft"]\n{tag}---'
 
 
-def _license(found: Mapping[str, str]) -> str:
-    names = [f"`{found[field]}`" for field in ("license", "license_name") if field in found]
-    link = f" ({found['license_link']})" if "license_link" in found else ""
-    return _line(f"{', '.join(names) or 'Another'}{link}: so say the files that the model came in.")
+def _license(license: Mapping[str, str]) -> str:
+    names = [f"`{license[field]}`" for field in ("license", "license_name") if field in license]
+    link = f" ({license['license_link']})" if "license_link" in license else ""
+    return _line(f"{', '.join(names) or 'Another license'}{link}, according to the model's original files.")
 
 
 def _description(record: Record) -> str:
@@ -93,7 +95,7 @@ def _description(record: Record) -> str:
 
 
 def _data(recipe: Recipe, corpus: Sequence[str]) -> str:
-    """The text that was read, with the hash of the tokens made of it where the run kept one."""
+    """Return a table of the training text, with the hash of its tokens if the run recorded one."""
     weighted = bool(recipe.data.mixture)
     rows = [
         (", ".join(part.sources) or part.prepared, *([f"{part.weight:g}"] if weighted else []), sha or "")
@@ -113,8 +115,8 @@ def _counts(record: Record, adapter: int) -> dict[str, str]:
         counts["steps"] = f"{steps:,}"
     if steps is not None and batch.size is not None and batch.length is not None:
         tokens = steps * batch.size * batch.length
-        work = tokens * count(recipe.model, batch.length, recipe.adapter).training()
-        counts |= {"tokens seen": f"{tokens:,}", "operations in training": f"{work:.2e}"}
+        flops = tokens * count(recipe.model, batch.length, recipe.adapter).training()
+        counts |= {"tokens seen": f"{tokens:,}", "FLOPs of training": f"{flops:.2e}"}
     if seconds:
         counts["time"] = duration(seconds)
     if start:
@@ -133,6 +135,5 @@ def _line(value: object) -> str:
 
 
 def _fenced(text: str) -> str:
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
+    fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))
     return f"{fence}text\n{text}\n{fence}"

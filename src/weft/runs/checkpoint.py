@@ -1,19 +1,19 @@
-"""Checkpoints: everything a run needs to go on as if it had never stopped.
+"""Checkpoints: everything a run needs to resume as if it had never stopped.
 
     step-00000500/
       model.safetensors        weights; tensors that share memory are stored once
       state/optimizer.safetensors, state/random.safetensors, state/state.json
-      manifest.json            size and SHA-256 of each file, 32 MiB at a time; written last
-    interrupted-00000507/      the same, where a run was asked to stop between two checkpoints
+      manifest.json            size and SHA-256 of each file, per 32 MiB block; written last
+    interrupted-00000507/      the same files, saved when a run was interrupted between two checkpoints
 
-A checkpoint is written into a folder beside, synced, read back, and only then renamed: a folder called `step-…` is
-whole or was damaged later, and the manifest tells which. Old ones are removed after the new one stands, each renamed
-before it is taken apart. What follows from the newest one's notes (the links, and which others are still needed) is
-worked out anew each time, so that a process may be killed anywhere in between: the next one puts it right.
+A checkpoint is written to a temporary folder, synced, read back, and only then renamed. So a folder named `step-…` is
+complete, or was damaged later, which the manifest detects. Old checkpoints are removed after the new one exists, each
+renamed before it is deleted. The links, and which checkpoints are still needed, follow from the newest one's notes and
+are derived again each time: a process may be killed at any point, and the next one repairs them.
 
-An interruption leaves no trace: what it saved is where the run continues, and goes once the next `step-…` stands. It
-is in no average, no rollback leads to it, and it takes no other's place.
-Loading runs no code: safetensors and JSON only (`tensors.py`).
+An `interrupted-…` checkpoint exists only to resume from, and is removed once the next `step-…` exists. Averages and
+rollbacks ignore it, and it doesn't count towards `checkpoint.keep`.
+Loading runs no code: files are safetensors and JSON only (`tensors.py`).
 """
 
 import json
@@ -31,70 +31,70 @@ from weft.runs.folder import CHECKPOINT, RunFolder, writing
 from weft.runs.snapshot import Snapshot, learned_state, load_optimizer_state, restore_random_state
 from weft.storage import files, tensors
 
-FORMAT = 2
+FORMAT = 2  # version of the manifest
 WEIGHTS, MOMENTS = "model.safetensors", "state/optimizer.safetensors"
 T = TypeVar("T")
 
 
 def checkpoint_name(step: int, interrupted: bool = False) -> str:
-    """step-00000500"""
+    """Return the folder name of a checkpoint, such as step-00000500."""
     return f"{'interrupted' if interrupted else 'step'}-{step:08d}"
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints that the recipe asked for in a run's `checkpoints` folder, oldest first."""
-    return [path for path in standing(folder) if path.name.startswith("step-")]
+    """Return the regular checkpoints (`step-…`) in a run's `checkpoints` folder, oldest first."""
+    return [path for path in all_checkpoints(folder) if path.name.startswith("step-")]
 
 
-def standing(folder: Path) -> list[Path]:
-    """Those, and what an interruption saved; oldest first."""
-    found = [p for p in folder.glob("*-*") if CHECKPOINT.fullmatch(p.name) and p.is_dir()]
-    if (linked := next((path for path in found if path.is_symlink()), None)) is not None:
-        raise RunError(f"{linked}: a link, where weft keeps a checkpoint; put the folder itself in its place")
-    return sorted(found, key=step_of)
+def all_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints, including one saved by an interruption, oldest first."""
+    paths = [p for p in folder.glob("*-*") if CHECKPOINT.fullmatch(p.name) and p.is_dir()]
+    if (linked := next((path for path in paths if path.is_symlink()), None)) is not None:
+        raise RunError(f"{linked}: a link, where weft expects a checkpoint; replace it with the folder itself")
+    return sorted(paths, key=step_of)
 
 
 def step_of(path: Path) -> int:
-    """The step in a checkpoint's name."""
+    """Return the step in a checkpoint's name."""
     match = CHECKPOINT.fullmatch(path.resolve().name)
     if match is None:
-        raise RunError(f"{path}: not a checkpoint; expected a folder called {checkpoint_name(0)} or the like")
+        raise RunError(f"{path}: not a checkpoint; expected a folder named like {checkpoint_name(0)}")
     return int(match[2])
 
 
-def write(folder: Path, copy: Snapshot, keep: int, interrupted: bool = False) -> Path:
-    """Write a checkpoint, point the links at what they name now, and remove what is needed no longer (`tidy`)."""
-    return put(folder, checkpoint_name(copy.step, interrupted), lambda beside: fill(beside, copy), keep)
+def write(folder: Path, copy: Snapshot, keep: int, *, interrupted: bool = False) -> Path:
+    """Write a checkpoint, update the links, and remove checkpoints that are no longer needed (`prune`)."""
+    return write_with(
+        lambda temporary: write_files(temporary, copy), folder / checkpoint_name(copy.step, interrupted), keep
+    )
 
 
-def put(folder: Path, name: str, fill: Callable[[Path], None], keep: int) -> Path:
-    """The same for a checkpoint whose files `fill` makes, in a folder beside its place."""
-    target = folder / name
+def write_with(fill: Callable[[Path], None], target: Path, keep: int) -> Path:
+    """Write the checkpoint `target`, whose files `fill` writes to a temporary folder; update the links and prune."""
+    folder = target.parent
     with writing(target, "the checkpoint "):
         folder.mkdir(parents=True, exist_ok=True)
         files.sweep(folder)
-        stands = target.exists()
         try:
-            if stands:
+            if target.exists():
                 verify(target)
         except RunError:
             files.remove_folder(target)
-            stands = False
-        if not stands:
-            with files.replacing_folder(target) as beside:
-                fill(beside)
-        tidy(folder, keep)
+        if not target.exists():
+            with files.replacing_folder(target) as temporary:
+                fill(temporary)
+        prune(folder, keep)
     return target
 
 
 def link(folder: Path, name: str, target: Path) -> None:
-    """Make `name` a link to the checkpoint `target`, at once: there is always either the old link or the new."""
+    """Make `name` a link to the checkpoint `target`, atomically: either the old link or the new one exists."""
     if (folder / name).is_dir() and not (folder / name).is_symlink():
-        raise RunError(f"{folder / name}: a folder, where weft keeps a link to a checkpoint; move it away")
+        raise RunError(f"{folder / name}: a folder, where weft expects a link to a checkpoint; move it away")
     files.replace_link(folder / name, target.name)
 
 
-def fill(folder: Path, copy: Snapshot) -> None:
+def write_files(folder: Path, copy: Snapshot) -> None:
     """Write the files of a checkpoint, the manifest last."""
     (folder / "state").mkdir()
     tensors.save(folder / WEIGHTS, copy.weights)
@@ -103,81 +103,80 @@ def fill(folder: Path, copy: Snapshot) -> None:
     if copy.random is not None:
         tensors.save(folder / "state/random.safetensors", copy.random)
     (folder / "state/state.json").write_text(copy.state, encoding="utf-8")
-    seal(folder, copy.step, copy.tied)
+    write_manifest(folder, copy.step, copy.tied)
 
 
-def seal(folder: Path, step: int, tied: Mapping[str, str]) -> None:
-    """Write the manifest of a checkpoint whose other files are all there."""
-    listed = {
+def write_manifest(folder: Path, step: int, tied: Mapping[str, str]) -> None:
+    """Write the manifest of a checkpoint whose other files are complete."""
+    checksums = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": files.checksums(path)}
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
     about = {"format": FORMAT, "run": RunFolder(folder.parent.parent).id(), "step": step, "torch": torch.__version__}
-    manifest = {**about, "tied": dict(tied), "files": listed}
+    manifest = {**about, "tied": dict(tied), "files": checksums}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
-def tidy(folder: Path, keep: int) -> list[str]:
-    """Point the links where the newest checkpoint's notes say, and remove what is needed no longer; the links changed.
+def prune(folder: Path, keep: int) -> list[str]:
+    """Update the links from the newest checkpoint's notes, remove unneeded checkpoints, and return the changed links.
 
-    Needed are the newest `keep`; while training goes wrong, the last one from before that; and the best one by the
-    notes of each of these, to which the run may yet return.
+    Needed are the newest `keep`; while training diverges, the last one before that; and the best one according to the
+    notes of each of these, because the run may return to it.
     """
-    found, planned = standing(folder), checkpoints(folder)
-    changed = _point(folder, found[-1] if found else None)
-    needed = {*found[-1:], *planned[-keep:]}
-    match notes_of(planned[-1]).get("guard") if planned else None:
-        case {"wrong": [int(first), *_]}:  # the step at which the trouble began that the guard sees
-            needed.update([path for path in planned if step_of(path) < first][-1:])
+    existing, regular = all_checkpoints(folder), checkpoints(folder)
+    changed = _update_links(folder, existing[-1] if existing else None)
+    needed = {*existing[-1:], *regular[-keep:]}
+    match notes_of(regular[-1]).get("guard") if regular else None:
+        case {"wrong": [int(first), *_]}:  # the step at which the divergence began
+            needed.update([path for path in regular if step_of(path) < first][-1:])
     needed |= {best for path in needed if (best := _best_by_notes(path)) is not None}
     if (folder / "best").exists():
         needed.add(folder / (folder / "best").resolve().name)
-    for old in found:
-        if old not in needed:
-            files.remove_folder(old)
+    for path in existing:
+        if path not in needed:
+            files.remove_folder(path)
     return changed
 
 
 def forget_after(folder: Path, step: int) -> list[str]:
-    """Remove the checkpoints of later steps: a run that went back will write them again; the links that changed.
+    """Remove the checkpoints of later steps, which a run that rolled back writes again; return the changed links.
 
-    Links never hang. The newest goes first: wherever this is cut short, the newest that is left is one from which the
-    run went on.
+    Links never dangle. The newest is removed first, so if this is killed, the run resumes from a valid state.
     """
-    found = standing(folder)
-    changed = _point(folder, next((path for path in reversed(found) if step_of(path) <= step), None))
-    for later in reversed(found):
-        if step_of(later) > step:
-            files.remove_folder(later)
+    existing = all_checkpoints(folder)
+    changed = _update_links(folder, next((path for path in reversed(existing) if step_of(path) <= step), None))
+    for path in reversed(existing):
+        if step_of(path) > step:
+            files.remove_folder(path)
     return changed
 
 
-def _point(folder: Path, newest: Path | None) -> list[str]:
-    """Make `latest` and `best` what they are when `newest` is the newest checkpoint; those that were something else."""
+def _update_links(folder: Path, newest: Path | None) -> list[str]:
+    """Set `latest` and `best` for `newest` as the newest checkpoint; return a message for each that changed."""
     changed = []
     for name, target in (("latest", newest), ("best", newest and best_of(folder, newest))):
-        place = folder / name
+        path = folder / name
         if target is None:
-            if place.is_symlink():
-                place.unlink()
-        elif not place.is_symlink() or place.readlink() != Path(target.name):
+            if path.is_symlink():
+                path.unlink()
+        elif not path.is_symlink() or path.readlink() != Path(target.name):
             link(folder, name, target)
             changed.append(f"{name} → {target.name}")
     return changed
 
 
 def best_of(folder: Path, newest: Path) -> Path | None:
-    """The checkpoint that holds the best weights so far, by the notes of the newest one.
+    """Return the checkpoint with the best weights so far, according to the notes of the newest one.
 
-    The link alone may be older, where a process was killed before it could change it. It decides where the notes name
-    none that stands, and for the mean of the last checkpoints.
+    The link alone may be outdated, if a process was killed before it could change it. It decides only if the notes name
+    no existing checkpoint, and for the average of the last checkpoints.
     """
     linked = (folder / "best").resolve() if (folder / "best").exists() else None
     step = 0 if linked is None else _state_of(linked).get("step", 0)
     if linked is not None and step == step_of(newest) and "averaged" in notes_of(linked):
         return linked
-    return _best_by_notes(newest) or (linked if step <= step_of(newest) else None)  # else from before a rollback
+    return _best_by_notes(newest) or (linked if step <= step_of(newest) else None)  # a later one predates a rollback
 
 
 def _best_by_notes(path: Path) -> Path | None:
@@ -187,33 +186,33 @@ def _best_by_notes(path: Path) -> Path | None:
 
 
 def notes_of(path: Path) -> dict[str, Any]:
-    """What a run remembered when it wrote a checkpoint; nothing where that can't be read."""
+    """Return the training state saved with a checkpoint; empty if it can't be read."""
     notes = _state_of(path).get("notes")
     return notes if isinstance(notes, dict) else {}
 
 
 def _state_of(path: Path) -> dict[str, Any]:
-    state = read_note(path / "state/state.json")
+    state = read_json(path / "state/state.json")
     return state if type(state.get("step")) is int else {}
 
 
-def read_note(path: Path) -> dict[str, Any]:
-    """What a small file of JSON says; nothing where it is missing or damaged."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a small JSON file; empty if it is missing or damaged."""
     try:
-        note = json.loads(files.read_text(path))
+        value = json.loads(files.read_text(path))
     except (OSError, ValueError, RecursionError):
         return {}
-    return note if isinstance(note, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def manifest_of(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose files are all there and as long as it says."""
+    """Return a checkpoint's manifest, after checking that all its files exist with the right size."""
     try:
         manifest = json.loads(files.read_text(path / "manifest.json"))
-        version, listed = manifest["format"], manifest["files"]
+        version, checksums = manifest["format"], manifest["files"]
         if version != FORMAT:
             raise DamageError(f"{path}: checkpoint format {version}; this version of weft reads {FORMAT}")
-        for file_name, expected in listed.items():
+        for file_name, expected in checksums.items():
             file = path / file_name
             size = file.stat().st_size
             if size != expected["bytes"]:
@@ -221,14 +220,14 @@ def manifest_of(path: Path) -> dict[str, Any]:
             if not isinstance(expected["sha256"], list):
                 raise TypeError
         manifest["tied"].items()
-        if WEIGHTS not in listed:
+        if WEIGHTS not in checksums:
             raise KeyError
         name = CHECKPOINT.fullmatch(path.resolve().name)
         if name is not None and int(name[2]) != manifest["step"]:
-            raise DamageError(f"{path}: the manifest is that of step {manifest['step']}; the checkpoint is damaged")
+            raise DamageError(f"{path}: the manifest is of step {manifest['step']}; the checkpoint is damaged")
         run = RunFolder(path.resolve().parent.parent).id()
         if run is not None and manifest.get("run") != run:
-            raise DamageError(f"{path}: a checkpoint of another run, which was put in its place")
+            raise DamageError(f"{path}: this checkpoint belongs to another run")
     except FileNotFoundError as error:
         missing = Path(error.filename) if error.filename else path
         raise DamageError(f"{missing}: missing; the checkpoint is damaged") from None
@@ -240,48 +239,49 @@ def manifest_of(path: Path) -> dict[str, Any]:
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose files are all as they were written; else an error that names the damage."""
+    """Return a checkpoint's manifest, after checking every file's checksums; raise an error that names any damage."""
     manifest = manifest_of(path)
     for name, expected in manifest["files"].items():
         tensors.check(path / name, expected["sha256"])
     return manifest
 
 
-def whole(path: Path) -> Path:
-    """The checkpoint itself, verified."""
+def verified(path: Path) -> Path:
+    """Return the path of a checkpoint after checking every file's checksums."""
     verify(path)
     return path
 
 
-def present(path: Path) -> Path:
-    """The checkpoint itself, whose files are all there and as long as they were; they are not read."""
+def complete(path: Path) -> Path:
+    """Return the path of a checkpoint after checking that all its files exist with the right size; none is read."""
     manifest_of(path)
     return path
 
 
 def newest_good(folder: Path) -> tuple[Path, list[str]]:
-    """The newest checkpoint that is whole, and a line for each damaged one that was passed over."""
-    return find(folder, "latest", whole)
+    """Return the newest intact checkpoint, and a message for each damaged one that was skipped."""
+    return find(folder, "latest", verified)
 
 
 def find(folder: Path, which: Literal["best", "latest"], use: Callable[[Path], T]) -> tuple[T, list[str]]:
-    """What `use` makes of the checkpoint asked for, or of the newest in which it finds no damage; and that damage."""
+    """Return what `use` makes of the best or latest checkpoint, or of the newest undamaged one, and damage found."""
     if not folder.is_dir():
         raise RunError(f"{folder.parent}: no checkpoint yet; continue with `weft train --resume {folder.parent}`")
-    found, damage = standing(folder), dict[str, None]()  # in order, each once
-    order = found[::-1]
-    if (line := lost(folder)) is not None:
-        damage[line] = None
-    if which == "best" and found:
-        best = best_of(folder, found[-1]) or found[-1]
+    existing, damage = all_checkpoints(folder), dict[str, None]()  # an ordered set
+    order = existing[::-1]
+    if (message := lost(folder)) is not None:
+        damage[message] = None
+    if which == "best" and existing:
+        newest = existing[-1]
+        best = best_of(folder, newest) or newest
         try:
-            manifest_of(found[-1])
-        except DamageError as error:  # which is the best may not be what it says
+            manifest_of(newest)
+        except DamageError as error:  # its notes, which name the best checkpoint, may be wrong
             damage[str(error)] = None
-        if not _state_of(found[-1]):
-            state = found[-1] / "state/state.json"
-            damage[f"{state}: damaged, so that the best may be another; taking {best.name}"] = None
-        if not (folder / "best").exists() and notes_of(found[-1]).get("best_step") is not None:
+        if not _state_of(newest):
+            state = newest / "state/state.json"
+            damage[f"{state}: damaged, so another checkpoint may be the best; taking {best.name}"] = None
+        if not (folder / "best").exists() and notes_of(newest).get("best_step") is not None:
             damage[f"{folder / 'best'}: the link to the best checkpoint is broken; taking {best.name}"] = None
         order = [best, *(path for path in order if path.resolve() != best.resolve())]
     for path in order:
@@ -295,63 +295,63 @@ def find(folder: Path, which: Literal["best", "latest"], use: Callable[[Path], T
 
 
 def lost(folder: Path) -> str | None:
-    """A message where the checkpoint is gone with which a run ended."""
+    """Return a message if the checkpoint of a run's last step is missing."""
     step = RunFolder(folder.parent).lost_step()
     return None if step is None else f"{folder / checkpoint_name(step)}: missing, though the run ended with it"
 
 
 def intact(folder: Path, before: int | None = None) -> Iterator[Path]:
-    """The recipe's checkpoints, of steps `before` one, that are as they were written; the newest first."""
+    """Yield the regular checkpoints whose checksums match, newest first; only those of steps below `before`."""
     for path in reversed(checkpoints(folder)):
         if before is None or step_of(path) < before:
             with suppress(RunError):
-                yield whole(path)
+                yield verified(path)
 
 
 def load_weights(path: Path, model: nn.Module) -> None:
-    """Put a checkpoint's weights into `model`, wherever it is. The checkpoint was verified before."""
+    """Load the weights of a verified checkpoint into `model`, on its device."""
     tied = json.loads(files.read_text(path / "manifest.json"))["tied"]
-    found = load_tensors(path / WEIGHTS)
-    found |= {current_name(alias): found[current_name(name)] for alias, name in tied.items()}
-    _fill(path, model, found, assign=False)
+    weights = load_tensors(path / WEIGHTS)
+    weights |= {current_name(alias): weights[current_name(name)] for alias, name in tied.items()}
+    _load_state(path, model, weights, assign=False)
 
 
 def load_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint's file by the names that parameters have today."""
+    """Return the tensors of a checkpoint's file under the current names of their parameters."""
     return {current_name(name): tensor for name, tensor in tensors.each(file)}
 
 
-def _fill(path: Path, model: nn.Module, found: Mapping[str, Tensor], assign: bool) -> None:
+def _load_state(path: Path, model: nn.Module, weights: Mapping[str, Tensor], *, assign: bool) -> None:
     try:
         if model.state_dict().keys() - learned_state(model).keys() and not assign:
-            found = {**model.state_dict(), **found}  # what is frozen is in no checkpoint
-        model.load_state_dict(found, assign=assign)
+            weights = {**model.state_dict(), **weights}  # checkpoints don't hold frozen weights
+        model.load_state_dict(weights, assign=assign)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise RunError(f"{path}: the weights do not fit the model in config.toml: {reason}") from None
 
 
 def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
-    """Give a model with empty weights those of a checkpoint, straight on `device`, one by one, hashed on the way.
+    """Load a checkpoint's weights into a model with empty weights, one by one, directly on `device`; verify checksums.
 
-    On a CPU they are the file's own pages until they are written to, so no second copy is held. All weights take the
-    type that most have, in which the model then computes; a CPU widens 16 bits to 32, for few multiply those fast.
+    On a CPU the weights are memory-mapped, so no second copy exists. All weights get the dtype that most of them have,
+    in which the model then computes; a CPU converts 16-bit weights to float32, because few CPUs multiply those fast.
     """
     manifest, file = manifest_of(path), path / WEIGHTS
-    assert not manifest["tied"], "a model that holds one tensor under two names is filled by load_weights"
+    assert not manifest["tied"], "load_weights loads models with tied weights"
     dtype = tensors.common_type(file)
     if device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
         dtype = torch.float32
-    sums = manifest["files"][file.name]["sha256"]
-    found = {
+    checksums = manifest["files"][file.name]["sha256"]
+    weights = {
         current_name(name): tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in tensors.placed(file, device, sums)
+        for name, tensor in tensors.placed(file, device, checksums)
     }
-    _fill(path, model, found, assign=True)
+    _load_state(path, model, weights, assign=True)
 
 
 def load(path: Path, model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
-    """Put back weights, moments and random generators of a verified checkpoint, bit for bit; the notes beside them."""
+    """Restore weights, optimizer state and random-number generators from a verified checkpoint; return its notes."""
     load_weights(path, model)
     notes = load_notes(path, optimizer)
     load_optimizer_state(optimizer, model, load_tensors(path / MOMENTS))
@@ -359,10 +359,10 @@ def load(path: Path, model: nn.Module, optimizer: optim.Optimizer) -> dict[str, 
 
 
 def load_notes(path: Path, optimizer: optim.Optimizer) -> dict[str, Any]:
-    """Put the random generators back; the notes. Moments that the optimizer can't use are refused."""
+    """Restore the random-number generators and return the notes; refuse the state of another kind of optimizer."""
     state = json.loads(files.read_text(path / "state/state.json"))
-    kind, own = state.get("optimizer"), type(optimizer).__name__
-    if kind not in (None, own):
-        raise RunError(f"{path}: saved by {kind}, whose state {own} can't use; change optimizer.kind back")
+    saved, current = state.get("optimizer"), type(optimizer).__name__
+    if saved not in (None, current):
+        raise RunError(f"{path}: saved by {saved}, whose state {current} can't use; change optimizer.kind back")
     restore_random_state(tensors.load(path / "state/random.safetensors"))
     return dict(state["notes"])

@@ -1,15 +1,15 @@
-"""A run's folder: what is in it, and how a process claims it.
+"""A run's folder: its files, and how a process claims and locks it.
 
 runs/NAME/
-  config.toml        the recipe with nothing left open; `weft train runs/NAME/config.toml` repeats the run
+  config.toml        the complete recipe; `weft train runs/NAME/config.toml` repeats the run
   tokenizer.json     Hugging Face format
-  metrics.jsonl      losses, rates and norms, a line a logged step: the same again when the run is repeated
-  timings.jsonl      seconds and tokens a second, which no two runs share
+  metrics.jsonl      losses, learning rates and norms, one line per logged step; identical when the run is repeated
+  timings.jsonl      seconds and tokens per second, which differ between runs
   events.jsonl       starts, resumes, evaluations, checkpoints, discarded updates, rollbacks
   checkpoints/       step-00000500/ …, interrupted-00000507/ until the next one; `latest` and `best` are links
-  data/              the prepared text, where the run prepared it
-  base.json          the hash of the weights that an adapter was learned for
-  quantized/         weights in fewer bits, as they were last used so, and what --quantize auto has measured
+  data/              the prepared text, if the run prepared it
+  base.json          hash of the weights that an adapter was trained for
+  quantized/         quantised weights from their last use, and the measurements of --quantize auto
   report.html        curves, samples, counts
 """
 
@@ -37,17 +37,17 @@ from weft.runs.lines import append, read, read_lines
 from weft.storage import files
 from weft.storage.files import locked, sweep, write_text
 
-# what may stand in a folder whose run never reached its first step
+# files that a run writes before its first step
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", SOURCE_TOKENIZER}
 BEFORE_START = TOKENIZER_FILES | {"data", "base.json", "events.jsonl", ".preflight"}
-# step-00000500, which the recipe asked for, or interrupted-00000507
+# step-00000500, a regular checkpoint, or interrupted-00000507
 CHECKPOINT = re.compile(r"(step|interrupted)-(\d{8,})")
-ENDS = ("start", "resume", "interrupted", "finish")  # events, of which the last says how a run stands
-LOCK = ".lock"  # there while a process writes to the run, and in what a killed one left
+STATES = ("start", "resume", "interrupted", "finish")  # events that change a run's state; the last one is its state
+LOCK = ".lock"  # exists while a process writes to the run, and after a process was killed
 
 
 class RunFolder:
-    """The places of a run."""
+    """Paths and records of a run."""
 
     def __init__(self, path: Path | str):
         self.path = path = Path(path)
@@ -62,28 +62,28 @@ class RunFolder:
         self.source_tokenizer = path / SOURCE_TOKENIZER
         self.base = path / "base.json"
         self.quantized = path / "quantized"
-        self.origin = path / "origin"  # what came with an imported model: notes.json, unused.safetensors and files/
+        self.origin = path / "origin"  # files of an imported model: notes.json, unused.safetensors and files/
         self.report = path / "report.html"
 
     def recipe(self) -> Recipe:
-        """The run's recipe as it was saved. Of a model that was imported it holds what is known."""
+        """Return the run's saved recipe; that of an imported model may have gaps."""
         return validate(Recipe, upgrade(read_toml(self.config))[0], str(self.config))
 
     def settled_recipe(self) -> SettledRecipe:
-        """The recipe of a run that was started here."""
+        """Return the complete recipe of a run that was started here."""
         try:
             return validate(SettledRecipe, upgrade(read_toml(self.config))[0], str(self.config))
         except ConfigError as error:
-            raise RunError(f"{error}; the recipe of a run that has started has no gaps") from None
+            raise RunError(f"{error}; the recipe of a started run must be complete") from None
 
     def write_config(self, recipe: Recipe) -> None:
-        """Write config.toml: from here on the folder is a run."""
+        """Write config.toml, which makes the folder a run."""
         with writing(self.config):
             write_text(self.config, to_toml(recipe))
 
-    def event(self, what: str, /, **details: Any) -> None:
-        """Note that something happened, with the time of day. A full disk does not end the run."""
-        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": what, **details}
+    def event(self, name: str, /, **details: Any) -> None:
+        """Append an event to events.jsonl, with the time. A full disk doesn't stop the run."""
+        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": name, **details}
         try:
             append(self.events, line)
         except OSError as error:
@@ -91,62 +91,62 @@ class RunFolder:
                 raise
 
     def results(self) -> dict[str, Any]:
-        """The metrics and samples of the final evaluation; empty for a run that hasn't finished."""
-        ends = [line for line in read_lines(self.events) if line.get("event") == "result"]
-        return {key: value for key, value in ends[-1].items() if key not in ("time", "event")} if ends else {}
+        """Return the metrics and samples of the final evaluation; empty for a run that hasn't finished."""
+        results = [line for line in read_lines(self.events) if line.get("event") == "result"]
+        return {key: value for key, value in results[-1].items() if key not in ("time", "event")} if results else {}
 
     def id(self) -> str | None:
-        """What the run's checkpoints carry; None where the run is older than that."""
-        begun = [line.get("id") for line in read(self.events)[0] if line["event"] in ("start", "import")]
-        return begun[-1] if begun else None
+        """Return the id that the run's checkpoints carry; None for a run of an older version."""
+        ids = [line.get("id") for line in read(self.events)[0] if line["event"] in ("start", "import")]
+        return ids[-1] if ids else None
 
     def steps(self) -> list[int]:
-        """The steps whose checkpoints stand, in order."""
-        found = (CHECKPOINT.fullmatch(path.name) for path in self.checkpoints.glob("*-*"))
-        return sorted(int(match[2]) for match in found if match)
+        """Return the steps of the existing checkpoints, in order."""
+        matches = (CHECKPOINT.fullmatch(path.name) for path in self.checkpoints.glob("*-*"))
+        return sorted(int(match[2]) for match in matches if match)
 
     def lost_step(self) -> int | None:
-        """The step with whose checkpoint the run ended, where that is gone."""
-        ends = [line for line in read(self.events)[0] if line["event"] in ENDS]
-        step = ends[-1].get("step") if ends and ends[-1]["event"] in ("interrupted", "finish") else None
+        """Return the step at which the run ended, if the checkpoint of that step is missing."""
+        states = [line for line in read(self.events)[0] if line["event"] in STATES]
+        step = states[-1].get("step") if states and states[-1]["event"] in ("interrupted", "finish") else None
         return None if step in self.steps() else step
 
 
 class FollowedRun(RunFolder):
-    """A run that another process leads and writes: it is read from here, and nothing is written into its folder."""
+    """Run of a distributed job as other ranks than 0 see it: read here, written by rank 0 alone."""
 
     def __init__(self, path: Path | str):
         super().__init__(path)
         self.scratch = Path(tempfile.gettempdir()) / f"weft-preflight-{os.getpid()}"
 
-    def event(self, what: str, /, **details: Any) -> None:
-        """The leading process notes it."""
+    def event(self, name: str, /, **details: Any) -> None:
+        """Do nothing: rank 0 records events."""
 
 
 @contextmanager
-def claimed(path: Path | str) -> Iterator[RunFolder]:
-    """A folder for a new run, to which this process alone writes.
+def claim_run(path: Path | str) -> Iterator[RunFolder]:
+    """Create and lock the folder of a new run.
 
-    An existing run, a folder with other things in it and an unwritable place are refused, before any work starts. What
-    a start that was killed left behind is taken over; one that fails in here leaves nothing of its own.
+    An existing run, a folder with other files and an unwritable path are refused before any work starts. Leftovers of a
+    start that was killed are taken over; a start that fails inside this context leaves no files.
     """
     run = RunFolder(path)
     with writing(run.path):
         _refuse_run(run)
-        missing = [place for place in (run.path, *run.path.parents) if not place.exists()]
+        created = [folder for folder in (run.path, *run.path.parents) if not folder.exists()]
         run.path.mkdir(parents=True, exist_ok=True)
         entries = {entry.name for entry in run.path.iterdir()}
-        known = BEFORE_START if LOCK in entries else set()  # without it, nothing in here is ours
-        others = sorted(name for name in entries - known if not (known and name.startswith(".")))
+        ours = BEFORE_START if LOCK in entries else set()  # without a lock, none of the files are weft's
+        others = sorted(name for name in entries - ours if not (ours and name.startswith(".")))
         if others:
-            raise RunError(f"{run.path}: the folder holds other things ({others[0]} …); choose another with --run")
-    with held(run):
-        _refuse_run(run)  # another process may have begun one since
+            raise RunError(f"{run.path}: the folder holds other files ({others[0]} …); choose another with --run")
+    with lock_run(run):
+        _refuse_run(run)  # another process may have started one since
         try:
             yield run
         except BaseException:
             if not run.config.exists():
-                _clear(run, missing or ([run.path] if entries else []))
+                _remove_start(run, created or ([run.path] if entries else []))
             raise
 
 
@@ -158,29 +158,29 @@ def _refuse_run(run: RunFolder) -> None:
         )
 
 
-def _clear(run: RunFolder, folders: Sequence[Path]) -> None:
-    """Remove what a start has made before its first step, and those folders, inside out, that hold nothing else."""
-    for place in (run.path / name for name in BEFORE_START | {LOCK}):
-        if place.is_dir() and not place.is_symlink():
-            shutil.rmtree(place, ignore_errors=True)
+def _remove_start(run: RunFolder, folders: Sequence[Path]) -> None:
+    """Remove the files of a failed start, then `folders`, innermost first, as far as they are empty."""
+    for path in (run.path / name for name in BEFORE_START | {LOCK}):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
         else:
-            place.unlink(missing_ok=True)
-    with suppress(OSError):  # there is something else
+            path.unlink(missing_ok=True)
+    with suppress(OSError):  # not empty
         for folder in folders:
             folder.rmdir()
 
 
 @contextmanager
-def held(run: RunFolder) -> Iterator[None]:
-    """Keep other processes from writing to a run. One that is killed lets go of it; what it left is swept away."""
+def lock_run(run: RunFolder) -> Iterator[None]:
+    """Lock a run until exit, or until this process is killed; remove temporary files of earlier killed processes."""
     lock = run.path / LOCK
     _refuse_links(run)
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(lock))
         except BlockingIOError:
-            cure = "wait for it, or choose another folder with --run"
-            raise RunError(f"{run.path}: another process is training there; {cure}") from None
+            hint = "wait for it, or choose another folder with --run"
+            raise RunError(f"{run.path}: another process is training there; {hint}") from None
         except OSError as error:
             raise RunError(f"{run.path}: cannot be written: {error.strerror or error}") from None
         stack.callback(lock.unlink, missing_ok=True)
@@ -191,23 +191,25 @@ def held(run: RunFolder) -> Iterator[None]:
 
 
 def _refuse_links(run: RunFolder) -> None:
-    """A run may come from elsewhere: what is written to it must not land outside it, nor be removed there.
+    """Refuse links out of a run's folder: a run may be untrusted, and nothing outside it must be written or removed.
 
-    Only `latest` and `best` are links, to checkpoints beside them.
+    Only `latest` and `best` are links, to checkpoints in the same folder.
     """
     for folder in (run.path, run.checkpoints, run.data):
-        inside = list(os.scandir(folder)) if folder.is_dir() else []
-        if odd := [entry.path for entry in inside if not (entry.is_symlink() or entry.is_file() or entry.is_dir())]:
-            raise RunError(f"{odd[0]}: a pipe or a device, to which weft can't write; move it away")
-        for link in [entry.path for entry in inside if entry.is_symlink()]:
+        entries = list(os.scandir(folder)) if folder.is_dir() else []
+        if special := [
+            entry.path for entry in entries if not (entry.is_symlink() or entry.is_file() or entry.is_dir())
+        ]:
+            raise RunError(f"{special[0]}: a pipe or a device, to which weft can't write; move it away")
+        for link in [entry.path for entry in entries if entry.is_symlink()]:
             if folder != run.checkpoints or os.path.dirname(os.readlink(link)):
-                cure = "put what it points to in its place"
-                raise RunError(f"{link}: a link, through which weft would write outside the run; {cure}")
+                hint = "replace it with its target"
+                raise RunError(f"{link}: a link, through which weft would write outside the run; {hint}")
 
 
 @contextmanager
 def writing(target: Path, what: str = "") -> Iterator[None]:
-    """A failure in here becomes one line that names the target."""
+    """Turn a failure to write inside this context into a RunError that names the target."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -216,48 +218,49 @@ def writing(target: Path, what: str = "") -> Iterator[None]:
 
 
 def open_run(path: Path | str) -> RunFolder:
-    """The folder of a run that has started."""
+    """Return the folder of an existing run; suggest similar names next to it and in runs/ if there is none."""
     run = RunFolder(path)
     if not run.config.is_file():
-        known = "no such folder" if not run.path.exists() else "there is no config.toml in it"
-        # the runs that may be meant: those in the same folder and in runs/, by their names
-        places = [file.parent for base in {run.path.parent, Path("runs")} for file in base.glob("*/config.toml")]
-        near = get_close_matches(run.path.name, {place.name for place in places}, n=3)
-        found = sorted(str(place) for place in places if place.name in near)
-        meant = f"; did you mean {' or '.join(found)}?" if found else ""
-        raise RunError(f"{run.path}: not a run: {known}{meant}")
+        reason = "no such folder" if not run.path.exists() else "there is no config.toml in it"
+        others = [file.parent for base in {run.path.parent, Path("runs")} for file in base.glob("*/config.toml")]
+        near = get_close_matches(run.path.name, {other.name for other in others}, n=3)
+        names = sorted(str(other) for other in others if other.name in near)
+        hint = f"; did you mean {' or '.join(names)}?" if names else ""
+        raise RunError(f"{run.path}: not a run: {reason}{hint}")
     return run
 
 
-# ---- the small files that decide what a run computes, hashed when it starts, so that a change doesn't go unseen
+# ---- hashes of the small files that decide what a run computes, recorded when it starts
 #
-# A person may change config.toml or a chat template on purpose: a change is reported, not refused, and once the run is
-# resumed it is the new state of things.
+# A user may change config.toml or a chat template on purpose. So a change is reported, not refused, and accepted when
+# the run is resumed.
 
 
 def note_files(run: RunFolder) -> None:
-    """Write down what the files are now."""
+    """Record the current hashes."""
     run.event("files", sha256={path.relative_to(run.path).as_posix(): _hash(path) for path in _files(run)})
 
 
 def changed_files(run: RunFolder, origin: bool = False) -> list[str]:
-    """A message for each file that has changed since it was last noted, or is gone; with `origin`, of those as well
-    that came with an imported model, which only an export reads."""
-    noted = next((e["sha256"] for e in reversed(read_lines(run.events)) if e["event"] == "files"), None)
-    if noted is None:
+    """Return a message for each file that was changed, added or removed since the hashes were recorded.
+
+    `origin` includes the original files of an imported model, which only an export reads.
+    """
+    recorded = next((e["sha256"] for e in reversed(read_lines(run.events)) if e["event"] == "files"), None)
+    if recorded is None:
         return []
     now = {path.relative_to(run.path).as_posix(): path for path in _files(run)}
-    wanted = [name for name in {**noted, **now} if origin or not name.startswith(f"{run.origin.name}/")]
-    names = [name for name in wanted if name not in now or noted.get(name) != _hash(now[name])]
+    relevant = [name for name in {**recorded, **now} if origin or not name.startswith(f"{run.origin.name}/")]
+    names = [name for name in relevant if name not in now or recorded.get(name) != _hash(now[name])]
 
     def change(name: str) -> str:
-        return "gone missing" if name not in now else "been added" if name not in noted else "changed"
+        return "gone missing" if name not in now else "been added" if name not in recorded else "changed"
 
     return [f"{run.path / name}: has {change(name)} since the run last started" for name in names]
 
 
 def report_changes(run: RunFolder, log: Log) -> None:
-    """Log and note every change; from here on it is the state of things."""
+    """Log every change since the hashes were recorded, and record the current ones."""
     for line in changed_files(run):
         run.event("changed", line=line)
         log(line)
@@ -266,9 +269,9 @@ def report_changes(run: RunFolder, log: Log) -> None:
 
 def _files(run: RunFolder) -> Iterator[Path]:
     folders = [run.path / name for name in sorted(TOKENIZER_FILES) if (run.path / name).is_dir()]
-    inside = (path for folder in (*folders, run.origin) for path in sorted(folder.rglob("*")))
-    beside = (run.path / name for name in (run.config.name, run.base.name, *sorted(TOKENIZER_FILES)))
-    return (path for path in (*beside, *inside) if path.is_file())
+    nested = (path for folder in (*folders, run.origin) for path in sorted(folder.rglob("*")))
+    top = (run.path / name for name in (run.config.name, run.base.name, *sorted(TOKENIZER_FILES)))
+    return (path for path in (*top, *nested) if path.is_file())
 
 
 def _hash(path: Path) -> str:

@@ -1,12 +1,13 @@
-"""A model bundle as a run's folder, and a run as a bundle again: how imports and exports meet the disk.
+"""Store an imported model bundle as a run, and turn a run back into a bundle for export.
 
-An imported run keeps in origin/ what an export needs to reproduce the files as they were: notes.json,
-unused.safetensors (tensors that weft has no place for, and blocks of quantized ones) and files/.
+An imported run keeps in origin/ what an export needs to reproduce the original files: notes.json, unused.safetensors
+(tensors that weft doesn't use, and blocks of quantised ones) and files/.
 """
 
 import json
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from weft.models.base import current_name
 from weft.models.config import EncoderDecoder, Model
 from weft.progress import bar
 from weft.recipe.config import Recipe
-from weft.runs.checkpoint import checkpoint_name, link, seal
+from weft.runs.checkpoint import checkpoint_name, link, write_manifest
 from weft.runs.folder import RunFolder, note_files, open_run
 from weft.storage import files, tensors
 from weft.storage.files import write_text
@@ -31,11 +32,11 @@ from weft.storage.tensors import LazyWeights
 from weft.storage.untrusted import read_object
 from weft.text.tokenizer import FILE, Tokenizer
 
-GENERATIONS = 16  # runs on runs whose origin is looked for
+MAX_ANCESTORS = 16  # runs along the chain of `init` that are searched for a license
 
 
 def write_run(run: RunFolder, bundle: ModelBundle, recipe: Recipe) -> None:
-    """Fill an empty folder with all that `weft.load` needs, and with what an export reproduces."""
+    """Fill an empty folder with everything `weft.load` needs, and with the files that an export reproduces."""
     assert bundle.tokenizer is not None
     parameters = count(bundle.model).parameters
     run.event("import", id=secrets.token_hex(8), origin=bundle.origin, parameters=parameters)
@@ -44,7 +45,7 @@ def write_run(run: RunFolder, bundle: ModelBundle, recipe: Recipe) -> None:
     with bar("importing", len(bundle.weights)) as advance:
         tensors.write(checkpoint / "model.safetensors", counted(bundle.weights, advance))
     write_text(checkpoint / "state/state.json", json.dumps({"step": 0, "notes": {}}, indent=1))
-    seal(checkpoint, 0, {})
+    write_manifest(checkpoint, 0, {})
     for name in ("latest", "best"):
         link(run.checkpoints, name, checkpoint)
     bundle.tokenizer.save(run.path)
@@ -55,7 +56,9 @@ def write_run(run: RunFolder, bundle: ModelBundle, recipe: Recipe) -> None:
     write_text(run.origin / "notes.json", json.dumps(notes, indent=1, ensure_ascii=False))
     for name, data in bundle.files.items():
         file = run.origin / "files" / name
-        assert file.resolve().is_relative_to(run.origin.resolve()), "a format's reader names its files itself"
+        assert file.resolve().is_relative_to(run.origin.resolve()), (
+            "file names come from the format's reader, not from the model"
+        )
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
     if bundle.unused:
@@ -65,72 +68,75 @@ def write_run(run: RunFolder, bundle: ModelBundle, recipe: Recipe) -> None:
 
 
 def read_run(run: RunFolder, weights: LazyWeights) -> ModelBundle:
-    """A run as a bundle with these weights: its settings, its tokenizers, and what came with it if it was imported."""
+    """Return a run as a bundle with these weights, including the original files if it was imported."""
     recipe, origin = run.recipe(), run.origin
-    notes, came_with, unused = {}, {}, {}
+    notes, originals, unused = {}, {}, {}
     if (origin / "notes.json").is_file():
         saved = read_object(origin / "notes.json")
         notes = {**saved.get("notes", {}), "tokenizer": saved.get("tokenizer")}
-        kept = sorted(path for path in (origin / "files").rglob("*") if path.is_file())
-        came_with = {path.relative_to(origin / "files").as_posix(): files.read_bytes(path) for path in kept}
+        paths = sorted(path for path in (origin / "files").rglob("*") if path.is_file())
+        originals = {path.relative_to(origin / "files").as_posix(): files.read_bytes(path) for path in paths}
         if (origin / "unused.safetensors").is_file():
-            unused = _stored(origin / "unused.safetensors")
+            unused = _readers(origin / "unused.safetensors")
     labels = getattr(recipe.objective, "labels", None)
-    rest = notes, unused, came_with, None if labels is None else tuple(labels), recipe.batch.length
+    labels = None if labels is None else tuple(labels)
     source = Tokenizer.load(run.source_tokenizer) if (run.source_tokenizer / FILE).is_file() else None
-    return ModelBundle(recipe.model, weights, Tokenizer.load(run.path), str(run.path), *rest, source)
+    bundle = ModelBundle(recipe.model, weights, Tokenizer.load(run.path), origin=str(run.path), notes=notes)
+    return replace(
+        bundle, unused=unused, files=originals, labels=labels, length=recipe.batch.length, source_tokenizer=source
+    )
 
 
 def license_of(run: RunFolder) -> dict[str, str]:
-    """The license that a run's model came with; of one that was trained on another run's, that run's."""
+    """Return the license of an imported model, or of the one that a run's weights were initialised from."""
     try:
-        for _ in range(GENERATIONS):
+        for _ in range(MAX_ANCESTORS):
             notes = run.origin / "notes.json"
-            found = read_object(notes).get("notes", {}).get("license") if notes.is_file() else None
-            if isinstance(found, dict) and found:
-                return found
+            license = read_object(notes).get("notes", {}).get("license") if notes.is_file() else None
+            if isinstance(license, dict) and license:
+                return license
             base = run.recipe().init
             if base is None:
                 break
             run = open_run(base)
-    except WeftError:  # a run that it began with is gone, or is none
+    except WeftError:  # a run named by `init` is missing or invalid
         pass
     return {}
 
 
 class Generation(NamedTuple):
-    """How the makers of a checkpoint have it write, and search; and what of that can't be used, one line each."""
+    """Sampling and search settings that a checkpoint's authors recommend, and a message for each unusable one."""
 
     writing: Tree
     search: Tree
-    odd: list[str]
+    problems: list[str]
 
 
 def generation(run: RunFolder, vocab_size: int) -> Generation:
-    """What the makers of an imported checkpoint say of it; of other runs, nothing.
+    """Return the generation settings that came with an imported checkpoint; empty for other runs.
 
-    Their file says it; where a format has none, the notes of the import say what its own program does. Before they had
-    that file, it was in config.json, with defaults for drawing that nobody chose.
+    They are in generation_config.json, or in the import's notes for a format without that file. Older checkpoints have
+    them in config.json, where the sampling settings are defaults that nobody chose and are ignored.
     """
-    file, notes = run.origin / "files" / GENERATION, run.origin / "notes.json"
+    file, notes_file = run.origin / "files" / GENERATION, run.origin / "notes.json"
     try:
-        noted = read_object(notes).get("notes", {}) if notes.is_file() else {}
-        old = {key: value for key, value in noted.get("config", {}).items() if key not in (*DRAWING, "do_sample")}
-        tree = read_object(file) if file.is_file() else noted.get("generation") or old
+        notes = read_object(notes_file).get("notes", {}) if notes_file.is_file() else {}
+        old = {key: value for key, value in notes.get("config", {}).items() if key not in (*DRAWING, "do_sample")}
+        tree = read_object(file) if file.is_file() else notes.get("generation") or old
     except InteropError as error:
         return Generation({}, {}, [str(error)])
     if not tree:
         return Generation({}, {}, [])
-    answers = isinstance(run.recipe().model, EncoderDecoder)
-    (writing, odd), (search, more) = generation_settings(tree, vocab_size, answers), search_settings(tree)
-    lines = [f"{file}: {each}: not used; it makes no sense there" for each in odd + more]
-    lines += [f"{file}: {each}: not used; weft has no such rule" for each in without_a_rule(tree, answers)]
-    return Generation(writing, search, lines)
+    has_source = isinstance(run.recipe().model, EncoderDecoder)
+    (writing, invalid), (search, more) = generation_settings(tree, vocab_size, has_source), search_settings(tree)
+    problems = [f"{file}: {setting}: not used; it is invalid there" for setting in invalid + more]
+    problems += [f"{file}: {setting}: not used; weft has no such rule" for setting in without_a_rule(tree, has_source)]
+    return Generation(writing, search, problems)
 
 
 def checkpoint_weights(path: Path, model: Model) -> LazyWeights:
-    """A checkpoint's weights, each read when it is asked for."""
-    stored = _stored(path / "model.safetensors")
+    """Return readers of a checkpoint's weights by name; each weight is read on demand."""
+    stored = _readers(path / "model.safetensors")
     tied = json.loads(files.read_text(path / "manifest.json"))["tied"]
     weights = {**stored, **{name: stored[original] for name, original in tied.items()}}
     weights = {current_name(name): read for name, read in weights.items()}
@@ -140,5 +146,5 @@ def checkpoint_weights(path: Path, model: Model) -> LazyWeights:
     return weights
 
 
-def _stored(file: Path) -> dict[str, Callable[[], Tensor]]:
+def _readers(file: Path) -> dict[str, Callable[[], Tensor]]:
     return {name: stored.read for name, stored in tensors.listing(file).items()}

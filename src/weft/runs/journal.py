@@ -1,7 +1,7 @@
-"""What a run writes down as it goes: metrics.jsonl and timings.jsonl, and the same for TensorBoard and W&B.
+"""Log a run to metrics.jsonl and timings.jsonl, and on request to TensorBoard and Weights & Biases.
 
-metrics.jsonl holds only what the recipe decides, so that a resumed run's file equals that of a run that never
-stopped, line for line. What varies from machine to machine is in timings.jsonl.
+metrics.jsonl holds only values that the recipe determines, so a resumed run's file equals that of an uninterrupted run,
+line for line. Values that differ between machines are in timings.jsonl.
 """
 
 import hashlib
@@ -15,82 +15,84 @@ from weft.errors import ConfigError
 from weft.progress import warn
 from weft.recipe.config import LogConfig, Recipe
 from weft.runs.folder import RunFolder
-from weft.runs.lines import all_checked, checked, read_lines
+from weft.runs.lines import checked_line, checked_lines, read_lines
 from weft.storage.files import sync, write_text
 
 
 class Journal:
-    """Appends records to a run's metrics and timings, and to what else the recipe asks for."""
+    """Append lines to a run's metrics and timings, and to the trackers that the recipe enables."""
 
     def __init__(self, run: RunFolder, recipe: Recipe, after: int = 0):
-        """`after` is the last step whose lines stay: a resumed run writes the later ones again."""
+        """`after` is the last step whose lines are kept: a resumed run writes the later ones again."""
         self._run, self._recipe = run, recipe
         self._open(after)
 
     def _open(self, after: int) -> None:
         run, log = self._run, self._recipe.log
         paths = (run.metrics, run.timings)
-        self._lines = dict.fromkeys(paths, 0)  # how many there are
+        self._lines = dict.fromkeys(paths, 0)  # number of lines in each file
         for path in (path for path in paths if path.exists()):
             kept = [line for line in read_lines(path) if line["step"] <= after]
-            write_text(path, all_checked(kept))
+            write_text(path, checked_lines(kept))
             self._lines[path] = len(kept)
         self._files: dict[Path, IO[str]] = {path: path.open("a", encoding="utf-8") for path in paths}
-        self._watchers: list[Watcher] = []
+        self._trackers: list[Tracker] = []
         if log.tensorboard:
-            self._watchers.append(_tensorboard(run, after))
+            self._trackers.append(_tensorboard(run, after))
         if log.wandb != "off":
-            self._watchers.append(_wandb(run, self._recipe))
+            self._trackers.append(_wandb(run, self._recipe))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """A line that repeats when the run is repeated."""
+        """Append a line to metrics.jsonl."""
         self._append(self._run.metrics, {"step": step, **values})
 
     def timings(self, step: int, values: Mapping[str, float]) -> None:
-        """A line that doesn't."""
+        """Append a line to timings.jsonl."""
         self._append(self._run.timings, {"step": step, **values})
 
     def _append(self, path: Path, values: dict[str, Any]) -> None:
         if path in self._files:
             self._lines[path] += 1
-            self._files[path].write(checked(values, self._lines[path]))
-            # what a full disk doesn't take stays in its buffer for the next time; `sync` is where it must succeed
+            self._files[path].write(checked_line(values, self._lines[path]))
+            # if the disk is full, the line stays buffered until the next attempt; `sync` must succeed
             with suppress(OSError):
                 self._files[path].flush()
-        for add, _ in self._watchers:
+        for add, _ in self._trackers:
             add(values["step"], {key: value for key, value in values.items() if key != "step"})
 
     def rewind(self, after: int) -> list[dict[str, Any]]:
-        """Take back the lines after a step, for a run that goes back; the metrics among them."""
+        """Remove the lines after a step, for a rollback; return the removed metrics."""
         self.close()
-        taken = [line for line in read_lines(self._run.metrics) if line["step"] > after]
+        removed = [line for line in read_lines(self._run.metrics) if line["step"] > after]
         self._open(after)
-        return taken
+        return removed
 
     def sync(self) -> None:
-        """Wait until every line is on the disk; a checkpoint must not be ahead of its metrics."""
+        """Wait until every line is on disk: a checkpoint must not be ahead of its metrics."""
         for file in self._files.values():
             sync(file)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files and the trackers."""
         for file in self._files.values():
             with suppress(OSError):
                 file.close()
-        for _, end in self._watchers:
+        for _, end in self._trackers:
             end()
 
 
 class FollowerJournal(Journal):
-    """For a process that another one leads, which writes for both: they know the same numbers."""
+    """Journal of other ranks than 0: writes nothing, because rank 0 logs the same values."""
 
     def _open(self, after: int) -> None:
-        self._files, self._watchers = {}, []
+        self._files, self._trackers = {}, []
 
 
 def check_lines(run: RunFolder, recipe: Recipe, step: int) -> None:
-    """Report steps up to this one, which a checkpoint holds, that were logged and have no line: a checkpoint is never
-    ahead of its metrics. Before a change of the recipe they may have been logged at other steps."""
+    """Warn about logged steps up to `step`, that of a checkpoint, that have no line in metrics.jsonl or timings.jsonl.
+
+    Steps before a change of the recipe are not checked, because `log.every` may have been different.
+    """
     changed = max((line["step"] for line in read_lines(run.events) if line.get("event") == "recipe"), default=0)
     for path in (run.metrics, run.timings):
         lines = read_lines(path)
@@ -108,11 +110,11 @@ def _steps(every: int | None, last: int) -> set[int]:
     return set(range(every, last + 1, every)) if every else set()
 
 
-# what takes a step's values, and what ends it
-Watcher = tuple[Callable[[int, Mapping[str, float]], None], Callable[[], None]]
+# logs a step's values, and ends the log
+Tracker = tuple[Callable[[int, Mapping[str, float]], None], Callable[[], None]]
 
 
-def _tensorboard(run: RunFolder, after: int) -> Watcher:
+def _tensorboard(run: RunFolder, after: int) -> Tracker:
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(run.tensorboard, purge_step=after + 1)
@@ -124,27 +126,26 @@ def _tensorboard(run: RunFolder, after: int) -> Watcher:
     return add, writer.close
 
 
-def _wandb(run: RunFolder, recipe: Recipe) -> Watcher:
-    """A resumed run adds to the one that was started."""
+def _wandb(run: RunFolder, recipe: Recipe) -> Tracker:
+    """Open the run's log at Weights & Biases; a resumed run continues the same log."""
     wandb = import_module("wandb")
     started = next((line["time"] for line in read_lines(run.events) if line.get("event") == "start"), "")
-    own = hashlib.sha256(f"{run.path.resolve()} {started}".encode()).hexdigest()[:16]
-    given = {"name": recipe.name, "mode": recipe.log.wandb, "config": recipe.model_dump(mode="json", exclude_none=True)}
-    quiet = {"silent": True}
-    watched = wandb.init(project="weft", id=own, resume="allow", dir=str(run.path), settings=quiet, **given)
-    # steps are a column of their own: a run that goes back writes some of them again
-    watched.define_metric("*", step_metric="step")
-    return lambda step, values: watched.log({"step": step, **values}), watched.finish
+    run_id = hashlib.sha256(f"{run.path.resolve()} {started}".encode()).hexdigest()[:16]
+    settings = recipe.model_dump(mode="json", exclude_none=True)
+    options = {"name": recipe.name, "mode": recipe.log.wandb, "config": settings, "settings": {"silent": True}}
+    log = wandb.init(project="weft", id=run_id, resume="allow", dir=str(run.path), **options)
+    log.define_metric("*", step_metric="step")  # W&B's own step can't go back, as a rollback does
+    return lambda step, values: log.log({"step": step, **values}), log.finish
 
 
 def check_log(settings: LogConfig) -> None:
-    """Refuse, before anything is written, to log to what is not installed."""
+    """Raise a ConfigError if the recipe enables a tracker that is not installed."""
     try:
-        asked = "log.tensorboard = true: tensorboard is not installed; pip install 'weft[tensorboard]'"
+        problem = "log.tensorboard = true: tensorboard is not installed; pip install 'weft[tensorboard]'"
         if settings.tensorboard:
             import_module("torch.utils.tensorboard")
-        asked = f"log.wandb = '{settings.wandb}': wandb is not installed; pip install wandb"
+        problem = f"log.wandb = '{settings.wandb}': wandb is not installed; pip install wandb"
         if settings.wandb != "off":
             import_module("wandb")
     except ImportError:
-        raise ConfigError(f"{asked}, or leave it out") from None
+        raise ConfigError(f"{problem}, or leave it out") from None

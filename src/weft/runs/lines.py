@@ -1,9 +1,9 @@
-"""Lines of JSON that a run appends to its .jsonl files, and how they are read back.
+"""JSON lines of a run's .jsonl files: appending, reading back, detecting damage.
 
-The last key of a line, `check`, is its number and the CRC-32 of the rest: a line that was changed, lost, repeated or
-moved is noticed, left out and reported, and never changes a metric unseen. A last line without an end is what a killed
-process leaves, or a file that was cut: of events it is reported, for nothing writes them again. Lines of weft 0.1 have
-no `check`; what they hold is checked by its type.
+The last key of a line, `check`, holds its line number and the CRC-32 of the rest. So a line that was changed, lost,
+repeated or moved is detected, left out and reported. An incomplete last line comes from a killed process or a truncated
+file; for events it is reported, because they are never written again. Lines of weft 0.1 have no `check`; their values
+are validated by type.
 """
 
 import json
@@ -21,71 +21,71 @@ from weft.errors import counted
 from weft.progress import warn
 from weft.storage import files
 
-MAX_JOURNAL_BYTES = 1 << 32
+MAX_JOURNAL_BYTES = 1 << 32  # refuse to read a larger file
 _CHECK = re.compile(rb', "check": "(\d+)-([0-9a-f]{8})"\}$')
 _END = re.compile(r"\d{1,15}-[0-9a-f]{8}")
-TAIL_BYTES = 64  # before a place in a file, by which it is known again
-_appending = threading.Lock()  # checkpoints are written, and noted, by a thread of their own
+TAIL_BYTES = 64  # bytes before a file offset whose checksum tells whether the file still holds the same lines
+_appending = threading.Lock()  # checkpoints are written, and recorded, by a separate thread
 
 
 def record(values: Mapping[str, Any]) -> str:
-    """A line of a .jsonl file, or what `--json` prints. JSON has no NaN and no infinity; null stands for them."""
-    return json.dumps(finite(values), ensure_ascii=False, allow_nan=False)
+    """Format values as one line of JSON, with null for NaN and infinity."""
+    return json.dumps(to_json(values), ensure_ascii=False, allow_nan=False)
 
 
-def finite(value: Any) -> Any:
-    """A value as JSON has it: null for what is not finite, names of files and the like as text."""
+def to_json(value: Any) -> Any:
+    """Convert a value to what JSON can hold: null for NaN and infinity, text for paths and other types."""
     if isinstance(value, Mapping):
-        return {str(key): finite(each) for key, each in value.items()}
+        return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
+        return [to_json(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, str | int | None) else str(value)
 
 
-def checked(values: Mapping[str, Any], number: int) -> str:
-    """The same as line `number` of a file, with its check and its end."""
+def checked_line(values: Mapping[str, Any], number: int) -> str:
+    """Format values as line `number` of a file, with its check and a newline."""
     line = record(values)
     return f'{line[:-1]}, "check": "{number}-{zlib.crc32(line.encode()):08x}"}}\n'
 
 
-def all_checked(lines: Iterable[Mapping[str, Any]]) -> str:
-    """A whole file of lines."""
-    return "".join(checked(values, number) for number, values in enumerate(lines, 1))
+def checked_lines(lines: Iterable[Mapping[str, Any]]) -> str:
+    """Format all lines of a file."""
+    return "".join(checked_line(values, number) for number, values in enumerate(lines, 1))
 
 
 def append(path: Path, values: Mapping[str, Any]) -> None:
-    """Add a line to a file; the part of one that a killed process or a full disk left there gives way."""
+    """Append a line to a file, replacing an incomplete last line that a killed process or a full disk left."""
     with _appending, open(path, "a+b") as file:
         file.seek(0)
-        there = file.read()
-        end = there.rfind(b"\n") + 1
-        if end < len(there):
+        content = file.read()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
             file.truncate(end)
-        file.write(checked(values, there.count(b"\n") + 1).encode())
+        file.write(checked_line(values, content.count(b"\n") + 1).encode())
 
 
-class _Line(BaseModel):
+class _JsonLine(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-class _Step(_Line):
-    """A line of metrics.jsonl or timings.jsonl: numbers by name."""
+class _StepLine(_JsonLine):
+    """Line of metrics.jsonl or timings.jsonl: numbers by name."""
 
     step: int
     __pydantic_extra__: dict[str, float | None]
 
 
-def _line(base: type[_Line], **fields: Any) -> type[_Line]:
-    """What lines hold, as far as anybody reads it: by key its type, and its value where it may be left out."""
-    given: dict[str, Any] = {key: field if isinstance(field, tuple) else (field, ...) for key, field in fields.items()}
-    return create_model("Line", __base__=base, **given)
+def _line(base: type[_JsonLine], **fields: Any) -> type[_JsonLine]:
+    """Declare a kind of line by the keys that are read: each a type, or a type and the default if it is optional."""
+    types: dict[str, Any] = {key: field if isinstance(field, tuple) else (field, ...) for key, field in fields.items()}
+    return create_model("Line", __base__=base, **types)
 
 
-_LOGGED = _line(_Step, loss=float | None, tokens=int, epoch=float)
-_TIMED = _line(_Step, seconds=float, tokens_per_second=float)
-_EVENT = _line(_Line, time=str, event=str)
+_LOGGED = _line(_StepLine, loss=float | None, tokens=int, epoch=float)
+_TIMED = _line(_StepLine, seconds=float, tokens_per_second=float)
+_EVENT = _line(_JsonLine, time=str, event=str)
 _Point = Annotated[tuple[int, float | None], Strict(False)]  # JSON has no tuples
 _EVENTS = {
     "start": _line(_EVENT, id=(str | None, None), command=(str | None, None), corpus=(list[str], []), device=(str, "")),
@@ -104,19 +104,19 @@ _EVENTS = {
 }
 
 
-def _kind(path: Path, values: Mapping[str, Any]) -> type[_Line]:
+def _kind(path: Path, values: Mapping[str, Any]) -> type[_JsonLine]:
     match path.name:
         case "events.jsonl":
             return _EVENTS.get(str(values.get("event")), _EVENT)
-        case "results.jsonl":  # a comparison's, which checks what they hold
-            return _Line
+        case "results.jsonl":  # validated by weft.compare
+            return _JsonLine
         case "timings.jsonl":
             return _TIMED
-    return _LOGGED if "loss" in values else _Step
+    return _LOGGED if "loss" in values else _StepLine
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a .jsonl file; what is damaged is left out, with a warning."""
+    """Return the intact lines of a .jsonl file; warn about damaged ones."""
     lines, damage = read(path)
     if damage is not None:
         warn(damage)
@@ -124,83 +124,82 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], str | None]:
-    """The whole lines of a .jsonl file, none where there is no file, and a message about damage."""
+    """Return the intact lines of a .jsonl file, none if it doesn't exist, and a message if some are damaged."""
     try:
         text = files.read_bytes(path, MAX_JOURNAL_BYTES)
     except FileNotFoundError:
-        begun = path.name == "events.jsonl" and (path.parent / "config.toml").exists()  # every run notes its start
-        return [], f"{path}: missing; what it said of the run is left out" if begun or path.is_symlink() else None
+        expected = path.name == "events.jsonl" and (path.parent / "config.toml").exists()  # every run records its start
+        return [], f"{path}: missing; its records are left out" if expected or path.is_symlink() else None
     except OSError as error:
         return [], f"{path}: cannot be read: {error.strerror}; left out"
-    found, damaged, sealed = list[dict[str, Any]](), list[int](), False
-    at = missing = waiting = 0  # the number of the last good line; lines lost in between; damaged ones since then
-    for place, line in enumerate(text.split(b"\n")[:-1], 1):
-        values, number = _parsed(path, line)
-        # once there are checks, every line has one
-        good = values is not None and (number is not None or not sealed) and (number is None or number > at)
-        if values is None or not good:
-            damaged.append(place)
-            waiting += 1
+    lines, damaged, has_checks = list[dict[str, Any]](), list[int](), False
+    last = missing = skipped = 0  # number of the last intact line; lines lost in between; damaged lines since then
+    for line_number, line in enumerate(text.split(b"\n")[:-1], 1):
+        values, number = _parse(path, line)
+        # after the first line with a check, every line must have one, with increasing numbers
+        if values is None or (has_checks if number is None else number <= last):
+            damaged.append(line_number)
+            skipped += 1
             continue
         if number is None:
-            at += 1
+            last += 1
         else:
-            missing += max(0, number - at - 1 - waiting)
-            at, waiting, sealed = number, 0, True
-        found.append(values)
-    words = [f"{counted(len(damaged), 'line')} can't be read (first: line {damaged[0]})"] if damaged else []
+            missing += max(0, number - last - 1 - skipped)
+            last, skipped, has_checks = number, 0, True
+        lines.append(values)
+    problems = [f"{counted(len(damaged), 'line')} can't be read (first: line {damaged[0]})"] if damaged else []
     if path.name == "events.jsonl" and text[-1:] not in (b"", b"\n"):
-        words.append("the last line is cut short")
+        problems.append("the last line is incomplete")
     if missing:
-        words.append(f"{counted(missing, 'line')} {'is' if missing == 1 else 'are'} missing")
-    return found, f"{path}: {' and '.join(words)}; left out" if words else None
+        problems.append(f"{counted(missing, 'line')} {'is' if missing == 1 else 'are'} missing")
+    return lines, f"{path}: {' and '.join(problems)}; left out" if problems else None
 
 
-class Stretch(NamedTuple):
-    """Lines of a file that grows, and how many of them were damaged and left out.
+class LineChunk(NamedTuple):
+    """Lines read from a growing file, and the number of damaged ones that were left out.
 
-    `end` says how far was read and what stood there. Where that is no longer so, because a run went back and writes
-    its lines anew, the lines are those from the beginning: `anew`. `more` follow.
+    `end` identifies the file offset reached and the bytes before it. If a later read finds other bytes there, because
+    the run rolled back and rewrote its lines, it is `restarted`: its lines are those from the beginning of the file.
+    `more` lines follow.
     """
 
     lines: list[dict[str, Any]]
     damaged: int
     end: str
-    anew: bool
+    restarted: bool
     more: bool
 
 
-def read_on(path: Path, after: str, limit: int) -> Stretch:
-    """The lines that follow the `end` of an earlier stretch ("": all), as far as `limit` bytes reach. OSError where
-    the file can't be read."""
+def read_after(path: Path, end: str, limit: int) -> LineChunk:
+    """Read up to `limit` bytes of lines after the `end` of an earlier chunk ("": from the start); may raise OSError."""
     with files.open_regular(path) as file:
-        start = int(after.partition("-")[0]) if _END.fullmatch(after) else 0
-        if anew := bool(after) and _end(file, start) != after:
+        start = int(end.partition("-")[0]) if _END.fullmatch(end) else 0
+        if restarted := bool(end) and _end(file, start) != end:
             start = 0
         file.seek(start)
         text = file.read(limit)
-        whole = text.rfind(b"\n") + 1 or (len(text) if len(text) == limit else 0)  # a line without end is no line
-        found = [_parsed(path, line)[0] for line in text[:whole].split(b"\n")[:-1]]
-        lines = [line for line in found if line is not None]
-        end = _end(file, start + whole)
-    return Stretch(lines, len(found) - len(lines), end, anew, len(text) == limit)
+        size = text.rfind(b"\n") + 1 or (len(text) if len(text) == limit else 0)  # without an incomplete last line
+        parsed = [_parse(path, line)[0] for line in text[:size].split(b"\n")[:-1]]
+        lines = [line for line in parsed if line is not None]
+        end = _end(file, start + size)
+    return LineChunk(lines, damaged=len(parsed) - len(lines), end=end, restarted=restarted, more=len(text) == limit)
 
 
-def _end(file: IO[bytes], place: int) -> str:
-    """A place in a file, with a checksum of the end of the line before it, where that line's own check stands."""
-    file.seek(max(0, place - TAIL_BYTES))
-    tail = file.read(min(place, TAIL_BYTES))
-    return f"{file.tell()}-{zlib.crc32(tail):08x}"  # another place, where the file ends before it
+def _end(file: IO[bytes], offset: int) -> str:
+    """Return a file offset with a checksum of the bytes before it, which include the last line's check."""
+    file.seek(max(0, offset - TAIL_BYTES))
+    tail = file.read(min(offset, TAIL_BYTES))
+    return f"{file.tell()}-{zlib.crc32(tail):08x}"  # a smaller offset if the file is shorter
 
 
-def _parsed(path: Path, line: bytes) -> tuple[dict[str, Any] | None, int | None]:
-    """What a line holds, None where it is damaged; and its number, None where it has no check."""
+def _parse(path: Path, line: bytes) -> tuple[dict[str, Any] | None, int | None]:
+    """Return a line's values, None if it is damaged, and its number, None if it has no check."""
     if (check := _CHECK.search(line)) is not None:
         line = line[: check.start()] + b"}"
         if zlib.crc32(line) != int(check[2], 16):
             return None, None
     try:
-        values = json.loads(line, parse_constant=_refuse)
+        values = json.loads(line, parse_constant=_refuse_constant)
         if not isinstance(values, dict) or "check" in values:
             return None, None
         _kind(path, values).model_validate(values)
@@ -209,5 +208,5 @@ def _parsed(path: Path, line: bytes) -> tuple[dict[str, Any] | None, int | None]
     return values, None if check is None else int(check[1])
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)  # NaN and its like are no JSON, and no line of ours has them
+def _refuse_constant(name: str) -> None:
+    raise ValueError(name)  # NaN and infinity are not valid JSON, and weft never writes them

@@ -1,4 +1,4 @@
-"""report.html: what a run did, on one page that needs nothing else."""
+"""report.html: a run's curves, samples and costs on one self-contained page."""
 
 import math
 import re
@@ -19,21 +19,21 @@ from weft.figures.shapes import html_plots
 from weft.figures.tables import Table
 from weft.recipe.config import Recipe
 from weft.recipe.metrics import METRICS, against_baseline
-from weft.runs.folder import RunFolder, writing
+from weft.runs.folder import STATES, RunFolder, writing
 from weft.runs.lines import read_lines
 from weft.storage import files
 from weft.storage.files import write_text
 
 Lines = Sequence[dict[str, Any]]
-WHOLE_PROCESS = "On a CPU, the memory measured is that of the whole process."
-EMPTY_LINES = re.compile(r"\n\s*\n\s*\n")  # several: a young model writes little else
+WHOLE_PROCESS = "On a CPU, the measured memory is that of the whole process."
+EMPTY_LINES = re.compile(r"\n\s*\n\s*\n")  # runs of empty lines, which are shortened in early samples
 CARDS: dict[str, Any] = {"kind": "prose", "row_names": True, "cards": True}
-DOTTED = Look(marker="o")  # measured now and then
+DOTTED = Look(marker="o")  # for values that are measured only at evaluations
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a run's folder says of it."""
+    """Recipe, metrics, timings and events of a run."""
 
     recipe: Recipe
     metrics: Lines
@@ -41,20 +41,20 @@ class Record:
     events: Lines
 
     def last(self, name: str) -> dict[str, Any]:
-        """The last event of a kind; empty where there was none."""
+        """Return the last event with this name; empty if there is none."""
         return (self.all(name) or [{}])[-1]
 
     def all(self, name: str) -> Lines:
-        """Every event of a kind."""
+        """Return all events with this name."""
         return [event for event in self.events if event.get("event") == name]
 
     @property
     def commands(self) -> str:
-        """What repeats the run, a line each: how it began, and how its recipe was changed later; empty if unknown."""
-        if not (begun := self.last("start").get("command")):
+        """Commands that reproduce the run: its start, and later changes of its recipe; empty if unknown."""
+        if not (start := self.last("start").get("command")):
             return ""
-        changed = [event for event in self.all("recipe") if event.get("command")]
-        return "\n".join([begun, *(f"{event['command']}  # after step {event['step']}" for event in changed)])
+        changes = [event for event in self.all("recipe") if event.get("command")]
+        return "\n".join([start, *(f"{event['command']}  # after step {event['step']}" for event in changes)])
 
     @cached_property
     def seconds(self) -> float:
@@ -63,57 +63,59 @@ class Record:
 
     @cached_property
     def rollbacks(self) -> Lines:
-        """The rollbacks, each once: a run that is killed and resumed goes through the same again."""
+        """Rollbacks without repetitions: a run that is killed and resumed may record the same one again."""
         return list({(event["step"], event["to"], event["tries"]): event for event in self.all("rollback")}.values())
 
 
 def write_report(run: RunFolder) -> Path:
-    """Write a run's report from what its folder holds, and return where it is."""
+    """Write a run's report, and return its path."""
     with writing(run.report):
         write_text(run.report, report(run))
     return run.report
 
 
 def report(run: RunFolder) -> str:
-    """The report as HTML."""
-    record = Record(run.recipe(), *(read_lines(path) for path in (run.metrics, run.timings, run.events)))
+    """Return the report as HTML."""
+    metrics, timings, events = (read_lines(path) for path in (run.metrics, run.timings, run.events))
+    record = Record(run.recipe(), metrics=metrics, timings=timings, events=events)
     start, result = record.last("start"), record.last("result")
     header, *examples = result.get("table") or [[]]
-    earlier = {event["step"]: EMPTY_LINES.sub("\n\n", " … ".join(event["texts"])) for event in record.all("samples")}
-    noted = {"command": record.commands, "corpus": ", ".join(start.get("corpus") or [])}
-    noted |= {key: str(start.get(key) or "") for key in ("weft", "torch", "python")}
+    samples = {event["step"]: EMPTY_LINES.sub("\n\n", " … ".join(event["texts"])) for event in record.all("samples")}
+    origin = {"command": record.commands, "corpus": ", ".join(start.get("corpus") or [])}
+    origin |= {key: str(start.get(key) or "") for key in ("weft", "torch", "python")}
     parts = {
         "": part("cards", _cards(record, result)),
         "Curves": html_plots(_plots(record, result)),
-        "When training went wrong": _pairs(_trouble(record)),
+        "Discarded updates and rollbacks": _pairs(_divergence(record)),
         "Confusion matrix": _confusion(result),
-        "Mistakes it was surest of" if "predicted" in header else "Held-out examples": _filled(
+        "Most confident mistakes" if "predicted" in header else "Held-out examples": _filled(
             Table(header, examples, text=range(len(header))), **CARDS
         ),
-        "What it writes": part("texts", result.get("samples") or ()),
-        "What it wrote during training": _pairs([(f"step {step}", text) for step, text in sorted(earlier.items())]),
+        "Samples": part("texts", result.get("samples") or ()),
+        "Samples during training": _pairs([(f"step {step}", text) for step, text in sorted(samples.items())]),
         "Cost": _filled(Table(("", "predicted", "measured"), _cost(record), remarks=[WHOLE_PROCESS])),
-        "What was chosen, and why": _filled(
+        "Settings chosen by weft": _filled(
             Table(("setting", "chosen", "why"), start.get("choices") or (), text=(0, 1, 2)), **CARDS
         ),
-        "How to repeat it": _pairs([row for row in noted.items() if row[1]]),
+        "How to reproduce it": _pairs([row for row in origin.items() if row[1]]),
         "Recipe": part("texts", [files.read_text(run.config)]),
     }
     lead = {"": against_baseline(result)}
     sections = [Section(title, lead.get(title, ""), html, ("chart.js",)) for title, html in parts.items() if html]
     began, resumed = str(start.get("time", "?"))[:16].replace("T", " "), len(record.all("resume"))
     name, recipe = run.path.resolve().name, record.recipe.name
-    told = [
-        *([f"recipe {recipe}"] if recipe != name else []),
+    summary = [
+        f"recipe {recipe}" if recipe != name else "",
         f"started {began}",
         f"on {start.get('device', 'an unknown device')}",
+        f"resumed {counted(resumed, 'time')}" if resumed else "",
+        _state(record),
     ]
-    summary = ", ".join([*told, *([f"resumed {counted(resumed, 'time')}"] if resumed else []), _state(record)])
-    return page(name, sections, summary=summary, styles=("page.css",))
+    return page(name, sections, summary=", ".join(filter(None, summary)), styles=("page.css",))
 
 
 def _filled(table: Table, **options: Any) -> str:
-    """A table, or nothing where it has no rows. What a run's files say may be no text."""
+    """Render a table, with every value as text; "" if it has no rows."""
     rows = [list(map(str, row)) for row in table.rows]
     return html_table(table._replace(rows=rows), **options) if rows else ""
 
@@ -123,7 +125,7 @@ def _pairs(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _confusion(result: dict[str, Any]) -> str:
-    """Counts by actual label (rows) and predicted label, each on a shade of its share of the row."""
+    """Render counts by actual (rows) and predicted label, each shaded by its share of the row."""
     labels, matrix = result.get("labels") or (), result.get("matrix") or ()
     rows = [(label, *(f"{count:,}" for count in counts)) for label, counts in zip(labels, matrix, strict=False)]
     shades = [[round(70 * count / max(1, sum(counts))) for count in counts] for counts in matrix]
@@ -131,8 +133,8 @@ def _confusion(result: dict[str, Any]) -> str:
 
 
 def _state(record: Record) -> str:
-    told = [event for event in record.events if event.get("event") in ("start", "resume", "interrupted", "finish")]
-    last, steps = told[-1] if told else {}, record.recipe.steps
+    states = [event for event in record.events if event.get("event") in STATES]
+    last, steps = states[-1] if states else {}, record.recipe.steps
     if last.get("event") == "finish":
         return f"finished after {duration(sum(event.get('seconds', 0.0) for event in record.all('finish')))}"
     done = max((line["step"] for line in record.metrics), default=0)
@@ -153,7 +155,7 @@ def _metric_cards(values: Mapping[str, Any], where: str) -> list[tuple[str, str]
 def _cards(record: Record, result: dict[str, Any]) -> list[tuple[str, str]]:
     cards = _metric_cards(result, "held out")
     if cards and (baseline := result.get("baseline_bits_per_byte")) is not None:
-        cards[0] = (cards[0][0], f"{cards[0][1]} (characters alone: {baseline:.3f})")
+        cards[0] = (cards[0][0], f"{cards[0][1]} (character frequencies alone: {baseline:.3f})")
     evaluated = [line for line in record.metrics if "validation_loss" in line]
     if evaluated and not cards:
         last = {key.removeprefix("validation_"): evaluated[-1][key] for key in evaluated[-1] if "validation_" in key}
@@ -161,13 +163,13 @@ def _cards(record: Record, result: dict[str, Any]) -> list[tuple[str, str]]:
     logged = [line for line in record.metrics if "loss" in line]
     if logged:
         last = logged[-1]
-        read = (f"{last['tokens']:,}", f"tokens read, {last['epoch']:.2f} epochs")
-        cards += [(f"{last['loss']:.3f}", "last training loss"), read, (f"{last['step']:,}", "steps")]
+        tokens = (f"{last['tokens']:,}", f"tokens read, {last['epoch']:.2f} epochs")
+        cards += [(f"{last['loss']:.3f}", "last training loss"), tokens, (f"{last['step']:,}", "steps")]
     if record.last("model").get("parameters"):
         cards.append((f"{record.last('model')['parameters']:,}", "parameters"))
     if record.seconds:
-        read = sum(line["tokens_per_second"] * line["seconds"] for line in record.timings)
-        cards.append((f"{read / record.seconds:,.0f}", "tokens per second"))
+        tokens_timed = sum(line["tokens_per_second"] * line["seconds"] for line in record.timings)
+        cards.append((f"{tokens_timed / record.seconds:,.0f}", "tokens per second"))
     if best := [event for event in record.all("checkpoint") if event.get("best")]:
         cards.append((f"{best[-1]['step']:,}", "step of the best checkpoint"))
     return cards
@@ -175,46 +177,48 @@ def _cards(record: Record, result: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _plots(record: Record, result: dict[str, Any]) -> list[Plot]:
     metrics = record.metrics
-    losses = [_curve("training", metrics, "loss"), _curve("held out", metrics, "validation_loss", Look("c1", "o"))]
+    losses = [_curve("training", metrics, "loss"), _curve("held out", metrics, "validation_loss", look=Look("c1", "o"))]
     for event in record.rollbacks[-1:]:
         abandoned = [(step, math.nan if loss is None else loss) for step, loss in event.get("abandoned") or []]
         losses.append(Series("abandoned", abandoned, Look("c2", width=0.9)))
-    bits = [_curve("held out", metrics, "validation_bits_per_byte", DOTTED)]
+    bits = [_curve("held out", metrics, "validation_bits_per_byte", look=DOTTED)]
     if (baseline := result.get("baseline_bits_per_byte")) is not None:
         bits.append(_level(baseline))
-        if result.get("bits_per_byte") and result.get("loss"):  # the same in nats a token, as the loss is
+        if result.get("bits_per_byte") and result.get("loss"):  # in nats per token, like the loss
             losses.append(_level(baseline * result["loss"] / result["bits_per_byte"]))
     marks = [(event["to"], f"rolled back to here from step {event['step']}") for event in record.rollbacks]
     step, log_step, from_zero = Axis("step", pad=0), Axis("step", log=True, pad=0), Axis(holds=(0.0,), clips=True)
-    kept = ("accuracy", "next_accuracy", "spearman")
-    others = {METRICS[key].title: _curve(key, metrics, f"validation_{key}", DOTTED) for key in kept}
+    others = {
+        METRICS[key].title: _curve(key, metrics, f"validation_{key}", look=DOTTED)
+        for key in ("accuracy", "next_accuracy", "spearman")
+    }
     plots = [
         Plot("Loss", losses, step, Axis(clips=True), marks),
         Plot("Loss, both axes on a log scale", losses, log_step, Axis(log=True, clips=True), marks),
         Plot("Bits per byte, held out", bits, step, Axis(clips=True)),
-        *(Plot(f"{title[0].upper()}{title[1:]}, held out", [each], step) for title, each in others.items()),
+        *(Plot(f"{title[0].upper()}{title[1:]}, held out", [curve], step) for title, curve in others.items()),
         Plot("Learning rate", [_curve("learning rate", metrics, "lr")], step, Axis(holds=(0.0,))),
         Plot("Gradient norm before clipping", [_curve("norm", metrics, "gradient_norm")], step, from_zero, marks),
         Plot("Tokens per second", [_curve("speed", record.timings, "tokens_per_second")], step, from_zero),
     ]
-    return [plot for plot in plots if any(len(each.points) > 1 for each in plot.series)]
+    return [plot for plot in plots if any(len(series.points) > 1 for series in plot.series)]
 
 
-def _curve(name: str, lines: Lines, key: str, look: Look = PLAIN) -> Series:
-    """A value over steps. One point is no curve: its value is told beside its name."""
+def _curve(name: str, lines: Lines, key: str, *, look: Look = PLAIN) -> Series:
+    """Return a value over steps; a single point appears only as a value after the name."""
     points = [(line["step"], line[key]) for line in lines if line.get(key) is not None]
-    alone = f"{name} {points[0][1]:.4g}" if points else ""
-    return Series(name, points, look) if len(points) > 1 else Series(alone, look=look)
+    single = f"{name} {points[0][1]:.4g}" if points else ""
+    return Series(name, points, look) if len(points) > 1 else Series(single, look=look)
 
 
 def _level(value: float) -> Series:
-    return Series(f"characters {value:.4g}", look=Look("c3", dash="6 4", width=1.3), level=value)
+    return Series(f"character frequencies {value:.4g}", look=Look("c3", dash="6 4", width=1.3), level=value)
 
 
-def _trouble(record: Record) -> list[tuple[str, str]]:
+def _divergence(record: Record) -> list[tuple[str, str]]:
     rows = []
     for event in record.rollbacks:
-        back = f"went wrong; rolled back from step {event['step']} to step {event['to']}"
+        back = f"diverged; rolled back from step {event['step']} to step {event['to']}"
         rows.append((f"step {event['since']}", f"{back}, continued with {event['rate']:g} of the learning rate"))
     if discarded := {step for event in record.all("discarded") for step in event["steps"]}:
         shown = ", ".join(str(step) for step in sorted(discarded)[:12]) + (", …" if len(discarded) > 12 else "")
@@ -223,54 +227,54 @@ def _trouble(record: Record) -> list[tuple[str, str]]:
 
 
 def _cost(record: Record) -> list[tuple[str, str, str]]:
-    """What the settings predicted (as `weft plan` does) beside what was measured, each in one unit."""
+    """Return rows of costs: what the settings predict, as in `weft plan`, and what was measured."""
     recipe = record.recipe
     length, size = recipe.batch.length, recipe.batch.size
     read = next((line["tokens"] for line in reversed(record.metrics) if "loss" in line), 0)
     if not read or length is None:
         return []
     predicted = count(recipe.model, length, recipe.adapter)
-    built, each = record.last("model").get("parameters"), predicted.training(recipe.batch.recompute)
-    # how long rows are isn't known from the settings, unless they are batched by tokens
-    a_step = recipe.batch.tokens or ((size or 0) * length if recipe.objective.reads != "rows" else 0)
-    tokens = (recipe.steps or 0) * a_step
+    built, flops = record.last("model").get("parameters"), predicted.training(recipe.batch.recompute)
+    # the settings don't say how long rows are, unless batches are measured in tokens
+    per_step = recipe.batch.tokens or ((size or 0) * length if recipe.objective.reads != "rows" else 0)
+    tokens = (recipe.steps or 0) * per_step
     rows = [
         ("parameters", f"{predicted.parameters:,}", f"{built:,}" if built else ""),
         ("tokens", f"{tokens:,}" if tokens else "", f"{read:,}"),
-        ("operations", _flop(tokens * each) if tokens else "", _flop(read * each)),
+        ("compute", _flop(tokens * flops) if tokens else "", _flop(read * flops)),
         *_memory(record),
     ]
     if record.seconds:
-        rows.append(("speed", "", f"{_flop(read * each / record.seconds)}/s"))
-        rows.append(("time in steps", _expected(record, tokens * each), duration(record.seconds)))
+        rows.append(("speed", "", f"{_flop(read * flops / record.seconds)}/s"))
+        rows.append(("time in steps", _expected(record, tokens * flops), duration(record.seconds)))
     if evaluating := sum(event.get("seconds", 0.0) for event in record.all("evaluation")):
         rows.append(("time in evaluations", "", duration(evaluating)))
     return rows
 
 
-def _expected(record: Record, operations: float) -> str:
-    """How long so many operations take where the device's speed is known, at `weft plan`'s share of it."""
+def _expected(record: Record, flops: float) -> str:
+    """Return the predicted time of this many FLOPs at `weft plan`'s utilisation; "" if the device is unknown."""
     start = record.last("start")
     device = device_called(str(start.get("device", "")))
-    if device is None or not operations:
+    if device is None or not flops:
         return ""
     processes = start.get("processes")
     speed = MFU * device.peak(record.recipe.precision or "bf16") * (processes if isinstance(processes, int) else 1)
-    return f"{duration(operations / speed)} at {MFU:.0%} of the peak"
+    return f"{duration(flops / speed)} at {MFU:.0%} of the peak"
 
 
-def _flop(operations: float) -> str:
-    number = short(operations).replace("B", "G")
+def _flop(count: float) -> str:
+    number = short(count).replace("B", "G")
     return f"{number[:-1]} {number[-1]}FLOP" if number[-1].isalpha() else f"{number} FLOP"
 
 
 def _memory(record: Record) -> list[tuple[str, str, str]]:
-    recipe, tried = record.recipe, record.last("preflight")
+    recipe, preflight = record.recipe, record.last("preflight")
     if recipe.batch.size is None or recipe.batch.length is None or recipe.optimizer is None:
         return []
-    # with "auto" the pre-flight found how many rows fit at a time
-    micro = recipe.batch.micro if isinstance(recipe.batch.micro, int) else tried.get("micro", recipe.batch.size)
+    # with "auto" the pre-flight found how many rows fit
+    micro = recipe.batch.micro if isinstance(recipe.batch.micro, int) else preflight.get("micro", recipe.batch.size)
     step = Workload(micro, recipe.batch.length, recipe.precision or "fp32", recipe.optimizer.kind)
     needed = training_memory(recipe.model, step, recipe.adapter).total(recipe.batch.recompute)
-    peak = tried.get("memory")
+    peak = preflight.get("memory")
     return [("memory", byte_size(needed), byte_size(peak) if peak else "")]

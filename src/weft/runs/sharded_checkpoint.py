@@ -1,7 +1,7 @@
-"""Checkpoints of a model that several processes hold in parts, in the files that one process would have written.
+"""Checkpoints of a sharded model, in the same files that a single process would write.
 
-Each process writes its own pieces into the files of one checkpoint, side by side, and reads the pieces that it needs.
-So a run may go on over any other mesh, or in one process; its checkpoints are exported and looked at as ever.
+Every rank writes its pieces into the files of one checkpoint, and reads the pieces it needs. So a run can resume on any
+other mesh or in one process, and its checkpoints are exported and inspected like any others.
 """
 
 import json
@@ -30,249 +30,249 @@ from weft.storage.safetensors_header import Place, read_header
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a process holds of a tensor of the whole: its own part, and where the pieces of it lie."""
+class TensorShard:
+    """Shard of a tensor on this rank, and where its pieces are in the full tensor."""
 
     tensor: Tensor
     geometry: Geometry
 
 
 @dataclass(frozen=True)
-class Part:
-    """This process's part of everything resumable, in the host's memory; by file and name."""
+class ShardedSnapshot:
+    """Copy of this rank's resumable state in host memory; the keys of `shards` are FILE/NAME."""
 
     step: int
-    held: dict[str, Held]
+    shards: dict[str, TensorShard]
     random: dict[str, Tensor]
     state: str  # JSON
 
 
-def part(step: int, parallel: Split, optimizer: optim.Optimizer, notes: Mapping[str, Any]) -> Part:
-    """Copy this process's weights and moments, random generators and `notes`."""
-    held = {
-        key: Held(torch.empty(found.tensor.shape, dtype=found.tensor.dtype).copy_(found.tensor), found.geometry)
-        for key, found in (_weights(parallel) | _moments(parallel, optimizer)).items()
+def snapshot(step: int, parallel: Split, optimizer: optim.Optimizer, *, notes: Mapping[str, Any]) -> ShardedSnapshot:
+    """Copy this rank's weights, optimizer state, random-number generators and `notes`."""
+    shards = {
+        key: TensorShard(torch.empty(shard.tensor.shape, dtype=shard.tensor.dtype).copy_(shard.tensor), shard.geometry)
+        for key, shard in (_weights(parallel) | _moments(parallel, optimizer)).items()
     }
     state = {"step": step, "optimizer": type(optimizer).__name__, "notes": dict(notes)}
-    return Part(step, held, random_state(), json.dumps(state, indent=1))
+    return ShardedSnapshot(step, shards, random=random_state(), state=json.dumps(state, indent=1))
 
 
-def _weights(parallel: Split) -> dict[str, Held]:
+def _weights(parallel: Split) -> dict[str, TensorShard]:
     learned = [name for name, parameter in parallel.model.named_parameters() if parameter.requires_grad]
-    return {f"{WEIGHTS}/{name}": Held(parallel.local[name], parallel.geometries[name]) for name in learned}
+    return {f"{WEIGHTS}/{name}": TensorShard(parallel.local[name], parallel.geometries[name]) for name in learned}
 
 
-def _moments(parallel: Split, optimizer: optim.Optimizer) -> dict[str, Held]:
+def _moments(parallel: Split, optimizer: optim.Optimizer) -> dict[str, TensorShard]:
     names = {tensor: name for name, tensor in parallel.local.items()}
-    found = {}
-    for of, values in optimizer.state.items():
-        name: str = names[of] if isinstance(of, Tensor) else of
-        for key, value in values.items():
+    shards = {}
+    for owner, values in optimizer.state.items():
+        name: str = names[owner] if isinstance(owner, Tensor) else owner
+        for moment, value in values.items():
             if isinstance(value, Tensor):
-                found[f"{MOMENTS}/{key}/{name}"] = Held(value, _geometry(parallel, name, value))
-    return found
+                shards[f"{MOMENTS}/{moment}/{name}"] = TensorShard(value, _geometry(parallel, name, value))
+    return shards
 
 
 def _geometry(parallel: Split, name: str, value: Tensor) -> Geometry:
-    """A moment lies as its parameter does; a number of its own, or what belongs to no parameter, is the same to all."""
+    """Return the geometry of optimizer state: that of its parameter, or replicated for scalars and global state."""
     if name in parallel.local and value.shape == parallel.local[name].shape and value.dim():
         return parallel.geometries[name]
     return Geometry(value.shape, (Piece(slice(None), (0,) * value.dim(), tuple(value.shape)),))
 
 
 def size(parallel: Split, optimizer: optim.Optimizer) -> int:
-    """About how many bytes a checkpoint takes on the disk, over all processes."""
-    every = [*_weights(parallel).values(), *_moments(parallel, optimizer).values()]
-    return sum(held.tensor.element_size() * held.geometry.shape.numel() for held in every)
+    """Return the approximate size of a checkpoint in bytes, over all ranks."""
+    shards = [*_weights(parallel).values(), *_moments(parallel, optimizer).values()]
+    return sum(shard.tensor.element_size() * shard.geometry.shape.numel() for shard in shards)
 
 
-def write(folder: Path, copy: Part, keep: int, interrupted: bool, ranks: Ranks) -> Path:
-    """Write a checkpoint together with the other processes of `ranks`, which all call this.
+def write(folder: Path, copy: ShardedSnapshot, keep: int, *, interrupted: bool, ranks: Ranks) -> Path:
+    """Write a checkpoint; every rank calls this.
 
-    The first of them names the place beside, and renames it when all pieces are there: should one process be lost
-    before, the checkpoints that stand are untouched.
+    Rank 0 chooses the temporary folder, and renames it once all pieces are written. If a rank dies before that, the
+    existing checkpoints stay untouched.
     """
-    name = checkpoint.checkpoint_name(copy.step, interrupted)
+    target = folder / checkpoint.checkpoint_name(copy.step, interrupted)
     with reaching(f"while the checkpoint of step {copy.step} was being written"):
-        if ranks.least(copy.step) != ranks.most(copy.step):  # pieces of two steps must not end in one checkpoint
-            raise RunError(f"{folder / name}: cannot be written: the other processes write that of another step")
-        return (_lead if ranks.leads else _follow)(folder, name, copy, keep, ranks)
+        if ranks.least(copy.step) != ranks.most(copy.step):  # one checkpoint must not mix pieces of two steps
+            raise RunError(f"{target}: cannot be written: the other processes are at another step")
+        if ranks.leads:
+            return _lead(target, copy, keep, ranks=ranks)
+        temporary = ranks.share(str)
+        if temporary:
+            with suppress(OSError):  # rank 0 is told of the failure, and reports it
+                _save(Path(temporary), copy, ranks)
+        if not ranks.share(bool):
+            raise RunError(f"{target}: the checkpoint cannot be written")
+        return target
 
 
-def _follow(folder: Path, name: str, copy: Part, keep: int, ranks: Ranks) -> Path:
-    beside = ranks.share(str)
-    if beside:
-        with suppress(OSError):  # the first one hears of it as well, and says why
-            _save(Path(beside), copy, ranks)
-    if not ranks.share(bool):
-        raise RunError(f"{folder / name}: the checkpoint cannot be written")
-    return folder / name
+def _lead(target: Path, copy: ShardedSnapshot, keep: int, *, ranks: Ranks) -> Path:
+    """Write a checkpoint on rank 0, which shares the temporary folder, then whether the checkpoint was written."""
+    is_shared = is_written = False
 
-
-def _lead(folder: Path, name: str, copy: Part, keep: int, ranks: Ranks) -> Path:
-    begun = stands = False
-
-    def fill(beside: Path) -> None:
-        nonlocal begun
-        (beside / "state").mkdir()
-        ranks.share(lambda: str(beside))
-        begun = True
-        _save(beside, copy, ranks)
-        tensors.save(beside / "state/random.safetensors", copy.random)
-        (beside / "state/state.json").write_text(copy.state, encoding="utf-8")
-        checkpoint.seal(beside, copy.step, {})
+    def fill(temporary: Path) -> None:
+        nonlocal is_shared
+        (temporary / "state").mkdir()
+        ranks.share(lambda: str(temporary))
+        is_shared = True
+        _save(temporary, copy, ranks)
+        tensors.save(temporary / "state/random.safetensors", copy.random)
+        (temporary / "state/state.json").write_text(copy.state, encoding="utf-8")
+        checkpoint.write_manifest(temporary, copy.step, {})
 
     try:
-        target = checkpoint.put(folder, name, fill, keep)
-        stands = True
+        checkpoint.write_with(fill, target, keep)
+        is_written = True
     finally:
-        if not begun:
-            ranks.share(str)  # nothing to write, or it can't be: the others wait to hear
-        ranks.share(lambda: stands)
+        if not is_shared:
+            ranks.share(str)  # "": it exists already, or can't be written; the other ranks are waiting
+        ranks.share(lambda: is_written)
     return target
 
 
-def _save(folder: Path, copy: Part, ranks: Ranks) -> None:
-    """Write this process's pieces, at their places in files that the first process lays out for all."""
-    # a tensor's type and shape, and where the pieces of it that are here begin, with their bytes; as JSON has it
-    offered = {}
-    for key, held in copy.held.items():
-        width, pieces = held.tensor.element_size(), held.geometry.pieces
-        places = [[list(piece.offsets), width * math.prod(piece.sizes)] for piece in pieces]
-        offered[key] = [tensors.NAMES[held.tensor.dtype], list(held.geometry.shape), places]
-    everyone = ranks.gather(offered)
-    _agreed(ranks, lambda: _lay_out(folder, everyone) if ranks.leads else None)
-    chosen = _chosen(everyone, ranks.rank)
-    _agreed(ranks, lambda: write_pieces(folder, copy.held, chosen))
+# key of a tensor → its dtype, its shape, and for each piece on a rank its offsets and size in bytes; as JSON has it
+PieceLayout = dict[str, list[Any]]
 
 
-def _lay_out(folder: Path, everyone: list[dict[str, list[Any]]]) -> None:
-    wanted: dict[str, dict[str, tuple[torch.dtype, torch.Size]]] = {WEIGHTS: {}, MOMENTS: {}}
-    for key, (dtype, shape, _) in (item for offered in everyone for item in offered.items()):
+def _save(folder: Path, copy: ShardedSnapshot, ranks: Ranks) -> None:
+    """Write this rank's pieces into files that rank 0 allocates."""
+    layout: PieceLayout = {}
+    for key, shard in copy.shards.items():
+        width, pieces = shard.tensor.element_size(), shard.geometry.pieces
+        sizes = [[list(piece.offsets), width * math.prod(piece.sizes)] for piece in pieces]
+        layout[key] = [tensors.NAMES[shard.tensor.dtype], list(shard.geometry.shape), sizes]
+    layouts = ranks.gather(layout)
+    _all_or_none(ranks, lambda: _allocate(folder, layouts) if ranks.leads else None)
+    chosen = _assigned(layouts, ranks.rank)
+    _all_or_none(ranks, lambda: write_pieces(folder, copy.shards, chosen))
+
+
+def _allocate(folder: Path, layouts: list[PieceLayout]) -> None:
+    """Create the files of a checkpoint with room for all tensors."""
+    contents: dict[str, dict[str, tuple[torch.dtype, torch.Size]]] = {WEIGHTS: {}, MOMENTS: {}}
+    for key, (dtype, shape, _) in (item for layout in layouts for item in layout.items()):
         file, name = file_of(key)
-        wanted[file][name] = tensors.DTYPES[dtype], torch.Size(shape)
-    for file, names in wanted.items():
+        contents[file][name] = tensors.DTYPES[dtype], torch.Size(shape)
+    for file, names in contents.items():
         tensors.reserve(folder / file, names)
 
 
-def _chosen(everyone: list[dict[str, list[Any]]], rank: int) -> set[tuple[str, tuple[int, ...]]]:
-    """The pieces that a process writes: of those that hold the same one, it is the one that has least to write."""
+def _assigned(layouts: list[PieceLayout], rank: int) -> set[tuple[str, tuple[int, ...]]]:
+    """Return the pieces that a rank writes. Of the ranks that hold a piece, the one with the least to write does."""
     holders: dict[tuple[str, tuple[int, ...]], tuple[int, list[int]]] = {}
-    for holder, offered in enumerate(everyone):
-        for key, (_, _, places) in offered.items():
-            for offsets, size in places:
+    for holder, layout in enumerate(layouts):
+        for key, (_, _, pieces) in layout.items():
+            for offsets, size in pieces:
                 holders.setdefault((key, tuple(offsets)), (size, []))[1].append(holder)
-    load, mine = [0] * len(everyone), set()
-    for piece, (size, several) in sorted(holders.items()):
-        writer = min(several, key=lambda holder: load[holder])
+    load, assigned = [0] * len(layouts), set()
+    for piece, (size, candidates) in sorted(holders.items()):
+        writer = min(candidates, key=lambda holder: load[holder])
         load[writer] += size
         if writer == rank:
-            mine.add(piece)
-    return mine
+            assigned.add(piece)
+    return assigned
 
 
-def write_pieces(folder: Path, held: Mapping[str, Held], chosen: set[tuple[str, tuple[int, ...]]]) -> None:
-    """Write the chosen pieces, each at its place, and sync them."""
+def write_pieces(folder: Path, shards: Mapping[str, TensorShard], chosen: set[tuple[str, tuple[int, ...]]]) -> None:
+    """Write the chosen pieces, each at its offset, and sync the files."""
     for file in sorted({file_of(key)[0] for key, _ in chosen}):
-        places = read_header(folder / file).tensors
+        entries = read_header(folder / file).tensors
         handle = os.open(folder / file, os.O_WRONLY)
         try:
-            for key in (key for key in held if file_of(key)[0] == file):
-                for piece in held[key].geometry.pieces:
+            for key in (key for key in shards if file_of(key)[0] == file):
+                for piece in shards[key].geometry.pieces:
                     if (key, piece.offsets) in chosen:
-                        _put(handle, places[file_of(key)[1]], piece, piece.of(held[key].tensor))
+                        _write_piece(handle, entries[file_of(key)[1]], piece, value=piece.of(shards[key].tensor))
             os.fsync(handle)
         finally:
             os.close(handle)
 
 
-def _agreed(ranks: Ranks, work: Callable[[], None]) -> None:
-    """Do something that may fail to write, on every process; where it has failed for one, it has for all."""
+def _all_or_none(ranks: Ranks, write: Callable[[], None]) -> None:
+    """Call `write` on every rank; if it fails to write on one, raise an OSError on all."""
     failure: OSError | None = None
     try:
-        work()
+        write()
     except OSError as error:
         failure = error
-    if told := [found for found in ranks.gather(failure and [failure.errno, failure.strerror]) if found]:
-        raise failure or OSError(*told[0])
+    if failures := [other for other in ranks.gather(failure and [failure.errno, failure.strerror]) if other]:
+        raise failure or OSError(*failures[0])
 
 
 def file_of(key: str) -> tuple[str, str]:
-    """model.safetensors/decoder.norm.weight → the file, and the name in it."""
+    """Split a key such as model.safetensors/decoder.norm.weight into the file and the tensor's name."""
     file = next(file for file in (WEIGHTS, MOMENTS) if key.startswith(f"{file}/"))
     return file, key.removeprefix(f"{file}/")
 
 
-def _put(handle: int, place: Place, piece: Piece, value: Tensor) -> None:
-    """Write a block of a tensor (row-major): one run of bytes for each row that it cuts."""
-    shape, sizes, width = place.shape, tuple(value.shape), value.element_size()
-    cut = max((axis for axis in range(len(shape)) if sizes[axis] != shape[axis]), default=0)
+def _write_piece(handle: int, entry: Place, piece: Piece, *, value: Tensor) -> None:
+    """Write a block of a row-major tensor, one contiguous range of bytes at a time."""
+    shape, sizes, width = entry.shape, tuple(value.shape), value.element_size()
+    cut = max((axis for axis in range(len(shape)) if sizes[axis] != shape[axis]), default=0)  # last axis that is split
     strides = [width] * len(shape)
     for axis in reversed(range(len(shape) - 1)):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
     rows = memoryview(value.contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-    run = len(rows) // max(1, math.prod(sizes[:cut]))
+    length = len(rows) // max(1, math.prod(sizes[:cut]))
     for number, index in enumerate(product(*(range(size) for size in sizes[:cut]))):
-        begin = place.begin + sum(o * s for o, s in zip(piece.offsets, strides, strict=True))
+        begin = entry.begin + sum(o * s for o, s in zip(piece.offsets, strides, strict=True))
         begin += sum(i * s for i, s in zip(index, strides, strict=False))
-        data = rows[number * run : (number + 1) * run]
+        data = rows[number * length : (number + 1) * length]
         while data:
-            done = os.pwrite(handle, data, begin)
-            data, begin = data[done:], begin + done
+            written = os.pwrite(handle, data, begin)
+            data, begin = data[written:], begin + written
 
 
 def load(path: Path, parallel: Split, optimizer: optim.Optimizer) -> dict[str, Any]:
-    """Put back weights, moments and random generators on this mesh, whatever mesh they were saved on; the notes.
-
-    The checkpoint was verified before; every process calls this.
-    """
+    """Restore all state on every rank, from a verified checkpoint of any mesh; return the checkpoint's notes."""
     notes = checkpoint.load_notes(path, optimizer)
     load_weights(path, parallel)
-    moments = _room(path, parallel)
-    _read(path, {key: held for key, (_, _, held) in moments.items()})
+    moments = _empty_moments(path, parallel)
+    _read(path, {key: shard for key, (_, _, shard) in moments.items()})
     optimizer.state.clear()
-    for of, moment, held in moments.values():
-        optimizer.state[of][moment] = held.tensor
+    for owner, moment, shard in moments.values():
+        optimizer.state[owner][moment] = shard.tensor
     return notes
 
 
 def load_weights(path: Path, parallel: Split) -> None:
-    """Put back the weights alone; those of another model are refused."""
-    wanted = _weights(parallel)
-    there = {current_name(name): place.shape for name, place in read_header(path / WEIGHTS).tensors.items()}
-    for key, held in wanted.items():
-        name, shape = file_of(key)[1], tuple(held.geometry.shape)
-        if there.get(name) != shape:
-            found = "which is missing" if name not in there else f"which is {there[name]} there"
-            raise RunError(f"{path}: the weights do not fit the model in config.toml: {name} {shape}, {found}")
-    _read(path, wanted)
+    """Restore the weights alone; weights that don't fit the model are refused."""
+    shards = _weights(parallel)
+    stored = {current_name(name): entry.shape for name, entry in read_header(path / WEIGHTS).tensors.items()}
+    for key, shard in shards.items():
+        name, shape = file_of(key)[1], tuple(shard.geometry.shape)
+        if stored.get(name) != shape:
+            reason = "which is missing" if name not in stored else f"which is {stored[name]} there"
+            raise RunError(f"{path}: the weights do not fit the model in config.toml: {name} {shape}, {reason}")
+    _read(path, shards)
 
 
-def _room(path: Path, parallel: Split) -> dict[str, tuple[Any, str, Held]]:
-    """For each moment in a checkpoint what it belongs to, its kind, and memory for this process's part of it."""
-    found: dict[str, tuple[Any, str, Held]] = {}
-    anywhere = next(iter(parallel.local.values())).device
-    for stored, place in read_header(path / MOMENTS).tensors.items():
+def _empty_moments(path: Path, parallel: Split) -> dict[str, tuple[Any, str, TensorShard]]:
+    """Return, for all optimizer state in a checkpoint, its owner, its name, and memory for this rank's shard."""
+    moments: dict[str, tuple[Any, str, TensorShard]] = {}
+    default = next(iter(parallel.local.values())).device
+    for stored, entry in read_header(path / MOMENTS).tensors.items():
         moment, _, name = current_name(stored).partition("/")
-        of: Any = parallel.local.get(name, name)
-        dtype = tensors.DTYPES[place.dtype]
-        if isinstance(of, str) and name in parallel.elsewhere:
+        owner: Any = parallel.local.get(name, name)
+        dtype = tensors.DTYPES[entry.dtype]
+        if isinstance(owner, str) and name in parallel.elsewhere:
             continue
-        if isinstance(of, Tensor) and place.shape and place.shape == tuple(parallel.geometries[name].shape):
-            held = Held(torch.zeros_like(of, dtype=dtype), parallel.geometries[name])
+        if isinstance(owner, Tensor) and entry.shape and entry.shape == tuple(parallel.geometries[name].shape):
+            shard = TensorShard(torch.zeros_like(owner, dtype=dtype), parallel.geometries[name])
         else:
-            whole = torch.zeros(place.shape, dtype=dtype, device=anywhere)
-            held = Held(whole, _geometry(parallel, "", whole))
-        found[f"{MOMENTS}/{moment}/{name}"] = of, moment, held
-    return found
+            full = torch.zeros(entry.shape, dtype=dtype, device=default)
+            shard = TensorShard(full, _geometry(parallel, "", full))
+        moments[f"{MOMENTS}/{moment}/{name}"] = owner, moment, shard
+    return moments
 
 
 @torch.no_grad()
-def _read(path: Path, held: Mapping[str, Held]) -> None:
-    """Each process for itself, from the files' own pages, which are read as they are used."""
-    for file in {file_of(key)[0] for key in held}:
-        for name, page in tensors.each(path / file):
-            wanted = held.get(f"{file}/{current_name(name)}")
-            if wanted is not None:
-                for piece in wanted.geometry.pieces:
-                    piece.of(wanted.tensor).copy_(piece.cut(page))
+def _read(path: Path, shards: Mapping[str, TensorShard]) -> None:
+    """Fill this rank's shards from the memory-mapped files; only the pages it needs are read."""
+    for file in {file_of(key)[0] for key in shards}:
+        for name, tensor in tensors.each(path / file):
+            shard = shards.get(f"{file}/{current_name(name)}")
+            if shard is not None:
+                for piece in shard.geometry.pieces:
+                    piece.of(shard.tensor).copy_(piece.cut(tensor))

@@ -1,4 +1,4 @@
-"""Everything that a run needs to continue, copied into memory: weights, the optimizer's state, random generators."""
+"""Copy everything that a run needs to resume into host memory: weights, optimizer state, random-number generators."""
 
 import json
 from collections.abc import Mapping
@@ -11,85 +11,83 @@ from torch import Tensor, nn, optim
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of everything resumable in the host's memory; training may go on while it is written."""
+    """Copy of all resumable state in host memory; training may continue while it is written."""
 
     step: int
     weights: dict[str, Tensor]
-    tied: dict[str, str]
+    tied: dict[str, str]  # alias → the name under which the shared tensor is in `weights`
     moments: dict[str, Tensor] | None
     random: dict[str, Tensor] | None
     state: str  # JSON
 
 
-def snapshot(step: int, model: nn.Module, optimizer: optim.Optimizer | None, notes: Mapping[str, Any]) -> Snapshot:
-    """Copy weights, moments, random generators and `notes`."""
+def snapshot(step: int, model: nn.Module, optimizer: optim.Optimizer | None, *, notes: Mapping[str, Any]) -> Snapshot:
+    """Copy weights, optimizer state, random-number generators and `notes`."""
     weights, tied = _untie(learned_state(model))
     moments = copies(optimizer_state(optimizer, model)) if optimizer is not None else None
     kind = None if optimizer is None else type(optimizer).__name__
     state = json.dumps({"step": step, "optimizer": kind, "notes": dict(notes)}, indent=1)
-    return Snapshot(step, copies(weights), tied, moments, random_state(), state)
+    random = random_state()
+    return Snapshot(step=step, weights=copies(weights), tied=tied, moments=moments, random=random, state=state)
 
 
 def size(model: nn.Module, optimizer: optim.Optimizer) -> int:
-    """About how many bytes a checkpoint takes on the disk."""
+    """Return the approximate size of a checkpoint in bytes."""
     tensors = [*_untie(learned_state(model))[0].values(), *optimizer_state(optimizer, model).values()]
     return sum(tensor.nbytes for tensor in tensors)
 
 
 def learned_state(model: nn.Module) -> dict[str, Tensor]:
-    """All that training may change. What is frozen was there before, and is kept where it came from."""
+    """Return the state dict without frozen parameters: those never change, and are stored with the base model."""
     frozen = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
     return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
 
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of their own on the host: safetensors refuses views, and training must not change them."""
+    """Return contiguous copies in host memory: safetensors refuses views, and training changes the originals."""
     return {
         name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()) for name, tensor in tensors.items()
     }
 
 
 def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Each tensor once, and alias → name for those that are one tensor under several names."""
-    first, kept, tied = dict[tuple[Any, ...], str](), dict[str, Tensor](), dict[str, str]()
+    """Return each tensor once, and a dict from alias to name for tensors stored under several names."""
+    first, unique, tied = dict[tuple[Any, ...], str](), dict[str, Tensor](), dict[str, str]()
     for name, tensor in tensors.items():
-        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel() and place in first:
-            tied[name] = first[place]
+        storage = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and storage in first:
+            tied[name] = first[storage]
         else:
-            first[place] = name
-            kept[name] = tensor
-    return kept, tied
+            first[storage] = name
+            unique[name] = tensor
+    return unique, tied
 
 
 def optimizer_state(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimizer's state as named tensors, `moment/parameter`.
-
-    What belongs to no parameter has a name of its own (the loss scale of fp16: `scale/loss`).
-    """
+    """Return the optimizer's state as tensors named `moment/parameter`, such as `scale/loss` for fp16's loss scale."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
-        f"{key}/{names[of] if isinstance(of, Tensor) else of}": value
-        for of, values in optimizer.state.items()
-        for key, value in values.items()
+        f"{moment}/{names[owner] if isinstance(owner, Tensor) else owner}": value
+        for owner, values in optimizer.state.items()
+        for moment, value in values.items()
         if isinstance(value, Tensor)
     }
 
 
-def load_optimizer_state(optimizer: optim.Optimizer, model: nn.Module, found: Mapping[str, Tensor]) -> None:
-    """Put back what `optimizer_state` gave, bit for bit. The groups' settings stay those of the recipe."""
+def load_optimizer_state(optimizer: optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Restore the result of `optimizer_state` bit for bit. Parameter groups keep the recipe's settings."""
     parameters = dict(model.named_parameters())
-    anywhere = next(iter(parameters.values())).device
+    default = next(iter(parameters.values())).device
     optimizer.state.clear()
-    for key, value in found.items():
+    for key, value in tensors.items():
         moment, _, name = key.partition("/")
-        of: Any = parameters.get(name, name)
-        device = of.device if isinstance(of, Tensor) else anywhere
-        optimizer.state[of][moment] = torch.empty_like(value, device=device).copy_(value)  # a copy of our own
+        owner: Any = parameters.get(name, name)
+        device = owner.device if isinstance(owner, Tensor) else default
+        optimizer.state[owner][moment] = torch.empty_like(value, device=device).copy_(value)  # not the file's pages
 
 
 def random_state() -> dict[str, Tensor]:
-    """The states of torch's generators; nothing in training draws from any other."""
+    """Return the states of torch's random-number generators; training uses no others."""
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         state |= {f"cuda:{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
@@ -97,7 +95,7 @@ def random_state() -> dict[str, Tensor]:
 
 
 def restore_random_state(state: Mapping[str, Tensor]) -> None:
-    """Put back what `random_state` gave."""
+    """Restore the result of `random_state`."""
     torch.set_rng_state(state["cpu"])
     for name, value in state.items():
         if name.startswith("cuda:") and torch.cuda.is_available() and int(name[5:]) < torch.cuda.device_count():

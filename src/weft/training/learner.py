@@ -46,10 +46,10 @@ class Learner:
         self.optimizer = optimizer.build(recipe.optimizer, self.model)
 
     def copy(self, step: int, notes: Mapping[str, Any]) -> Copy:
-        return snapshot.snapshot(step, self.model, self.optimizer, notes)
+        return snapshot.snapshot(step, self.model, self.optimizer, notes=notes)
 
     def write(self, folder: Path, copy: Copy, keep: int, interrupted: bool = False) -> Path:
-        return checkpoint.write(folder, copy, keep, interrupted)
+        return checkpoint.write(folder, copy, keep, interrupted=interrupted)
 
     def load(self, path: Path) -> dict[str, Any]:
         """Put back a checkpoint; its notes."""
@@ -196,6 +196,6 @@ class Saver:
         """Wait, and raise if the newest state is not on the disk."""
         self.wait()
         if self._failure is not None:
-            standing = checkpoint.standing(self._run.checkpoints)
+            standing = checkpoint.all_checkpoints(self._run.checkpoints)
             left = f"the newest whole checkpoint is {standing[-1].name}" if standing else "no checkpoint was written"
             raise RunError(f"{self._failure}; {left}; `weft train --resume {self._run.path}` continues from there")

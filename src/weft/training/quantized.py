@@ -64,7 +64,7 @@ class QuantizedRun:
         """What decides the quantized weights of a checkpoint, hashed; its files are there, but are not read."""
         sums, base = checkpoint.manifest_of(path)["files"]["model.safetensors"]["sha256"], None
         if self.recipe.adapter is not None:
-            check_base(self.run, self.recipe, checkpoint.present)
+            check_base(self.run, self.recipe, checkpoint.complete)
             base = files.read_text(self.run.base)
         settings = self.recipe.model_dump(mode="json", include={"model", "adapter", "precision"})
         found = FORMAT, sums, base, settings, str(self.dtype)
@@ -84,7 +84,7 @@ class QuantizedRun:
     def _kept(self, bits: Bits, made_from: str) -> LanguageModel | None:
         """The model from the file that was made from the same; None where there is none, or one that is damaged."""
         place = self._place(bits)
-        note = checkpoint.read_note(place.with_suffix(".json"))
+        note = checkpoint.read_json(place.with_suffix(".json"))
         if note.get("made_from") != made_from:
             return None
         with empty_weights():

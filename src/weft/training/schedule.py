@@ -6,7 +6,7 @@ from typing import assert_never
 
 from weft.recipe import optimizer as config
 
-Falling = config.Constant | config.Linear | config.Cosine | config.WSD | config.StepDecay
+Falling = config.Constant | config.LinearDecay | config.Cosine | config.WSD | config.StepDecay
 
 
 def build(settings: config.Schedule, lr: float, steps: int, d_model: int) -> Callable[[int], float]:
@@ -28,7 +28,7 @@ def _fall(settings: Falling, step: int, steps: int) -> float:
     match settings:
         case config.Constant():
             return 1.0
-        case config.Linear():
+        case config.LinearDecay():
             return 1.0 - (1.0 - settings.floor) * _done(step, settings.warmup or 0, steps)
         case config.Cosine():  # (1 + cos πx)/2, x from 0 to 1 (Loshchilov and Hutter 2017)
             fall = 0.5 * (1.0 + math.cos(math.pi * _done(step, settings.warmup or 0, steps)))

@@ -46,11 +46,11 @@ class SplitLearner(Learner):
         self.parallel.fill(first_model(recipe).named_parameters())
         self.optimizer = optimizer.build(recipe.optimizer, self.model, self.parallel.local)
 
-    def copy(self, step: int, notes: Mapping[str, Any]) -> sharded_checkpoint.Part:
-        return sharded_checkpoint.part(step, self.parallel, self.optimizer, notes)
+    def copy(self, step: int, notes: Mapping[str, Any]) -> sharded_checkpoint.ShardedSnapshot:
+        return sharded_checkpoint.snapshot(step, self.parallel, self.optimizer, notes=notes)
 
     def write(self, folder: Path, copy: Copy, keep: int, interrupted: bool = False) -> Path:
-        return sharded_checkpoint.write(folder, copy, keep, interrupted, self.parallel.mesh.beside)
+        return sharded_checkpoint.write(folder, copy, keep, interrupted=interrupted, ranks=self.parallel.mesh.beside)
 
     def load(self, path: Path) -> dict[str, Any]:
         return sharded_checkpoint.load(path, self.parallel, self.optimizer)

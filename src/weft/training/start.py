@@ -84,7 +84,7 @@ def _count(recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], wor
     journal.metrics(1, {"tokens": len(text), **{f"validation_{key}": value for key, value in validation.items()}})
     journal.close()
     notes = {"step": 1, "tokens": len(text), "validation": validation, "best_step": 1}
-    checkpoint.write(run.checkpoints, snapshot(1, model, None, notes), recipe.checkpoint.keep)
+    checkpoint.write(run.checkpoints, snapshot(1, model, None, notes=notes), recipe.checkpoint.keep)
     seconds = time.perf_counter() - started
     run.event("finish", step=1, seconds=round(seconds, 3))
     return RunResult(run, model, 1, math.nan, validation, 1, seconds)
@@ -103,7 +103,7 @@ def resume(recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], wor
         return _count(recipe, run, objective, worker)
     loop = Loop(recipe, run, objective, worker)
     state, origin = TrainingState(), ""
-    if checkpoint.standing(run.checkpoints):
+    if checkpoint.all_checkpoints(run.checkpoints):
         path, damage = checkpoint.newest_good(run.checkpoints)
         for line in damage:
             run.event("damage", line=line)
@@ -128,7 +128,7 @@ def _put_right(run: RunFolder, recipe: SettledRecipe, state: TrainingState, work
         worker.log(f"{line}; the next evaluation decides anew which is the best")
     with writing(run.checkpoints):
         changed = checkpoint.forget_after(run.checkpoints, state.step)
-        changed += checkpoint.tidy(run.checkpoints, recipe.checkpoint.keep)
+        changed += checkpoint.prune(run.checkpoints, recipe.checkpoint.keep)
     if changed:
         run.event("repaired", links=changed)
         worker.log(f"{run.checkpoints}: links put right: {', '.join(changed)}")

@@ -120,9 +120,9 @@ def base_note(origin: str) -> str:
     return json.dumps({"init": origin, "sha256": _base_hash(origin)})
 
 
-def check_base(run: RunFolder, recipe: Recipe, looked_at: Callable[[Path], Path] = checkpoint.whole) -> None:
+def check_base(run: RunFolder, recipe: Recipe, looked_at: Callable[[Path], Path] = checkpoint.verified) -> None:
     """Refuse a run whose adapter was learned for other weights than those that `init` has now. `looked_at` is how
-    closely its checkpoint is looked at: `checkpoint.whole` reads it."""
+    closely its checkpoint is looked at: `checkpoint.verified` reads it."""
     assert recipe.init is not None
     try:
         noted = json.loads(files.read_text(run.base))["sha256"] if run.base.exists() else None
@@ -135,7 +135,7 @@ def check_base(run: RunFolder, recipe: Recipe, looked_at: Callable[[Path], Path]
         )
 
 
-def _base_hash(origin: str, looked_at: Callable[[Path], Path] = checkpoint.whole) -> str:
+def _base_hash(origin: str, looked_at: Callable[[Path], Path] = checkpoint.verified) -> str:
     path, _ = checkpoint.find(open_run(origin).checkpoints, "best", looked_at)
     listed = json.loads(files.read_text(path / "manifest.json"))["files"]
     return " ".join(listed["model.safetensors"]["sha256"])

@@ -1,37 +1,47 @@
-/* A computation graph that opens and closes. Its data: nodes [function, name, kind, shape, formulas, backward number],
-   groups [kind, label, path, formulas, open, children, level, bundles, main], edges as pairs of nodes, the formulas'
-   texts, the levels: how the inside of a group is laid out while its children are closed (explain/graph/level.py); and
-   rules [operation, forward, gradients]. */
+/* Computation graph whose groups open and close (explain/graph/picture.py, GraphPicture.data).
+
+   nodes:    { function, name, kind, shape, formulas, forward, backward }; `formulas` is an index into data.formulas,
+             `forward` and `backward` the position in the order of either pass ("" if no gradient reaches the node)
+   groups:   { kind, name, path, open, children, layout, bundles, main } and the last four fields of a node
+   edges:    [source, target] node indices
+   layouts:  layout of a group with its children closed (explain/graph/layered.py)
+   rules:    { operation, forward, gradients }
+
+   A key is the index of a node, or that of a group plus the number of nodes. Group 0 is the whole graph. */
 import { button, field, h, s } from "./dom.js";
-import { arrange, settle } from "./graph_layout.js";
+import { place } from "./graph_layout.js";
 import { table } from "./table.js";
 import { textWidth } from "./words.js";
 
-const MARGIN = 10, ROW = 15, SMALL = 13.5, BOX = 26;
-const KEYS = "Arrow keys go along the edges and to neighbours";
-const KEYS_OF_MODULES = "; Enter opens and closes a module, Escape closes the one around";
-const RULES = "g_x is the gradient of the loss by x, ⊙ and ÷ work element by element; where an operand was broadcast,"
-  + " its gradient is summed over the copies.";
+const MARGIN = 10, LINE_HEIGHT = 15, SMALL_LINE_HEIGHT = 13.5, BOX_HEIGHT = 26, LABEL_GAP = 7;
+const FONT_SIZE = 13, SMALL_FONT_SIZE = 11.5;
+const KEYS = "Arrow keys move along edges and to neighbouring boxes";
+const MODULE_KEYS = "; Enter opens or closes a module, Escape closes the enclosing one";
+const RULES = "g_x is the gradient of the loss with respect to x; ⊙ and ÷ are element-wise. The gradient of a broadcast"
+  + " operand is summed over the copies.";
 
-const curve = l => {
-  const mid = (l.bend + l.straight) / 2;
-  return `M${l.x} ${l.y}V${l.bend}C${l.x} ${mid} ${l.toX} ${mid} ${l.toX} ${l.straight}V${l.toY}`;
+const curve = line => {
+  const mid = (line.bend + line.straight) / 2;
+  return `M${line.x} ${line.y}V${line.bend}C${line.x} ${mid} ${line.toX} ${mid} ${line.toX} ${line.straight}`
+    + `V${line.toY}`;
 };
 
-// `shown` is a state as `changed` is told it: { open, at, shapes, backward }, texts; only what is not as at first.
+const joined = (...parts) => parts.filter(Boolean).join(" · ");
+
+// `shown` is a state as `changed` receives it: { open, at, shapes, backward }, strings; initial values are left out.
 export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
-  const { nodes, groups, texts, levels, title } = data, first = nodes.length, modules = groups.length > 1;
-  const box = (name, label, on) => {
-    const input = h("input", { type: "checkbox", class: `graph-${name}`, checked: on, onchange: () => turned() });
+  const { nodes, groups, title } = data, first = nodes.length, modules = groups.length > 1;
+  const checkbox = (name, label) => {
+    const checked = shown[name] === undefined ? data[name] : shown[name] === "1";
+    const input = h("input", { type: "checkbox", class: `graph-${name}`, checked, onchange: () => switched() });
     return [input, h("label", {}, input, ` ${label}`)];
   };
-  const switched = name => (shown[name] === undefined ? data[name] : shown[name] === "1");
-  const [shapesBox, shapesLabel] = box("shapes", "shapes", switched("shapes"));
-  const [backBox, backLabel] = box("backward", "backward pass, with the gradients' formulas", switched("backward"));
+  const [shapesBox, shapesLabel] = checkbox("shapes", "shapes");
+  const [backwardBox, backwardLabel] = checkbox("backward", "backward pass, with the gradients' formulas");
   const find = h("input", { type: "search", class: "graph-find", oninput: () => search(0), onkeydown: event => {
     if (event.key === "Enter") { event.preventDefault(); search(event.shiftKey ? -1 : 1); }
   } });
-  const found = h("span", { class: "soft graph-found", role: "status" });
+  const matchStatus = h("span", { class: "soft graph-found", role: "status" });
   const paths = Object.fromEntries(["edge", "quiet", "near", "tip"].map(name => [name, s("path", { class: name })]));
   const svg = s("svg", { "aria-hidden": "true" }, Object.values(paths)), layer = h("div");
   const plane = h("div", { class: "graph-plane", role: "group", "aria-label": title }, svg, layer);
@@ -40,151 +50,148 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
   const tool = (name, label, change) => button(label, () => {
     change();
     render();
-    tellState();
+    changed(state());
   }, { class: `graph-${name}` });
-  const tools = h("div", { class: "graph-tools", role: "group", "aria-label": "What the graph shows" },
-    shapesLabel, backLabel, modules && [
-      tool("deeper", "Open one level more", () => {
-        const next = [...groups.keys()].filter(n => !open.has(n) && isShown(n) && groups[n][0] !== "constants");
+  const tools = h("div", { class: "graph-tools", role: "group", "aria-label": "Graph options" },
+    shapesLabel, backwardLabel, modules && [
+      tool("deeper", "Open one more level", () => {
+        const next = [...groups.keys()].filter(n => !open.has(n) && isVisible(n) && groups[n].kind !== "constants");
         for (const n of next) open.add(n);
       }),
       tool("shallower", "Close one level", () => {
-        const deepest = Math.max(0, ...[...open].filter(n => n && isShown(n)).map(n => level[n]));
-        for (const n of [...open]) if (n && level[n] >= deepest) open.delete(n);
+        const deepest = Math.max(0, ...[...open].filter(n => n && isVisible(n)).map(n => depth[n]));
+        for (const n of [...open]) if (n && depth[n] >= deepest) open.delete(n);
       }),
-      tool("reset", "As at first", () => { open = new Set(initial); })],
-    field("Find", find), found);
+      tool("reset", "Reset", () => { open = new Set(initial); })],
+    field("Find", find), matchStatus);
   element.append(h("div", { class: "graph" }, tools,
     h("p", { class: "soft graph-keys" },
-      `${KEYS}${modules ? KEYS_OF_MODULES : ""}. What is known of a box stands below.`),
-    view, detail, data.rules.length > 0 && h("details", { open: backBox.checked },
+      `${KEYS}${modules ? MODULE_KEYS : ""}. Details of the selected box are shown below.`),
+    view, detail, data.rules.length > 0 && h("details", { open: backwardBox.checked },
       h("summary", {}, "Formulas of this graph's operations"), h("p", { class: "soft" }, RULES),
       table({ header: ["operation", "forward", "backward"], text: [0, 1, 2], folds: false, named: true,
-        rows: data.rules.map(([name, forward, gradients]) =>
-          [name, forward, h("div", {}, gradients.map(line => h("div", {}, line)))]) }))));
+        rows: data.rules.map(({ operation, forward, gradients }) =>
+          [operation, forward, h("div", {}, gradients.map(line => h("div", {}, line)))]) }))));
 
-  const above = new Map(), level = [0];
-  groups.forEach((group, n) => {
-    for (const child of group[5]) {
-      above.set(child, first + n);
-      if (child >= first) level[child - first] = level[n] + 1;
+  const parent = new Map(), depth = [0];
+  groups.forEach(({ children }, n) => {
+    for (const child of children) {
+      parent.set(child, first + n);
+      if (child >= first) depth[child - first] = depth[n] + 1;
     }
   });
   const members = groups.map(() => null);
-  const inside = n => members[n] ??= groups[n][5].flatMap(child => child < first ? [child] : inside(child - first));
-  const initial = new Set(groups.flatMap((group, n) => group[4] ? [n] : []));
+  const nodesOf = n => members[n] ??= groups[n].children.flatMap(key => key < first ? [key] : nodesOf(key - first));
+  const initial = new Set([...groups.keys()].filter(n => groups[n].open));
   const valid = n => Number.isInteger(n) && n >= 0 && n < groups.length;
   let open = shown.open === undefined ? new Set(initial) : new Set(shown.open.split(".").map(Number).filter(valid));
-  let marks = new Map(), joins = [], drawn = [], focused = null, showing = new Map(), matches = [], match = -1;
+  let marks = new Map(), edges = [], connectors = [], focused = null, shownAs = new Map(), matches = [], match = -1;
   const { fontFamily } = getComputedStyle(plane);
-  const length = (text, size) => textWidth(text, `${size}px ${fontFamily}`) + 1;
+  const width = (text, size) => textWidth(text, `${size}px ${fontFamily}`) + 1;
+  const item = key => key < first ? nodes[key] : groups[key - first];
 
+  // Texts of a closed box.
   function describe(key) {
-    const back = backBox.checked, shapes = shapesBox.checked;
-    if (key < first) {
-      const [inner, name, kind, shape, formulas, number] = nodes[key], order = back ? number : key + 1;
-      const line = [order || "", shapes ? shape : ""].filter(Boolean).join(" · ");
-      return { inner, name, kind, lines: [line, ...back ? texts[formulas] : []].filter(Boolean), order, shape };
-    }
-    const [kind, label, path, formulas] = groups[key - first], places = inside(key - first);
-    const orders = places.map(place => back ? nodes[place][5] : place + 1).filter(Boolean);
-    const low = Math.min(...orders), high = Math.max(...orders), result = nodes[Math.max(...places)][3];
-    const order = !orders.length ? "" : low === high ? `${low}` : `${low} – ${high}`;
-    const line = [order, shapes ? result : ""].filter(Boolean).join(" · ");
-    const lines = [line, ...back ? texts[formulas] : []].filter(Boolean);
-    return { inner: kind, name: label, kind: "group", lines, order, shape: result, path };
+    const { name, kind, shape, path, forward, backward, ...rest } = item(key);
+    const order = backwardBox.checked ? backward : forward, formulas = data.formulas[rest.formulas];
+    const lines = [joined(order, shapesBox.checked && shape), ...backwardBox.checked ? formulas : []].filter(Boolean);
+    const looks = key < first ? { inside: rest.function, kind } : { inside: kind, kind: "group" };
+    return { ...looks, name, lines, order, shape, path, formulas };
   }
 
   function boxFor(key) {
     const n = key - first;
     if (key >= first && open.has(n)) {
-      const about = { inner: groups[n][0], name: groups[n][1], kind: "frame", lines: [] };
-      const wide = length(`▾ ${about.name} · ${about.inner}`, 13) + 22;
-      const [, , , , , children, inner, bundles, main] = groups[n];
-      return { key, about, title: wide, inside: children.map(boxFor), laid: [levels[inner], bundles, main] };
+      const { kind, name, children, bundles, main } = groups[n];
+      const group = { layout: data.layouts[groups[n].layout], bundles, main };
+      const about = { inside: kind, name, kind: "frame", lines: [] };
+      return { key, about, title: width(`▾ ${name} · ${kind}`, FONT_SIZE) + 22, inside: children.map(boxFor), group };
     }
-    for (const place of key < first ? [key] : inside(n)) showing.set(place, key);
-    const about = describe(key), wide = Math.max(BOX * 1.6, length(about.inner, 13) + 20);
-    const beside = Math.max(length(about.name, 13), ...about.lines.map(line => length(line, 11.5)));
-    const height = Math.max(BOX, ROW + SMALL * about.lines.length);
-    return { key, about, wide, width: wide + 7 + beside, height, port: wide / 2 };
+    for (const node of key < first ? [key] : nodesOf(n)) shownAs.set(node, key);
+    const about = describe(key), rectangle = Math.max(BOX_HEIGHT * 1.6, width(about.inside, FONT_SIZE) + 20);
+    const labels = [width(about.name, FONT_SIZE), ...about.lines.map(line => width(line, SMALL_FONT_SIZE))];
+    const height = Math.max(BOX_HEIGHT, LINE_HEIGHT + SMALL_LINE_HEIGHT * about.lines.length);
+    return { key, about, rectangle, width: rectangle + LABEL_GAP + Math.max(...labels), height, port: rectangle / 2 };
   }
 
   function render() {
-    showing = new Map();
+    shownAs = new Map();
     open.add(0);
-    const top = boxFor(first), seen = new Set(), edges = [];
-    for (let n = 0; n < data.edges.length; n += 2) {
-      const a = showing.get(data.edges[n]), b = showing.get(data.edges[n + 1]), key = a * (first + groups.length) + b;
-      if (a !== b && !seen.has(key)) { seen.add(key); edges.push([a, b]); }
+    const root = boxFor(first), pairs = new Map();
+    for (const [source, target] of data.edges) {
+      const a = shownAs.get(source), b = shownAs.get(target);
+      if (a !== b) pairs.set(a * (first + groups.length) + b, [a, b]);
     }
-    drawn = arrange(top, false);
-    settle(top, 0, 0);
-    joins = edges;
-    const width = top.width + 2 * MARGIN, height = top.height + 2 * MARGIN, back = backBox.checked;
-    svg.setAttribute("viewBox", `${-MARGIN} ${-MARGIN} ${width} ${height}`);
-    svg.setAttribute("width", width); svg.setAttribute("height", height);
-    const tips = new Set(), passing = [], quiet = [];
-    for (const l of drawn) {
-      const silent = back && !l.sources.some(node => nodes[node][5]);
-      (silent ? quiet : passing).push(curve(l));
-      if (!back && l.arrives) tips.add(`M${l.toX} ${l.toY}l-3 -6h6z`);
-      if (back && l.leaves && !silent) tips.add(`M${l.x} ${l.y}l-3 6h6z`);
-    }
-    paths.edge.setAttribute("d", passing.join(""));
-    paths.quiet.setAttribute("d", quiet.join(""));
-    paths.tip.setAttribute("d", [...tips].join(""));
-    // elements are kept from one state to the next: most of them only move
+    edges = [...pairs.values()];
+    connectors = place(root);
+    const planeWidth = root.width + 2 * MARGIN, planeHeight = root.height + 2 * MARGIN;
+    svg.setAttribute("viewBox", `${-MARGIN} ${-MARGIN} ${planeWidth} ${planeHeight}`);
+    svg.setAttribute("width", planeWidth); svg.setAttribute("height", planeHeight);
+    drawConnectors(backwardBox.checked);
+    // Elements are reused between states: most of them only move.
     const before = marks, order = [];
     marks = new Map();
-    const put = each => {
-      if (each !== top) {
-        const mark = markFor(each, before.get(each.key));
-        marks.set(each.key, mark);
+    const put = box => {
+      if (box !== root) {
+        const mark = markFor(box, before.get(box.key));
+        marks.set(box.key, mark);
         order.push(...mark.parts);
       }
-      for (const child of each.inside || []) put(child);
+      for (const child of box.inside ?? []) put(child);
     };
-    put(top);
-    plane.style.width = `${width}px`; plane.style.height = `${height}px`;
-    const kept = new Set(order);
-    for (const each of [...layer.children]) if (!kept.has(each)) each.remove();
+    put(root);
+    plane.style.width = `${planeWidth}px`; plane.style.height = `${planeHeight}px`;
+    const reused = new Set(order);
+    for (const part of [...layer.children]) if (!reused.has(part)) part.remove();
     let next = layer.firstChild;
-    for (const each of order) {
-      if (each === next) next = next.nextSibling; else layer.insertBefore(each, next);
+    for (const part of order) {
+      if (part === next) next = next.nextSibling; else layer.insertBefore(part, next);
     }
-    choose(marks.has(focused) ? focused : null);
+    highlight(marks.has(focused) ? focused : null);
   }
 
-  function markFor(each, old) {
-    const { about } = each, shape = shapesBox.checked ? about.shape : "";
-    const text = [about.kind, about.inner, about.name, about.order, shape, ...about.lines].join("\n");
-    const mark = old && old.text === text ? old : each.inside ? frameMark(each) : boxMark(each, shape);
+  function drawConnectors(backward) {
+    const tips = new Set(), solid = [], faint = [];
+    for (const line of connectors) {
+      const isFaint = backward && !line.sources.some(node => nodes[node].backward);
+      (isFaint ? faint : solid).push(curve(line));
+      if (!backward && line.arrives) tips.add(`M${line.toX} ${line.toY}l-3 -6h6z`);
+      if (backward && line.leaves && !isFaint) tips.add(`M${line.x} ${line.y}l-3 6h6z`);
+    }
+    paths.edge.setAttribute("d", solid.join(""));
+    paths.quiet.setAttribute("d", faint.join(""));
+    paths.tip.setAttribute("d", [...tips].join(""));
+  }
+
+  function markFor(box, old) {
+    const { about } = box, shape = shapesBox.checked ? about.shape : "";
+    const text = [about.kind, about.inside, about.name, about.order, shape, ...about.lines].join("\n");
+    const mark = old && old.text === text ? old : box.inside ? frameMark(box) : boxMark(box, shape);
     mark.text = text;
-    mark.box = each;
-    const x = each.x + MARGIN, y = each.y + MARGIN;
-    const styles = each.inside
-      ? [`left:${x}px;top:${y}px;width:${each.width}px;height:${each.height}px`,
-        `left:${x + each.titleX - 5}px;top:${y + 2}px;width:${each.title}px`]
-      : [`left:${x}px;top:${y}px;width:${each.wide}px;height:${each.height}px`,
-        `left:${x + each.wide + 7}px;top:${y + (each.height - ROW - SMALL * about.lines.length) / 2}px`];
+    mark.box = box;
+    const x = box.x + MARGIN, y = box.y + MARGIN, labels = LINE_HEIGHT + SMALL_LINE_HEIGHT * about.lines.length;
+    const styles = box.inside
+      ? [`left:${x}px;top:${y}px;width:${box.width}px;height:${box.height}px`,
+        `left:${x + box.titleX - 5}px;top:${y + 2}px;width:${box.title}px`]
+      : [`left:${x}px;top:${y}px;width:${box.rectangle}px;height:${box.height}px`,
+        `left:${x + box.rectangle + LABEL_GAP}px;top:${y + (box.height - labels) / 2}px`];
     mark.parts.forEach((part, n) => {
-      if (part.where !== styles[n]) { part.where = styles[n]; part.style.cssText = styles[n]; }
+      if (part.position !== styles[n]) { part.position = styles[n]; part.style.cssText = styles[n]; }
     });
     return mark;
   }
 
   function frameMark({ key, about }) {
-    const head = button(`▾ ${about.name} · ${about.inner}`, null, { class: "graph-head", "aria-expanded": "true",
-      tabindex: -1, "data-key": key, "aria-label": `${about.name}, ${about.inner}, open` });
+    const head = button(`▾ ${about.name} · ${about.inside}`, null, { class: "graph-head", "aria-expanded": "true",
+      tabindex: -1, "data-key": key, "aria-label": `${about.name}, ${about.inside}, open` });
     return { button: head, parts: [h("div", { class: "graph-frame" }), head] };
   }
 
   function boxMark({ key, about }, shape) {
     const kind = about.kind === "variable" || about.kind === "group" ? "" : about.kind;
-    const spoken = [about.name, about.inner, kind, about.order ? `number ${about.order}` : "", shape,
+    const spoken = [about.name, about.inside, kind, about.order ? `number ${about.order}` : "", shape,
       ...about.lines.slice(about.lines.length && (about.order || shape) ? 1 : 0)];
-    const box = button(about.inner, null, { class: `graph-box ${about.kind}`, tabindex: -1, "data-key": key,
+    const box = button(about.inside, null, { class: `graph-box ${about.kind}`, tabindex: -1, "data-key": key,
       "aria-expanded": about.kind === "group" && "false",
       "aria-label": [...new Set(spoken.filter(Boolean))].join(", ") });
     const label = h("div", { class: "graph-label", "aria-hidden": "true" }, h("span", {}, about.name),
@@ -192,50 +199,45 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
     return { button: box, parts: [box, label] };
   }
 
-  // Marks what is chosen: its lines, and that it is the one box in the tab order.
-  function choose(key) {
+  // Marks the selected box and its connectors, and makes it the only box in the tab order.
+  function highlight(key) {
     for (const { button } of marks.values()) {
       if (button.tabIndex === 0) button.tabIndex = -1;
       button.classList.remove("chosen");
     }
-    const entry = marks.get(key);
-    (entry ?? marks.values().next().value).button.tabIndex = 0;
-    entry?.button.classList.add("chosen");
-    const touches = l => [...l.sources, ...l.targets].some(node => showing.get(node) === key);
-    const near = key === null ? [] : drawn.filter(touches);
+    const mark = marks.get(key);
+    (mark ?? marks.values().next().value).button.tabIndex = 0;
+    mark?.button.classList.add("chosen");
+    const touches = line => [...line.sources, ...line.targets].some(node => shownAs.get(node) === key);
+    const near = key === null ? [] : connectors.filter(touches);
     paths.near.setAttribute("d", near.map(curve).join(""));
   }
 
-  function pick(key, move = true) {
+  function select(key, focus = true) {
     const mark = marks.get(key);
     if (!mark) return;
     focused = key;
-    choose(key);
-    if (move) mark.button.focus();
-    tell(key);
-    tellState();
+    highlight(key);
+    if (focus) mark.button.focus();
+    showDetail(key);
+    changed(state());
   }
 
-  function tell(key) {
-    const about = describe(key), formulas = texts[key < first ? nodes[key][4] : groups[key - first][3]];
-    const named = place => place < first ? nodes[place][1] : groups[place - first][1];
-    const from = joins.filter(edge => edge[1] === key).map(edge => named(edge[0]));
-    const to = joins.filter(edge => edge[0] === key).map(edge => named(edge[1]));
-    detail.textContent = [
-      `${about.path || about.name}: ${about.inner}, ${about.shape}`,
-      from.length ? `from ${from.join(", ")}` : "", to.length ? `to ${to.join(", ")}` : "",
-      formulas.length ? `passes back ${formulas.join("; ")}` : "",
-    ].filter(Boolean).join(" · ");
+  function showDetail(key) {
+    const about = describe(key), names = (end, other) =>
+      edges.filter(edge => edge[end] === key).map(edge => item(edge[other]).name).join(", ");
+    const from = names(1, 0), to = names(0, 1);
+    detail.textContent = joined(`${about.path || about.name}: ${about.inside}, ${about.shape}`,
+      from && `from ${from}`, to && `to ${to}`, about.formulas.length && `passes back ${about.formulas.join("; ")}`);
   }
 
   function state() {
-    const opened = [...open].sort((a, b) => a - b).join(".");
-    const of = (name, input) => input.checked === data[name] ? undefined : input.checked ? "1" : "0";
-    return { open: opened === [...initial].sort((a, b) => a - b).join(".") ? undefined : opened,
-      at: focused === null ? undefined : String(focused), shapes: of("shapes", shapesBox),
-      backward: of("backward", backBox) };
+    const numbers = groupNumbers => [...groupNumbers].sort((a, b) => a - b).join(".");
+    const flag = (name, input) => input.checked === data[name] ? undefined : input.checked ? "1" : "0";
+    return { open: numbers(open) === numbers(initial) ? undefined : numbers(open),
+      at: focused === null ? undefined : String(focused), shapes: flag("shapes", shapesBox),
+      backward: flag("backward", backwardBox) };
   }
-  const tellState = () => changed(state());
 
   function toggle(key) {
     if (key < first) return;
@@ -244,92 +246,89 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
     const before = marks.get(key)?.button.getBoundingClientRect();
     focused = key;
     render();
-    const now = marks.get(key);
-    if (!now) return;
-    // what was clicked stays where it was
-    const after = now.button.getBoundingClientRect();
+    const mark = marks.get(key);
+    if (!mark) return;
+    // Scroll so that the clicked box does not move on the screen.
+    const after = mark.button.getBoundingClientRect();
     if (before) {
       view.scrollLeft += after.left - before.left;
       window.scrollBy(0, after.top - before.top);
     }
-    now.button.focus({ preventScroll: true });
-    pick(key, false);
+    mark.button.focus({ preventScroll: true });
+    select(key, false);
   }
 
-  function step(key, name) {
-    const down = name === "ArrowDown", here = marks.get(key);
-    if (down || name === "ArrowUp") {
-      const ends = joins.filter(edge => edge[down ? 0 : 1] === key).map(edge => edge[down ? 1 : 0]);
-      if (ends.length) return ends[0];
-    }
-    const middle = mark => {
-      const { x, y, width, height } = mark.box;
-      return mark.box.inside ? [x + mark.box.titleX, y] : [x + width / 2, y + height / 2];
-    };
-    const [x, y] = middle(here), across = name === "ArrowLeft" || name === "ArrowRight";
-    const sign = name === "ArrowRight" || down ? 1 : -1;
+  // The key of the box that an arrow key moves to: along an edge, else the nearest in that direction.
+  function neighbour(key, arrow) {
+    const down = arrow === "ArrowDown", vertical = down || arrow === "ArrowUp";
+    const edge = vertical && edges.find(each => each[down ? 0 : 1] === key);
+    if (edge) return edge[down ? 1 : 0];
+    const middle = ({ box: { x, y, width, height, inside, titleX } }) =>
+      inside ? [x + titleX, y] : [x + width / 2, y + height / 2];
+    const [x, y] = middle(marks.get(key)), sign = arrow === "ArrowRight" || down ? 1 : -1;
     let best = null, least = Infinity;
     for (const [other, mark] of marks) {
-      const [u, v] = middle(mark), along = sign * (across ? u - x : v - y), aside = Math.abs(across ? v - y : u - x);
-      const cost = along + 3 * aside;
+      const [u, v] = middle(mark), along = sign * (vertical ? v - y : u - x);
+      const cost = along + 3 * Math.abs(vertical ? u - x : v - y);
       if (other !== key && along > 2 && cost < least) { best = other; least = cost; }
     }
     return best;
   }
 
-  // Opens what is around a box.
+  // Opens the groups around a box and selects it.
   function reveal(key) {
-    for (let at = above.get(key); at !== undefined; at = above.get(at)) open.add(at - first);
+    for (let at = parent.get(key); at !== undefined; at = parent.get(at)) open.add(at - first);
     render();
-    pick(key, false);
+    select(key, false);
     marks.get(key)?.button.scrollIntoView({ block: "nearest", inline: "center" });
   }
 
-  // What holds the words in its name or kind; `way` 1 goes to the next, −1 to the one before.
-  function search(way) {
+  // Finds boxes by name or kind; `step` is 1 for the next match, −1 for the previous one, 0 for a new search.
+  function search(step) {
     const words = find.value.trim().toLowerCase();
-    if (!way || !matches.length) {
+    if (!step || !matches.length) {
       const has = (...names) => names.some(name => name.toLowerCase().includes(words));
       matches = !words ? [] : [
-        ...groups.flatMap(([kind, , path], n) => n && has(kind, path) ? [first + n] : []),
-        ...nodes.flatMap(([inner, name], n) => has(inner, name) ? [n] : [])];
+        ...groups.flatMap(({ kind, path }, n) => n && has(kind, path) ? [first + n] : []),
+        ...nodes.flatMap((node, n) => has(node.function, node.name) ? [n] : [])];
       match = 0;
     } else {
-      match = (match + way + matches.length) % matches.length;
+      match = (match + step + matches.length) % matches.length;
     }
-    found.textContent = !words ? "" : !matches.length ? "nothing has this name"
-      : `${match + 1} of ${matches.length}; Enter goes on`;
+    matchStatus.textContent = !words ? "" : !matches.length ? "no match"
+      : `${match + 1} of ${matches.length}; Enter for the next`;
     if (matches.length) reveal(matches[match]);
   }
 
-  function turned() {
+  function switched() {
     render();
-    if (focused !== null && marks.has(focused)) tell(focused);
-    tellState();
+    if (focused !== null && marks.has(focused)) showDetail(focused);
+    changed(state());
   }
 
-  const isShown = n => {
-    for (let at = above.get(first + n); at !== undefined; at = above.get(at)) if (!open.has(at - first)) return false;
+  function isVisible(n) {
+    for (let at = parent.get(first + n); at !== undefined; at = parent.get(at)) if (!open.has(at - first)) return false;
     return true;
-  };
+  }
+
   plane.addEventListener("click", event => {
     const button = event.target.closest("button");
     if (!button) return;
     const key = Number(button.dataset.key);
-    if (key < first) pick(key); else toggle(key);
+    if (key < first) select(key); else toggle(key);
   });
   plane.addEventListener("focusin", event => {
     const key = Number(event.target.dataset.key);
-    if (key !== focused || !detail.textContent.trim()) pick(key, false);
+    if (key !== focused || !detail.textContent.trim()) select(key, false);
   });
   plane.addEventListener("keydown", event => {
     const key = Number(event.target.dataset.key);
     if (event.key.startsWith("Arrow")) {
-      const next = step(key, event.key);
-      if (next !== null) pick(next);
+      const next = neighbour(key, event.key);
+      if (next !== null) select(next);
       event.preventDefault();
     } else if (event.key === "Escape" || event.key === "Backspace") {
-      const around = key >= first && open.has(key - first) ? key : above.get(key);
+      const around = key >= first && open.has(key - first) ? key : parent.get(key);
       if (around !== undefined && around !== first) toggle(around);
       event.preventDefault();
     }
@@ -337,11 +336,10 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
   render();
   const at = Number(shown.at ?? NaN), entry = [...marks.values()].find(mark => !mark.box.inside)?.box;
   if (marks.has(at)) {
-    pick(at, false);
+    select(at, false);
     marks.get(at).button.scrollIntoView({ block: "nearest", inline: "center" });
   } else if (entry) {
     view.scrollLeft = entry.x + MARGIN + entry.port - view.clientWidth / 2; // a graph may be wider than a phone
   }
   return { svg: () => plane };
 }
-

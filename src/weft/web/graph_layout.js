@@ -1,88 +1,134 @@
-// Where the boxes and lines of a computation graph stand: the same sums as in explain/graph/layout.py.
-const PAD = 12, HEAD = 24, GAP = 30, SLOPE = 0.06, MAX_MORE = 46, NARROW = 12, OUTSIDE = -1;
+// Placing rule of a computation graph, as in explain/graph/placing.py; tests/explain/test_graph_layout.py compares the
+// two. Python lays every group out once, with its children closed; here boxes have the sizes that the browser measures.
+const PAD = 12, TITLE_HEIGHT = 24, LAYER_GAP = 30, PASSING_GAP = 18, SLOPE = 0.06, MAX_EXTRA_GAP = 46, LINE_GAP = 12;
+const OUTSIDE = -1;
 
-/* Puts the levels of open boxes together. A box has width, height and port, where lines meet it; an open one has
-   `inside`, `laid` and the width of its `title`, and gets its size. Gives the lines. */
-export function arrange(box, frame) {
-  const { inside, laid: [[gaps, spans, places, pieces, entries], bundles, main] } = box;
-  const within = inside.map(child => child.inside ? arrange(child, true) : []), pad = frame ? PAD : 0, stops = [];
-  gaps.forEach(gap => stops.push(gap + (stops.length ? stops[stops.length - 1] : pad)));
-  let moved = 0, next = 0;
-  stops.forEach((stop, n) => {
-    stops[n] = stop + moved;
-    for (; next < spans.length && spans[next][1] === n; next++) {
-      const [from, , child, right] = spans[next], { width, port } = inside[child];
-      stops[n] = Math.max(stops[n], stops[from] + (right ? width - port : port));
-    }
-    moved = stops[n] - stop;
-  });
-  for (const [, stop, child] of places) if (child !== OUTSIDE) inside[child].x = stops[stop] - inside[child].port;
-  box.entries = new Map(entries.flatMap(([trunk, at]) => bundles[trunk][0].map(node => [node, stops[places[at][1]]])));
-  const meets = (at, node, ports) => {
-    const [, stop, child] = places[at];
-    return child === OUTSIDE ? stops[stop] : inside[child].x + (inside[child][ports]?.get(node) ?? inside[child].port);
-  };
-  // what goes out does so right below where it comes from
-  const out = pieces.filter(piece => places[piece[1]][4]).flatMap(([from, , trunk]) =>
-    bundles[trunk][0].map(node => [node, meets(from, node, "exits")]));
-  let free = -PAD;
-  const apart = new Map([...new Set(out.map(pair => pair[1]))].sort((a, b) => a - b).map(x =>
-    [x, free = Math.max(x, free + NARROW)]));
-  box.exits = new Map(out.map(([node, x]) => [node, apart.get(x)]));
-  const highs = [], far = [], tops = [], bottoms = [];
-  for (const [rank, , child] of places) {
-    highs[rank] = Math.max(highs[rank] ?? 0, child === OUTSIDE ? 0 : inside[child].height);
+const sorted = numbers => [...new Set(numbers)].sort((a, b) => a - b);
+
+/* Places everything in `root`, an open box without a frame, and returns the connectors. A box has `width`, `height` and
+   `port`, where lines meet it. An open one has `inside` boxes, their `group` layout and the width of its `title`; it
+   gets its size and `titleX`. All boxes get absolute `x` and `y`. */
+export function place(root) {
+  const connectors = placeInside(root, false);
+  root.x = root.y = 0;
+  toAbsolute(root);
+  return connectors;
+}
+
+function toAbsolute(box) {
+  for (const child of box.inside ?? []) {
+    child.x += box.x;
+    child.y += box.y;
+    toAbsolute(child);
   }
-  const joins = pieces.map(([from, to, trunk]) => {
+}
+
+// Places the content of an open box in its coordinates, and sets its size and ports.
+function placeInside(box, frame) {
+  const { inside: children, group: { layout, bundles, main } } = box, { vertices, segments } = layout;
+  const nested = children.map(child => child.inside ? placeInside(child, true) : []);
+  const columns = columnPositions(layout, children).map(x => x + (frame ? PAD : 0));
+  box.entries = new Map();
+  for (const { child, column, entry } of vertices) {
+    if (child !== OUTSIDE) children[child].x = columns[column] - children[child].port;
+    if (entry !== null) for (const source of bundles[entry].sources) box.entries.set(source, columns[column]);
+  }
+  const startX = ({ child, column }, source) => child === OUTSIDE ? columns[column]
+    : children[child].x + (children[child].exits?.get(source) ?? children[child].port);
+  const endX = ({ child, column, exit }, source) => child !== OUTSIDE
+    ? children[child].x + (children[child].entries?.get(source) ?? children[child].port)
+    : exit ? box.exits.get(source) : columns[column];
+  // A line leaves the frame right below the box that it comes from.
+  const below = segments.filter(({ end }) => vertices[end].exit).flatMap(({ start, edge }) =>
+    bundles[edge].sources.map(source => [source, startX(vertices[start], source)]));
+  let last = -PAD;
+  const apart = new Map(sorted(below.map(([, x]) => x)).map(x => [x, last = Math.max(x, last + LINE_GAP)]));
+  box.exits = new Map(below.map(([source, x]) => [source, apart.get(x)]));
+  const joins = segments.map(({ start, end, edge }) => {
     const ends = new Map();
-    for (const node of bundles[trunk][0]) {
-      const x = meets(from, node, "exits"), toX = places[to][4] ? box.exits.get(node) : meets(to, node, "entries");
-      const end = ends.get(`${x} ${toX}`) ?? { x, toX, sources: [] };
-      end.sources.push(node);
-      ends.set(`${x} ${toX}`, end);
-      far[places[to][0]] = Math.max(far[places[to][0]] ?? 0, Math.abs(x - toX));
+    for (const source of bundles[edge].sources) {
+      const x = startX(vertices[start], source), toX = endX(vertices[end], source), key = `${x} ${toX}`;
+      if (!ends.has(key)) ends.set(key, { x, toX, sources: [] });
+      ends.get(key).sources.push(source);
     }
     return [...ends.values()];
   });
-  let y = frame ? HEAD : 0;
-  highs.forEach((high, rank) => {
-    if (rank) y += (high && highs[rank - 1] ? GAP : 0.6 * GAP) + Math.min(MAX_MORE, SLOPE * (far[rank] ?? 0));
-    tops.push(y);
-    bottoms.push(y += high);
-  });
-  for (const [rank, , child, low] of places) {
-    if (child !== OUTSIDE) inside[child].y = low ? bottoms[rank] - inside[child].height : tops[rank];
+  const { tops, bottoms } = layerPositions(layout, children, joins, frame ? TITLE_HEIGHT : 0);
+  for (const { layer, child, bottom } of vertices) {
+    if (child !== OUTSIDE) children[child].y = bottom ? bottoms[layer] - children[child].height : tops[layer];
   }
-  const lines = pieces.flatMap(([from, to, trunk, reached], n) => {
-    const above = inside[places[from][2]], below = inside[places[to][2]], rank = places[from][0], end = places[to][0];
-    const targets = reached.flatMap(each => bundles[trunk][1][each]), top = frame && !rank ? 0 : tops[rank];
+  const connectors = segments.flatMap(({ start, end, edge, reached }, n) => {
+    const from = vertices[start], to = vertices[end], above = children[from.child], under = children[to.child];
     return joins[n].map(ends => ({
-      ...ends, targets, y: above ? above.y + above.height : top, bend: bottoms[rank], straight: tops[end],
-      toY: below ? below.y : tops[end], leaves: !!above && !above.inside, arrives: !!below && !below.inside,
+      ...ends,
+      y: above ? above.y + above.height : frame && !from.layer ? 0 : tops[from.layer],
+      bend: bottoms[from.layer],
+      straight: tops[to.layer],
+      toY: under ? under.y : tops[to.layer],
+      leaves: !!above && !above.inside,
+      arrives: !!under && !under.inside,
+      targets: reached.flatMap(target => bundles[edge].targets[target]),
     }));
   });
-  inside.forEach(({ x, y }, n) => {
-    for (const l of within[n]) {
-      l.x += x; l.toX += x; l.y += y; l.bend += y; l.straight += y; l.toY += y;
-      lines.push(l);
+  children.forEach(({ x, y }, n) => {
+    for (const line of nested[n]) {
+      line.x += x; line.toX += x;
+      line.y += y; line.bend += y; line.straight += y; line.toY += y;
+      connectors.push(line);
     }
   });
-  box.width = Math.max(0, ...stops, ...box.exits.values());
+  box.width = Math.max(0, ...columns, ...box.exits.values());
   box.height = bottoms[bottoms.length - 1];
   if (frame) {
-    box.titleX = PAD;
-    for (const port of [...new Set(box.entries.values())].sort((a, b) => a - b)) {
-      if (port - 6 >= box.titleX + box.title) break;
-      box.titleX = Math.max(box.titleX, port + 8);
-    }
+    box.titleX = titlePosition(sorted(box.entries.values()), box.title);
     box.width = Math.max(box.width, box.titleX + box.title) + PAD;
     box.height += box.exits.size ? 0 : PAD;
     box.port = box.entries.get(main) ?? box.exits.get(main) ?? box.width / 2;
   }
-  return lines;
+  return connectors;
 }
 
-export const settle = (box, x, y) => {
-  box.x = (box.x ?? 0) + x; box.y = (box.y ?? 0) + y;
-  for (const child of box.inside || []) settle(child, box.x, box.y);
-};
+function columnPositions({ gaps, spans }, children) {
+  const positions = [];
+  let next = 0;
+  gaps.forEach((gap, number) => {
+    let x = gap + (number ? positions[number - 1] : 0);
+    for (; next < spans.length && spans[next].end === number; next++) {
+      const { start, child, right } = spans[next], { width, port } = children[child];
+      x = Math.max(x, positions[start] + (right ? width - port : port));
+    }
+    positions.push(x);
+  });
+  return positions;
+}
+
+// The top and the bottom of every layer, the first of which begins at `top`.
+function layerPositions({ vertices, segments }, children, joins, top) {
+  const heights = [0], distances = [0], tops = [], bottoms = [];
+  for (const { layer, child } of vertices) {
+    heights[layer] = Math.max(heights[layer] ?? 0, child === OUTSIDE ? 0 : children[child].height);
+  }
+  segments.forEach(({ end }, n) => {
+    const { layer } = vertices[end];
+    distances[layer] = Math.max(distances[layer] ?? 0, ...joins[n].map(({ x, toX }) => Math.abs(x - toX)));
+  });
+  Array.from(heights, height => height ?? 0).forEach((height, layer) => {
+    if (layer) {
+      const gap = height && heights[layer - 1] ? LAYER_GAP : PASSING_GAP;
+      top += gap + Math.min(MAX_EXTRA_GAP, SLOPE * (distances[layer] ?? 0));
+    }
+    tops.push(top);
+    bottoms.push(top += height);
+  });
+  return { tops, bottoms };
+}
+
+// The first x at which a title of this width fits between the lines that enter.
+function titlePosition(entries, width) {
+  let x = PAD;
+  for (const entry of entries) {
+    if (entry - 6 >= x + width) break;
+    x = Math.max(x, entry + 8);
+  }
+  return x;
+}

@@ -1,51 +1,56 @@
-"""The parts of a model in the order of computation, each with its formula, shapes, parameters and source lines.
+"""Parts of a model in the order of computation, each with its formula, shapes, parameters and source lines.
 
-A model is described from its settings and from itself, built without memory: the parameters are those of its modules,
-so they sum to the model's own.
+They are described from the settings and from the model itself, built without memory: parameters are counted in its
+modules, so they sum to the model's total.
 """
 
 import inspect
+import json
 import textwrap
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
 from weft.config import Config
 
 PACKAGES = Path(__file__).parents[3]
+# by name: formula, shape, keys and, of some, name, box and detail of a part
+TABLE: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("parts.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
 class Code:
-    """Source lines, and where they stand."""
+    """Source lines, and their location `place` as file:line."""
 
     place: str
     text: str
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of a model, from what comes in to what goes out.
+class ModelPart:
+    """Part of a model, from its input to its output.
 
-    `own` are parameters that none of its `parts` has. In a diagram a part is a `box` with a second line `detail`, or,
-    without a box, the frame around its parts; a sum skips over the `skips` parts before it; `loops` is for what reads
-    its own last output, and `reads` for what reads the source.
+    `own` counts the parameters that none of its `parts` has; `keys` are the settings that chose it, separated by
+    spaces; `by` are the functions and classes that compute it. In a diagram, a part with a `detail` is a box with its
+    name, or `box` if that is given; a part without a box is a frame around its parts. A sum skips the `skips` parts
+    before it; `loops`: it reads its previous output; `reads`: it reads the source.
     """
 
     name: str
     formula: str = ""
     shape: str = ""
     own: int = 0
-    settings: tuple[str, ...] = ()
-    code: tuple[Code, ...] = ()
-    parts: tuple["Part", ...] = ()
+    keys: str = ""
+    by: tuple[Callable[..., Any], ...] = ()
+    parts: tuple["ModelPart", ...] = ()
     repeats: int = 1
     note: str = ""
-    box: str = ""
+    box: str | None = None
     detail: str = ""
     skips: int = 0
     loops: bool = False
@@ -55,56 +60,63 @@ class Part:
     def parameters(self) -> int:
         return self.own + sum(part.repeats * part.parameters for part in self.parts)
 
+    @property
+    def title(self) -> str:
+        """Text of the part's box in a diagram; empty if it has none."""
+        return (self.name.capitalize() if self.detail else "") if self.box is None else self.box
 
-def part(
-    settings: Config, name: str, formula: str, shape: str, keys: str = "", *by: Callable[..., Any], **more: Any
-) -> Part:
-    """A part whose source lines are those of the functions and classes `by`; what is `more` are fields of it.
+    @property
+    def code(self) -> tuple[Code, ...]:
+        return tuple(map(source_lines, self.by))
 
-    `keys` are the settings that chose it, between spaces; those that are not set are left out. In a diagram one with a
-    `detail` is a box with the part's name, unless another `box` is given.
-    """
-    set_as = tuple(line for key in keys.split() if (line := _setting(settings, key)))
-    more.setdefault("box", name.capitalize() if more.get("detail") else "")
-    return Part(name, formula, shape, settings=set_as, code=tuple(map(code, by)), **more)
+    def settings(self, config: Config) -> list[str]:
+        """Return the settings that chose the part as a recipe writes them, such as `model.norm.kind = "layer"`."""
+        values: dict[str, Any] = {
+            key: reduce(lambda value, step: getattr(value, step, None), key.split("."), cast(Any, config))
+            for key in self.keys.split()
+        }
+        return [f"model.{key} = {_toml(value)}" for key, value in values.items() if value is not None]
 
 
-def _setting(settings: Any, key: str) -> str:
-    """As a recipe has it: `model.norm.kind = "layer"`; nothing where it is not set."""
-    value = reduce(lambda value, step: getattr(value, step, None), key.split("."), settings)
-    if isinstance(value, bool):
-        return f"model.{key} = {str(value).lower()}"
-    shown = f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
-    return "" if value is None else f"model.{key} = {shown}"
+def part(entry: str, words: Mapping[str, object], *, own: int = 0, by: Sequence[Any] = (), note: str = "") -> ModelPart:
+    """Return the part `entry` of parts.toml, with its texts filled by `words`."""
+    texts: dict[str, Any] = {"name": entry} | {key: text.format_map(words) for key, text in TABLE[entry].items()}
+    return ModelPart(**texts, own=own, by=tuple(by), note=note)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str | bool):
+        return json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def size(*of: nn.Module | nn.Parameter | None) -> int:
-    """How many parameters modules have, and parameters are."""
-    each = ((one,) if isinstance(one, nn.Parameter) else one.parameters() for one in of if one is not None)
-    return sum(parameter.numel() for parameters in each for parameter in parameters)
+    """Return the number of parameters in these modules and parameters."""
+    parameters = ((one,) if isinstance(one, nn.Parameter) else one.parameters() for one in of if one is not None)
+    return sum(parameter.numel() for each in parameters for parameter in each)
 
 
 @cache
-def code(function: Callable[..., Any]) -> Code:
-    """The source lines of a function or class; what stands elsewhere than here is PyTorch's."""
+def source_lines(function: Callable[..., Any]) -> Code:
+    """Return the source of a function or class of weft or PyTorch."""
     lines, start = inspect.getsourcelines(function)
     file = Path(inspect.getsourcefile(function) or "")
-    torch_home = next((up.parent for up in file.parents if up.name == "torch"), file.parent)
-    home = PACKAGES if file.is_relative_to(PACKAGES) else torch_home
-    return Code(f"{file.relative_to(home).as_posix()}:{start}", textwrap.dedent("".join(lines)).rstrip())
+    torch_root = next((up.parent for up in file.parents if up.name == "torch"), file.parent)
+    root = PACKAGES if file.is_relative_to(PACKAGES) else torch_root
+    return Code(f"{file.relative_to(root).as_posix()}:{start}", textwrap.dedent("".join(lines)).rstrip())
 
 
-def with_bias(linear: nn.Linear) -> str:
-    """' + b', if it has one."""
-    return "" if linear.bias is None else " + b"
+def with_bias(layer: nn.Linear | nn.LayerNorm) -> str:
+    """Return ' + b' if the layer has a bias."""
+    return "" if layer.bias is None else " + b"
 
 
-def folded(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """The same with equal neighbours as one that repeats; names end in a number, which is no difference."""
-    found: list[Part] = []
+def folded(parts: Sequence[ModelPart]) -> tuple[ModelPart, ...]:
+    """Return the parts with equal neighbours, regardless of their names, merged into one that repeats."""
+    merged: list[ModelPart] = []
     for part in parts:
-        if found and replace(found[-1], repeats=1, name="", box="") == replace(part, repeats=1, name="", box=""):
-            found[-1] = replace(found[-1], repeats=found[-1].repeats + part.repeats)
+        if merged and replace(merged[-1], repeats=1, name="", box="") == replace(part, repeats=1, name="", box=""):
+            merged[-1] = replace(merged[-1], repeats=merged[-1].repeats + part.repeats)
         else:
-            found.append(part)
-    return tuple(found)
+            merged.append(part)
+    return tuple(merged)

@@ -1,177 +1,166 @@
-"""The parts of a Transformer: both stacks, their blocks, and the head."""
+"""Parts of a Transformer: both stacks, their blocks, and the head."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from weft.costs.units import reach
-from weft.explain.anatomy.parts import Part, part, size, with_bias
+from weft.explain.anatomy.parts import ModelPart, part, size, with_bias
 from weft.models import heads
 from weft.models.config import Encoder
 from weft.models.transformer import Stack, Transformer
 from weft.nn import attention, block, norm, position
 from weft.nn.attention_paths import attend
 from weft.nn.config import Block as BlockConfig
-from weft.nn.config import Gated, LayerNorm
+from weft.nn.config import Gated
 from weft.nn.hashed_ngrams import NGramEmbedding
 from weft.nn.position_config import ALiBi, Disentangled, Learned, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
 from weft.nn.scaled_dot_product import masked_softmax, reference_attention
 
-ATTENTION = "Attention(q, k, v) = softmax(q kᵀ/√d_k) v, head by head"
+TIED = "tied to the embedding table, counted there"
 
 
-def transformer_columns(model: Transformer) -> tuple[Part, ...]:
-    """One column a stack, the encoder's first; the head stands on the last."""
+def transformer_columns(model: Transformer) -> tuple[ModelPart, ...]:
+    """Return one column per stack, the encoder first; the head is on top of the last."""
     settings: Any = model.config
-    words, top = _embedding(model), _heads(model)
+    E, factor = settings.width, settings.embedding_scale
+    words = {"V": f"{settings.vocab_size:,}", "E": E, "D": settings.d_model}
+    words["scaled"] = "" if factor is False else " · √d_model" if factor is True else f" · {factor:g}"
+    words["keys"] = ("d_model" if settings.d_model == E else "d_embedding") + " embedding_scale" * bool(words["scaled"])
+    embedding = part("token-embedding", words, own=size(model.embedding), by=[Transformer.embed])
     if model.encoder is not None and model.decoder is not None:
-        shape, detail = words.shape.replace("T", "S"), f"{settings.source_vocab_size or settings.vocab_size:,}"
-        note = "the table of the target's embeddings, counted there" if model.source_embedding is None else ""
-        source = replace(words, name="source embedding", box="Source embedding", shape=shape, note=note)
-        source = replace(source, own=size(model.source_embedding), detail=f"{detail} × {settings.d_model}")
+        words["V"] = f"{settings.source_vocab_size or settings.vocab_size:,}"
+        note = "shares the target's embedding table, counted there" if model.source_embedding is None else ""
+        source = part("source-embedding", words, own=size(model.source_embedding), by=[Transformer.embed], note=note)
         return (
-            Part("encoder", parts=(source, *_stack(settings, model.encoder, "S"))),
-            Part("decoder", parts=(words, *_stack(settings, model.decoder, "T"), *top)),
+            ModelPart("encoder", parts=(source, *_stack(settings, model.encoder, "S"))),
+            ModelPart("decoder", parts=(embedding, *_stack(settings, model.decoder, "T"), *_heads(model))),
         )
     stack = model.decoder or model.encoder
     assert stack is not None
-    name, shape = "decoder" if model.decoder is not None else "encoder", f"(B, T, {settings.width}) → the same"
-    added = []
+    parts = [embedding]
     if model.segments is not None:
-        more = {"own": size(model.segments)}
-        added = [part(settings, "segments", "x + S[0 or 1]", shape, "segments", Transformer.embed, **more)]
+        parts = [embedding, part("segments", words, own=size(model.segments), by=[Transformer.embed])]
     if model.ngrams is not None:
-        added = [_ngrams(settings, model.ngrams, shape)]
-    return (Part(name, parts=(words, *added, *_stack(settings, stack, "T"), *top)),)
+        rows = " + ".join(f"N{order}[hash of the last {order}]" for order in model.ngrams.orders)
+        words["formula"] = f"x + {rows}" if model.ngrams.projection is None else f"x + ({rows}) W"
+        words["rows"], words["width"] = model.ngrams.weight.shape
+        by = [NGramEmbedding.indices, NGramEmbedding.forward]
+        parts = [embedding, part("n-grams", words, own=size(model.ngrams), by=by)]
+    name = "decoder" if model.decoder is not None else "encoder"
+    return (ModelPart(name, parts=(*parts, *_stack(settings, stack, "T"), *_heads(model))),)
 
 
-def _ngrams(settings: Any, tables: NGramEmbedding, shape: str) -> Part:
-    rows = " + ".join(f"N{order}[hash of the last {order}]" for order in tables.orders)
-    formula = f"x + {rows}" if tables.projection is None else f"x + ({rows}) W"
-    keys, detail = "ngrams.orders ngrams.rows ngrams.width", f"{tables.weight.shape[0]:,} × {tables.weight.shape[1]}"
-    more = {"own": size(tables), "box": "N-grams", "detail": detail}
-    return part(settings, "n-grams", formula, shape, keys, NGramEmbedding.indices, NGramEmbedding.forward, **more)
+def _sizes(settings: Any, time: str) -> dict[str, Any]:
+    """Return the words of parts.toml for a block that reads sequences of length `time`."""
+    chosen, inner = settings.attention, settings.feedforward
+    sizes = {"time": time, "source": time, "D": settings.d_model, "H": chosen.heads, "G": chosen.groups}
+    sizes |= {"K": settings.d_head, "HK": chosen.heads * settings.d_head}
+    return sizes | {"F": f"{inner.d_ff:,}", "F0": inner.d_ff, "f": inner.activation}
 
 
-def _embedding(model: Transformer) -> Part:
-    settings, own = model.config, size(model.embedding)
-    E, factor = settings.width, settings.embedding_scale
-    scaled = "" if factor is False else " · √d_model" if factor is True else f" · {factor:g}"
-    keys = f"vocab_size {'d_model' if settings.d_model == E else 'd_embedding'}" + " embedding_scale" * bool(scaled)
-    shape, sizes = f"(B, T) → (B, T, {E})", f"{settings.vocab_size:,} × {E}"
-    by = Transformer.embed
-    return part(settings, "token embedding", f"x = E[token]{scaled}", shape, keys, by, own=own, detail=sizes)
-
-
-def _stack(settings: Any, stack: Stack, time: str) -> tuple[Part, ...]:
-    parts, projection = [], []
+def _stack(settings: Any, stack: Stack, time: str) -> tuple[ModelPart, ...]:
+    words, projection = _sizes(settings, time) | {"E": settings.width}, []
     if stack.projection is not None:
-        shape = f"(B, {time}, {settings.width}) → (B, {time}, {settings.d_model})"
-        formula, more = f"x W{with_bias(stack.projection)}", {"own": size(stack.projection), "box": "Projection"}
-        projection = [part(settings, "projection", formula, shape, "d_embedding d_model", Stack.forward, **more)]
-    parts += [] if stack.narrow else projection
-    parts += _added_positions(settings, stack, time)
+        words["bias"] = with_bias(stack.projection)
+        projection = [part("projection", words, own=size(stack.projection), by=[Stack.forward])]
+    parts = [*([] if stack.narrow else projection), *_added_positions(settings, stack, time)]
     if stack.embedding_norm is not None:
-        made_of = _norm(settings, "embedding norm", stack.embedding_norm, time)
-        parts.append(replace(made_of, shape=f"(B, {time}, {settings.added_width}) → the same"))
+        parts.append(_norm("embedding norm", stack.embedding_norm, time=time, width=settings.added_width))
     parts += projection if stack.narrow else []
-    fields, unusual = type(settings).model_fields, ("residual", "sublayers", "residual_scale", "first_norm")
-    keys = ("layers", "placement", *(name for name in unusual if getattr(settings, name) != fields[name].default))
-    # the first block stands for all, unless it lacks a norm that the others have
-    alike = [list(stack.blocks)] if settings.first_norm else [[stack.blocks[0]], list(stack.blocks[1:])]
-    name = "block" if stack.sharing == 1 else f"block, run {stack.sharing} times in a row"
-    formula, shape = "layer by layer, each on what the last one gave", f"(B, {time}, {settings.d_model}) → the same"
-    causal, by = not isinstance(settings, Encoder), (block.Block.forward, Stack.forward)
+    defaults, unusual = type(settings).model_fields, ("residual", "sublayers", "residual_scale", "first_norm")
+    chosen = ("layers", "placement", *(key for key in unusual if getattr(settings, key) != defaults[key].default))
+    words |= {"keys": " ".join(chosen)}
+    words["runs"] = "" if stack.sharing == 1 else f", run {stack.sharing} times in a row"
+    causal, by = not isinstance(settings, Encoder), [block.Block.forward, Stack.forward]
     kinds = [f"{reach(kind.window, causal)}, positions {kind.position.kind}" for kind in settings.kinds()]
-    note = "" if len(kinds) == 1 else f"layer by layer, again and again: {'; '.join(kinds)}"
-    for blocks in filter(None, alike):
-        more = {"parts": _block(settings, blocks[0], stack, time), "repeats": len(blocks), "note": note}
-        parts.append(part(settings, name, formula, shape, " ".join(keys), *by, **more))
+    note = "" if len(kinds) == 1 else f"layers repeat this pattern: {'; '.join(kinds)}"
+    # The first block represents all, unless it lacks a norm that the others have.
+    equal = [list(stack.blocks)] if settings.first_norm else [[stack.blocks[0]], list(stack.blocks[1:])]
+    for blocks in filter(None, equal):
+        frame = part("block", words, by=by, note=note)
+        parts.append(replace(frame, parts=_block(settings, blocks[0], stack, time=time), repeats=len(blocks)))
     if stack.norm is not None:
-        parts.append(_norm(settings, "last norm", stack.norm, time))
+        parts.append(_norm("last norm", stack.norm, time=time, width=settings.d_model))
     return tuple(parts)
 
 
-def _block(settings: BlockConfig, layer: Any, stack: Stack, time: str) -> tuple[Part, ...]:
-    inside = _attention(settings, layer.attention, stack, time), _feedforward(settings, layer.feedforward, time)
+def _block(settings: BlockConfig, layer: Any, stack: Stack, *, time: str) -> tuple[ModelPart, ...]:
+    attended, fed = _self_attention(settings, layer.attention, stack, time=time), _feedforward(settings, layer, time)
     if layer.parallel:
-        return _side_by_side(settings, layer, inside, time)
-    cross = [] if layer.cross is None else _sublayer(settings, _cross(settings, layer.cross), layer.cross_skip, time)
-    first, second = layer.attention_skip, layer.feedforward_skip
-    return (*_sublayer(settings, inside[0], first, time), *cross, *_sublayer(settings, inside[1], second, time))
+        return _parallel(settings, layer, (attended, fed), time=time)
+    parts = [(attended, layer.attention_skip), (fed, layer.feedforward_skip)]
+    if layer.cross is not None:
+        parts.insert(1, (_cross(settings, layer.cross), layer.cross_skip))
+    return tuple(each for inside, skip in parts for each in _sublayer(settings, inside, skip, time=time))
 
 
-def _side_by_side(settings: BlockConfig, layer: Any, inside: tuple[Part, Part], time: str) -> tuple[Part, ...]:
-    """Both sublayers read what the block reads, and are added at once."""
+def _parallel(
+    settings: BlockConfig, layer: Any, inside: tuple[ModelPart, ModelPart], *, time: str
+) -> tuple[ModelPart, ...]:
+    """Return sublayers that both read the block's input and are added in one sum."""
     skips = layer.attention_skip, layer.feedforward_skip
-    norms = [_norm(settings, "norm", skip.norm, time) for skip in skips if skip.norm is not None]
+    norms = [_norm("norm", skip.norm, time=time, width=settings.d_model) for skip in skips if skip.norm is not None]
     ordered = (norms[0], inside[0], *norms[1:], inside[1])
-    formula, note = "x + attention(norm(x)) + feed-forward(norm(x))", "both read what the block reads"
-    more = {"note": note + ("; one norm serves both" if len(norms) == 1 else ""), "skips": len(ordered)}
-    return (*ordered, *_skip(settings, formula, "sublayers", time, block.Block.forward, **more))
+    formula, note = "x + attention(norm(x)) + feed-forward(norm(x))", "both read the block's input"
+    total = _skip(settings, formula, "sublayers", time=time)
+    note += "; one norm serves both" if len(norms) == 1 else ""
+    return (*ordered, *(replace(each, by=(block.Block.forward,), note=note, skips=len(ordered)) for each in total))
 
 
-def _sublayer(settings: BlockConfig, inside: Part, skip: Any, time: str) -> list[Part]:
-    """What stands around a sublayer: norms before or after it, and the sum."""
-    normed = [] if skip.norm is None else [_norm(settings, "norm", skip.norm, time)]
-    before, after = (normed, []) if skip.pre else ([], normed)
-    added = [] if skip.norm_out is None else [_norm(settings, "norm of what is added", skip.norm_out, time)]
-    scaled = "" if skip.scale == 1.0 else f"{skip.scale:g} · "
+def _sublayer(settings: BlockConfig, inside: ModelPart, skip: Any, *, time: str) -> list[ModelPart]:
+    """Return a sublayer with the norms before or after it, and the sum."""
+    D = settings.d_model
+    norms = [] if skip.norm is None else [_norm("norm", skip.norm, time=time, width=D)]
+    before, after = (norms, []) if skip.pre else ([], norms)
+    output_norm = [] if skip.norm_out is None else [_norm("output norm", skip.norm_out, time=time, width=D)]
     inner = "f(norm(x))" if before else "f(x)"
-    formula = f"x + {scaled}{f'norm({inner})' if added else inner}"
-    skips = 1 + len(before) + len(added)
-    total = _skip(settings, formula, "placement", time, block.Sublayer.forward, skips=skips)
-    return [*before, inside, *added, *total, *after]
+    scale = "" if skip.scale == 1.0 else f"{skip.scale:g} · "
+    formula = f"x + {scale}{f'norm({inner})' if output_norm else inner}"
+    skips = 1 + len(before) + len(output_norm)
+    total = [replace(each, skips=skips) for each in _skip(settings, formula, "placement", time=time)]
+    return [*before, inside, *output_norm, *total, *after]
 
 
-def _skip(settings: BlockConfig, formula: str, key: str, time: str, *by: Any, **more: Any) -> list[Part]:
-    keys, shape = key + " dropout" * bool(settings.dropout), f"(B, {time}, {settings.d_model})"
-    return [part(settings, "skip", formula, shape, keys, *by, **more)] if settings.residual else []
+def _skip(settings: BlockConfig, formula: str, key: str, *, time: str) -> list[ModelPart]:
+    words = {"formula": formula, "key": key, "time": time, "D": settings.d_model}
+    words["dropout"] = " dropout" * bool(settings.dropout)
+    return [part("skip", words, by=[block.Sublayer.forward])] if settings.residual else []
 
 
-def _norm(settings: BlockConfig, name: str, module: Any, time: str) -> Part:
-    shape, own, keys = f"(B, {time}, {settings.d_model}) → the same", size(module), "norm.kind norm.eps"
-    kind, formula = "RMSNorm", "g · x / √(mean(x²) + ε)"
-    by: list[Any] = [norm.RMSNorm.forward]
-    if isinstance(settings.norm, LayerNorm):
-        formula = ("(x − μ)/σ" if module.weight is None else "g · (x − μ)/σ") + with_bias(module)
-        kind, by = "LayerNorm", [norm.LayerNorm, norm.LayerNorm.forward]
-    return part(settings, f"{name}, {kind}", formula, shape, keys, *by, own=own, box=kind)
+def _norm(name: str, module: Any, *, time: str, width: int) -> ModelPart:
+    words: dict[str, Any] = {"name": name, "time": time, "width": width}
+    if not isinstance(module, norm.LayerNorm):
+        return part("rms-norm", words, own=size(module), by=[norm.RMSNorm.forward])
+    words |= {"gain": "" if module.weight is None else "g · ", "bias": with_bias(module)}
+    return part("layer-norm", words, own=size(module), by=[norm.LayerNorm, norm.LayerNorm.forward])
 
 
-def _attention(settings: BlockConfig, module: Any, stack: Stack, time: str) -> Part:
-    """Self-attention: projections, what positions do to them, scores and their mean, and the mix of heads."""
-    chosen, D, K = settings.attention, settings.d_model, settings.d_head
-    H, G, by = chosen.heads, chosen.groups, attention.SelfAttention.forward
-    bias = with_bias(module.qkv) + ("" if chosen.clip is None else f", cut off at ±{chosen.clip:g}")
-    shape = f"(B, {time}, {D}) → (B, {time}, {(H + 2 * G) * K}) → q (B, {H}, {time}, {K}), k, v (B, {G}, {time}, {K})"
-    keys, own = "attention.heads attention.kv_heads attention.d_head attention.bias", size(module.qkv)
-    parts = [
-        part(settings, "queries, keys, values", f"q, k, v = x W{bias}", shape, keys, by, own=own),
-        *_normed_queries(settings, module, by),
+def _self_attention(settings: BlockConfig, module: Any, stack: Stack, *, time: str) -> ModelPart:
+    """Return self-attention: projections, positions, scores and their mean, and the output projection."""
+    chosen, words, by = settings.attention, _sizes(settings, time), [attention.SelfAttention.forward]
+    words["joined"] = (chosen.heads + 2 * chosen.groups) * settings.d_head
+    words["bias"] = with_bias(module.qkv) + ("" if chosen.clip is None else f", clipped to ±{chosen.clip:g}")
+    words |= {"masked": "masked " if stack.causal else "", "heads": _heads_text(settings)}
+    words["box"] = f"{words['masked']}self-attention".capitalize()
+    parts = (
+        part("queries-keys-values", words, own=size(module.qkv), by=by),
+        *_query_norm(settings, module, *by),
         *_scored_positions(settings, stack, module),
-        *_mixed(settings, module, stack.causal, time, time),
-    ]
-    name, masked = "multi-head self-attention", "masked " if stack.causal else ""
-    more = {"parts": tuple(parts), "box": f"{masked}self-attention".capitalize(), "detail": _heads_text(settings)}
-    shape = f"(B, {time}, {D}) → the same"
-    return part(settings, f"{masked}{name}", ATTENTION, shape, "attention.window", **more)
+        *_mixed(settings, module, words, causal=stack.causal),
+    )
+    return replace(part("self-attention", words), parts=parts)
 
 
-def _cross(settings: BlockConfig, module: Any) -> Part:
-    chosen, D, K, bias = settings.attention, settings.d_model, settings.d_head, with_bias(module.q)
-    of, by = attention.CrossAttention, (attention.CrossAttention.forward, attention.CrossAttention.keys_values)
-    q, kv = f"(B, T, {D}) → (B, {chosen.heads}, T, {K})", f"(B, S, {D}) → k, v (B, {chosen.groups}, S, {K})"
-    keys, source = "attention.heads attention.kv_heads attention.bias", "keys, values of the source"
-    parts = [
-        part(settings, "queries", f"q = x W_q{bias}", q, keys, of.forward, own=size(module.q)),
-        part(settings, source, f"k, v = source W_kv{bias}", kv, keys, of.keys_values, own=size(module.kv)),
-        *_normed_queries(settings, module, *by),
-        *_mixed(settings, module, False, "T", "S"),
-    ]
-    name, shape = "multi-head attention to the source", f"(B, T, {D}), (B, S, {D}) → (B, T, {D})"
-    more = {"box": "Attention to the source", "detail": _heads_text(settings), "reads": True}
-    return part(settings, name, ATTENTION, shape, "", parts=tuple(parts), **more)
+def _cross(settings: BlockConfig, module: Any) -> ModelPart:
+    words, of = _sizes(settings, "T") | {"source": "S", "bias": with_bias(module.q)}, attention.CrossAttention
+    words["heads"] = _heads_text(settings)
+    parts = (
+        part("queries", words, own=size(module.q), by=[of.forward]),
+        part("source-keys-values", words, own=size(module.kv), by=[of.keys_values]),
+        *_query_norm(settings, module, of.forward, of.keys_values),
+        *_mixed(settings, module, words, causal=False),
+    )
+    return replace(part("cross-attention", words), parts=parts, reads=True)
 
 
 def _heads_text(settings: BlockConfig) -> str:
@@ -179,180 +168,144 @@ def _heads_text(settings: BlockConfig) -> str:
     return f"{H} heads × {settings.d_head}" + (f", {G} of keys and values" if G != H else "")
 
 
-def _normed_queries(settings: BlockConfig, module: Any, *by: Any) -> list[Part]:
+def _query_norm(settings: BlockConfig, module: Any, *by: Any) -> list[ModelPart]:
     if module.q_norm is None:
         return []
     over = "all heads of a token" if settings.attention.qk_norm_over == "heads" else settings.d_head
-    own, key = size(module.q_norm, module.k_norm), "attention.qk_norm.kind"
-    return [part(settings, "norm of queries and keys", "norm(q), norm(k)", f"over {over}", key, *by, own=own)]
+    return [part("query-norm", {"over": over}, own=size(module.q_norm, module.k_norm), by=by)]
 
 
-def _mixed(settings: BlockConfig, module: Any, causal: bool, queries: str, sources: str) -> list[Part]:
-    """The formula with its numbers (Vaswani et al. 2017, §3.2.1), and the mix of heads."""
-    chosen, H, K, D = settings.attention, settings.attention.heads, settings.d_head, settings.d_model
+def _mixed(settings: BlockConfig, module: Any, words: dict[str, Any], *, causal: bool) -> list[ModelPart]:
+    """Return the formula with its numbers (Vaswani et al. 2017, §3.2.1), and the output projection."""
+    chosen, H, K = settings.attention, settings.attention.heads, settings.d_head
     scale = chosen.scale or K**-0.5
-    root = f"scale {scale:g}" if chosen.scale else f"d_k = {K}, 1/√{K} = {scale:.4g}"
-    mask = " + mask" if causal or chosen.window else ""
-    scores = f"{scale:.4g} · q kᵀ"
+    scores, masked = f"{scale:.4g} · q kᵀ", causal or chosen.window
     if chosen.softcap is not None:
         scores = f"{chosen.softcap:g} tanh({scores}/{chosen.softcap:g})"
-    shared = f"; each head of k, v serves {H // chosen.groups} of q" if chosen.groups != H else ""
-    seen = f"; the mask hides what comes later{f', and all but the last {chosen.window}' if chosen.window else ''}"
-    name, by = "scores, softmax, weighted mean", (reference_attention, masked_softmax, attend)
-    formula, note = f"softmax({scores}{mask}) v; {root}", (shared + (seen if mask else "")).removeprefix("; ")
-    keys = "attention.scale " + ("attention.dropout" if chosen.dropout else "attention.scale")
-    shape = f"(B, {H}, {queries}, {sources}) weights → (B, {queries}, {H * K})"
-    weighted = part(settings, name, formula, shape, keys, *by, note=note)
-    shape, formula = f"(B, {queries}, {H * K}) → (B, {queries}, {D})", f"concat(heads) W_o{with_bias(module.out)}"
-    mixed = part(settings, "heads mixed", formula, shape, "", attention.SelfAttention.attend, own=size(module.out))
-    return [weighted, mixed]
+    root = f"scale {scale:g}" if chosen.scale else f"d_k = {K}, 1/√{K} = {scale:.4g}"
+    notes = [f"each head of k, v serves {H // chosen.groups} of q"] if chosen.groups != H else []
+    if masked:
+        window = f", and all but the last {chosen.window}" if chosen.window else ""
+        notes.append(f"the mask hides later tokens{window}")
+    words = words | {"scores": scores, "mask": " + mask" if masked else "", "root": root}
+    words |= {"dropout": "attention.dropout" if chosen.dropout else "", "bias": with_bias(module.out)}
+    by = [reference_attention, masked_softmax, attend]
+    projection = part("heads-mixed", words, own=size(module.out), by=[attention.SelfAttention.attend])
+    return [part("scores", words, by=by, note="; ".join(notes)), projection]
 
 
-def _added_positions(settings: Any, stack: Stack, time: str) -> list[Part]:
-    """Positions that are added to the embeddings, or a table that all layers read."""
-    chosen, D, own = settings.position, settings.added_width, size(stack.position)
-    by: tuple[Any, ...]
-    describe, table = partial(part, settings), "table of distances"
+def _added_positions(settings: Any, stack: Stack, time: str) -> list[ModelPart]:
+    """Return positions that are added to the embeddings, or a table that all layers read."""
+    chosen, width, own = settings.position, settings.added_width, size(stack.position)
+    words = {"time": time, "width": width, "kind": chosen.kind}
     match chosen:
         case Sinusoidal():
-            formula = f"x + PE[p]; PE(p, 2i) = sin(p/{chosen.base:g}^(2i/{D})), PE(p, 2i + 1) = cos(…)"
-            by, keys = (position.sinusoids, position.Sinusoidal.embed), "position.kind position.layout position.base"
-            detail = "sines and cosines"
+            by = [position.sinusoids, position.Sinusoidal.embed]
+            return [part("sinusoidal", words | {"base": chosen.base}, own=own, by=by)]
         case Learned():
-            formula, keys, by = "x + P[p]", "position.kind context", (position.Learned.embed,)
-            detail = f"{settings.context:,} × {D}"
+            return [part("learned", words | {"context": f"{settings.context:,}"}, own=own, by=[position.Learned.embed])]
         case T5Bias():
-            shape = f"({chosen.buckets}, {settings.attention.heads})"
-            formula = "b, which the scores of every layer are added to"
-            return [describe(table, formula, shape, "position.buckets", own=own)]
+            return [part("t5-table", {"buckets": chosen.buckets, "H": settings.attention.heads}, own=own)]
         case Disentangled():
-            shape, keys = f"({2 * chosen.buckets}, {D})", "position.buckets position.max_distance"
-            return [describe(table, "Δ, normed", shape, keys, own=own)]
+            return [part("disentangled-table", words | {"rows": 2 * chosen.buckets}, own=own)]
         case NoPosition() | Rotary() | ALiBi() | Relative():
             return []
         case _:  # declared elsewhere
-            formula, by = type(stack.position).__doc__ or "", (type(stack.position).embed,)
-            keys, detail = "position.kind", chosen.kind
-    shape, more = f"(B, {time}, {D}) → the same", {"own": own, "box": "+ Positions", "detail": detail}
-    return [describe(f"positions, {chosen.kind}", formula, shape, keys, *by, **more)]
+            words["formula"] = type(stack.position).__doc__ or ""
+            return [part("other-positions", words, own=own, by=[type(stack.position).embed])]
 
 
-def _scored_positions(settings: Any, stack: Stack, module: Any) -> list[Part]:
-    """Positions that act on queries, keys or scores; their table, if it is one for all layers, is counted in none."""
-    chosen, K, shape, own, note = settings.position, settings.d_head, "", 0, ""
-    by: tuple[Any, ...]
+def _scored_positions(settings: Any, stack: Stack, module: Any) -> list[ModelPart]:
+    """Return positions that act on queries, keys or scores; a table shared by all layers is not counted here."""
+    chosen, K = settings.position, settings.d_head
     match chosen:
         case Rotary():
             width = chosen.rotated(K)
-            formula = f"pairs of q, k rotated by p · θ_i, θ_i = {chosen.base:g}^(−2i/{width})"
-            keys = "position.base position.pairs position.scaling.kind"
-            by = position.Rotary.rotate, position.Rotary.frequencies
-            shape = f"over {K}" if width == K else f"over the first {width} of {K}"
+            words = {"base": chosen.base, "width": width, "over": K if width == K else f"the first {width} of {K}"}
+            return [part("rotary", words, by=[position.Rotary.rotate, position.Rotary.frequencies])]
         case ALiBi():
-            formula, keys = "scores − m_h · |i − j|, m_h = 2^(−8/heads), 2^(−16/heads), …", ""
-            by = (position.ALiBi.bias,)
+            return [part("alibi", {}, by=[position.ALiBi.bias])]
         case T5Bias():
-            formula, keys = "scores + b[bucket(j − i), head]", "position.buckets position.max_distance"
-            by, note = (position.T5Bias.bias, position.T5Bias.bucket), "one table for all layers, counted before them"
+            note = "one table for all layers, counted before them"
+            return [part("t5-bias", {}, by=[position.T5Bias.bias, position.T5Bias.bucket], note=note)]
         case Disentangled():
-            formula = "q kᵀ + q k_Δᵀ + q_Δ kᵀ, where q_Δ, k_Δ = Δ W"
-            keys, by = "position.buckets position.max_distance", (type(module).mix, position.Disentangled.distances)
+            return [part("disentangled", {}, by=[type(module).mix, position.Disentangled.distances])]
         case Relative():
-            formula, keys = "softmax(q(k + a_k[j − i])ᵀ · scale)(v + a_v[j − i])", "position.max_distance"
-            own, by = size(module.relative_keys, module.relative_values), (type(module).mix,)
-            shape = f"2 × ({chosen.rows}, {K})"
-        case _:
-            return []
-    keys = f"position.kind {keys}"
-    return [part(settings, f"positions, {chosen.kind}", formula, shape, keys, *by, own=own, note=note)]
+            own = size(module.relative_keys, module.relative_values)
+            return [part("relative", {"rows": chosen.rows, "K": K}, own=own, by=[type(module).mix])]
+    return []
 
 
-def _feedforward(settings: BlockConfig, module: Any, time: str) -> Part:
-    chosen, D, describe = settings.feedforward, settings.d_model, partial(part, settings)
-    F, f, bias = chosen.d_ff, chosen.activation, with_bias(module.down)
-    x, wide, keys = f"(B, {time}, {D})", f"(B, {time}, {F})", "feedforward.activation"
-    by = type(module).forward
-    if isinstance(chosen, Gated):
-        formula = "(f(x W_g) ⊙ x W_u) W_d"
-        up = describe("gate and up", f"g, u = x W{bias}", f"{x} → 2 × {wide}", "", by, own=size(module.gate_up))
-        middle = describe("gate", f"{f}(g) ⊙ u", wide, keys, by)
-    else:
-        formula = "f(x W₁ + b₁) W₂ + b₂" if chosen.bias else "f(x W₁) W₂"
-        up = describe("up", f"x W₁{bias}", f"{x} → {wide}", "", by, own=size(module.up))
-        middle = describe("activation", f"{f}(x)", wide, keys, by)
-    down = describe("down", f"x W{bias}", f"{wide} → {x}", "", by, own=size(module.down))
-    more = {"parts": (up, middle, down), "detail": f"{D} → {F:,} → {D}, {f}"}
-    keys = "feedforward.kind feedforward.d_ff feedforward.activation"
-    return describe("feed-forward", formula, f"{x} → the same", keys, by, **more)
+def _feedforward(settings: BlockConfig, layer: Any, time: str) -> ModelPart:
+    chosen, module, by = settings.feedforward, layer.feedforward, [type(layer.feedforward).forward]
+    words = _sizes(settings, time) | {"bias": with_bias(module.down)}
+    words |= {"bias1": " + b₁" if chosen.bias else "", "bias2": " + b₂" if chosen.bias else ""}
+    gated, down = isinstance(chosen, Gated), part("down", words, own=size(module.down), by=by)
+    up = part("gate-up" if gated else "up", words, own=size(module.gate_up if gated else module.up), by=by)
+    middle = part("gate" if gated else "activation", words, by=by)
+    return replace(part("gated" if gated else "feedforward", words, by=by), parts=(up, middle, down))
 
 
-def _heads(model: Transformer) -> tuple[Part, ...]:
+def _heads(model: Transformer) -> tuple[ModelPart, ...]:
     settings: Any = model.config
-    module, x, describe = model.output, f"(B, T, {settings.d_model})", partial(part, settings)
-    by: Any
+    module, words = model.output, {"D": settings.d_model, "E": settings.width}
     match module:
         case heads.LMHead(dense=None):
-            return (_words(model, module),)
+            return (_logits(model, module),)
         case heads.LMHead():  # from the layers' width to the embeddings'
-            shape, own, by = f"{x} → (B, T, {settings.width})", size(module.dense), heads.LMHead.prepare
-            back = describe("projection back", "x W", shape, "d_embedding", by, own=own, box="Projection")
-            return (back, _words(model, module))
+            back = part("projection-back", words, own=size(module.dense), by=[heads.LMHead.prepare])
+            return (back, _logits(model, module))
         case heads.MaskedLMHead():
-            return (_transform(settings, module), _words(model, module))
+            return (_transform(settings, module), _logits(model, module))
         case heads.PretrainingPair():
-            # both heads read the same features; a diagram has them in one box
-            words, pair = _words(model, module.words), _classes(settings, module.next_sentence, "next sentence")
-            words = replace(words, box="Logits, next sentence", detail=f"{words.detail}; {pair.detail}")
+            # Both heads read the same features; the diagram has them in one box.
+            logits, pair = _logits(model, module.words), _classes(settings, module.next_sentence, "next sentence")
+            logits = replace(logits, box="Logits, next sentence", detail=f"{logits.detail}; {pair.detail}")
             pair = replace(pair, box="", note="beside the logits, from the same features")
-            return (_transform(settings, module.words), words, pair)
+            return (_transform(settings, module.words), logits, pair)
         case heads.Classifier():
             return (_classes(settings, module, "classes"),)
         case heads.Tagger():
-            name, keys = ("ends", "head.kind") if settings.head.kind == "span" else ("tags", "head.kind head.labels")
-            formula = "x W + b" if module.transform is None else f"{_before(module.transform)} W + b"
-            shape, by, box = f"{x} → (B, T, {module.out.out_features})", heads.Tagger.forward, name.capitalize()
-            return (describe(name, formula, shape, keys, by, own=size(module), box=box),)
+            name, keys = ("ends", "") if settings.head.kind == "span" else ("tags", "head.labels")
+            inner = "x" if module.transform is None else _transformed(module.transform)
+            words |= {"name": name, "box": name.capitalize(), "keys": keys, "inner": inner}
+            words["labels"] = module.out.out_features
+            return (part("tags", words, own=size(module), by=[heads.Tagger.forward]),)
         case heads.Detector():
-            formula, keys = f"{settings.head.activation}(x W_d + b_d) w + b", "head.kind head.activation"
-            own, by = size(module), heads.Detector.forward
-            return (describe("replaced", formula, f"{x} → (B, T)", keys, by, own=own, box="Replaced?"),)
+            words["f"] = settings.head.activation
+            return (part("replaced", words, own=size(module), by=[heads.Detector.forward]),)
         case heads.Embedder():
-            keys, by = "head.kind head.pooling head.normalise", (heads.Embedder.forward, heads.pool)
-            shape, box = f"{x} → (B, {settings.d_model})", "Text embedding"
-            return (describe("one vector a text", "mean or first of x", shape, keys, *by, box=box),)
+            return (part("text-embedding", words, by=[heads.Embedder.forward, heads.pool]),)
         case _:
-            raise AssertionError(f"a head of kind '{settings.head.kind}' is described nowhere")
+            raise AssertionError(f"a head of kind '{settings.head.kind}' has no description")
 
 
-def _before(transform: heads.Transform) -> str:
+def _transformed(transform: heads.Transform) -> str:
     return f"norm(f(x W_t{with_bias(transform.dense)}))"
 
 
-def _transform(settings: Any, module: heads.MaskedLMHead) -> Part:
-    D, E, f = settings.d_model, settings.width, settings.head.activation
-    own, by, keys = size(module.dense, module.norm), heads.MaskedLMHead.prepare, "head.kind head.activation"
-    shape = f"(B, T, {D}) → {'the same' if E == D else f'(B, T, {E})'}"
-    return part(settings, "transform", f"norm({f}(x W + b))", shape, keys, by, own=own, detail=f"{D} → {E}, {f}")
+def _transform(settings: Any, module: heads.MaskedLMHead) -> ModelPart:
+    D, E = settings.d_model, settings.width
+    words = {"D": D, "E": E, "f": settings.head.activation, "out": "the same" if E == D else f"(B, T, {E})"}
+    return part("transform", words, own=size(module.dense, module.norm), by=[heads.MaskedLMHead.prepare])
 
 
-def _words(model: Transformer, module: heads.TokenHead) -> Part:
-    settings: Any = model.config
-    D, V, tied = settings.width, f"{settings.vocab_size:,}", module.weight is None
+def _logits(model: Transformer, module: heads.TokenHead) -> ModelPart:
+    settings, tied = model.config, module.weight is None
     product = f"x {'Eᵀ' if tied else 'W'}{'' if module.bias is None else ' + b'}"
     if module.softcap is not None:
         product = f"c tanh(({product})/c), c = {module.softcap:g}"
-    formula, shape = f"logits = {product}; p = softmax(logits)", f"(B, T, {D}) → (B, T, {V})"
-    own, keys = size(module.weight, module.bias), "head.kind head.tied head.bias head.scale"
-    more = {"note": "tied: the table of the embeddings, counted there" if tied else "", "detail": f"{D} → {V}"}
-    return part(settings, "logits", formula, shape, keys, heads.TokenHead.forward, own=own, **more)
+    words = {"product": product, "E": settings.width, "V": f"{settings.vocab_size:,}"}
+    own, by = size(module.weight, module.bias), [heads.TokenHead.forward]
+    return part("logits", words, own=own, by=by, note=TIED if tied else "")
 
 
-def _classes(settings: Any, module: heads.Classifier, name: str) -> Part:
-    D, labels, given = settings.d_model, module.out.out_features, f"x_{module.pooling}"
+def _classes(settings: Any, module: heads.Classifier, name: str) -> ModelPart:
     by: list[Any] = [heads.Classifier.forward, *([] if module.pooler is None else [heads.Pooler.forward])]
+    pooled = f"x_{module.pooling}"
     f = getattr(settings.head, "activation", "tanh") if name == "classes" else "tanh"
-    formula = f"{given} W + b" if module.pooler is None else f"{f}({given} W_p + b_p) W + b"
+    formula = f"{pooled} W + b" if module.pooler is None else f"{f}({pooled} W_p + b_p) W + b"
     if module.transform is not None:
-        formula = f"{_before(module.transform)} W + b, x = {given}"
-    shape, keys = f"(B, T, {D}) → (B, {labels})", "head.kind head.labels"
-    return part(settings, name, formula, shape, keys, *by, own=size(module), detail=f"{D} → {labels}")
+        formula = f"{_transformed(module.transform)} W + b, x = {pooled}"
+    words = {"name": name, "formula": formula, "D": settings.d_model, "labels": module.out.out_features}
+    return part("classes", words, own=size(module), by=by)

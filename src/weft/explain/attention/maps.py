@@ -1,8 +1,8 @@
-"""Where a model looks: the attention probabilities of every head while it reads a text.
+"""Attention probabilities of every head while a model reads a text.
 
 maps = attention_maps(reading)
 maps.head(3, 1)                  # the heat map of one head
-maps.follow("making", layer=4)   # what a word attends to, a colour a head (Vaswani et al. 2017, figure 3)
+maps.follow("making", layer=4)   # the tokens a word attends to, one colour per head (Vaswani et al. 2017, figure 3)
 maps.rollout()                   # attention through all layers (Abnar and Zuidema 2020)
 """
 
@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 
 from weft.errors import ConfigError, DataError, ModelError, counted, suggestion
 from weft.explain.attention.lines import MIN_DRAWN, LineView, Probabilities, strongest
-from weft.explain.attention.page import packed
+from weft.explain.attention.page import pack
 from weft.explain.capture import capture
-from weft.explain.reading import WHITE, Reading, lacks
+from weft.explain.reading import WHITE, Reading, unsupported
 from weft.explain.texts import TEXTS
 from weft.figures.heatmap import MAX_LABELS, label_axis, label_inches, pooled, shade_cells, shortened, write_cells
 from weft.figures.page import Section, mounted
@@ -29,36 +29,35 @@ from weft.figures.picture import SHADES, Picture, new_figure
 from weft.models.base import LanguageModel, evaluating
 from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder
 
-Kind = Literal["encoder", "decoder", "cross"]
-NAMES: dict[Kind, str] = {
+AttentionKind = Literal["encoder", "decoder", "cross"]
+NAMES: dict[AttentionKind, str] = {
     "encoder": "encoder self-attention",
     "decoder": "decoder self-attention",
     "cross": "attention to the source",
 }
-MAX_PROBABILITIES = 1 << 28  # a gigabyte of them
-MAX_PAGE_BYTES = 2_000_000  # of all maps on a page, as text: a page of many pictures stays within 3 MB
-MAX_CELLS = 200  # along a side of a printed map; longer texts are pooled
-MAX_WRITTEN = 10  # tokens whose probabilities are still written into the cells
+MAX_PROBABILITIES = 1 << 28  # probabilities of all maps together: 1 GiB in float32
+MAX_PAGE_BYTES = 2_000_000  # all packed maps of a page, so that a page of many views stays within 3 MB
+MAX_CELLS = 200  # cells along a side of a printed map; longer texts are pooled
+MAX_WRITTEN = 10  # tokens up to which the probabilities are written into the cells
 MAX_TEXT_ROWS = 40
-WRITES = "…"  # what the last row of attention to a source would write
-# Attention spreads over all orders of size. The square root keeps 0.01 in sight beside 1.
-_SIGNS = {shown: sign for sign, shown in WHITE.items()}
+NEXT_TOKEN = "…"  # label of the last row of attention to a source, whose token is not in the text
+_CHARACTERS = {visible: char for char, visible in WHITE.items()}
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
 
 class KindMaps(NamedTuple):
-    """All attention of one kind: probabilities (layers, heads, time, source time), and the tokens of both sides."""
+    """Attention of one kind: probabilities (layers, heads, time, source time), and the tokens of both sides."""
 
-    kind: Kind
+    kind: AttentionKind
     probabilities: Probabilities
     queries: list[str]
     keys: list[str]
 
 
 class Head(NamedTuple):
-    """One head with its statistics; NaN where one means nothing."""
+    """One head with its statistics; NaN where a statistic does not apply."""
 
-    kind: Kind
+    kind: AttentionKind
     layer: int
     head: int
     names: tuple[str, ...]
@@ -73,7 +72,7 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class HeadMap(Picture):
-    """Probabilities (time, source time) of some queries over some keys, which begin at token `start` of each side."""
+    """Probabilities (time, source time) of consecutive queries and keys; `start` are their first tokens."""
 
     title: str
     about: str
@@ -83,17 +82,17 @@ class HeadMap(Picture):
     start: tuple[int, int] = (0, 0)
 
     def figure(self) -> Figure:
-        """The heat map, queries in rows; of a long text each cell is the largest of a block of probabilities."""
-        shown, block = pooled(self.probabilities, MAX_CELLS)
-        rows, columns = shown.shape
+        """Return the heat map, queries in rows; in a long text each cell is the maximum of a block."""
+        cells, block = pooled(self.probabilities, MAX_CELLS)
+        rows, columns = cells.shape
         side = max(rows, columns)
-        cell = 9.0 / side if side > MAX_LABELS else 0.42 if side <= MAX_WRITTEN else 0.2
-        width = max(2.4, columns * cell) + label_inches(self.queries) + 0.9
-        figure = new_figure(width, max(1.6, rows * cell) + label_inches(self.keys) + 0.7)
+        inches = 9.0 / side if side > MAX_LABELS else 0.42 if side <= MAX_WRITTEN else 0.2
+        width = max(2.4, columns * inches) + label_inches(self.queries) + 0.9
+        figure = new_figure(width, max(1.6, rows * inches) + label_inches(self.keys) + 0.7)
         axes: Any = figure.add_subplot()
-        image = shade_cells(axes, shown, PowerNorm(0.5, vmin=0.0, vmax=float(shown.max()) or 1.0))
-        label_axis(axes.xaxis, self.keys, self.start[1], block)
-        label_axis(axes.yaxis, self.queries, self.start[0], block)
+        image = shade_cells(axes, cells, PowerNorm(0.5, vmin=0.0, vmax=float(cells.max()) or 1.0))
+        label_axis(axes.xaxis, self.keys, self.start[1], block=block)
+        label_axis(axes.yaxis, self.queries, self.start[0], block=block)
         axes.tick_params(axis="x", rotation=90)
         axes.xaxis.tick_top()
         axes.set_xlabel("key: attended to")
@@ -101,20 +100,20 @@ class HeadMap(Picture):
         axes.set_ylabel("query: attends")
         figure.suptitle(self.title, parse_math=False, fontsize=11)
         if side <= MAX_WRITTEN and block == 1:
-            write_cells(axes, image, lambda row, column: f"{shown[row, column]:.2f}", 7)
+            write_cells(axes, image, lambda row, column: f"{cells[row, column]:.2f}", size=7)
         else:
             figure.colorbar(image, shrink=0.6, aspect=25, pad=0.02).outline.set_linewidth(0.5)
         return figure
 
     def text(self) -> str:
         labels = [shortened(label) for label in self.queries[:MAX_TEXT_ROWS]]
-        wide = max(map(len, labels))
+        width = max(map(len, labels))
         lines = [
-            f"{row + self.start[0]:>4}  {label:<{wide}}  → {strongest(self.probabilities[row], self.keys)}"[:79]
+            f"{row + self.start[0]:>4}  {label:<{width}}  → {strongest(self.probabilities[row], self.keys)}"[:79]
             for row, label in enumerate(labels)
         ]
-        more = len(self.queries) - len(labels)
-        return "\n".join([self.title, *lines, *([f"      … {more} more tokens"] if more else [])])
+        omitted = len(self.queries) - len(labels)
+        return "\n".join([self.title, *lines, *([f"      … {omitted} more tokens"] if omitted else [])])
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,80 +123,80 @@ class AttentionMaps(Picture):
     title: str
     about: str
     parts: tuple[KindMaps, ...]
-    named: tuple[Head, ...] = ()  # those that do one thing, as `heads.py` finds them
+    named: tuple[Head, ...] = ()  # heads with a recognised role (heads.py)
     scripts: ClassVar[tuple[str, ...]] = ("attention.js",)
 
     @property
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[AttentionKind]:
         return [part.kind for part in self.parts]
 
     def part(self, kind: str | None = None) -> KindMaps:
-        """The maps of a kind; without one those over the source, or the only ones."""
-        found = self.parts[-1] if kind is None else next((each for each in self.parts if each.kind == kind), None)
-        if found is None:
+        """Return the maps of one kind; by default those over the source, or the only ones."""
+        part = self.parts[-1] if kind is None else next((each for each in self.parts if each.kind == kind), None)
+        if part is None:
             raise ConfigError(f"kind {kind!r}: this model has {' and '.join(self.kinds)} attention")
-        return found
+        return part
 
-    def head(self, layer: int, head: int, kind: str | None = None, zoom: tuple[int, int] | None = None) -> HeadMap:
-        """The heat map of one head.
-
-        `zoom` shows the tokens from start to stop − 1 alone: of both sides, or of those that are written over all of
-        the source.
-        """
+    def head(self, layer: int, head: int, kind: str | None = None, *, zoom: tuple[int, int] | None = None) -> HeadMap:
+        """Return the heat map of one head; `zoom` is a half-open range of tokens (over a source, of queries only)."""
         part = self.part(kind)
-        shown = part.probabilities[_checked(part, "layer", layer), _checked(part, "head", head)]
-        return _map(f"{NAMES[part.kind].capitalize()}, layer {layer}, head {head}", part, shown, zoom)
+        cells = part.probabilities[_checked(part, "layer", layer), _checked(part, "head", head)]
+        title, about = f"{NAMES[part.kind].capitalize()}, layer {layer}, head {head}", TEXTS["head"]
+        about += " A row is named by the token written at that step." * (part.kind == "cross")
+        queries, keys, start = part.queries, part.keys, (0, 0)
+        if zoom is not None:
+            begin, end = zoom
+            if not 0 <= begin < end <= len(queries):
+                raise DataError(f"tokens {begin} to {end}: the text has {len(queries)} tokens, 0 to {len(queries)}")
+            title, about = f"{title}, tokens {begin} to {end - 1}", f"{about} Only a part of the text is shown."
+            rows, columns = slice(begin, end), slice(0, len(keys)) if part.kind == "cross" else slice(begin, end)
+            cells, queries, keys, start = cells[rows, columns], queries[rows], keys[columns], (begin, columns.start)
+        if max(cells.shape) > MAX_CELLS:
+            about += " Each cell is the maximum of a block of tokens."
+        return HeadMap(title, about, cells, queries=queries, keys=keys, start=start)
 
-    def follow(self, word: str | int, layer: int, head: int | None = None, kind: str | None = None) -> LineView:
-        """What a word attends to, in one head or in all heads of a layer. A number is the place of a token."""
+    def follow(self, word: str | int, layer: int, head: int | None = None, *, kind: str | None = None) -> LineView:
+        """Return lines from a word, or a token's index, to the tokens it attends to, in one or all heads of a layer."""
         part = self.part(kind)
         _checked(part, "layer", layer)
         heads = list(range(part.probabilities.shape[1])) if head is None else [_checked(part, "head", head)]
-        chosen, times = _places(word, part)
-        name = "".join(part.queries[place] for place in chosen).strip("␣")
+        chosen, times = _find_word(word, part.queries)
+        name = "".join(part.queries[token] for token in chosen).strip("␣")
+        first = f" (the first of {times})" if times > 1 else ""
+        about = TEXTS["follow"].format(name=repr(name), first=first, least=MIN_DRAWN)
+        about += " Here the word is the one being written." * (part.kind == "cross")
         where = f"layer {layer}" if head is None else f"layer {layer}, head {head}"
-        about = (
-            f"What {name!r} attends to{f' (the first of {times})' if times > 1 else ''}: a line's width is the "
-            f"probability, its colour the head, and lines below {MIN_DRAWN} are left out. The squares beside a token "
-            "tell how much each head gives it."
-        )
-        if part.kind == "cross":
-            about += " Here the word is the one that is written."
         title = f"What {shortened(name, 24)!r} attends to: {NAMES[part.kind]}, {where}"
-        shown = part.probabilities[layer][heads][:, chosen]
-        return LineView(title, about, shown, heads, chosen, part.queries, part.keys)
+        tokens: dict[str, Any] = {"chosen": chosen, "queries": part.queries, "keys": part.keys}
+        return LineView(title, about, part.probabilities[layer][heads][:, chosen], heads=heads, **tokens)
 
     def rollout(self, kind: str | None = None) -> HeadMap:
-        """How much of each token reaches each place of the last layer, if attention alone carried it.
-
-        Abnar and Zuidema 2020, §3: the mean over the heads, half of it with half of the identity for the residual
-        stream, multiplied from layer to layer.
-        """
-        own = [each for each in self.parts if each.kind != "cross" and kind in (None, each.kind)]
-        if not own:
+        """Return how much of each token reaches each position of the last layer (Abnar and Zuidema 2020, §3)."""
+        parts = [each for each in self.parts if each.kind != "cross" and kind in (None, each.kind)]
+        if not parts:
             raise ModelError("attention rollout needs layers of self-attention, and this is attention to a source")
-        part = own[0]
-        steps = 0.5 * part.probabilities.mean(axis=1, dtype=np.float64) + 0.5 * np.eye(len(part.queries))
-        total = steps[0]
-        for step in steps[1:]:
-            total = step @ total
-        title = f"Attention rollout: {NAMES[part.kind]}, {counted(len(steps), 'layer')}"
-        return HeadMap(title, TEXTS["rollout"], total.astype(np.float32), part.queries, part.keys)
+        part = parts[0]
+        layers = 0.5 * part.probabilities.mean(axis=1, dtype=np.float64) + 0.5 * np.eye(len(part.queries))
+        total = layers[0]
+        for layer in layers[1:]:
+            total = layer @ total
+        title = f"Attention rollout: {NAMES[part.kind]}, {counted(len(layers), 'layer')}"
+        return HeadMap(title, TEXTS["rollout"], total.astype(np.float32), queries=part.queries, keys=part.keys)
 
     def figure(self) -> Figure:
-        """All heads as small maps: layers in rows, heads in columns, one part below the other for each kind."""
+        """Return all heads as small maps: layers in rows, heads in columns, the kinds one below another."""
         widths, heights = [], []
         for layers, heads, queries, keys in (part.probabilities.shape for part in self.parts):
-            one = min(1.5, 10.0 / heads, 14.0 / layers) if layers * heads > 1 else 3.0
-            widths.append(heads * one * max(0.35, keys / max(queries, keys)))
-            heights.append(layers * one * max(0.35, queries / max(queries, keys)))
+            inches = min(1.5, 10.0 / heads, 14.0 / layers) if layers * heads > 1 else 3.0
+            widths.append(heads * inches * max(0.35, keys / max(queries, keys)))
+            heights.append(layers * inches * max(0.35, queries / max(queries, keys)))
         figure = new_figure(max(max(widths) + 1.0, 3.2), sum(heights) + 0.75 * len(self.parts) + 0.3)
         figure.suptitle(self.title, parse_math=False, fontsize=11)
         grid: Any = figure.subplots(len(self.parts), 1, squeeze=False, height_ratios=heights)
         for axes, part in zip(grid[:, 0], self.parts, strict=True):
             layers, heads = part.probabilities.shape[:2]
             mosaic, pitch = _mosaic(part.probabilities)
-            image = shade_cells(axes, mosaic, PowerNorm(0.5, vmin=0.0, vmax=1.0))
+            image = shade_cells(axes, mosaic, PowerNorm(0.5, vmin=0.0, vmax=1.0))  # the root keeps 0.01 visible
             image.set_cmap(SHADES.with_extremes(bad="#b9b9b9"))
             axes.set_xticks([pitch[1] * (head + 0.5) for head in range(heads)], range(heads))
             axes.set_yticks([pitch[0] * (layer + 0.5) for layer in range(layers)], range(layers))
@@ -210,20 +209,17 @@ class AttentionMaps(Picture):
         return figure
 
     def packed(self) -> dict[str, Any]:
-        """All maps for the page's script, kind by kind, what a reader has to know of their precision, and the heads
-        that have a name; a statistic that means nothing is None."""
-        maps = [part.probabilities[..., 0, 0].size for part in self.parts]
+        """Return all maps for the page's script, notes on their precision, and the named heads (NaN as None)."""
+        counts = [part.probabilities[..., 0, 0].size for part in self.parts]
         parts, notes = [], []
-        for part, count in zip(self.parts, maps, strict=True):
-            share = int(MAX_PAGE_BYTES * count / sum(maps))
-            small, note = packed(part.probabilities, share, past=part.kind == "decoder")
-            named = {"kind": part.kind, "name": NAMES[part.kind], "queries": part.queries, "keys": part.keys}
-            parts.append(named | small)
+        for part, count in zip(self.parts, counts, strict=True):
+            limit = int(MAX_PAGE_BYTES * count / sum(counts))
+            maps, note = pack(part.probabilities, max_characters=limit, causal=part.kind == "decoder")
+            labels = {"kind": part.kind, "name": NAMES[part.kind], "queries": part.queries, "keys": part.keys}
+            parts.append(labels | maps)
             notes.append(note)
-        heads = [
-            {name: None if value != value else value for name, value in each._asdict().items()} for each in self.named
-        ]
-        return {"parts": parts, "notes": list(dict.fromkeys(notes)), "named": heads}
+        named = [{key: None if value != value else value for key, value in h._asdict().items()} for h in self.named]
+        return {"parts": parts, "notes": list(dict.fromkeys(notes)), "named": named}
 
     def html(self) -> str:
         return mounted("attention.js", self.packed(), Markup("<pre>{}</pre>").format(self.text()))
@@ -237,51 +233,57 @@ class AttentionMaps(Picture):
         for part in self.parts:
             layers, heads, queries, keys = part.probabilities.shape
             lines.append(f"{NAMES[part.kind]}: {layers} layers × {heads} heads, {queries} × {keys} tokens")
-            for layer, given in enumerate(part.probabilities.mean(axis=(1, 2))):
-                lines.append(f"  layer {layer:>2}  mostly to {strongest(given, part.keys, 4)}"[:79])
+            for layer, means in enumerate(part.probabilities.mean(axis=(1, 2))):
+                lines.append(f"  layer {layer:>2}  mostly to {strongest(means, part.keys, 4)}"[:79])
         return "\n".join(lines)
 
 
 def _mosaic(probabilities: Probabilities) -> tuple[Probabilities, tuple[int, int]]:
-    """All maps (layers, heads, time, source time) as one image with NaN between them, and the pitch of its cells."""
+    """Return all maps (layers, heads, time, source time) as one image separated by NaN, and the pitch of the maps."""
     layers, heads = probabilities.shape[:2]
-    small, _ = pooled(probabilities, 96 if layers * heads <= 64 else 64)
-    # small maps are enlarged, so that what separates them stays a thin line
-    small = small.repeat(-(-40 // small.shape[2]), axis=2).repeat(-(-40 // small.shape[3]), axis=3)
-    framed = np.pad(small, ((0, 0), (0, 0), (3, 0), (3, 0)), constant_values=np.nan)
+    maps, _ = pooled(probabilities, 96 if layers * heads <= 64 else 64)
+    # Small maps are enlarged, so that the separators stay thin lines.
+    maps = maps.repeat(-(-40 // maps.shape[2]), axis=2).repeat(-(-40 // maps.shape[3]), axis=3)
+    framed = np.pad(maps, ((0, 0), (0, 0), (3, 0), (3, 0)), constant_values=np.nan)
     pitch = framed.shape[2], framed.shape[3]
     image = framed.transpose(0, 2, 1, 3).reshape(layers * pitch[0], heads * pitch[1])
     return np.pad(image, ((0, 3), (0, 3)), constant_values=np.nan), pitch
 
 
 def attention_maps(reading: Reading) -> AttentionMaps:
-    """Every attention probability that the model computes for a reading.
+    """Return every attention probability that the model computes for a reading.
 
-    Rows of attention to a source are named by the token that is written there, which is the one after the one read:
-    so Bahdanau et al. (2015) draw them.
+    Rows of attention to a source are labelled with the token written at that step, which is the one after the token
+    read, as in Bahdanau et al. (2015).
     """
-    model, names = reading.model, probability_places(reading.model)
-    _check_size(reading)
-    with evaluating(model), torch.no_grad(), capture(model, *names.values()) as seen:
-        model.features(reading.tokens, **reading.given)
-    own, source = reading.pieces, reading.source_pieces or []
-    first, written, parts = source or own, [*own[1:], WRITES], []
-    labels = {"encoder": (first, first), "decoder": (own, own), "cross": (written, source)}
+    model, names = reading.model, probability_names(reading.model)
+    if isinstance(config := model.config, Encoder | Decoder | EncoderDecoder):
+        maps, time = config.layers * config.attention.heads, max(len(reading.ids), len(reading.source or ()))
+        if isinstance(config, EncoderDecoder):
+            maps = 2 * maps + (config.encoder_layers or config.layers) * config.attention.heads
+        if maps * time * time > MAX_PROBABILITIES:
+            limit = int((MAX_PROBABILITIES / maps) ** 0.5)
+            raise DataError(f"attention of all {maps} heads over {time} tokens is too large; give at most {limit}")
+    with evaluating(model), torch.no_grad(), capture(model, *names.values()) as captured:
+        model.features(reading.tokens, **reading.model_kwargs)
+    text, source = reading.pieces, reading.source_pieces or []
+    encoder, written, parts = source or text, [*text[1:], NEXT_TOKEN], []
+    labels = {"encoder": (encoder, encoder), "decoder": (text, text), "cross": (written, source)}
     for kind, pattern in names.items():
-        layers = [seen[name] for name in seen if re.fullmatch(pattern.replace("*", r"\d+"), name)]
-        # (layers, heads, time, source time) of what each layer gave, (1, [heads,] time, source time)
+        layers = [captured[name] for name in captured if re.fullmatch(pattern.replace("*", r"\d+"), name)]
+        # each is (1, [heads,] time, source time); stacked (layers, heads, time, source time)
         stacked = np.stack([(each[0] if each.dim() == 4 else each).float().cpu().numpy() for each in layers])
         parts.append(KindMaps(kind, stacked, *labels[kind]))
     about = TEXTS["attention"]
     if max(max(part.probabilities.shape[2:]) for part in parts) > 64:
-        about += " In the small maps each cell is the largest of a block of tokens, so that thin lines survive."
+        about += " In the small maps each cell is the maximum of a block of tokens, so that thin lines stay visible."
     return AttentionMaps(f"Attention over {counted(len(reading.ids), 'token')}", about, tuple(parts))
 
 
-def probability_places(model: LanguageModel) -> dict[Kind, str]:
-    """Where `capture` finds the probabilities of each kind of attention; `*` stands for a layer."""
-    encoder: dict[Kind, str] = {"encoder": "encoder.*.attention.probabilities"}
-    decoder: dict[Kind, str] = {"decoder": "decoder.*.attention.probabilities"}
+def probability_names(model: LanguageModel) -> dict[AttentionKind, str]:
+    """Return the names under which `capture` finds each kind of attention's probabilities; `*` is the layer."""
+    encoder: dict[AttentionKind, str] = {"encoder": "encoder.*.attention.probabilities"}
+    decoder: dict[AttentionKind, str] = {"decoder": "decoder.*.attention.probabilities"}
     match model.config:
         case Encoder():
             return encoder
@@ -291,19 +293,8 @@ def probability_places(model: LanguageModel) -> dict[Kind, str]:
             return {**encoder, **decoder, "cross": "decoder.*.cross.probabilities"}
         case Bahdanau():
             return {"cross": "attention.probabilities"}
-    raise lacks(model, "no attention", "it takes a Transformer (encoder, decoder, encoder-decoder) or a bahdanau model")
-
-
-def _check_size(reading: Reading) -> None:
-    config = reading.model.config
-    if not isinstance(config, Encoder | Decoder | EncoderDecoder):
-        return
-    maps, time = config.layers * config.attention.heads, max(len(reading.ids), len(reading.source or ()))
-    if isinstance(config, EncoderDecoder):
-        maps = 2 * maps + (config.encoder_layers or config.layers) * config.attention.heads
-    if maps * time * time > MAX_PROBABILITIES:
-        most = int((MAX_PROBABILITIES / maps) ** 0.5)
-        raise DataError(f"the attention of all {maps} heads over {time} tokens is too much; give at most {most} tokens")
+    advice = "it takes a Transformer (encoder, decoder, encoder-decoder) or a bahdanau model"
+    raise unsupported(model, "no attention", advice)
 
 
 def _checked(part: KindMaps, name: str, number: int) -> int:
@@ -314,41 +305,20 @@ def _checked(part: KindMaps, name: str, number: int) -> int:
     return number
 
 
-def _map(title: str, part: KindMaps, shown: Probabilities, zoom: tuple[int, int] | None) -> HeadMap:
-    about = TEXTS["head"]
-    if part.kind == "cross":
-        about += " A row is named by the token that is written there."
-    queries, keys, start = part.queries, part.keys, (0, 0)
-    if zoom is not None:
-        begin, end = zoom
-        if not 0 <= begin < end <= len(queries):
-            raise DataError(f"tokens {begin} to {end}: the text has {len(queries)} tokens, 0 to {len(queries)}")
-        title = f"{title}, tokens {begin} to {end - 1}"
-        about += " Only a part of the text is shown."
-        rows, columns = slice(begin, end), slice(0, len(keys)) if part.kind == "cross" else slice(begin, end)
-        shown, queries, keys = shown[rows, columns], queries[rows], keys[columns]
-        start = (rows.start, columns.start)
-    if max(shown.shape) > MAX_CELLS:
-        about += " Each cell is the largest of a block of tokens."
-    return HeadMap(title, about, shown, queries, keys, start)
-
-
-def _places(word: str | int, part: KindMaps) -> tuple[list[int], int]:
-    """The places of a word's tokens where it first stands, and how often it stands in the text."""
-    labels = part.queries
+def _find_word(word: str | int, labels: list[str]) -> tuple[list[int], int]:
+    """Return the tokens of a word's first occurrence, and the number of its occurrences."""
     if isinstance(word, int):
         if not 0 <= word < len(labels):
             raise DataError(f"token {word}: the text has {len(labels)} tokens, 0 to {len(labels) - 1}")
         return [word], 1
     text, ends = "", []
     for label in labels:
-        text += "".join(_SIGNS.get(sign, sign) for sign in label)
+        text += "".join(_CHARACTERS.get(char, char) for char in label)
         ends.append(len(text))
-    wanted = re.escape(word.strip())
-    for form, flags in ((rf"(?<!\w){wanted}(?!\w)", 0), (rf"(?<!\w){wanted}(?!\w)", re.IGNORECASE), (wanted, 0)):
-        found = list(re.finditer(form, text, flags)) if wanted else []
-        if found:
-            start, stop = found[0].span()
-            places = [n for n, (a, b) in enumerate(pairwise([0, *ends])) if a < stop and b > start]
-            return places, len(found)
+    escaped = re.escape(word.strip())
+    for pattern, flags in ((rf"(?<!\w){escaped}(?!\w)", 0), (rf"(?<!\w){escaped}(?!\w)", re.IGNORECASE), (escaped, 0)):
+        matches = list(re.finditer(pattern, text, flags)) if escaped else []
+        if matches:
+            start, stop = matches[0].span()
+            return [n for n, (a, b) in enumerate(pairwise([0, *ends])) if a < stop and b > start], len(matches)
     raise DataError(f"{word!r} is not in the text; {suggestion(word, cast('list[str]', _WORD.findall(text)))}")

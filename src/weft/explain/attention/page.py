@@ -1,8 +1,8 @@
-"""Attention on a page: all heads of a text, packed so small that the page can hold them.
+"""Attention maps of a text in the compact form that a page holds.
 
-A probability is kept as a byte, its square root times `levels`; where every query sees its past alone, only that half
-is kept. All bytes together are deflated (the browser inflates them). A text of more than 128 tokens is pooled: a cell
-is the largest of a block, and beside that every query has its strongest keys, token by token.
+A probability is stored as one byte, its square root times `levels`; under a causal mask only the lower triangle is
+stored. All bytes are deflated together (the browser inflates them). Maps of more than 128 tokens are pooled: a cell is
+the maximum of a block, and every query's strongest keys are stored in addition, token by token.
 """
 
 import base64
@@ -16,50 +16,50 @@ from numpy.typing import NDArray
 from weft.explain.attention.lines import Probabilities
 from weft.figures.heatmap import pooled
 
-# Cells of a side, levels of a probability, and keys that a query of a pooled map keeps, from the finest: the first that
-# fits is taken.
+# Cells per side, levels of a probability, and strongest keys per query of a pooled map; the first that fits is used.
 QUALITIES = (
     *((128, 255, 6), (128, 127, 5), (128, 63, 4), (100, 63, 4), (80, 63, 3), (64, 63, 3)),
     *((48, 63, 3), (32, 31, 2), (16, 15, 1), (8, 15, 1)),
 )
 
 
-def packed(probabilities: Probabilities, most: int, past: bool) -> tuple[dict[str, Any], str]:
-    """Maps (layers, heads, time, source time) for the page's script, in at most so many characters if any quality
-    allows that, and what a reader has to know of the precision. `past`: queries see nothing that comes later."""
+def pack(probabilities: Probabilities, *, max_characters: int, causal: bool) -> tuple[dict[str, Any], str]:
+    """Return maps (layers, heads, time, source time) for the page's script, and a note on their precision.
+
+    They take at most `max_characters` if any quality allows it.
+    """
     layers, heads, queries, keys = probabilities.shape
-    # the strongest keys of every query, (rank, layers, heads, time): those of neighbouring queries are alike, so that
-    # one rank after the other packs well
+    # (rank, layers, heads, time): neighbouring queries have similar strongest keys, so rank-major order deflates well
     strongest = torch.from_numpy(probabilities).topk(min(QUALITIES[0][2], keys))
-    best, shares = (each.movedim(-1, 0).numpy() for each in (strongest.indices, strongest.values))
-    small, block = probabilities, 1
-    kept: dict[str, Any] = {}
+    best, best_probabilities = (each.movedim(-1, 0).numpy() for each in (strongest.indices, strongest.values))
+    maps, block = probabilities, 1
+    packed: dict[str, Any] = {}
     for cells, levels, count in QUALITIES:
-        if max(small.shape[-2:]) > cells:
-            small, block = pooled(probabilities, cells)
-        rows, columns = small.shape[-2:]
-        rooted = _bytes(small, levels)
-        kept = {"layers": layers, "heads": heads, "block": block, "rows": rows, "columns": columns}
-        weights = _text(rooted[:, :, *np.tril_indices(rows)] if past else rooted)
-        kept |= {"past": past, "levels": levels, "weights": weights}
+        if max(maps.shape[-2:]) > cells:
+            maps, block = pooled(probabilities, cells)
+        rows, columns = maps.shape[-2:]
+        quantised = _quantise(maps, levels)
+        weights = _deflate(quantised[:, :, *np.tril_indices(rows)] if causal else quantised)
+        packed = {"layers": layers, "heads": heads, "block": block, "rows": rows, "columns": columns}
+        packed |= {"past": causal, "levels": levels, "weights": weights}
         if block > 1:
-            places, found = best[:count], shares[:count]
-            kept |= {"count": len(places), "best": _text(places & 255, places >> 8, _bytes(found, levels))}
-        if len(weights) + len(kept.get("best", "")) <= most:
+            indices, values = best[:count], best_probabilities[:count]
+            packed |= {"count": len(indices), "best": _deflate(indices & 255, indices >> 8, _quantise(values, levels))}
+        if len(weights) + len(packed.get("best", "")) <= max_characters:
             break
-    note = f"Probabilities on this page are rounded, by up to {0.5 / kept['levels']:.3f} for one of 0.25."
+    note = f"Probabilities on this page are rounded, by up to {0.5 / packed['levels']:.3f} for one of 0.25."
     if block > 1:
         note = (
             f"{queries} tokens are too many for one map: a cell is the largest probability of a block of {block} × "
-            f"{block} tokens. The lines and the list of the strongest keys know each token. {note}"
+            f"{block} tokens. The lines and the list of the strongest keys are exact to the token. {note}"
         )
-    return kept, note
+    return packed, note
 
 
-def _bytes(probabilities: Probabilities, levels: int) -> NDArray[np.uint8]:
+def _quantise(probabilities: Probabilities, levels: int) -> NDArray[np.uint8]:
     return np.rint(np.sqrt(probabilities) * levels).astype(np.uint8)
 
 
-def _text(*arrays: NDArray[Any]) -> str:
-    whole = b"".join(np.ascontiguousarray(each, dtype=np.uint8).tobytes() for each in arrays)
-    return base64.b64encode(zlib.compress(whole)).decode()
+def _deflate(*arrays: NDArray[Any]) -> str:
+    data = b"".join(np.ascontiguousarray(each, dtype=np.uint8).tobytes() for each in arrays)
+    return base64.b64encode(zlib.compress(data)).decode()

@@ -1,4 +1,4 @@
-"""A folded graph laid out, as a figure and as plain SVG; and as Graphviz source."""
+"""Draw a folded graph as a figure, as plain SVG and as Graphviz source."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,16 +7,17 @@ from typing import Any, NamedTuple
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, PathPatch, Polygon
-from matplotlib.path import Path as Curve
+from matplotlib.path import Path
 
-from weft.explain.graph.fold import Group
-from weft.explain.graph.labels import Labels, Written, function, shape
-from weft.explain.graph.layout import HEAD, Box, Inside, Line, arrange, insides
-from weft.explain.graph.level import Size
+from weft.explain.graph.fold import Subgraph
+from weft.explain.graph.labels import BoxLabels, LabelledGraph, function_label
+from weft.explain.graph.layered import Size
+from weft.explain.graph.layout import GroupLayout, group_layouts
+from weft.explain.graph.placing import TITLE_HEIGHT, Box, Connector, place
 from weft.figures.page import template
 from weft.figures.shaded import width_of
 
-# fill, border, width of the border, dashes; told apart by what is written in them as well
+# fill, border, border width, dashed; the label inside a box distinguishes the kinds as well
 STYLES = {
     "variable": ("#ffffff", "#262626", 1.0, False),
     "parameter": ("#e3edf5", "#2f6f9f", 1.0, False),
@@ -26,207 +27,207 @@ STYLES = {
     "frame": ("none", "#8f8b84", 0.8, False),
 }
 INK, SOFT = "#262626", "#5d5a55"
-TEXT, SMALL = 12.0, 10.5  # sizes of letters
-BOX = 26.0  # a box is so high
-ROW, SMALL_ROW = 15.0, 13.5
-BESIDE = 7.0  # between a box and its labels
+FONT_SIZE, SMALL_FONT_SIZE = 12.0, 10.5
+BOX_HEIGHT = 26.0
+LINE_HEIGHT, SMALL_LINE_HEIGHT = 15.0, 13.5
+LABEL_GAP = 7.0  # between a box and its labels
 MARGIN = 10.0
-ARROW = 6.0
-ROUNDED = 8.0  # pixels to which the sizes of boxes are rounded where boxes that are about alike shall be laid out alike
-MAX_INCHES = 200.0  # of a figure; a larger one is drawn smaller
+ARROW = 6.0  # length of an arrowhead
+SIZE_STEP = 8.0  # pixels to which box sizes are rounded for the layout, so that nearly identical layers share one
+MAX_INCHES = 200.0  # longest side of a figure; a larger graph is scaled down
+PIXELS_PER_INCH = 96
 
 
-class Mark(NamedTuple):
-    """A box or a frame that is shown. The rectangle is `wide` and its labels are to its right."""
+class DrawnBox(NamedTuple):
+    """Visible box or frame. The rectangle of a box is `rectangle_width` wide, with the labels to its right."""
 
     box: Box
-    labels: Labels
-    wide: float
+    labels: BoxLabels
+    rectangle_width: float
 
     @property
-    def frame(self) -> bool:
+    def is_frame(self) -> bool:
         return self.box.inside is not None
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """Everything in its place; gradients go along edges backwards, and not along all of them."""
+    """Graph with everything placed. In the backward pass, gradients flow up along some of the connectors."""
 
     width: float
     height: float
-    marks: list[Mark]
-    lines: list[Line]
+    boxes: list[DrawnBox]
+    connectors: list[Connector]
     backward: bool
     differentiable: Sequence[bool]
 
     def arrows(self) -> Iterator[tuple[float, float, float]]:
-        """The tip of each arrow, and 1 where it points down, −1 up."""
+        """Yield the tip (x, y) of each arrow, with 1 if it points down and −1 if up."""
         if self.backward:
-            shown = (line for line in self.lines if line.leaves and not self.faint(line))
-            yield from dict.fromkeys((line.x, line.y, -1.0) for line in shown)
+            used = (line for line in self.connectors if line.leaves and not self.is_faint(line))
+            yield from dict.fromkeys((line.x, line.y, -1.0) for line in used)
         else:
-            yield from dict.fromkeys((line.to_x, line.to_y, 1.0) for line in self.lines if line.arrives)
+            yield from dict.fromkeys((line.to_x, line.to_y, 1.0) for line in self.connectors if line.arrives)
 
-    def faint(self, line: Line) -> bool:
-        """Whether nothing passes a line in this direction."""
-        return self.backward and not any(self.differentiable[source] for source in line.sources)
-
-
-def keys(written: Written, root: Group) -> dict[str, int]:
-    """Numbers for groups, after those of the nodes."""
-    return {group.path: len(written.graph.nodes) + n for n, group in enumerate(root.groups())}
+    def is_faint(self, connector: Connector) -> bool:
+        """Return whether no gradient passes a connector in the backward pass."""
+        return self.backward and not any(self.differentiable[source] for source in connector.sources)
 
 
-def laid_out(written: Written, root: Group) -> dict[int, Inside]:
-    """How the inside of every group is laid out, by key, with its children closed."""
-    key_of = keys(written, root)
+def group_keys(labelled: LabelledGraph, root: Subgraph) -> dict[str, int]:
+    """Return the key of every group, by path: groups are numbered after the nodes."""
+    return {group.path: len(labelled.graph.nodes) + n for n, group in enumerate(root.subgraphs())}
+
+
+def closed_layouts(labelled: LabelledGraph, root: Subgraph) -> dict[int, GroupLayout]:
+    """Return the layout of every group with its children closed, by key."""
+    key_of = group_keys(labelled, root)
     children: dict[int, list[int]] = {}
     sizes: dict[int, Size] = {}
-    for group in root.groups():
-        inside = children[key_of[group.path]] = []
+    for group in root.subgraphs():
+        keys = children[key_of[group.path]] = []
         for child in group.children:
-            inside.append(child if isinstance(child, int) else key_of[child.path])
-            box = _closed(inside[-1], written.of(child))[0]
-            sizes[box.key] = Size(*(ROUNDED * round(size / ROUNDED) for size in (box.width, box.port)))
-    return insides(children, written.graph.edges, sizes, written.differentiable)
+            keys.append(child if isinstance(child, int) else key_of[child.path])
+            box = _closed_box(keys[-1], labelled.labels(child)).box
+            sizes[box.key] = Size(*(SIZE_STEP * round(size / SIZE_STEP) for size in (box.width, box.port)))
+    return group_layouts(children, labelled.graph.edges, sizes, differentiable=labelled.differentiable)
 
 
-def _closed(key: int, labels: Labels) -> tuple[Box, float]:
-    wide = max(BOX * 1.6, width_of(labels.inside, TEXT) + 20.0)
-    beside = max([width_of(labels.name, TEXT), *(width_of(line, SMALL) for line in labels.lines)])
-    rows = ROW + SMALL_ROW * len(labels.lines)
-    return Box(key, wide + BESIDE + beside, max(BOX, rows), wide / 2), wide
+def _closed_box(key: int, labels: BoxLabels) -> DrawnBox:
+    width = max(BOX_HEIGHT * 1.6, width_of(labels.inside, FONT_SIZE) + 20.0)
+    widths = [width_of(labels.name, FONT_SIZE), *(width_of(line, SMALL_FONT_SIZE) for line in labels.lines)]
+    height = max(BOX_HEIGHT, LINE_HEIGHT + SMALL_LINE_HEIGHT * len(labels.lines))
+    return DrawnBox(Box(key, width + LABEL_GAP + max(widths), height, width / 2), labels, width)
 
 
-def drawing(written: Written, root: Group, opened: frozenset[str], shapes: bool, backward: bool) -> Drawing:
-    """A graph whose groups `opened` are open."""
-    key_of, laid = keys(written, root), laid_out(written, root)
-    marks: list[Mark] = []
+def drawing(
+    labelled: LabelledGraph, root: Subgraph, opened: frozenset[str], *, shapes: bool, backward: bool
+) -> Drawing:
+    """Draw a graph with the groups at the paths `opened` open."""
+    key_of, layouts = group_keys(labelled, root), closed_layouts(labelled, root)
+    drawn: list[DrawnBox] = []
 
-    def build(what: Group | int) -> Box:
-        key = what if isinstance(what, int) else key_of[what.path]
-        if isinstance(what, int) or what.path not in opened | {root.path}:
-            labels = written.of(what, shapes, backward)
-            box, wide = _closed(key, labels)
+    def add(child: Subgraph | int) -> Box:
+        key = child if isinstance(child, int) else key_of[child.path]
+        if isinstance(child, int) or child.path not in opened | {root.path}:
+            drawn.append(_closed_box(key, labelled.labels(child, shapes=shapes, backward=backward)))
         else:
-            labels, wide = Labels(what.kind, what.label, (), "frame"), 0.0
-            title = width_of(f"{what.label} · {what.kind}", TEXT)
-            box = Box(key, inside=list(map(build, what.children)), laid=laid[key], title=title)
-        marks.append(Mark(box, labels, wide))
-        return box
+            title = width_of(f"{child.label} · {child.kind}", FONT_SIZE)
+            box = Box(key, inside=list(map(add, child.children)), group=layouts[key], title=title)
+            drawn.append(DrawnBox(box, BoxLabels(child.kind, child.label, (), "frame"), 0.0))
+        return drawn[-1].box
 
-    frame = build(root)
-    lines = arrange(frame)
-    size = frame.width + 2 * MARGIN, frame.height + 2 * MARGIN
-    return Drawing(*size, marks[-2::-1], lines, backward, written.differentiable)
+    frame = add(root)
+    connectors, differentiable = place(frame), labelled.differentiable
+    width, height = frame.width + 2 * MARGIN, frame.height + 2 * MARGIN
+    return Drawing(width, height, drawn[-2::-1], connectors, backward=backward, differentiable=differentiable)
 
 
 def figure(drawing: Drawing) -> Figure:
-    scale = min(1.0, MAX_INCHES / max(drawing.width / 96, drawing.height / 96))
-    fig = Figure(figsize=(drawing.width / 96 * scale, drawing.height / 96 * scale))
+    width, height = drawing.width / PIXELS_PER_INCH, drawing.height / PIXELS_PER_INCH
+    scale = min(1.0, MAX_INCHES / max(width, height))
+    fig = Figure(figsize=(width * scale, height * scale))
     FigureCanvasAgg(fig)
     axes: Any = fig.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_xlim(-MARGIN, drawing.width - MARGIN)
     axes.set_ylim(drawing.height - MARGIN, -MARGIN)
     axes.axis("off")
     unit = 0.75 * scale
-    for mark in drawing.marks:
-        fill, edge, width, dashed = STYLES[mark.labels.style]
-        x, y, w, h = _rectangle(mark)
+    for drawn in drawing.boxes:
+        fill, edge, line_width, dashed = STYLES[drawn.labels.style]
+        x, y, w, h = _rectangle(drawn)
         dash: Any = (0, (3, 2)) if dashed else "solid"
-        rounded = f"round,pad=0,rounding_size={5 if mark.frame else 3}"
-        look: dict[str, Any] = {"facecolor": fill, "edgecolor": edge, "linewidth": width * unit, "linestyle": dash}
-        look |= {"boxstyle": rounded, "zorder": 1 if mark.frame else 3}
-        axes.add_patch(FancyBboxPatch((x, y), w, h, **look))
-        for text in _texts(mark):
+        look: dict[str, Any] = {"facecolor": fill, "edgecolor": edge, "linewidth": line_width * unit, "linestyle": dash}
+        look["boxstyle"] = f"round,pad=0,rounding_size={5 if drawn.is_frame else 3}"
+        axes.add_patch(FancyBboxPatch((x, y), w, h, zorder=1 if drawn.is_frame else 3, **look))
+        for text in _texts(drawn):
             font = {"fontsize": text.size * unit, "family": "DejaVu Sans", "color": SOFT if text.soft else INK}
-            where = {"ha": "center" if text.middle else "left", "va": "baseline", "zorder": 4}
-            axes.text(text.x, text.y, text.text, parse_math=False, **font, **where)
-    for line in drawing.lines:
+            align = {"ha": "center" if text.centred else "left", "va": "baseline", "zorder": 4}
+            axes.text(text.x, text.y, text.text, parse_math=False, **font, **align)
+    for line in drawing.connectors:
         mid = (line.bend + line.straight) / 2
         points = [(line.x, line.y), (line.x, line.bend), (line.x, mid), (line.to_x, mid), (line.to_x, line.straight)]
-        curve = Curve([*points, (line.to_x, line.to_y)], [1, 2, 4, 4, 4, 2])
-        dash = (0, (1, 3)) if drawing.faint(line) else "solid"
+        path = Path([*points, (line.to_x, line.to_y)], [1, 2, 4, 4, 4, 2])
+        dash = (0, (1, 3)) if drawing.is_faint(line) else "solid"
         look = {"edgecolor": SOFT, "linewidth": 0.9 * unit, "linestyle": dash, "zorder": 2, "capstyle": "butt"}
-        axes.add_patch(PathPatch(curve, fill=False, **look))
+        axes.add_patch(PathPatch(path, fill=False, **look))
     for x, y, down in drawing.arrows():
         axes.add_patch(Polygon(_arrow(x, y, down), closed=True, facecolor=INK, edgecolor="none", zorder=4))
     return fig
 
 
 def svg(drawing: Drawing, label: str) -> str:
-    """Plain SVG: rectangles, paths and text, with no style sheet, script or marker."""
+    """Return plain SVG: rectangles, paths and text, with no style sheet, script or marker."""
     looks = {"styles": STYLES, "ink": INK, "soft": SOFT, "margin": MARGIN}
-    shapes = {"rectangle": _rectangle, "texts": _texts, "arrow": _arrow, "n": _n}
+    shapes = {"rectangle": _rectangle, "texts": _texts, "arrow": _arrow, "n": lambda x: f"{x:.1f}".removesuffix(".0")}
     return template("graph_svg.html").render(drawing=drawing, label=label, **looks, **shapes) + "\n"
 
 
-class _Text(NamedTuple):
+class _PlacedText(NamedTuple):
     x: float
     y: float
     text: str
     size: float
-    middle: bool = False
+    centred: bool = False
     soft: bool = False
 
 
-def _rectangle(mark: Mark) -> tuple[float, float, float, float]:
-    return mark.box.x, mark.box.y, mark.box.width if mark.frame else mark.wide, mark.box.height
+def _rectangle(drawn: DrawnBox) -> tuple[float, float, float, float]:
+    box = drawn.box
+    return box.x, box.y, box.width if drawn.is_frame else drawn.rectangle_width, box.height
 
 
-def _texts(mark: Mark) -> Iterator[_Text]:
-    box, labels = mark.box, mark.labels
-    if mark.frame:
-        yield _Text(box.x + box.title_x, box.y + HEAD - 8.0, f"{labels.name} · {labels.inside}", TEXT, soft=True)
+def _texts(drawn: DrawnBox) -> Iterator[_PlacedText]:
+    box, labels = drawn.box, drawn.labels
+    if drawn.is_frame:
+        title = f"{labels.name} · {labels.inside}"
+        yield _PlacedText(box.x + box.title_x, box.y + TITLE_HEIGHT - 8.0, title, FONT_SIZE, soft=True)
         return
     middle = box.y + box.height / 2
-    yield _Text(box.x + mark.wide / 2, middle + TEXT * 0.36, labels.inside, TEXT, middle=True)
-    rows = ROW + SMALL_ROW * len(labels.lines)
-    x, y = box.x + mark.wide + BESIDE, middle - rows / 2 + TEXT
-    yield _Text(x, y, labels.name, TEXT)
+    baseline = middle + FONT_SIZE * 0.36
+    yield _PlacedText(box.x + drawn.rectangle_width / 2, baseline, labels.inside, FONT_SIZE, centred=True)
+    height = LINE_HEIGHT + SMALL_LINE_HEIGHT * len(labels.lines)
+    x, y = box.x + drawn.rectangle_width + LABEL_GAP, middle - height / 2 + FONT_SIZE
+    yield _PlacedText(x, y, labels.name, FONT_SIZE)
     for n, line in enumerate(labels.lines, 1):
-        yield _Text(x, y + SMALL_ROW * n, line, SMALL, soft=True)
+        yield _PlacedText(x, y + SMALL_LINE_HEIGHT * n, line, SMALL_FONT_SIZE, soft=True)
 
 
 def _arrow(x: float, y: float, down: float) -> list[tuple[float, float]]:
     return [(x, y), (x - ARROW * 0.5, y - ARROW * down), (x + ARROW * 0.5, y - ARROW * down)]
 
 
-def _n(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
+def dot(labelled: LabelledGraph, root: Subgraph, opened: frozenset[str], *, shapes: bool, backward: bool) -> str:
+    """Return Graphviz source: a cluster for each open group, a box for each node and each closed group."""
+    key_of = group_keys(labelled, root)
+    shown_as: dict[int, int] = {}  # node → key of its box
+    lines = ["digraph {", '  node [shape=box, fontname="Helvetica", fontsize=11];']
+    lines.append(f"  edge [{'dir=back, ' if backward else ''}arrowsize=0.6];")
 
-
-def dot(written: Written, root: Group, opened: frozenset[str], shapes: bool, backward: bool) -> str:
-    """Graphviz source: a cluster for each open group, a box for each node and for each closed group."""
-    key_of = keys(written, root)
-    showing: dict[int, int] = {}
-    out = ["digraph {", '  node [shape=box, fontname="Helvetica", fontsize=11];']
-    out.append(f"  edge [{'dir=back, ' if backward else ''}arrowsize=0.6];")
-
-    def write(group: Group, indent: str) -> None:
+    def write(group: Subgraph, indent: str) -> None:
         for child in group.children:
             if isinstance(child, int):
-                node, name = written.graph.nodes[child], written.names[child]
-                named = f"{name}  {shape(node)}" if shapes else name
-                out.append(f"{indent}n{child} [label={quoted(function(node))}, xlabel={quoted(named)}];")
-                showing[child] = child
+                function, name = function_label(labelled.graph.nodes[child]), labelled.names[child]
+                name = f"{name}  {labelled.shape(child)}" if shapes else name
+                lines.append(f"{indent}n{child} [label={quoted(function)}, xlabel={quoted(name)}];")
+                shown_as[child] = child
             elif child.path in opened:
-                out.append(f"{indent}subgraph cluster_{key_of[child.path]} {{")
-                out.append(f"{indent}  label={quoted(f'{child.label} · {child.kind}')};")
+                lines.append(f"{indent}subgraph cluster_{key_of[child.path]} {{")
+                lines.append(f"{indent}  label={quoted(f'{child.label} · {child.kind}')};")
                 write(child, indent + "  ")
-                out.append(f"{indent}}}")
+                lines.append(f"{indent}}}")
             else:
                 key = key_of[child.path]
-                out.append(f"{indent}n{key} [label={quoted(child.kind)}, xlabel={quoted(child.label)}, penwidth=2];")
-                showing.update(dict.fromkeys(child.nodes(), key))
+                lines.append(f"{indent}n{key} [label={quoted(child.kind)}, xlabel={quoted(child.label)}, penwidth=2];")
+                shown_as.update(dict.fromkeys(child.nodes(), key))
 
     write(root, "  ")
-    joined = dict.fromkeys((showing[a], showing[b]) for a, b in written.graph.edges if showing[a] != showing[b])
-    out += [f"  n{a} -> n{b};" for a, b in joined]
-    return "\n".join([*out, "}", ""])
+    edges = dict.fromkeys((shown_as[a], shown_as[b]) for a, b in labelled.graph.edges if shown_as[a] != shown_as[b])
+    lines += [f"  n{a} -> n{b};" for a, b in edges]
+    return "\n".join([*lines, "}", ""])
 
 
 def quoted(text: str) -> str:
-    """A text as a Graphviz string; a backslash would begin one of its escapes."""
+    """Return a Graphviz string literal, with backslashes escaped because they would start an escape sequence."""
     inner = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "")
     return f'"{inner}"'

@@ -1,8 +1,7 @@
-"""The gradient of each operation by its operands, as a formula to read (formulas.toml).
+"""Gradient of each operation with respect to its operands, as a readable formula (formulas.toml).
 
-g is the gradient of the loss by the operation's result y; the formula of an operand says what is passed back to it.
-Where an operand was broadcast, its gradient is summed over the copies. The tests compute every formula and hold it to
-autograd.
+g is the gradient of the loss with respect to the operation's result y; an operand's formula is the gradient passed back
+to it. The gradient of a broadcast operand is summed over the copies. Tests evaluate every formula against autograd.
 """
 
 import tomllib
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Rule(NamedTuple):
-    """y = `forward`, and by operand the gradient.
+class GradientRule(NamedTuple):
+    """Formula y = `forward`, and the gradient of each operand.
 
-    `operands` are the letters of the function's tensors in their order, of which a call may leave out the last; what
-    comes after them is like the last. In the texts {x} stands for an operand, {y} for the result, {g} for its gradient.
+    `operands` are the letters of the function's tensors, in order. A call may omit the last ones; additional tensors
+    repeat the last letter. In the formulas {x} is an operand, {y} the result and {g} its gradient.
     """
 
     operands: str
@@ -23,18 +22,18 @@ class Rule(NamedTuple):
     gradients: Mapping[str, str]
 
     def gradient(self, operand: str, names: Mapping[str, str]) -> str:
-        """The formula of an operand's gradient, by the names of the operands and of the result y."""
+        """Return the formula of an operand's gradient; `names` replace the letters of operands and the result."""
         letters = {letter: letter for letter in (*self.operands, "y")} | dict(names)
-        passed = self.gradients[operand].format_map(letters | {"g": f"g_{letters['y']}"})
-        return f"g_{letters[operand]} = {passed}"
+        formula = self.gradients[operand].format_map(letters | {"g": f"g_{letters['y']}"})
+        return f"g_{letters[operand]} = {formula}"
 
 
 _TABLE = tomllib.loads(Path(__file__).with_name("formulas.toml").read_text(encoding="utf-8"))
 
 
-def _rules(table: Mapping[str, dict[str, str]]) -> dict[str, Rule]:
-    return {name: Rule(row.pop("operands"), row.pop("forward"), row) for name, row in table.items()}
+def _rules(table: Mapping[str, dict[str, str]]) -> dict[str, GradientRule]:
+    return {name: GradientRule(row.pop("operands"), row.pop("forward"), row) for name, row in table.items()}
 
 
 RULES, LECTURE = _rules(_TABLE["rules"]), _rules(_TABLE["lecture"])
-MODULES: dict[str, str] = _TABLE["modules"]  # by the name of a class the rule that it follows
+MODULES: dict[str, str] = _TABLE["modules"]  # class name → the rule of the whole module

@@ -1,19 +1,19 @@
-"""What is written at the nodes and groups of a computation graph: functions, names, order, shapes and formulas."""
+"""Texts of a computation graph's boxes: functions, names, order of computation, shapes and formulas."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from weft.explain.graph.fold import Group, short, shown
-from weft.explain.graph.formulas import MODULES, RULES, Rule
+from weft.explain.graph.fold import Subgraph, reader_path, short_path
+from weft.explain.graph.formulas import MODULES, RULES, GradientRule
 from weft.explain.graph.graph import Graph, Node
 
-DIGITS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
 @dataclass(frozen=True)
-class Labels:
-    """What is written: inside of a box, and beside it a name and smaller lines. `style` is what kind of box it is."""
+class BoxLabels:
+    """Function inside the box, and beside it a name and smaller lines; `style` is a key of `draw.STYLES`."""
 
     inside: str
     name: str
@@ -22,39 +22,39 @@ class Labels:
 
 
 @dataclass(frozen=True)
-class Written:
-    """A graph and what is written at its nodes: names, and formulas by the rules of its functions."""
+class LabelledGraph:
+    """Graph with the names of its variables and the gradient rules of its functions."""
 
     graph: Graph
     names: list[str]
-    rules: Mapping[str, Rule] = field(default_factory=lambda: RULES)
-    substitute: bool = False  # formulas have the variables' own names, not the rules' letters
+    rules: Mapping[str, GradientRule] = field(default_factory=lambda: RULES)
+    substitute: bool = False  # write formulas with the variables' names instead of the rules' letters
 
     @cached_property
     def differentiable(self) -> list[bool]:
-        """Where a gradient goes: parameters and inputs that are real numbers, and what is computed from them."""
-        found: list[bool] = []
+        """Whether a gradient reaches each node: a floating-point parameter or input, or a value computed from one."""
+        reached: list[bool] = []
         for node in self.graph.nodes:
-            computed = node.kind == "variable" and any(found[source] for _, source in node.arguments)
-            found.append(node.floating and (computed or node.kind in ("parameter", "input")))
-        return found
+            computed = node.kind == "variable" and any(reached[source] for _, source in node.arguments)
+            reached.append(node.floating and (computed or node.kind in ("parameter", "input")))
+        return reached
 
     @cached_property
     def backward_order(self) -> list[int]:
-        """The number of each node in the reverse order, from 1; 0 where no gradient goes."""
-        found, left = [], sum(self.differentiable)
-        for goes in self.differentiable:
-            found.append(left if goes else 0)
-            left -= goes
-        return found
+        """Number of each node in the order of the backward pass, from 1; 0 for nodes without a gradient."""
+        order, left = [], sum(self.differentiable)
+        for differentiable in self.differentiable:
+            order.append(left if differentiable else 0)
+            left -= differentiable
+        return order
 
     @cached_property
     def formulas(self) -> list[tuple[str, ...]]:
-        """For each node what it passes back to each of its operands."""
-        return [self._formulas(place, node) for place, node in enumerate(self.graph.nodes)]
+        """Gradients that each node passes back to its operands."""
+        return [self._formulas(i, node) for i, node in enumerate(self.graph.nodes)]
 
-    def _formulas(self, place: int, node: Node) -> tuple[str, ...]:
-        if not self.differentiable[place] or node.kind != "variable":
+    def _formulas(self, i: int, node: Node) -> tuple[str, ...]:
+        if not self.differentiable[i] or node.kind != "variable":
             return ()
         rule = self.rules.get(node.function)
         if rule is None:
@@ -64,63 +64,66 @@ class Written:
         names = {}
         if self.substitute:
             names = {letter: self.names[source] for letter, source in zip(letters, sources, strict=True)}
-            names["y"] = self.names[place]
-        elif node.number is not None and len(sources) == 1:
-            names = {"b": number(node.number)}
-        wanted = [letter for letter, source in zip(letters, sources, strict=True) if self.differentiable[source]]
-        return tuple(rule.gradient(letter, names) for letter in dict.fromkeys(wanted) if letter in rule.gradients)
+            names["y"] = self.names[i]
+        elif node.scalar is not None and len(sources) == 1:
+            names = {"b": _short_number(node.scalar)}
+        reached = [letter for letter, source in zip(letters, sources, strict=True) if self.differentiable[source]]
+        return tuple(rule.gradient(letter, names) for letter in dict.fromkeys(reached) if letter in rule.gradients)
 
-    def group_formulas(self, group: Group) -> tuple[str, ...]:
-        """Those of a module that the table knows as a whole."""
+    def group_formulas(self, group: Subgraph) -> tuple[str, ...]:
+        """Gradients of a closed module that has a rule as a whole."""
         rule = RULES.get(MODULES.get(group.kind, ""))
         if rule is None:
             return ()
-        parameters = sum(self.graph.nodes[place].kind == "parameter" for place in group.nodes())
+        parameters = sum(self.graph.nodes[i].kind == "parameter" for i in group.nodes())
         return tuple(rule.gradient(of, {}) for of in rule.gradients if of != "b" or parameters > 1)
 
-    def of(self, what: Group | int, shapes: bool = False, backward: bool = False) -> Labels:
-        """The labels of a node, or of a group that is closed."""
-        places = [what] if isinstance(what, int) else list(what.nodes())
-        numbers = [self.backward_order[place] if backward else place + 1 for place in places]
-        ends = dict.fromkeys((min(filter(None, numbers)), max(numbers)) if any(numbers) else ())
-        size = shape(self.graph.nodes[max(places)]) if shapes else ""
-        first = " · ".join(filter(None, (" – ".join(map(str, ends)), size)))
-        if isinstance(what, int):
-            node, formulas = self.graph.nodes[what], self.formulas[what] if backward else ()
-            inside, name, style = function(node), self.names[what], str(node.kind)
+    def order(self, child: Subgraph | int, *, backward: bool) -> str:
+        """Return a node's number in the order of computation, or a group's first and last."""
+        nodes = [child] if isinstance(child, int) else child.nodes()
+        numbers = [n for n in (self.backward_order[i] if backward else i + 1 for i in nodes) if n]
+        return " – ".join(map(str, dict.fromkeys((min(numbers), max(numbers))))) if numbers else ""
+
+    def shape(self, child: Subgraph | int) -> str:
+        """Return the shape of a node, or of a group's last node: 1×4×128."""
+        last = child if isinstance(child, int) else max(child.nodes())
+        return "×".join(map(str, self.graph.nodes[last].shape)) or "scalar"
+
+    def labels(self, child: Subgraph | int, *, shapes: bool = False, backward: bool = False) -> BoxLabels:
+        """Return the texts of a node, or of a closed group."""
+        order, shape = self.order(child, backward=backward), self.shape(child) if shapes else ""
+        lines = [" · ".join(filter(None, (order, shape)))]
+        if isinstance(child, int):
+            node = self.graph.nodes[child]
+            inside, name, style = function_label(node), self.names[child], str(node.kind)
+            lines += self.formulas[child] if backward else ()
         else:
-            formulas = self.group_formulas(what) if backward else ()
-            inside, name, style = what.kind, what.label, "group"
-        return Labels(inside, name, tuple(filter(None, (first, *formulas))), style)
+            inside, name, style = child.kind, child.label, "group"
+            lines += self.group_formulas(child) if backward else ()
+        return BoxLabels(inside, name, tuple(filter(None, lines)), style)
 
 
-def names(graph: Graph) -> list[str]:
-    """Short names, as they are clear inside of a frame: those of parameters and of what modules give; v₇ for others."""
-    found = []
-    for place, node in enumerate(graph.nodes):
+def variable_names(graph: Graph) -> list[str]:
+    """Return short names, unique within a frame: those of parameters and modules, and v₇ for other variables."""
+    names = []
+    for i, node in enumerate(graph.nodes):
         call = graph.calls[node.call] if graph.calls else None
         path = call.path if call else ""
         if ":" in node.name:
-            found.append(f"v{place + 1}".translate(DIGITS))
+            names.append(f"v{i + 1}".translate(SUBSCRIPTS))
         elif node.kind == "variable" and node.name == "model":
-            found.append("result")
+            names.append("result")
         elif call and node.kind == "variable" and node.name == path:
-            found.append(short(path, graph.calls[call.parent].path))
+            names.append(short_path(path, graph.calls[call.parent].path))
         else:
-            found.append(shown(node.name.removeprefix(f"{path}.") if path else node.name))
-    return found
+            names.append(reader_path(node.name.removeprefix(f"{path}.") if path else node.name))
+    return names
 
 
-def number(value: float) -> str:
-    """As short as it can be read."""
+def function_label(node: Node) -> str:
+    """Return the text inside a node's box: its function, with the operand if that is a plain number."""
+    return node.function if node.scalar is None else f"{node.function} {_short_number(node.scalar)}"
+
+
+def _short_number(value: float) -> str:
     return f"{value:.4g}".replace("-", "−")
-
-
-def function(node: Node) -> str:
-    """What stands in a node's box."""
-    return node.function if node.number is None else f"{node.function} {number(node.number)}"
-
-
-def shape(node: Node) -> str:
-    """A tensor's shape: 1×4×128."""
-    return "×".join(map(str, node.shape)) or "scalar"

@@ -1,4 +1,4 @@
-"""The computation graph of a model as a picture: folded by module, forwards or backwards (lecture 3)."""
+"""Computation graph of a model as a picture: folded by module, forward or backward (lecture 3)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,13 +10,13 @@ from torch import nn
 
 from weft.errors import ModelError
 from weft.explain.graph import draw
-from weft.explain.graph.fold import Group, fold, opened
+from weft.explain.graph.fold import Subgraph, fold, opened
 from weft.explain.graph.formulas import LECTURE, MODULES
 from weft.explain.graph.graph import Call, Graph, Node, graph
-from weft.explain.graph.labels import Written, function, names, shape
-from weft.explain.graph.level import Level
+from weft.explain.graph.labels import LabelledGraph, function_label, variable_names
+from weft.explain.graph.layered import LayeredLayout
 from weft.explain.texts import TEXTS
-from weft.figures.page import mounted
+from weft.figures.page import as_json, mounted
 from weft.figures.picture import FIGURES, PAGE, Picture, check_picture
 from weft.models.base import evaluating
 from weft.storage.files import write_text
@@ -26,11 +26,11 @@ INPUTS, HIDDEN, OUTPUTS = 3, 4, 2  # sizes of the lecture's network
 
 @dataclass(frozen=True)
 class GraphPicture(Picture):
-    """A computation graph, folded: `open` are the paths of the groups that are shown open."""
+    """Folded computation graph; `open` are the paths of the groups that are shown open."""
 
     title: str
-    written: Written
-    root: Group
+    labelled: LabelledGraph
+    root: Subgraph
     open: frozenset[str]
     shapes: bool = False
     backward: bool = False
@@ -40,39 +40,31 @@ class GraphPicture(Picture):
 
     @property
     def about(self) -> str:  # type: ignore[override]
-        result = "" if self.written.substitute else ", and y the result of the box"
-        told = [TEXTS["graph"], *[TEXTS["folded"]] * self._folds, TEXTS["backward"].format(result=result)]
-        return " ".join(told)
-
-    @property
-    def _folds(self) -> bool:
-        return any(isinstance(child, Group) for child in self.root.children)
+        folds = any(isinstance(child, Subgraph) for child in self.root.children)
+        result = "" if self.labelled.substitute else ", and y is the result of the box"
+        return " ".join((TEXTS["graph"], *[TEXTS["folded"]] * folds, TEXTS["backward"].format(result=result)))
 
     def unfolded(self, depth: int | None = None, open: str | Sequence[str] = ()) -> "GraphPicture":
-        """The same graph with other modules open: `depth` levels of them, and those that `open` names."""
+        """Return this graph with other modules open: `depth` levels of them, and those that match `open`."""
         if depth is not None and depth < 1:
             raise ModelError(f"depth {depth}: a graph shows at least one level of modules")
-        paths = [open] if isinstance(open, str) else list(open)
-        root = fold(self.written.graph, paths)
-        return replace(self, root=root, open=frozenset(opened(root, depth, paths)))
-
-    @property
-    def _state(self) -> tuple[Written, Group, frozenset[str], bool, bool]:
-        return self.written, self.root, self.open, self.shapes, self.backward
+        patterns = [open] if isinstance(open, str) else list(open)
+        root = fold(self.labelled.graph, patterns)
+        return replace(self, root=root, open=frozenset(opened(root, depth, patterns)))
 
     def drawing(self) -> draw.Drawing:
-        return draw.drawing(*self._state)
+        return draw.drawing(self.labelled, self.root, self.open, shapes=self.shapes, backward=self.backward)
 
     def figure(self) -> Figure:
         return draw.figure(self.drawing())
 
     def svg(self) -> str:
-        """As plain SVG: rectangles, text and paths."""
+        """Return plain SVG: rectangles, text and paths."""
         return draw.svg(self.drawing(), self.title)
 
     def dot(self) -> str:
-        """As Graphviz source, with a cluster for each open module."""
-        return draw.dot(*self._state)
+        """Return Graphviz source, with a cluster for each open module."""
+        return draw.dot(self.labelled, self.root, self.open, shapes=self.shapes, backward=self.backward)
 
     def save(self, path: Path | str) -> Path:
         path = check_picture(path, self.suffixes)
@@ -82,19 +74,20 @@ class GraphPicture(Picture):
         return path
 
     def text(self) -> str:
-        labels = [self.written.of(what, self.shapes, self.backward) for what in self.boxes()]
-        wide = [max(len(each.inside) for each in labels), max(len(each.name) for each in labels)]
-        rows = (f"{each.inside:<{wide[0]}}  {each.name:<{wide[1]}}  {'  '.join(each.lines)}" for each in labels)
-        return "\n".join(row.rstrip() for row in rows)
+        rows = [self.labelled.labels(child, shapes=self.shapes, backward=self.backward) for child in self.boxes()]
+        inside, name = max(len(row.inside) for row in rows), max(len(row.name) for row in rows)
+        lines = (f"{row.inside:<{inside}}  {row.name:<{name}}  {'  '.join(row.lines)}" for row in rows)
+        return "\n".join(line.rstrip() for line in lines)
 
-    def boxes(self) -> list[Group | int]:
-        """The nodes and closed groups that are shown, in the order of the pass."""
-        found = sorted(self._boxes(self.root), key=lambda what: what if isinstance(what, int) else min(what.nodes()))
-        return found[::-1] if self.backward else found
+    def boxes(self) -> list[Subgraph | int]:
+        """Return the visible nodes and closed groups, in the order of the pass."""
 
-    def _boxes(self, group: Group) -> Iterator[Group | int]:
+        boxes = sorted(self._boxes(self.root), key=lambda box: box if isinstance(box, int) else min(box.nodes()))
+        return boxes[::-1] if self.backward else boxes
+
+    def _boxes(self, group: Subgraph) -> Iterator[Subgraph | int]:
         for child in group.children:
-            if isinstance(child, Group) and child.path in self.open:
+            if isinstance(child, Subgraph) and child.path in self.open:
                 yield from self._boxes(child)
             else:
                 yield child
@@ -102,91 +95,104 @@ class GraphPicture(Picture):
     def html(self) -> str:
         return mounted("graph.js", self.data(), self.svg())
 
-    def _rules(self) -> list[tuple[str, str, list[str]]]:
-        used = dict.fromkeys(node.function for node in self.written.graph.nodes if node.kind == "variable")
-        used |= dict.fromkeys(MODULES[group.kind] for group in self.root.groups() if group.kind in MODULES)
-        result = "b" if self.written.substitute else "y"
+    def _rules(self) -> list[dict[str, Any]]:
+        functions = dict.fromkeys(node.function for node in self.labelled.graph.nodes if node.kind == "variable")
+        functions |= dict.fromkeys(MODULES[group.kind] for group in self.root.subgraphs() if group.kind in MODULES)
+        result = "b" if self.labelled.substitute else "y"
         rules = []
-        for name, rule in ((name, self.written.rules[name]) for name in used if name in self.written.rules):
-            letters = {letter: letter for letter in rule.operands} | {"y": result}
-            forward = f"{result} = " + rule.forward.format_map(letters)
-            rules.append((name, forward, [rule.gradient(of, letters) for of in rule.gradients]))
+        for name in functions:
+            if (rule := self.labelled.rules.get(name)) is not None:
+                letters = {letter: letter for letter in rule.operands} | {"y": result}
+                forward = f"{result} = " + rule.forward.format_map(letters)
+                gradients = [rule.gradient(operand, letters) for operand in rule.gradients]
+                rules.append({"operation": name, "forward": forward, "gradients": gradients})
         return rules
 
     def data(self) -> dict[str, Any]:
-        """What web/graph.js draws: nodes, groups with what is inside of them, edges, and what several have in common,
-        formulas and levels, once."""
-        written = self.written
-        key_of, laid = draw.keys(written, self.root), draw.laid_out(written, self.root)
+        """Return the data of web/graph.js. Nodes and groups refer to formulas and layouts, which many of them share."""
+        labelled = self.labelled
+        key_of, layouts = draw.group_keys(labelled, self.root), draw.closed_layouts(labelled, self.root)
         formulas: dict[tuple[str, ...], int] = {}
-        levels: dict[Level, int] = {}
-        each = zip(written.graph.nodes, written.names, written.formulas, written.backward_order, strict=True)
+        shared_layouts: dict[LayeredLayout, int] = {}
+
+        def described(child: Subgraph | int, texts: tuple[str, ...]) -> dict[str, Any]:
+            return {
+                "shape": labelled.shape(child),
+                "formulas": formulas.setdefault(texts, len(formulas)),
+                "forward": labelled.order(child, backward=False),
+                "backward": labelled.order(child, backward=True),
+            }
+
         nodes = [
-            [function(node), name, node.kind, shape(node), formulas.setdefault(lines, len(formulas)), back]
-            for node, name, lines, back in each
+            {"function": function_label(node), "name": labelled.names[i], "kind": node.kind}
+            | described(i, labelled.formulas[i])
+            for i, node in enumerate(labelled.graph.nodes)
         ]
         groups = []
-        for group in self.root.groups():
-            level, bundles, main = laid[key_of[group.path]]
-            children = [child if isinstance(child, int) else key_of[child.path] for child in group.children]
-            lines = formulas.setdefault(written.group_formulas(group), len(formulas))
-            inside = [children, levels.setdefault(level, len(levels)), bundles, main]
-            groups.append([group.kind, group.label, group.path, lines, group.path in self.open, *inside])
-        edges = [place for edge in written.graph.edges for place in edge]
+        for group in self.root.subgraphs():
+            layout, bundles, main = layouts[key_of[group.path]]
+            placed = {
+                "children": [child if isinstance(child, int) else key_of[child.path] for child in group.children],
+                "layout": shared_layouts.setdefault(layout, len(shared_layouts)),
+                "bundles": bundles,
+                "main": main,
+            }
+            named = {"kind": group.kind, "name": group.label, "path": group.path, "open": group.path in self.open}
+            groups.append(named | placed | described(group, labelled.group_formulas(group)))
         shown = {"title": self.title, "shapes": self.shapes, "backward": self.backward, "rules": self._rules()}
-        shared = {"texts": list(formulas), "levels": list(levels)}
-        return {**shown, "nodes": nodes, "groups": groups, "edges": edges, **shared}
+        graph = {"nodes": nodes, "groups": groups, "edges": labelled.graph.edges}
+        return as_json({**shown, **graph, "formulas": list(formulas), "layouts": list(shared_layouts)})
 
 
 def graph_picture(
     model: nn.Module,
-    *inputs: Any,
+    *args: Any,
     shapes: bool = False,
     backward: bool = False,
     depth: int | None = None,
     open: str | Sequence[str] = (),
-    **given: Any,
+    **kwargs: Any,
 ) -> GraphPicture:
-    """The computation graph of model(*inputs, **given), in the lecture's conventions.
+    """Return the computation graph of `model(*args, **kwargs)`, in the lecture's conventions.
 
-    The model runs once, as it is used, without dropout; on the meta device (`with torch.device("meta"): build(…)`) no
-    number is computed, so that the largest presets draw in seconds. `depth` levels of modules are shown open, or those
-    that `open` names ("decoder.0", "decoder.*.attention"); `shapes` adds each tensor's shape; `backward` turns the
-    edges and adds each gradient's formula.
+    The model runs once, in evaluation mode. On the meta device (`with torch.device("meta"): build(…)`) no values are
+    computed, so the largest presets draw in seconds. `depth` levels of modules are shown open, or those that match
+    `open` ("decoder.0", "decoder.*.attention"); `shapes` adds each tensor's shape; `backward` reverses the edges and
+    adds each gradient's formula.
     """
     with evaluating(model):
-        recorded = graph(model, *inputs, **given)
+        recorded = graph(model, *args, **kwargs)
     if not any(node.kind == "variable" for node in recorded.nodes):
         raise ModelError(f"{type(model).__name__} computes no tensor from others; it has no computation graph")
-    title = f"Computation graph of {type(model).__name__}"
-    whole = GraphPicture(title, Written(recorded, names(recorded)), fold(recorded), frozenset(), shapes, backward)
-    return whole.unfolded(depth, open)
+    title, labelled = f"Computation graph of {type(model).__name__}", LabelledGraph(recorded, variable_names(recorded))
+    folded = GraphPicture(title, labelled, fold(recorded), frozenset(), shapes=shapes, backward=backward)
+    return folded.unfolded(depth, open)
 
 
 def lecture_mlp(*, shapes: bool = False, backward: bool = False) -> GraphPicture:
-    """A network with one hidden layer exactly as lecture 3 draws it, with its variables' names and its formulas."""
+    """Return a network with one hidden layer exactly as lecture 3 draws it, with its names and formulas."""
     network = mlp()
-    written = Written(network, [node.name for node in network.nodes], LECTURE, substitute=True)
+    labelled = LabelledGraph(network, [node.name for node in network.nodes], LECTURE, substitute=True)
     title = "A network with one hidden layer, as in the lecture"
-    return GraphPicture(title, written, fold(network), frozenset({""}), shapes, backward)
+    return GraphPicture(title, labelled, fold(network), frozenset({""}), shapes=shapes, backward=backward)
 
 
 def mlp() -> Graph:
-    """x → Linear(α) → a → Sigmoid → z → Linear(β) → b → Softmax → ŷ → CrossEntropy with y → J (lecture 3)."""
+    """Return x → Linear(α) → a → Sigmoid → z → Linear(β) → b → Softmax → ŷ → CrossEntropy with y → J (lecture 3)."""
     nodes: list[Node] = []
 
-    def computed(module: str, name: str, shape: tuple[int, ...], *operands: int) -> None:
+    def compute(module: str, name: str, shape: tuple[int, ...], *operands: int) -> None:
         arguments = tuple(zip(LECTURE[module].operands, operands, strict=True))
         nodes.append(Node("variable", module, name, shape=shape, arguments=arguments))
 
     nodes.append(Node("input", "feature vector", "x", shape=(INPUTS,)))
     nodes.append(Node("parameter", "parameter", "α", shape=(HIDDEN, INPUTS)))
-    computed("Linear", "a", (HIDDEN,), 1, 0)
-    computed("Sigmoid", "z", (HIDDEN,), 2)
+    compute("Linear", "a", (HIDDEN,), 1, 0)
+    compute("Sigmoid", "z", (HIDDEN,), 2)
     nodes.append(Node("parameter", "parameter", "β", shape=(OUTPUTS, HIDDEN)))
-    computed("Linear", "b", (OUTPUTS,), 4, 3)
-    computed("Softmax", "ŷ", (OUTPUTS,), 5)
+    compute("Linear", "b", (OUTPUTS,), 4, 3)
+    compute("Softmax", "ŷ", (OUTPUTS,), 5)
     nodes.append(Node("constant", "true label", "y", shape=(OUTPUTS,)))
-    computed("CrossEntropy", "J", (), 7, 6)
-    edges = [(source, place) for place, node in enumerate(nodes) for _, source in node.arguments]
+    compute("CrossEntropy", "J", (), 7, 6)
+    edges = [(source, i) for i, node in enumerate(nodes) for _, source in node.arguments]
     return Graph(nodes, edges, [Call("", "network", 0)])

@@ -1,13 +1,15 @@
-"""Splitting a layer's matrices over processes, in every way there is: what each way sends, computes and holds.
+"""Every split of a layer's matrices over processes: what each process sends, computes and holds.
 
-An MLP and an attention block have one shape: f(norm(x) A) B. A is split by columns or by rows, and so is B (Shoeybi et
-al. 2019, §3). What f needs and what A gives decide which collectives stand between them. With sequence parallelism the
-norm before the block and all that follows it have a slice of the tokens each (Korthikanti et al. 2022, §4.2.2).
+An MLP and an attention block have one form: f(norm(x) A) B. A is split by columns or by rows, and so is B (Shoeybi et
+al. 2019, §3). The output of A and the input of f decide which collectives are needed between them. With sequence
+parallelism, each process has a slice of the tokens in the norm before the block and in everything after it (Korthikanti
+et al. 2022, §4.2.2).
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -27,12 +29,12 @@ from weft.nn.mask import AttentionMask, Mask
 from weft.nn.norm import LayerNorm
 from weft.nn.scaled_dot_product import QKV, reference_attention
 
-Cut = Literal["columns", "rows"]
-WHOLE, TOKENS, FEATURES = Replicate(), Shard(1), Shard(2)  # of activations, (batch, time, width)
+SplitBy = Literal["columns", "rows"]
+WHOLE, TOKENS, FEATURES = Replicate(), Shard(1), Shard(2)  # placements of activations, (batch, time, width)
 
 
-class Sizes(Config):
-    """The sizes of the blocks, by default those of gpt-tiny, and how many tokens pass through them."""
+class BlockSizes(Config):
+    """Sizes of the blocks, by default those of gpt-tiny, and the number of tokens."""
 
     d_model: PositiveInt = 128
     d_ff: PositiveInt = 512
@@ -40,54 +42,55 @@ class Sizes(Config):
     tokens: PositiveInt = 32
 
     def check(self, ranks: int) -> None:
-        """Refuse sizes that so many processes can't divide evenly."""
+        """Raise if the sizes cannot be divided evenly between this many processes."""
         if ranks < 2:
             raise ConfigError(f"--ranks {ranks}: a matrix is split over at least 2 processes")
         if self.d_model % self.heads:
             raise ConfigError(f"heads={self.heads}: they don't divide d_model={self.d_model}")
         sizes = self.model_dump()
         common = math.gcd(*sizes.values())
-        fitting = [str(each) for each in range(2, common + 1) if common % each == 0]
+        divisors = [str(n) for n in range(2, common + 1) if common % n == 0]
         for name, size in sizes.items():
             if size % ranks:
-                advice = f"these sizes can be split over {' or '.join(fitting)}" if fitting else "choose another size"
+                advice = f"these sizes can be split over {' or '.join(divisors)}" if divisors else "choose another size"
                 raise ConfigError(f"--ranks {ranks}: {name}={size} isn't a multiple of {ranks}; {advice}")
 
 
-class Way(NamedTuple):
-    """How A and B are split; both None where every process has the whole of them."""
+class SplitScheme(NamedTuple):
+    """Splits of A and B; None: every process has the full matrix."""
 
-    first: Cut | None
-    second: Cut | None
+    first: SplitBy | None
+    second: SplitBy | None
     sequence: bool = False
 
-    def needs(self) -> list[Placement]:
-        """How the activations have to lie before the norm, A, f and B, and at the end."""
+    def placements(self) -> list[Placement]:
+        """Return the placements of the activations that the norm, A, f, B and the end of the block require."""
         outside = TOKENS if self.sequence else WHOLE
-        # f is no sum's sum: what it reads is summed already. It reads slices where A gives them or B wants them
+        # f is not linear, so it reads complete sums. It reads slices if A gives them or B needs them.
         between = FEATURES if self.first == "columns" or self.second == "rows" else WHOLE
-        reads: dict[Cut | None, Placement] = {"columns": WHOLE, "rows": FEATURES, None: WHOLE}
+        reads: dict[SplitBy | None, Placement] = {"columns": WHOLE, "rows": FEATURES, None: WHOLE}
         return [outside, reads[self.first], between, reads[self.second], outside]
 
 
-WAYS = [
-    *(Way(a, b, sequence) for a in ("columns", "rows") for b in ("columns", "rows") for sequence in (False, True)),
-    Way(None, None),
+BY: tuple[SplitBy, SplitBy] = ("columns", "rows")
+SCHEMES = [
+    *(SplitScheme(a, b, sequence) for a in BY for b in BY for sequence in (False, True)),
+    SplitScheme(None, None),
 ]
 
 
 @dataclass(frozen=True)
-class Block:
-    """f(norm(x) A) B with its biases. Weights lie as nn.Linear has them: a column of A is a row of `first`."""
+class TwoMatrixBlock:
+    """f(norm(x) A) B with its biases. Weights are stored as in nn.Linear: a column of A is a row of `first`."""
 
     name: str
     names: tuple[str, str, str]  # of A, f and B
     norm: nn.LayerNorm
-    module: Callable[[Tensor], Tensor]  # the block behind the norm, unsplit
+    module: Callable[[Tensor], Tensor]  # the block after the norm, unsplit
     first: nn.Linear
     second: nn.Linear
-    function: Callable[[Tensor], Tensor]  # f, of whole heads or of any columns
-    order: Tensor  # of the columns of A, so that what one process needs stands together
+    function: Callable[[Tensor], Tensor]  # f, for whole heads or any columns
+    order: Tensor  # permutation of A's columns that puts those of one process together
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -96,178 +99,194 @@ class Block:
         return [*parts, self.second.weight, self.second.bias]
 
     def ordered(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Parameters, or their gradients, with the columns of A in order."""
+        """Return parameters, or their gradients, with the columns of A in order."""
         gain, shift, first, bias, *rest = tensors
         return [gain, shift, first[self.order], bias[self.order], *rest]
 
 
-@dataclass(frozen=True)
-class Split:
-    """What one way of splitting was measured to take; numbers are those of one process."""
+Collectives = tuple[tuple[Collective, ...], ...]  # before A, before f, before B, and at the end
 
-    way: Way
-    forward: tuple[tuple[Collective, ...], ...]  # at the four places: before A, before f, before B, at the end
-    backward: tuple[tuple[Collective, ...], ...]  # the same places
-    late: tuple[Collective, ...]  # sums of gradients that can wait for the end of a step
-    flops: int  # of matrix products, forward and backward
+
+@dataclass(frozen=True)
+class MeasuredSplit:
+    """Measured cost of one split, per process."""
+
+    scheme: SplitScheme
+    forward: Collectives
+    backward: Collectives
+    deferred: tuple[Collective, ...]  # sums of gradients that can wait until the end of a step
+    flops: int  # operations of matrix products, forward and backward
     weights: int
-    activations: int  # what the norm, A, f and B read, and the backward pass reads again
-    layout: tuple[tuple[Placement, Placement], ...]  # of the activations at each place, before and after
+    activations: int  # elements of the inputs of norm, A, f and B, which the backward pass reads again
+    placements: tuple[tuple[Placement, Placement], ...]  # of the activations before and after each group of collectives
     differences: tuple[float, float, float]  # from the unsplit block: result, gradient of x, gradients of weights
 
     def sent(self, ranks: int) -> tuple[float, float]:
-        """Numbers that a process sends, forward and backward."""
-        forward, backward = (
-            sum(each.moved(ranks) for place in places for each in place) for places in (self.forward, self.backward)
-        )
-        return forward, backward
+        """Return the elements that a process sends, forward and backward."""
+        forward, backward = (chain.from_iterable(groups) for groups in (self.forward, self.backward))
+        return sum(each.sent(ranks) for each in forward), sum(each.sent(ranks) for each in backward)
 
 
 @dataclass(frozen=True)
-class Splits:
-    """All ways of splitting a block, the best first; the last one splits nothing."""
+class BlockSplits:
+    """All splits of a block, the best first; the last one splits nothing."""
 
-    block: Block
-    sizes: Sizes
+    block: TwoMatrixBlock
+    sizes: BlockSizes
     ranks: int
-    splits: tuple[Split, ...]
-    wrong: float  # how far f of each process's own sum would be off, as a share of the largest result
+    splits: tuple[MeasuredSplit, ...]
+    partial_sum_error: float  # error of applying f to partial sums, relative to the largest result
 
 
-def measure(sizes: Sizes, ranks: int) -> list[Splits]:
-    """Every way of splitting an MLP and an attention block over so many processes, run in float64 and compared."""
+def measure(sizes: BlockSizes, ranks: int) -> list[BlockSplits]:
+    """Run every split of an MLP and an attention block over this many processes in float64, and compare them."""
     sizes.check(ranks)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         x, upstream = torch.randn(2, 1, sizes.tokens, sizes.d_model, dtype=torch.float64)
         blocks = [_mlp(sizes), _attention(sizes)]
-    x, found = x.clone().requires_grad_(), []
+    x, results = x.clone().requires_grad_(), []
     for block in blocks:
         out = block.module(block.norm(x))
         of_x, *of_weights = torch.autograd.grad(out, [x, *block.parameters], upstream)
-        example = _Example(x.detach(), upstream, [out.detach(), of_x, *block.ordered(of_weights)])
+        expected = [out.detach(), of_x, *block.ordered(of_weights)]
         with simulated(ranks) as mesh:
-            splits = [_run(block, way, mesh, example) for way in WAYS]
-        calls = {split.way: sum(map(len, (*split.forward, *split.backward))) for split in splits}
-        splits.sort(key=lambda split: (split.flops, sum(split.sent(ranks)), calls[split.way], split.activations))
-        found.append(Splits(block, sizes, ranks, tuple(splits), _unsummed(block, x, ranks)))
-    return found
+            runs: dict[str, Any] = {"x": x.detach(), "upstream": upstream, "expected": expected}
+            splits = [_run(block, scheme, mesh, **runs) for scheme in SCHEMES]
+        calls = {split.scheme: sum(map(len, (*split.forward, *split.backward))) for split in splits}
+        splits.sort(key=lambda split: (split.flops, sum(split.sent(ranks)), calls[split.scheme], split.activations))
+        error = _partial_sum_error(block, x, ranks)
+        results.append(BlockSplits(block, sizes, ranks, splits=tuple(splits), partial_sum_error=error))
+    return results
 
 
-class _Example(NamedTuple):
-    """What goes into a block, the gradient that comes back to it, and what the unsplit block makes of them."""
+def _run(
+    block: TwoMatrixBlock,
+    scheme: SplitScheme,
+    mesh: DeviceMesh,
+    *,
+    x: Tensor,
+    upstream: Tensor,
+    expected: Sequence[Tensor],
+) -> MeasuredSplit:
+    """Run both passes, stage by stage: norm, A, f, B and the end. Collectives are at the beginning of a stage.
 
-    x: Tensor
-    upstream: Tensor
-    expected: Sequence[Tensor]  # the result, the gradient of x, and those of the parameters
-
-
-def _run(block: Block, way: Way, mesh: DeviceMesh, example: _Example) -> Split:
-    """Both passes, stage by stage: norm, A, f, B and the end. Processes talk at the beginning of a stage."""
-    needs, stages = way.needs(), _stages(block, way, mesh)
+    `upstream` is the gradient of the result; `expected` are the result, the gradient of x and those of the parameters.
+    """
+    required, stages = scheme.placements(), _stages(block, scheme, mesh)
     inputs: list[Any] = []
-    outputs, forward, layout = [], [], []
+    outputs, forward, placements = [], [], []
     flops = activations = 0
-    given: Any = distribute_tensor(example.x, mesh, [needs[0]])
-    for stage, need in zip(stages, needs, strict=True):
-        inputs.append(given.detach().requires_grad_())
+    value: Any = distribute_tensor(x, mesh, [required[0]])
+    for stage, placement in zip(stages, required, strict=True):
+        inputs.append(value.detach().requires_grad_())
         with Meter() as meter:
-            moved = inputs[-1].redistribute(mesh, [need])
-            given = stage.compute(moved)
-        outputs.append(given)
+            moved = inputs[-1].redistribute(mesh, [placement])
+            value = stage.compute(moved)
+        outputs.append(value)
         forward.append(tuple(meter.collectives))
-        layout.append((inputs[-1].placements[0], need))
+        placements.append((inputs[-1].placements[0], placement))
         flops += meter.flops
         activations += moved.to_local().numel() if stage is not stages[-1] else 0
     backward: list[tuple[Collective, ...]] = []
-    late: list[Collective] = []
+    deferred: list[Collective] = []
     gradients: list[Any] = []
-    passed: Any = distribute_tensor(example.upstream, mesh, [needs[-1]])
+    gradient: Any = distribute_tensor(upstream, mesh, [required[-1]])
     for stage, read, out in zip(stages[::-1], inputs[::-1], outputs[::-1], strict=True):
         with Meter() as meter:
-            back: Any = torch.autograd.grad(out, [read, *stage.weights], passed)
-        passed, *found = back
+            both: Any = torch.autograd.grad(out, [read, *stage.weights], gradient)
+        gradient, *of_weights = both
         backward.insert(0, tuple(meter.collectives))
         flops += meter.flops
-        with Meter() as meter:  # each process used a weight that all have on its own tokens
-            own = [weight.placements for weight in stage.weights]
-            gradients[:0] = [each.redistribute(mesh, place) for each, place in zip(found, own, strict=True)]
-        late += meter.collectives
-    results = [gathered(each) for each in (outputs[-1], passed, *gradients)]
-    off = [float((one - other).abs().max()) for one, other in zip(results, example.expected, strict=True)]
+        with Meter() as meter:  # each process used a replicated weight on its tokens only
+            pairs = zip(of_weights, stage.weights, strict=True)
+            gradients[:0] = [each.redistribute(mesh, weight.placements) for each, weight in pairs]
+        deferred += meter.collectives
+    results = [gathered(each) for each in (outputs[-1], gradient, *gradients)]
+    errors = [float((one - other).abs().max()) for one, other in zip(results, expected, strict=True)]
     assert not forward[0] and not backward[0], "nothing is sent before the norm"
-    talked = tuple(forward[1:]), tuple(backward[1:]), tuple(late)
-    weights = sum(weight.to_local().numel() for stage in stages for weight in stage.weights)
-    differences = off[0], off[1], max(off[2:])
-    return Split(way, *talked, flops, weights, activations, tuple(layout[1:]), differences)
+    return MeasuredSplit(
+        scheme=scheme,
+        forward=tuple(forward[1:]),
+        backward=tuple(backward[1:]),
+        deferred=tuple(deferred),
+        flops=flops,
+        weights=sum(weight.to_local().numel() for stage in stages for weight in stage.weights),
+        activations=activations,
+        placements=tuple(placements[1:]),
+        differences=(errors[0], errors[1], max(errors[2:])),
+    )
 
 
-class _Stage(NamedTuple):
-    """A step of a block and the weights it uses. torch's types don't tell DTensors from tensors."""
+class _BlockStage(NamedTuple):
+    """Step of a block and the weights it uses. torch's types do not distinguish DTensors from tensors."""
 
     weights: list[Any]
     compute: Callable[[Any], Any]
 
 
-def _stages(block: Block, way: Way, mesh: DeviceMesh) -> list[_Stage]:
-    """norm, A, f, B and the end, with weights that are split in this way.
+def _stages(block: TwoMatrixBlock, scheme: SplitScheme, mesh: DeviceMesh) -> list[_BlockStage]:
+    """Return norm, A, f, B and the end, with their weights split by the scheme.
 
-    A bias is added to what has been summed, so it belongs to the next stage, and is split as its input is.
+    A bias is added to complete sums, so it belongs to the next stage and is split like that stage's input.
     """
-    _, _, middle, _, end = way.needs()
-    along: list[Cut | None] = ["columns" if place == FEATURES else None for place in (middle, end)]
-    cuts = [None, None, way.first, along[0], way.second, along[1]]
+    _, _, middle, _, end = scheme.placements()
+    biases: list[SplitBy | None] = ["columns" if placement == FEATURES else None for placement in (middle, end)]
+    split_by = [None, None, scheme.first, biases[0], scheme.second, biases[1]]
     with torch.no_grad():
-        whole = block.ordered(block.parameters)
-    held: list[Any] = []
-    for weight, cut in zip(whole, cuts, strict=True):  # nn.Linear has a matrix's columns as rows
-        place = Replicate() if cut is None else Shard(0 if cut == "columns" else 1)
-        held.append(distribute_tensor(weight, mesh, [place]).requires_grad_())
-    gain, shift, first, bias, second, last = held
+        parameters = block.ordered(block.parameters)
+    weights: list[Any] = []
+    for parameter, by in zip(parameters, split_by, strict=True):  # nn.Linear stores a matrix's columns as rows
+        placement = Replicate() if by is None else Shard(0 if by == "columns" else 1)
+        weights.append(distribute_tensor(parameter, mesh, [placement]).requires_grad_())
+    gain, shift, first, bias, second, last = weights
 
-    def function(x: DTensor) -> DTensor:  # of what each process has, which is all that f has to see
+    def function(x: DTensor) -> DTensor:  # f of each process's shard, which has everything that f needs
         assert not isinstance(x.placements[0], Partial)
         return DTensor.from_local(block.function(x.to_local()), x.device_mesh, x.placements)
 
     return [
-        _Stage([gain, shift], lambda x: F.layer_norm(x, gain.shape, gain, shift, block.norm.eps)),
-        _Stage([first], lambda x: F.linear(x, first)),
-        _Stage([bias], lambda x: function(x + bias)),
-        _Stage([second], lambda x: F.linear(x, second)),
-        _Stage([last], lambda x: x + last),
+        _BlockStage([gain, shift], lambda x: F.layer_norm(x, gain.shape, gain, shift, block.norm.eps)),
+        _BlockStage([first], lambda x: F.linear(x, first)),
+        _BlockStage([bias], lambda x: function(x + bias)),
+        _BlockStage([second], lambda x: F.linear(x, second)),
+        _BlockStage([last], lambda x: x + last),
     ]
 
 
-def _unsummed(block: Block, x: Tensor, ranks: int) -> float:
-    """What comes of f(x₁A₁) + f(x₂A₂) in the place of f(x₁A₁ + x₂A₂)."""
+def _partial_sum_error(block: TwoMatrixBlock, x: Tensor, ranks: int) -> float:
+    """Return the relative error of f(x₁A₁) + f(x₂A₂) instead of f(x₁A₁ + x₂A₂)."""
     with torch.no_grad():
         _, _, first, bias, *_ = block.ordered(block.parameters)
-        pieces = zip(block.norm(x).chunk(ranks, -1), first.chunk(ranks, -1), strict=True)
-        parts = [x_part @ a_part.T + bias / ranks for x_part, a_part in pieces]
-        right = block.function(torch.stack(parts).sum(0))
-        off = sum(map(block.function, parts)) - right
-        return float(off.abs().max() / right.abs().max())
+        shards = zip(block.norm(x).chunk(ranks, -1), first.chunk(ranks, -1), strict=True)
+        sums = [x_shard @ a_shard.T + bias / ranks for x_shard, a_shard in shards]
+        exact = block.function(torch.stack(sums).sum(0))
+        error = sum(map(block.function, sums)) - exact
+        return float(error.abs().max() / exact.abs().max())
 
 
-def _mlp(sizes: Sizes) -> Block:
-    own = Plain(config.Plain(d_ff=sizes.d_ff, activation="gelu-tanh"), sizes.d_model).double()
-    names, norm = ("A", "GeLU", "B"), LayerNorm(sizes.d_model).double()
-    return Block("MLP", names, norm, own, own.up, own.down, own.activation, torch.arange(sizes.d_ff))
+def _mlp(sizes: BlockSizes) -> TwoMatrixBlock:
+    module = Plain(config.Plain(d_ff=sizes.d_ff, activation="gelu-tanh"), sizes.d_model).double()
+    parts: dict[str, Any] = {"first": module.up, "second": module.down, "function": module.activation}
+    norm, order = LayerNorm(sizes.d_model).double(), torch.arange(sizes.d_ff)
+    return TwoMatrixBlock("MLP", ("A", "GeLU", "B"), norm, module=module, order=order, **parts)
 
 
-def _attention(sizes: Sizes) -> Block:
-    """GPT's self-attention. The columns of A are put head by head, so that a process has whole heads of all three."""
+def _attention(sizes: BlockSizes) -> TwoMatrixBlock:
+    """Return GPT's self-attention, with the columns of A ordered by heads, so that a process has whole heads."""
     d_head = sizes.d_model // sizes.heads
-    own = SelfAttention(config.Attention(heads=sizes.heads, bias="all"), sizes.d_model, d_head).double()
-    places = torch.arange(sizes.tokens)[None]
+    module = SelfAttention(config.Attention(heads=sizes.heads, bias="all"), sizes.d_model, d_head).double()
+    indices = torch.arange(sizes.tokens)[None]
     shape = position_config.Sizes(sizes.d_model, sizes.heads, d_head, sizes.tokens, causal=True, layers=1)
-    where = AttentionMask(Mask(causal=True), position.build(position_config.NoPosition(), shape), places, places)
+    no_position = position.build(position_config.NoPosition(), shape)
+    mask = AttentionMask(Mask(causal=True), no_position, indices, indices)
 
     def attend(u: Tensor) -> Tensor:
         """(batch, time, heads · 3 · d_head) → (batch, time, heads · d_head), for any number of heads."""
         q, k, v = u.unflatten(-1, (-1, 3, d_head)).permute(3, 0, 2, 1, 4)
-        return reference_attention(QKV(q, k, v), own.scale, where.dense())[0].transpose(1, 2).flatten(2)
+        return reference_attention(QKV(q, k, v), module.scale, mask.dense())[0].transpose(1, 2).flatten(2)
 
     order = torch.arange(3 * sizes.d_model).view(3, sizes.heads, d_head).transpose(0, 1).flatten()
-    names, norm = ("QKV", "attention", "O"), LayerNorm(sizes.d_model).double()
-    return Block("Attention", names, norm, lambda x: own(x, where), own.qkv, own.out, attend, order)
+    parts: dict[str, Any] = {"first": module.qkv, "second": module.out, "function": attend, "order": order}
+    norm = LayerNorm(sizes.d_model).double()
+    return TwoMatrixBlock("Attention", ("QKV", "attention", "O"), norm, module=lambda x: module(x, mask), **parts)

@@ -1,8 +1,7 @@
-"""One attention of a Transformer, stage by stage: queries, keys, scores, mask, softmax, mix of values, projection."""
+"""Stages of one attention of a Transformer: queries, keys, scores, mask, softmax, mix of values, projection."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,137 +9,101 @@ from torch import Tensor
 
 from weft.errors import counted
 from weft.explain.anatomy.parts import with_bias
-from weft.explain.step.passing import Compared, Followed
-from weft.explain.step.stage import Way, cost, products, shown
+from weft.explain.step.passing import Compared, FollowedToken
+from weft.explain.step.stage import cost, linear_cost, sent
 from weft.nn.attention import CrossAttention, Heads, SelfAttention
 from weft.nn.attention_paths import Scoring
 from weft.nn.mask import Mask
 from weft.nn.relative_attention import RelativeAttention, ScoredAttention
 from weft.nn.scaled_dot_product import masked_softmax, reference_attention
 
-
-@dataclass(frozen=True)
-class _Opened:
-    """An attention whose stages are being added: the beginning of their ids, and the place that is followed."""
-
-    way: Way
-    id: str
-    module: Any
-    compared: Compared
-    place: int
+HIDDEN_BY = {"future": "the causal mask", "window": "the attention window"}
 
 
-def attention_stages(way: Way, followed: Followed, part: str, read: str, source: str | None) -> str:
-    """Attention of the opened layer: `read` is the stage whose result it reads, `source` the one that gave a source."""
-    module, compared = getattr(followed.block(followed.opened), part), followed.compared(part)
-    id, place = f"{followed.name}.{followed.opened}.{part}", followed.place
-    opened = _Opened(way, id, module, compared, place)
-    queries, keys, values = _projected(opened, read, source or read)
-    matched = [queries, keys]
+def attention_stages(token: FollowedToken, part: str, *, read: str, source: str | None) -> None:
+    """Record an attention of the opened layer; `read` is the stage of its input, `source` that of the source's."""
+    stages, module, compared = token.stages, getattr(token.block, part), token.compared(part)
+    id, position, keys = f"{token.name}.{token.opened}.{part}", token.position, ("key", compared.keys)
+    *inputs, values = _projection_stages(token, part, compared, read=read, source=source or read)
     if compared.mask.angles is not None and part == "attention":
-        matched = [_rotary(opened, matched)]
-    scores = module.scores(compared.rotated, compared.mask)[0, :, place]
-    _scores(opened, scores, matched)
-    _mask(opened, scores)
-    probabilities = followed.seen[f"{id}.probabilities"][0, :, place]
-    way.add(
-        f"{id}.softmax",
-        "softmax",
-        shown("probabilities", probabilities, "head", ("key", compared.keys), scale="probability"),
-        by=masked_softmax,
-    )
+        cos, sin = (each[0, 0, position] for each in compared.mask.angles)
+        rotated = [
+            sent("queries, rotated", compared.rotated.q[0, :, position], "head", "coordinate"),
+            sent("keys, rotated", compared.rotated.k[0], "head", keys, "coordinate"),
+        ]
+        angles = [sent("cos θ", cos, "pair"), sent("sin θ", sin, "pair")]
+        sizes = {"position": position, "pairs": len(cos)}
+        rotate = type(compared.mask.position).rotate
+        inputs = [stages.record(f"{id}.rotary", *rotated, *angles, numbers=sizes, inputs=inputs, by=rotate)]
+    scores = module.scores(compared.rotated, compared.mask)[0, :, position]
+    _scores_stage(token, part, scores, keys=compared.keys, inputs=inputs)
+    _mask_stages(token, id, scores, compared=compared)
+    probabilities = token.captured[f"{id}.probabilities"][0, :, position]
+    softmax = sent("probabilities", probabilities, "head", keys, scale="probability")
+    softmax_id = stages.record(f"{id}.softmax", softmax, by=masked_softmax)
     H, d_head, relative = module.heads, module.d_head, isinstance(module, RelativeAttention)
-    way.add(
+    stages.record(
         f"{id}.mix",
-        "relative-mix" if relative else "mix",
-        shown("heads", followed.at(f"{id}.heads").view(H, d_head), "head", "coordinate"),
+        sent("heads", token.at(f"{id}.heads").view(H, d_head), "head", "coordinate"),
+        text="relative-mix" if relative else "mix",
         numbers={"heads": H, "d_head": d_head},
-        inputs=(way.last, values),
+        inputs=(softmax_id, values),
         by=type(module).mix if isinstance(module, ScoredAttention) else reference_attention,
         cost=cost(2 * H * d_head * len(compared.keys), module.relative_values if relative else None),
     )
-    return way.add(
-        f"{id}.out",
-        "heads-mixed",
-        shown("attention", followed.at(id), "coordinate"),
-        words={"heads": H, "bias": with_bias(module.out)},
-        by=Heads.attend,
-        cost=cost(products(module.out), module.out),
-    )
+    output, words = sent("attention", token.at(id), "coordinate"), {"heads": H, "bias": with_bias(module.out)}
+    stages.record(f"{id}.out", output, text="heads-mixed", words=words, by=Heads.attend, cost=linear_cost(module.out))
 
 
-def _projected(opened: _Opened, read: str, source: str) -> tuple[str, str, str]:
-    """Queries of the token, keys and values of all that it may look at: the ids of these stages."""
-    way, id, module, compared = opened.way, opened.id, opened.module, opened.compared
-    cross, (q, k, v) = isinstance(module, CrossAttention), compared.plain
+def _projection_stages(token: FollowedToken, part: str, compared: Compared, *, read: str, source: str) -> list[str]:
+    """Record the position's queries and all keys and values; return the ids of the three stages."""
+    module: Any = getattr(token.block, part)
+    cross, (q, k, v), keys = isinstance(module, CrossAttention), compared.plain, ("key", compared.keys)
     H, G, d_head = module.heads, module.kv_heads, module.d_head
+    clipped = "" if module.clip is None else f", clipped to ±{module.clip:g}"
+    normalised = "" if module.q_norm is None else ", normalised"
     linear = module.q if cross else module.qkv
-    bound = "" if module.clip is None else f", cut off at ±{module.clip:g}"
-    normed = "" if module.q_norm is None else ", normed"
-    width, bias = linear.in_features, with_bias(linear)
-    queries = way.add(
-        f"{id}.queries",
-        "queries",
-        shown("queries", q[0, :, opened.place], "head", "coordinate"),
-        numbers={"heads": H, "d_head": d_head},
-        words={"made": bound + normed, "bias": bias},
-        inputs=(read,),
-        by=CrossAttention.forward if cross else SelfAttention.project,
-        cost=_part_cost(linear, width * H * d_head),
-    )
-    made, shared = [queries], "" if H == G else f", each shared by {H // G} heads of queries"
-    for what, x, after in (("keys", k, bound + normed), ("values", v, bound)):
-        stage = way.add(
-            f"{id}.{what}",
-            what,
-            shown(what, x[0], "head", ("key", compared.keys), "coordinate"),
+    project = CrossAttention.forward if cross else SelfAttention.project
+    words = {"bias": with_bias(linear), "made": clipped + normalised, "read": "The source" if cross else "Every token"}
+    id, tensor = f"{token.name}.{token.opened}.{part}", sent("queries", q[0, :, token.position], "head", "coordinate")
+    weights = _part_cost(linear, linear.in_features * H * d_head)
+    numbers, inputs = {"heads": H, "d_head": d_head}, (read,)
+    record = token.stages.record
+    ids = [record(f"{id}.queries", tensor, numbers=numbers, words=words, inputs=inputs, by=project, cost=weights)]
+    shared = "" if H == G else f", each shared by {H // G} heads of queries"
+    for name, x, after in (("keys", k, clipped + normalised), ("values", v, clipped)):
+        stage = record(
+            f"{id}.{name}",
+            sent(name, x[0], "head", keys, "coordinate"),
             numbers={"kv_heads": G, "d_head": d_head, "keys": len(compared.keys)},
-            words={"read": "The source" if cross else "Every token", "made": shared + after, "bias": bias},
+            words=words | {"made": shared + after},
             inputs=(source if cross else read,),
-            by=CrossAttention.keys_values if cross else SelfAttention.project,
-            cost=_part_cost(module.kv if cross else linear, width * G * d_head),
+            by=CrossAttention.keys_values if cross else project,
+            cost=_part_cost(module.kv if cross else linear, linear.in_features * G * d_head),
         )
-        made.append(stage)
-    return made[0], made[1], made[2]
+        ids.append(stage)
+    return ids
 
 
 def _part_cost(linear: Any, weights: int) -> dict[str, int]:
-    """Of a matrix of so many weights that lies in a larger one, with its share of the bias."""
+    """Return the cost of this many weights of a larger matrix, with their share of the bias."""
     stored = weights + (0 if linear.bias is None else weights // linear.in_features)
     return {"flops": 2 * weights, "parameters": stored, "bytes": stored * linear.weight.element_size()}
 
 
-def _rotary(opened: _Opened, inputs: Sequence[str]) -> str:
-    compared, place = opened.compared, opened.place
-    assert compared.mask.angles is not None
-    cos, sin = (each[0, 0, place] for each in compared.mask.angles)
-    return opened.way.add(
-        f"{opened.id}.rotary",
-        "rotary",
-        shown("queries, rotated", compared.rotated.q[0, :, place], "head", "coordinate"),
-        shown("keys, rotated", compared.rotated.k[0], "head", ("key", compared.keys), "coordinate"),
-        shown("cos θ", cos, "pair"),
-        shown("sin θ", sin, "pair"),
-        numbers={"position": place, "pairs": len(cos)},
-        inputs=inputs,
-        by=type(compared.mask.position).rotate,
-    )
-
-
-def _scores(opened: _Opened, scores: Tensor, inputs: Sequence[str]) -> None:
-    module, keys = opened.module, opened.compared.keys
+def _scores_stage(token: FollowedToken, part: str, scores: Tensor, *, keys: Sequence[str], inputs: list[str]) -> None:
+    module: Any = getattr(token.block, part)
     H, d_head, scored = module.heads, module.d_head, isinstance(module, ScoredAttention)
     root = math.isclose(module.scale, d_head**-0.5)
     formula = ("(Q Kᵀ + distances)" if scored else "Q Kᵀ") + (" / √d_head" if root else " · scale")
     more = ", and with their distances" * scored
     numbers: dict[str, float] = {"d_head": d_head, **({"√d_head": d_head**0.5} if root else {"scale": module.scale})}
     if module.softcap is not None:
-        formula, more = f"c · tanh({formula} / c)", f"{more}; no score passes the cap c"
+        formula, more = f"c · tanh({formula} / c)", f"{more}; the cap c bounds the scores"
         numbers["c"] = module.softcap
-    opened.way.add(
-        f"{opened.id}.scores",
-        "scores",
-        shown("scores", scores, "head", ("key", keys)),
+    token.stages.record(
+        f"{token.name}.{token.opened}.{part}.scores",
+        sent("scores", scores, "head", ("key", keys)),
         numbers=numbers,
         words={"formula": formula, "more": more},
         inputs=inputs,
@@ -149,38 +112,27 @@ def _scores(opened: _Opened, scores: Tensor, inputs: Sequence[str]) -> None:
     )
 
 
-def _mask(opened: _Opened, scores: Tensor) -> None:
-    """What positions add to the scores, and which keys are hidden."""
-    way, id, place, compared = opened.way, opened.id, opened.place, opened.compared
-    mask, axes = compared.mask, ("head", ("key", compared.keys))
-    bias = mask.position.heads_bias(mask.queries[:, place : place + 1], mask.keys)
+def _mask_stages(token: FollowedToken, id: str, scores: Tensor, *, compared: Compared) -> None:
+    """Record the position bias, if any, and the masked scores."""
+    position, keys = token.position, ("key", compared.keys)
+    mask, encoding = compared.mask.mask, compared.mask.position
+    bias = encoding.heads_bias(compared.mask.queries[:, position : position + 1], compared.mask.keys)
     if bias is not None:
         scores = scores + bias[0, :, 0]
-        way.add(
-            f"{id}.bias",
-            "bias",
-            shown("scores with bias", scores, *axes),
-            shown("bias", bias[0, :, 0], *axes),
-            by=type(mask.position).bias,
-            cost=cost(0, *mask.position.parameters()),
-        )
-    seen = mask.mask.dense(slice(place, place + 1), slice(0, len(compared.keys)), scores.device)[0, 0, 0]
-    hidden = {"future": len(seen) - 1 - place if mask.mask.causal else 0}
-    hidden["window"] = int((~seen).sum()) - hidden["future"]
-    told = [
-        f"{counted(count, 'key')} {'is' if count == 1 else 'are'} hidden, {_WHY[why]}"
-        for why, count in hidden.items()
-        if count
-    ]
-    way.add(
+        biased = [sent("scores with bias", scores, "head", keys), sent("bias", bias[0, :, 0], "head", keys)]
+        token.stages.record(f"{id}.bias", *biased, by=type(encoding).bias, cost=cost(0, *encoding.parameters()))
+    visible = mask.dense(slice(position, position + 1), slice(0, len(compared.keys)), scores.device)[0, 0, 0]
+    hidden = {"future": len(visible) - 1 - position if mask.causal else 0}
+    hidden["window"] = int((~visible).sum()) - hidden["future"]
+    hidden = {why: count for why, count in hidden.items() if count}
+    are = {why: f"{counted(count, 'key')} {'is' if count == 1 else 'are'}" for why, count in hidden.items()}
+    reasons = [f"{keys_are} hidden by {HIDDEN_BY[why]}" for why, keys_are in are.items()]
+    masked = sent("scores, masked", scores.masked_fill(~visible, -torch.inf), "head", keys)
+    token.stages.record(
         f"{id}.mask",
-        "mask",
-        shown("scores, masked", scores.masked_fill(~seen, -torch.inf), *axes),
-        shown("seen", seen, ("key", compared.keys), scale="positive"),
-        numbers={"keys": len(seen), "seen": int(seen.sum()), **{why: n for why, n in hidden.items() if n}},
-        words={"hidden": "; ".join(told) or "No key is hidden from this token"},
+        masked,
+        sent("seen", visible, keys, scale="positive"),
+        numbers={"keys": len(visible), "seen": int(visible.sum()), **hidden},
+        words={"hidden": "; ".join(reasons) or "No key is hidden from this token"},
         by=Mask.mask_mod,
     )
-
-
-_WHY = {"future": "as what comes later", "window": "as what lies outside of the window"}

@@ -1,27 +1,29 @@
-"""One pass of a Transformer over a text, of which everything is kept.
+"""One pass of a Transformer over a text, with all intermediate tensors.
 
-What is shown of it comes from `capture`. Queries, keys and scores, which no kernel keeps, are computed again by the
-attention's own methods from what it was given in that pass.
+They come from `capture`. Queries, keys and scores, which the kernels do not keep, are recomputed by the attention's
+methods from its arguments in that pass.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from weft.explain.capture import Seen, capture, taps
+from weft.explain.capture import Captured, capture, taps
+from weft.explain.reading import Reading
+from weft.explain.step.stage import StageList
 from weft.models.transformer import Stack, Transformer
 from weft.nn.mask import AttentionMask
 from weft.nn.scaled_dot_product import QKV
 
-NAMES = {"attention": "self-attention", "cross": "attention to the source", "feedforward": "the feed-forward layer"}
+Arguments = dict[str, list[tuple[Any, ...]]]  # of every call of an attention module, by its name
+SUBLAYERS = ("attention", "cross", "feedforward")
 
 
-@dataclass(frozen=True)
-class Compared:
-    """What an attention compares: before positions rotate it and after, the mask, and the keys' names."""
+class Compared(NamedTuple):
+    """Queries, keys and values of an attention, before and after rotation, its mask, and the keys' tokens."""
 
     plain: QKV
     rotated: QKV
@@ -30,23 +32,42 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Followed:
-    """A stack of a model that has read a text, and the place whose way through it is followed.
+class FollowedToken:
+    """Position of a reading that is followed through one stack of its model, recording `stages`."""
 
-    `given` is what the attentions of each block were given, `opened` the layer whose inside is shown, `embedding` the
-    name of the stages before the first, and `other` the tokens that cross-attention reads.
-    """
+    stages: StageList
+    reading: Reading
+    captured: Captured
+    arguments: Arguments
+    name: str  # of the stack
+    position: int
+    opened: int  # layer shown in detail
 
-    model: Transformer
-    seen: Seen
-    given: dict[str, list[tuple[Any, ...]]]
-    name: str
-    ids: Sequence[int]
-    pieces: Sequence[str]
-    place: int
-    opened: int
-    embedding: str = "embedding"
-    other: Sequence[str] = ()
+    @property
+    def model(self) -> Transformer:
+        assert isinstance(self.reading.model, Transformer)
+        return self.reading.model
+
+    @property
+    def embedding(self) -> str:
+        """Group of the stages below the first layer."""
+        return "source_embedding" if self._reads_source else "embedding"
+
+    @property
+    def _reads_source(self) -> bool:
+        return self.name == "encoder" and self.reading.source is not None
+
+    @property
+    def ids(self) -> Sequence[int]:
+        return self.reading.source or () if self._reads_source else self.reading.ids
+
+    @property
+    def pieces(self) -> Sequence[str]:
+        return self.source_pieces if self._reads_source else self.reading.pieces
+
+    @property
+    def source_pieces(self) -> Sequence[str]:
+        return self.reading.source_pieces or ()
 
     @property
     def stack(self) -> Stack:
@@ -54,57 +75,53 @@ class Followed:
         assert isinstance(stack, Stack)
         return stack
 
-    def block(self, layer: int) -> Any:
-        return self.stack.layers[layer]
+    @property
+    def block(self) -> Any:
+        """Block of the opened layer."""
+        return self.stack.layers[self.opened]
 
     def at(self, name: str) -> Tensor:
-        """What passed at the place, (width,)."""
-        return self.seen[name][0, self.place].float()
+        """Return the captured tensor `name` at the position, (width,)."""
+        return self.captured[name][0, self.position].float()
 
-    def layer(self, part: str, layer: int | None = None) -> Tensor:
-        """The same in a layer, by default in the one that is opened."""
-        return self.at(f"{self.name}.{self.opened if layer is None else layer}.{part}")
-
-    def before(self, part: str, layer: int | None = None) -> Tensor:
-        """What a sublayer's skip connection carries past it."""
-        layer = self.opened if layer is None else layer
-        block, names = self.block(layer), ["attention", "cross", "feedforward"]
-        earlier = [name for name in names[: names.index(part)] if getattr(block, name) is not None]
+    def sublayer_input(self, part: str, layer: int) -> Tensor:
+        """Return the input that a sublayer's skip connection carries past it."""
+        block: Any = self.stack.layers[layer]
+        earlier = [name for name in SUBLAYERS[: SUBLAYERS.index(part)] if getattr(block, name) is not None]
         if earlier and not block.parallel:
-            return self.layer(f"{earlier[-1]}_skip", layer)
+            return self.at(f"{self.name}.{layer}.{earlier[-1]}_skip")
         if layer:
-            return self.layer("residual", layer - 1)
+            return self.at(f"{self.name}.{layer - 1}.residual")
         narrow = self.stack.projection is not None and self.stack.narrow
         return self.at(f"{self.name}.{'projection' if narrow else 'dropout'}")
 
-    def added(self, part: str, layer: int | None = None) -> Tensor:
-        """What a sublayer adds to the residual stream."""
-        layer = self.opened if layer is None else layer
-        skip = getattr(self.block(layer), f"{part}_skip")
-        return self.layer(part if skip.norm_out is None else f"{part}_skip.norm_out", layer) * skip.scale
+    def sublayer_output(self, part: str, layer: int) -> Tensor:
+        """Return the vector that a sublayer adds to the residual stream."""
+        skip = getattr(self.stack.layers[layer], f"{part}_skip")
+        return self.at(f"{self.name}.{layer}.{part if skip.norm_out is None else f'{part}_skip.norm_out'}") * skip.scale
 
     def compared(self, part: str) -> Compared:
-        """What the opened layer's attention compares."""
-        block, turn = divmod(self.opened, self.stack.sharing)
-        module, given = getattr(self.block(self.opened), part), self.given[f"{self.name}.{block}.{part}"][turn]
+        """Return the queries, keys and values of the opened layer's attention."""
+        block, call = divmod(self.opened, self.stack.sharing)
+        module, arguments = getattr(self.block, part), self.arguments[f"{self.name}.{block}.{part}"][call]
         if part == "attention":
-            plain = module.project(given[0])
-            return Compared(plain, module.rotated(plain, given[1]), given[1], self.pieces)
-        queries = module.split(module.clipped(module.q(given[0])), module.heads, module.q_norm)
-        plain = QKV(queries, *given[1])
-        return Compared(plain, plain, given[2], self.other)
+            plain = module.project(arguments[0])
+            return Compared(plain, module.rotated(plain, arguments[1]), arguments[1], self.pieces)
+        queries = module.split(module.clipped(module.q(arguments[0])), module.heads, module.q_norm)
+        plain = QKV(queries, *arguments[1])
+        return Compared(plain, plain, arguments[2], self.source_pieces)
 
 
 @contextmanager
-def watched(model: Transformer) -> Iterator[tuple[Seen, dict[str, list[tuple[Any, ...]]]]]:
-    """Keep all that passes the model's places, and what its attentions are given."""
-    given: dict[str, list[tuple[Any, ...]]] = {}
-    with ExitStack() as stack:
+def watched(model: Transformer) -> Iterator[tuple[Captured, Arguments]]:
+    """Capture every tensor of a pass that has a name, and the arguments of every attention."""
+    arguments: Arguments = {}
+    with ExitStack() as exits:
         for name in ("encoder", "decoder"):
-            blocks = () if (found := getattr(model, name)) is None else found.blocks
+            blocks = () if (stack := getattr(model, name)) is None else stack.blocks
             for part, number, block in ((p, n, b) for p in ("attention", "cross") for n, b in enumerate(blocks)):
                 if (module := getattr(block, part)) is not None:
-                    kept = given.setdefault(f"{name}.{number}.{part}", [])
-                    hook = module.register_forward_pre_hook(lambda _, args, kept=kept: kept.append(args))
-                    stack.callback(hook.remove)
-        yield stack.enter_context(capture(model, *taps(model))), given
+                    calls = arguments.setdefault(f"{name}.{number}.{part}", [])
+                    hook = module.register_forward_pre_hook(lambda _, args, calls=calls: calls.append(args))
+                    exits.callback(hook.remove)
+        yield exits.enter_context(capture(model, *taps(model))), arguments

@@ -1,7 +1,8 @@
-"""A token's way through recurrent models: gates and states of every layer, Bahdanau's alignment with the source."""
+"""Stages of a token in recurrent models: gates and states of every layer, and Bahdanau's alignment with the source."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,23 +11,27 @@ from torch.nn import functional as F
 from weft.decode.config import Sampling
 from weft.explain.capture import capture
 from weft.explain.reading import Reading
-from weft.explain.step.head import Choice, word_stages
-from weft.explain.step.stage import Way, cost, products, shown, token_stage
+from weft.explain.step.head import Candidates, token_stages
+from weft.explain.step.stage import StageList, cost, linear_cost, sent
 from weft.models.bahdanau import AdditiveAttention, Bahdanau
 from weft.models.recurrent import Recurrent
 from weft.nn.recurrent import SigmoidElman, parts, read
 
 GATES = {
-    "lstm": ("input", "forget", "candidate", "output"),
-    "gru": ("reset", "update", "candidate"),
-    "elman": ("hidden",),
+    "lstm": ["input", "forget", "candidate", "output"],
+    "gru": ["reset", "update", "candidate"],
+    "elman": ["hidden"],
 }
+STATES = ("hidden", "cell")
+CAPTURED = ("encoder", "bridge", "embedding", "attention.probabilities", "attention.scores", "attention", "maxout")
 
 
-@dataclass(frozen=True)
-class Unrolled:
-    """A layer over a text: its gates before and after their activation (time, gates, d_model), its state after every
-    token (time, parts, d_model), hidden and of an LSTM cell; `first` is the state before the first."""
+class UnrolledLayer(NamedTuple):
+    """Recurrent layer over a text: gates before and after their activation, (time, gates, d_model), and its states.
+
+    `states` (time, parts, d_model) are hidden and, of an LSTM, cell states after every token; `first` is the state
+    before the first token.
+    """
 
     stack: nn.RNNBase
     before: Tensor
@@ -35,122 +40,110 @@ class Unrolled:
     first: Tensor
     weights: tuple[Tensor, ...]
 
-    @property
-    def kind(self) -> str:
-        return kind_of(self.stack)
-
-    def previous(self, place: int) -> Tensor:
-        return self.states[place - 1] if place else self.first
+    def previous(self, position: int) -> Tensor:
+        return self.states[position - 1] if position else self.first
 
 
-def kind_of(stack: nn.RNNBase) -> str:
+def _kind(stack: nn.RNNBase) -> str:
     return "lstm" if isinstance(stack, nn.LSTM) else "gru" if isinstance(stack, nn.GRU) else "elman"
 
 
-def activation(stack: nn.RNNBase) -> str:
-    """Elman's; those of the other cells are always the same."""
+def _activation(stack: nn.RNNBase) -> str:
+    """Return the activation of an Elman network; gated cells always use tanh."""
     return "sigmoid" if isinstance(stack, SigmoidElman) else "relu" if stack.mode == "RNN_RELU" else "tanh"
 
 
-def unrolled(stack: nn.RNNBase, inputs: Tensor, first: Tensor | None = None) -> list[Unrolled]:
-    """Every layer of a stack over inputs (time, d_input), from the states (parts, layers, d_model), or from zeros."""
-    step, layers = CELLS[kind_of(stack)], []
+def unrolled(stack: nn.RNNBase, inputs: Tensor, first: Tensor | None = None) -> list[UnrolledLayer]:
+    """Return every layer of a stack over inputs (time, d_input), from states (parts, layers, d_model) or zeros."""
+    cell, layers = CELLS[_kind(stack)], []
+    if _kind(stack) == "elman":
+        cell = partial(_elman, activation=_activation(stack))
     for layer, weights in enumerate(stack.all_weights):
         zeros = inputs.new_zeros(parts(stack), stack.hidden_size)
         state = start = zeros if first is None else first[:, layer]
-        found = []
+        steps = []
         for x in inputs:
-            before, gates, state = step(x, state, weights, activation(stack))
-            found.append((before, gates, state))
-        before, gates, states = (torch.stack(column) for column in zip(*found, strict=True))
-        layers.append(Unrolled(stack, before, gates, states, start, tuple(weights)))
+            before, gates, state = cell(x, state, weights)
+            steps.append((before, gates, state))
+        before, gates, states = (torch.stack(column) for column in zip(*steps, strict=True))
+        layers.append(UnrolledLayer(stack, before, gates, states=states, first=start, weights=tuple(weights)))
         inputs = states[:, 0]
     return layers
 
 
 def _sums(x: Tensor, state: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """W x + b and U h + b, each (gates · d_model,)."""
+    """Return W x + b and U h + b, each (gates · d_model,)."""
     W, U, b_x, b_h = weights
     return F.linear(x, W, b_x), F.linear(state[0], U, b_h)
 
 
-def _lstm(x: Tensor, state: Tensor, weights: Sequence[Tensor], f: str) -> tuple[Tensor, Tensor, Tensor]:
-    new, old = _sums(x, state, weights)
-    before = (new + old).view(4, -1)
+def _lstm(x: Tensor, state: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return gates before and after activation, and the new state."""
+    from_x, from_h = _sums(x, state, weights)
+    before = (from_x + from_h).view(4, -1)
     gates = torch.stack([before[0].sigmoid(), before[1].sigmoid(), before[2].tanh(), before[3].sigmoid()])
-    i, forget, g, o = gates
-    cell = forget * state[1] + i * g
+    i, f, g, o = gates
+    cell = f * state[1] + i * g
     return before, gates, torch.stack([o * cell.tanh(), cell])
 
 
-def _gru(x: Tensor, state: Tensor, weights: Sequence[Tensor], f: str) -> tuple[Tensor, Tensor, Tensor]:
-    new, old = (each.view(3, -1) for each in _sums(x, state, weights))
-    r, z = (new[:2] + old[:2]).sigmoid()
-    candidate = new[2] + r * old[2]
+def _gru(x: Tensor, state: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return gates before and after activation, and the new state."""
+    from_x, from_h = (each.view(3, -1) for each in _sums(x, state, weights))
+    r, z = (from_x[:2] + from_h[:2]).sigmoid()
+    candidate = from_x[2] + r * from_h[2]
     n = candidate.tanh()
-    gates = torch.stack([r, z, n])
-    return torch.stack([*(new[:2] + old[:2]), candidate]), gates, ((1 - z) * n + z * state[0])[None]
+    before = torch.stack([*(from_x[:2] + from_h[:2]), candidate])
+    return before, torch.stack([r, z, n]), ((1 - z) * n + z * state[0])[None]
 
 
-def _elman(x: Tensor, state: Tensor, weights: Sequence[Tensor], f: str) -> tuple[Tensor, Tensor, Tensor]:
-    new, old = _sums(x, state, weights)
-    before = (new + old)[None]
-    after = {"tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid}[f](before)
+def _elman(x: Tensor, state: Tensor, weights: Sequence[Tensor], *, activation: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the state before and after activation, as the only gate and as the new state."""
+    from_x, from_h = _sums(x, state, weights)
+    before = (from_x + from_h)[None]
+    after = {"tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid}[activation](before)
     return before, after, after
 
 
-CELLS = {"lstm": _lstm, "gru": _gru, "elman": _elman}
+CELLS: dict[str, Callable[..., tuple[Tensor, Tensor, Tensor]]] = {"lstm": _lstm, "gru": _gru, "elman": _elman}
 
 
-def cell_stages(way: Way, layer: Unrolled, id: str, place: int, pieces: Sequence[str]) -> str:
-    """A layer at a place, with its gates and states over the whole text."""
-    kind, names, over = layer.kind, GATES[layer.kind], ("token", pieces)
-    gates, kept, read_from = ("gate", names), ("hidden", "cell")[: layer.states.shape[1]], way.last
-    words = {"f": activation(layer.stack), "states": "h₋₁, c₋₁" if len(kept) == 2 else "h₋₁"}
-    before = way.add(
-        f"{id}.previous",
-        "state-before" if place else "first-state",
-        *(shown(name, part, "unit") for name, part in zip(kept, layer.previous(place), strict=True)),
-        words=words,
-        inputs=(),
-        by=read,
-    )
+def _cell_stages(stages: StageList, layer: UnrolledLayer, id: str, *, position: int, pieces: Sequence[str]) -> None:
+    """Record a layer at a position, with its gates and states over the whole text."""
+    kind, read_from, time = _kind(layer.stack), stages.last, ("token", pieces)
+    gates, states, by = ("gate", GATES[kind]), STATES[: layer.states.shape[1]], CELLS[kind]
+    words = {"f": _activation(layer.stack), "states": "h₋₁, c₋₁" if len(states) == 2 else "h₋₁"}
+    old = [sent(name, part, "unit") for name, part in zip(states, layer.previous(position), strict=True)]
+    text = "state-before" if position else "first-state"
+    previous = stages.record(f"{id}.previous", *old, text=text, words=words, inputs=(), by=read)
     W, U = layer.weights[:2]
-    way.add(
+    stages.record(
         f"{id}.before",
-        f"sums-{kind}",
-        shown("before activation", layer.before[place], gates, "unit"),
-        numbers={"d_input": W.shape[1], "d_model": U.shape[1], "gates": len(names)},
-        inputs=(read_from, before),
-        by=CELLS[kind],
+        sent("before activation", layer.before[position], gates, "unit"),
+        text=f"sums-{kind}",
+        numbers={"d_input": W.shape[1], "d_model": U.shape[1], "gates": len(GATES[kind])},
+        inputs=(read_from, previous),
+        by=by,
         cost=cost(2 * (W.numel() + U.numel()), *layer.weights),
     )
-    way.add(
-        f"{id}.gates",
-        f"gates-{kind}",
-        shown("gates", layer.gates[place], gates, "unit"),
-        shown("gates over time, mean", layer.gates.mean(-1), over, gates),
-        shown("gates over time", layer.gates, over, gates, "unit"),
-        words=words,
-        by=CELLS[kind],
-    )
-    return way.add(
-        f"{id}.state",
-        f"state-{kind}",
-        *(shown(name, part, "unit") for name, part in zip(kept, layer.states[place], strict=True)),
-        *(shown(f"{name} over time", layer.states[:, n], over, "unit") for n, name in enumerate(kept)),
-        words=words,
-        inputs=(way.last, before) if len(names) > 1 else (way.last,),
-        by=CELLS[kind],
-    )
+    tensors = [
+        sent("gates", layer.gates[position], gates, "unit"),
+        sent("gates over time, mean", layer.gates.mean(-1), time, gates),
+        sent("gates over time", layer.gates, time, gates, "unit"),
+    ]
+    last = stages.record(f"{id}.gates", *tensors, text=f"gates-{kind}", words=words, by=by)
+    new = [sent(name, part, "unit") for name, part in zip(states, layer.states[position], strict=True)]
+    new += [sent(f"{name} over time", layer.states[:, n], time, "unit") for n, name in enumerate(states)]
+    inputs = (last, previous) if kind != "elman" else (last,)
+    stages.record(f"{id}.state", *new, text=f"state-{kind}", words=words, inputs=inputs, by=by)
 
 
-def row_stage(way: Way, model: Recurrent | Bahdanau, id: int, x: Tensor) -> None:
-    """The embedding x (width,) of a token."""
-    way.add(
+def _embedding_stage(stages: StageList, model: Recurrent | Bahdanau, id: int, *, x: Tensor) -> str:
+    """Record the embedding x (width,) of a token."""
+    return stages.record(
         "embedding.row",
-        "embedding",
-        shown("embedding", x, "coordinate"),
+        sent("embedding", x, "coordinate"),
+        text="embedding",
         words={"id": id, "factors": "", "more": ""},
         numbers={"vocab_size": model.embedding.num_embeddings, "width": len(x)},
         by=type(model).forward_features,
@@ -158,104 +151,61 @@ def row_stage(way: Way, model: Recurrent | Bahdanau, id: int, x: Tensor) -> None
     )
 
 
-def recurrent_stages(way: Way, reading: Reading, place: int, settings: Sampling) -> Choice:
-    """Every layer of a recurrent model at a place, and the choice of the next token."""
+def recurrent_stages(stages: StageList, reading: Reading, position: int, *, settings: Sampling) -> Candidates:
+    """Record every layer of a recurrent model at a position, and the choice of the next token."""
     model = reading.model
     assert isinstance(model, Recurrent)
-    with capture(model, "embedding") as seen:
+    with capture(model, "embedding") as captured:
         features = model.features(reading.tokens)
-    inputs = seen["embedding"][0]
-    token_stage(way, "embedding", reading.ids, reading.pieces, place)
-    row_stage(way, model, reading.ids[place], inputs[place])
+    inputs = captured["embedding"][0]
+    stages.record_tokens("embedding", reading.ids, reading.pieces, position=position)
+    _embedding_stage(stages, model, reading.ids[position], x=inputs[position])
     for number, layer in enumerate(unrolled(model.recurrence, inputs)):
-        cell_stages(way, layer, f"recurrence.{number}", place, reading.pieces)
-    return word_stages(way, reading, features[0, place], settings)
+        _cell_stages(stages, layer, f"recurrence.{number}", position=position, pieces=reading.pieces)
+    return token_stages(stages, reading, features[0, position], settings=settings)
 
 
-SEEN = ("encoder", "bridge", "embedding", "attention.probabilities", "attention.scores", "attention", "maxout")
-
-
-def bahdanau_stages(way: Way, reading: Reading, place: int, settings: Sampling) -> Choice:
-    """How a Bahdanau model writes the token after a place, from a source and what it has written."""
+def bahdanau_stages(stages: StageList, reading: Reading, position: int, *, settings: Sampling) -> Candidates:
+    """Record how a Bahdanau model predicts the token after a position, from a source and the target so far."""
     model = reading.model
     assert isinstance(model, Bahdanau) and reading.source is not None and reading.source_pieces is not None
-    with capture(model, *SEEN) as seen:
-        features = model.features(reading.tokens, **reading.given)
-    source, written = ("source", reading.source_pieces), ("token", reading.pieces[: place + 1])
-    token_stage(way, "source_embedding", reading.source, reading.source_pieces, None)
-    forward, backward = seen["encoder"][0].chunk(2, dim=-1)
-    annotations = way.add(
-        "encoder.annotations",
-        "annotations",
-        shown("forward", forward, source, "unit"),
-        shown("backward", backward, source, "unit"),
-        by=Bahdanau.encode,
-        cost=cost(sum(2 * each.numel() for each in model.encoder.parameters() if each.ndim > 1), model.encoder),
-    )
-    first = torch.tanh(seen["bridge"][0]).unflatten(-1, (-1, model.config.layers, model.config.d_model))
-    began = way.add(
-        "encoder.bridge",
-        "bridge",
-        shown("first state", first[0, -1], "unit"),
-        by=Bahdanau.encode,
-        cost=cost(products(model.bridge), model.bridge),
-    )
-    token_stage(way, "embedding", reading.ids, reading.pieces, place)
-    embedded = seen.calls("embedding")[-1][0]
-    row_stage(way, model, reading.ids[place], embedded[place])
-    row = way.last
-    contexts = torch.cat(seen.calls("attention"))
+    with capture(model, *CAPTURED) as captured:
+        features = model.features(reading.tokens, **reading.model_kwargs)
+    source, target = ("source", reading.source_pieces), ("token", reading.pieces[: position + 1])
+    attention, attend, decode = model.attention, AdditiveAttention.forward, Bahdanau._decode
+    stages.record_tokens("source_embedding", reading.source, reading.source_pieces, position=None)
+    forward, backward = captured["encoder"][0].chunk(2, dim=-1)
+    states = [sent("forward", forward, source, "unit"), sent("backward", backward, source, "unit")]
+    products = sum(2 * weight.numel() for weight in model.encoder.parameters() if weight.ndim > 1)
+    weights = cost(products, model.encoder)
+    annotations = stages.record("encoder.annotations", *states, by=Bahdanau.encode, cost=weights)
+    first = torch.tanh(captured["bridge"][0]).unflatten(-1, (-1, model.config.layers, model.config.d_model))
+    state = sent("first state", first[0, -1], "unit")
+    bridge = stages.record("encoder.bridge", state, by=Bahdanau.encode, cost=linear_cost(model.bridge))
+    stages.record_tokens("embedding", reading.ids, reading.pieces, position=position)
+    embedded = captured.calls("embedding")[-1][0]
+    row = _embedding_stage(stages, model, reading.ids[position], x=embedded[position])
+    contexts = torch.cat(captured.calls("attention"))
     layers = unrolled(model.decoder, torch.cat([embedded, contexts], dim=-1), first)
-    way.add(
-        "attention.query",
-        "query",
-        shown("state", layers[-1].previous(place)[0], "unit"),
-        inputs=() if place else (began,),
-        by=Bahdanau._decode,
-    )
-    attention, energies = model.attention, torch.stack([each[0, :, 0] for each in seen.calls("attention.scores")])
-    way.add(
-        "attention.energies",
-        "energies",
-        shown("energies", energies[place], source),
-        shown("energies so far", energies[: place + 1], written, source),
-        inputs=(way.last, annotations),
-        by=AdditiveAttention.forward,
-        cost=cost(products(attention.queries) + products(attention.scores) * len(reading.source), attention),
-    )
-    alignment = seen["attention.probabilities"][0]
-    aligned = way.add(
-        "attention.alignment",
-        "alignment",
-        shown("alignment", alignment[place], source, scale="probability"),
-        shown("alignment so far", alignment[: place + 1], written, source, scale="probability"),
-        by=AdditiveAttention.forward,
-    )
-    context = way.add(
-        "attention.context",
-        "context",
-        shown("context", contexts[place], "unit"),
-        inputs=(aligned, annotations),
-        by=AdditiveAttention.forward,
-        cost=cost(2 * contexts.shape[1] * len(reading.source)),
-    )
-    way.add(
-        "decoder.input",
-        "decoder-input",
-        shown("input", torch.cat([embedded[place], contexts[place]]), "coordinate"),
-        inputs=(row, context),
-        by=Bahdanau._decode,
-    )
+    state = sent("state", layers[-1].previous(position)[0], "unit")
+    query = stages.record("attention.query", state, inputs=() if position else (bridge,), by=decode)
+    energies = torch.stack([each[0, :, 0] for each in captured.calls("attention.scores")])
+    scores = [sent("energies", energies[position], source)]
+    scores.append(sent("energies so far", energies[: position + 1], target, source))
+    products = 2 * (attention.queries.weight.numel() + attention.scores.weight.numel() * len(reading.source))
+    inputs, weights = (query, annotations), cost(products, attention)
+    stages.record("attention.energies", *scores, inputs=inputs, by=attend, cost=weights)
+    p = captured["attention.probabilities"][0]
+    alignment = [sent("alignment", p[position], source, scale="probability")]
+    alignment.append(sent("alignment so far", p[: position + 1], target, source, scale="probability"))
+    inputs = (stages.record("attention.alignment", *alignment, by=attend), annotations)
+    mean, flops = sent("context", contexts[position], "unit"), cost(2 * contexts.shape[1] * len(reading.source))
+    context = stages.record("attention.context", mean, inputs=inputs, by=attend, cost=flops)
+    joined = sent("input", torch.cat([embedded[position], contexts[position]]), "coordinate")
+    stages.record("decoder.input", joined, text="decoder-input", inputs=(row, context), by=decode)
     for number, layer in enumerate(layers):
-        cell_stages(way, layer, f"decoder.{number}", place, reading.pieces)
-    pairs = seen["maxout"][0, place]
-    way.add(
-        "output.maxout",
-        "maxout",
-        shown("readout", features[0, place], "unit"),
-        shown("before", pairs, "unit"),
-        inputs=(way.last, context, row),
-        by=Bahdanau._decode,
-        cost=cost(products(model.maxout), model.maxout),
-    )
-    return word_stages(way, reading, features[0, place], settings)
+        _cell_stages(stages, layer, f"decoder.{number}", position=position, pieces=reading.pieces)
+    readout = [sent("readout", features[0, position], "unit"), sent("before", captured["maxout"][0, position], "unit")]
+    weights = linear_cost(model.maxout)
+    stages.record("output.maxout", *readout, inputs=(stages.last, context, row), by=decode, cost=weights)
+    return token_stages(stages, reading, features[0, position], settings=settings)

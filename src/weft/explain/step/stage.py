@@ -1,14 +1,14 @@
-"""What one step of a model is told in: stages in the order of computation, each with the numbers that it computes."""
+"""Stages of a step in the order of computation, each with the values that it computes, ready to be sent as JSON."""
 
 import inspect
 import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,19 +16,19 @@ from torch import Tensor, nn
 
 from weft.explain.anatomy.parts import PACKAGES
 
-MAX_ENTRIES = 64  # of a vector that are sent
-MAX_NUMBERS = 12_288  # of a tensor that are sent: of many vectors fewer entries each
-MAX_LINES = 40  # of a stage's source that are sent
-DIGITS = 6  # significant ones, of every number
-# by name: what a stage is called, its formula, and what it does
+MAX_ENTRIES = 64  # entries of a vector that are sent
+MAX_VALUES = 12_288  # values of a tensor that are sent; of many vectors, fewer entries each
+MAX_LINES = 40  # lines of a stage's source that are sent
+DIGITS = 6  # significant digits of every value
+# by name: title, formula and description of a stage
 TEXTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("stages.toml").read_text(encoding="utf-8"))
 
-Axis = tuple[str, Sequence[str] | None]  # its name, and what its places are called where these have names
+NamedAxis = tuple[str, Sequence[str] | None]  # name of an axis, and labels along it, if any
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One thing that is computed. `inputs` are the ids of stages whose results it reads."""
+class StepStage:
+    """One computation of a step. `inputs` are the ids of the stages whose results it reads."""
 
     id: str
     group: str
@@ -43,53 +43,60 @@ class Stage:
 
     @property
     def norm(self) -> float | None:
-        """Of the whole of its main tensor; whole numbers, such as ids, have none."""
+        """Norm of the main tensor, uncut; None for integers such as ids."""
         return self.tensors[0]["norm"]
 
 
-class Told(TypedDict, total=False):
-    """What else is told of a stage: this model's sizes; other words that its texts need; the ids of the stages whose
-    results it reads, if not the one before it; the function or class that computes it; what it costs."""
-
-    numbers: Mapping[str, float | int | str]
-    words: Mapping[str, object]
-    inputs: Iterable[str]
-    by: Callable[..., Any]
-    cost: dict[str, int]
-
-
-@dataclass
-class Way:
-    """The stages of a step, as they are found."""
-
-    stages: list[Stage] = field(default_factory=list)
+class StageList(list[StepStage]):
+    """Stages recorded so far."""
 
     @property
     def last(self) -> str:
-        return self.stages[-1].id
+        return self[-1].id
 
-    def add(self, id: str, name: str, *tensors: dict[str, Any], **told: Unpack[Told]) -> str:
-        """A further stage, by its `name` in stages.toml; its id begins with its group's name. Returns the id."""
-        numbers = {name: rounded(n) if isinstance(n, float) else n for name, n in told.get("numbers", {}).items()}
-        inputs = tuple(told["inputs"]) if "inputs" in told else (self.last,)
-        source = source_of(told["by"]) if "by" in told else None
-        found = re.match(r"\w+\.\d+|step \d+", id)
-        group = found[0] if found else id.rpartition(".")[0]
-        title, formula, about = (text.format(**numbers, **told.get("words", {})) for text in TEXTS[name])
-        self.stages.append(Stage(id, group, title, about, formula, numbers, inputs, tensors, source, told.get("cost")))
+    def record(
+        self,
+        id: str,
+        *tensors: dict[str, Any],
+        text: str | None = None,
+        numbers: Mapping[str, float | int | str] | None = None,
+        words: Mapping[str, object] | None = None,
+        inputs: Iterable[str] | None = None,
+        by: Callable[..., Any] | None = None,
+        cost: dict[str, int] | None = None,
+    ) -> str:
+        """Append a stage and return its id, which begins with its group.
+
+        `text` is its entry in stages.toml, by default the last part of the id; `numbers`, which are shown, and `words`
+        fill it. `inputs` are the stages that it reads, by default the previous one; `by` is the code that computes it.
+        """
+        numbers = {key: rounded(n) if isinstance(n, float) else n for key, n in (numbers or {}).items()}
+        match, (group, _, name) = re.match(r"\w+\.\d+|step \d+", id), id.rpartition(".")
+        title, formula, about = (template.format(**numbers, **(words or {})) for template in TEXTS[text or name])
+        stage: dict[str, Any] = {"title": title, "about": about, "formula": formula, "numbers": numbers, "cost": cost}
+        stage |= {"inputs": (self.last,) if inputs is None else tuple(inputs), "tensors": tensors}
+        stage |= {"source": None if by is None else _source_lines(by)}
+        self.append(StepStage(id, match[0] if match else group, **stage))
         return id
 
+    def record_tokens(self, group: str, ids: Sequence[int], pieces: Sequence[str], *, position: int | None) -> None:
+        """Append the stage of the token ids that are read, with the position that is followed."""
+        followed = {} if position is None else {"place": position, "id": ids[position]}
+        tokens = sent("ids", torch.tensor(ids), ("token", pieces), scale="positive")
+        text = "tokens" if position is None else "tokens-followed"
+        self.record(f"{group}.tokens", tokens, text=text, numbers={"tokens": len(ids)} | followed, inputs=())
 
-def shown(name: str, values: Tensor, *axes: str | Axis, scale: str = "signed") -> dict[str, Any]:
-    """A tensor as it is sent. A last axis whose places have no names is cut where it is long."""
+
+def sent(name: str, values: Tensor, *axes: str | NamedAxis, scale: str = "signed") -> dict[str, Any]:
+    """Return a tensor as JSON data. A long last axis without labels is cut."""
     array = values.detach().cpu().numpy() if values.dtype != torch.bfloat16 else values.float().cpu().numpy()
-    named: list[Axis] = [(axis, None) if isinstance(axis, str) else axis for axis in axes]
+    named: list[NamedAxis] = [(axis, None) if isinstance(axis, str) else axis for axis in axes]
     assert array.ndim == len(named), f"{name}: {array.shape} along {named}"
-    shape, cut, whole = list(array.shape), None, array.dtype.kind in "biu"
-    norm = None if whole else rounded(np.linalg.norm(array[np.isfinite(array)]))
-    most = min(MAX_ENTRIES, max(1, MAX_NUMBERS // max(1, math.prod(shape[:-1]))))
-    if named[-1][1] is None and shape[-1] > most:
-        array, cut = array[..., :most], {"axis": len(shape) - 1, "of": shape[-1]}
+    shape, cut, integers = list(array.shape), None, array.dtype.kind in "biu"
+    norm = None if integers else rounded(np.linalg.norm(array[np.isfinite(array)]))
+    limit = min(MAX_ENTRIES, max(1, MAX_VALUES // max(1, math.prod(shape[:-1]))))
+    if named[-1][1] is None and shape[-1] > limit:
+        array, cut = array[..., :limit], {"axis": len(shape) - 1, "of": shape[-1]}
     return {
         "name": name,
         "shape": shape,
@@ -102,7 +109,7 @@ def shown(name: str, values: Tensor, *axes: str | Axis, scale: str = "signed") -
 
 
 def rounded(values: Any) -> Any:
-    """Numbers to their significant digits, as lists; what is not finite is None. Whole numbers stay as they are."""
+    """Return values rounded to significant digits, as lists; non-finite values are None, integers unchanged."""
     array = np.asarray(values)
     if array.dtype.kind in "biu":
         return array.astype(int).tolist()
@@ -112,17 +119,17 @@ def rounded(values: Any) -> Any:
         exponent = np.where((array == 0) | ~finite, 0.0, np.floor(np.log10(np.abs(array))))
     digits = np.clip(DIGITS - 1 - exponent, -300, 300)
     up, down = 10.0 ** np.maximum(digits, 0), 10.0 ** np.maximum(-digits, 0)
-    found = np.round(array * up / down) / up * down
+    result = np.round(array * up / down) / up * down
     if finite.all():
-        return found.tolist()
-    mixed = found.astype(object)
+        return result.tolist()
+    mixed = result.astype(object)
     mixed[~finite] = None
     return mixed.tolist()
 
 
 @cache
-def source_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The lines of weft that compute something, from the first on."""
+def _source_lines(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the first source lines of a function or class of weft."""
     lines, first = inspect.getsourcelines(function)
     file = Path(inspect.getsourcefile(function) or "")
     return {
@@ -134,24 +141,13 @@ def source_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def cost(flops: int, *weights: nn.Module | Tensor | None) -> dict[str, int]:
-    """Operations of one token (2 a product), and the parameters and bytes of the weights that take part."""
-    there = [each for each in weights if each is not None]
-    tensors = [t for each in there for t in ([each] if isinstance(each, Tensor) else each.parameters())]
-    stored = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    return {"flops": flops, "parameters": sum(tensor.numel() for tensor in tensors), "bytes": stored}
+    """Return operations per token (2 per multiply-add), and the parameters and bytes of the weights involved."""
+    present = [each for each in weights if each is not None]
+    tensors = [t for each in present for t in ([each] if isinstance(each, Tensor) else each.parameters())]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return {"flops": flops, "parameters": sum(tensor.numel() for tensor in tensors), "bytes": size}
 
 
-def products(linear: nn.Linear) -> int:
-    """Operations of one token in a linear layer: a multiplication and an addition for every weight."""
-    return 2 * linear.weight.numel()
-
-
-def token_stage(way: Way, group: str, ids: Sequence[int], pieces: Sequence[str], place: int | None) -> None:
-    """What is read, as ids, and the place of the one that is followed."""
-    way.add(
-        f"{group}.tokens",
-        "tokens" if place is None else "tokens-followed",
-        shown("ids", torch.tensor(ids), ("token", pieces), scale="positive"),
-        numbers={"tokens": len(ids)} | ({} if place is None else {"place": place, "id": ids[place]}),
-        inputs=(),
-    )
+def linear_cost(linear: nn.Linear) -> dict[str, int]:
+    """Return the cost of a linear layer per token."""
+    return cost(2 * linear.weight.numel(), linear)
