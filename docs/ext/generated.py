@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 import weft
 from ext import references
-from ext.pages import ROOT
+from ext.pages import GENERATED, ROOT
 from weft.api.explain import Explain
 from weft.config import Config, tag_of
 from weft.decode.config import Beam, Sampling
@@ -228,3 +228,8 @@ def http() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {"commands": commands, "settings": settings, "python": python, "http": http}
+
+
+def generated(text: str) -> str:
+    """Return a page with its generated parts as they are now."""
+    return GENERATED.sub(lambda part: f"{part[1]}\n{PARTS[part[2]]()}\n{part[3]}", text)

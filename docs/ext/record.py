@@ -20,7 +20,7 @@ from typing import Any
 
 from ext import pages
 from ext.execute import execute
-from ext.generated import PARTS
+from ext.generated import generated
 from ext.pages import FIGURES, GENERATED, PageError, page_names, page_path, parse
 
 NUMBER = r"\d[\d.,]*(?:e[+-]?\d+)?"
@@ -88,7 +88,7 @@ def check(name: str) -> list[str]:
 
 def _run_page(name: str, path: Path) -> tuple[str, dict[str, str]]:
     """Return the page with the outputs of a new run, and the figures that it wrote."""
-    text = GENERATED.sub(lambda part: f"{part[1]}\n{PARTS[part[2]]()}\n{part[3]}", path.read_text(encoding="utf-8"))
+    text = generated(path.read_text(encoding="utf-8"))
     blocks, files = parse(text), pages.figures_of(name, text)
     try:
         outputs, contents = execute(blocks, files)

@@ -22,9 +22,9 @@ from weft.recipe.config import Recipe
 
 SOURCE = re.compile(r"((?:src/)?weft|lectures|tests|benchmarks|docs)/[\w./-]*\w\.\w+(:[\w.]+)?")
 COMMAND = re.compile(r"weft [a-z].*", re.DOTALL)
-SETTING = re.compile(r"([a-z][a-z_]*)((?:\.[a-z_]+)*)(=\S.*)?")
+SETTING = re.compile(r"([a-z][a-z_]*)((?:\.[a-z_]+)*)(=[^\s\"].*)?")  # data="book.txt" is Python
 FACT = re.compile(r"F\d+")
-FILE_SUFFIXES = ("bin", "html", "json", "jsonl", "md", "py", "safetensors", "toml", "txt")
+FILE_SUFFIXES = ("bin", "html", "json", "jsonl", "md", "pkl", "py", "safetensors", "toml", "txt")
 
 
 def slug(heading: str) -> str:

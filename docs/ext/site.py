@@ -1,7 +1,7 @@
 """Build the documentation as a site that needs neither a network nor a server: `python -m ext.site DIR`.
 
-Pages of docs/ and its notebooks become HTML pages, and so does every file of the repository that they link. Nothing is run:
-outputs and figures are those recorded in the repository. The navigation follows the links of docs/README.md and of the
+Pages of docs/ and its notebooks become HTML pages, and so does every file of the repository that they link. No block is run:
+outputs and figures are those recorded in the repository. A figure that is not recorded yet is left out. The navigation follows the links of docs/README.md and of the
 README.md of each folder. Links, anchors and references that lead nowhere are listed, and make the command fail.
 """
 
@@ -31,12 +31,14 @@ from pygments.lexers import TextLexer, get_lexer_by_name, get_lexer_for_filename
 from pygments.util import ClassNotFound
 
 from ext import references
-from ext.pages import COMMENT, DOCS, ROOT, fence_around, page_names, page_path
+from ext.generated import generated
+from ext.pages import COMMENT, DOCS, FIGURES, ROOT, fence_around, page_names, page_path
 from weft import __version__
 
 STATIC = DOCS / "static"
 MATH = re.compile(r"(\$\$?)(?=\S)([^$]+?)\1")
 SEGMENTS = {Outline.MOVETO: "M", Outline.LINETO: "L", Outline.CURVE3: "Q", Outline.CURVE4: "C", Outline.CLOSEPOLY: "Z"}
+COMPACT: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
 LEVELS = {"h2": 2, "h3": 3}  # headings in a page's own table of contents
 
 
@@ -87,8 +89,7 @@ class Site:
             page.html = f'<h1>{page.title}</h1><div class="source">{highlighted(text, page.file.name)}</div>'
             page.anchors = set(re.findall(r'id="(L-\d+)"', page.html))
             return
-        if page.file.suffix == ".ipynb":
-            text = notebook_markdown(json.loads(text), page.file.name)
+        text = notebook_markdown(json.loads(text), page.file.name) if page.file.suffix == ".ipynb" else generated(text)
         page.html = self._parser.render(text, {"site": self, "page": page, "needs": "", "depth": 0})
         page.title = page.title or page.name
 
@@ -99,6 +100,8 @@ class Site:
             return href
         file = (page.file.parent / unquote(path)).resolve() if path else page.file
         file = file / "README.md" if file.is_dir() else file
+        if file.is_relative_to(FIGURES) and not file.is_file():
+            return ""  # not recorded yet
         if not file.is_file() or not file.is_relative_to(ROOT):
             self.problems.append(f"{page.file.relative_to(ROOT)}: {href}: no such file")
             return href
@@ -151,37 +154,37 @@ class Site:
         return sections
 
     def write(self, out: Path) -> None:
-        """Write all pages, figures, and the index that the search reads."""
+        """Write all pages, figures, and the index that the search reads; the front page comes last."""
         environment = Environment(
             loader=FileSystemLoader(STATIC), autoescape=True, trim_blocks=True, lstrip_blocks=True
         )
         template, navigation = environment.get_template("page.html"), self.navigation()
         order = [page for _, entries in navigation for entry, below in entries for page in (entry, *below)]
         shutil.rmtree(out, ignore_errors=True)
-        for page in self.pages.values():
-            place = order.index(page) if page in order else None
-            path = out / f"{page.name}.html"
-            path.parent.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True)
+        for name in ("site.css", "site.js"):
+            shutil.copyfile(STATIC / name, out / name)
+        index = json.dumps([entry for page in self.pages.values() for entry in search_entries(page)], **COMPACT)
+        (out / "search.js").write_text(f"window.searchIndex={index};\n", encoding="utf-8")
+        notebooks = [page.file for page in self.pages.values() if page.file.suffix == ".ipynb"]
+        for file in [*self.figures, *notebooks]:
+            copy = out / file.relative_to(DOCS if file.is_relative_to(DOCS) else ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+        for page in sorted(self.pages.values(), key=lambda page: page.name == "index"):
+            position = order.index(page) if page in order else None
             html = template.render(
                 page=page,
                 navigation=navigation,
                 address=lambda target, page=page: self.address(page, target),
                 root=relpath(".", Path(page.name).parent),
-                previous=order[place - 1] if place else None,
-                following=order[place + 1] if place is not None and place + 1 < len(order) else None,
+                previous=order[position - 1] if position else None,
+                following=order[position + 1] if position is not None and position + 1 < len(order) else None,
                 version=__version__,
             )
+            path = out / f"{page.name}.html"
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(html, encoding="utf-8")
-        notebooks = [page.file for page in self.pages.values() if page.file.suffix == ".ipynb"]
-        for file in [*self.figures, *notebooks]:
-            place = out / file.relative_to(DOCS if file.is_relative_to(DOCS) else ROOT)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, place)
-        for name in ("site.css", "site.js"):
-            shutil.copyfile(STATIC / name, out / name)
-        entries = [entry for page in self.pages.values() for entry in search_entries(page)]
-        index = json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
-        (out / "search.js").write_text(f"window.searchIndex={index};\n", encoding="utf-8")
 
 
 def linked_by_section(page: Page) -> Iterator[tuple[str, list[Path]]]:
@@ -314,7 +317,7 @@ def render_text(renderer: Any, tokens: list[Token], index: int, options: Any, en
 
 def render_image(renderer: Any, tokens: list[Token], index: int, options: Any, env: Any) -> str:
     source = env["site"].link(env["page"], str(tokens[index].attrs["src"]))
-    return f'<img src="{escape(source)}" alt="{escape(tokens[index].content)}" loading="lazy">'
+    return f'<img src="{escape(source)}" alt="{escape(tokens[index].content)}" loading="lazy">' if source else ""
 
 
 def render_html(renderer: Any, tokens: list[Token], index: int, options: Any, env: Any) -> str:
