@@ -27,7 +27,7 @@ from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-FIGURES = DOCS / "figures"
+FIGURES = "figures"  # folder of docs/ with one folder per page
 
 OPTIONS = {
     "quiet": "",  # the output is not shown
@@ -73,16 +73,16 @@ class Block:
         return "\n".join(lines if len(lines) <= limit else ["…", *lines[-limit:]])
 
 
-def page_path(name: str) -> Path:
+def page_path(name: str, docs: Path = DOCS) -> Path:
     """Return the file of a page: `guides/train`, `notebooks/attention`, or `../README`, the one of the repository."""
-    notebook = DOCS / f"{name}.ipynb"
-    return notebook if notebook.is_file() else DOCS / f"{name}.md"
+    notebook = docs / f"{name}.ipynb"
+    return notebook if notebook.is_file() else docs / f"{name}.md"
 
 
-def page_names() -> list[str]:
+def page_names(docs: Path = DOCS) -> list[str]:
     """Names of all pages and notebooks of docs/."""
-    files = [path for suffix in ("md", "ipynb") for path in DOCS.rglob(f"*.{suffix}") if ".ipynb_" not in str(path)]
-    return sorted(path.relative_to(DOCS).with_suffix("").as_posix() for path in files)
+    files = [path for suffix in ("md", "ipynb") for path in docs.rglob(f"*.{suffix}") if ".ipynb_" not in str(path)]
+    return sorted(path.relative_to(docs).with_suffix("").as_posix() for path in files)
 
 
 def parse(text: str) -> list[Block]:
@@ -150,5 +150,5 @@ def figures_of(name: str, text: str) -> list[str]:
     """Names of the figures of a page that its commands write: the images below figures/PAGE/."""
     inline = [child for token in MarkdownIt("commonmark").parse(text) for child in token.children or ()]
     sources = [str(token.attrs["src"]) for token in inline if token.type == "image"]
-    folder = f"figures/{name}/"
+    folder = f"{FIGURES}/{name}/"
     return [source.partition(folder)[2] for source in sources if folder in source]

@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from difflib import unified_diff
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 from ext import pages
 from ext.execute import execute
 from ext.generated import generated
-from ext.pages import FIGURES, GENERATED, PageError, page_names, page_path, parse
+from ext.pages import DOCS, FIGURES, GENERATED, PageError, page_names, page_path, parse
 
 NUMBER = r"\d[\d.,]*(?:e[+-]?\d+)?"
 UNITS = r"(?:ns|µs|us|ms|s|sec|seconds?|min|minutes?|h|hours?|[kMGT]i?B|\w+/s)"
@@ -56,9 +57,9 @@ def normalised(output: str, varies: str = "") -> str:
     return "\n".join(line.strip() for line in output.splitlines())
 
 
-def record(name: str) -> None:
+def record(name: str, docs: Path = DOCS) -> None:
     """Run a page and rewrite what is recorded of it: outputs, generated parts and figures."""
-    path, folder = page_path(name), FIGURES / name
+    path, folder = page_path(name, docs), docs / FIGURES / name
     text, figures = _run_notebook(path) if path.suffix == ".ipynb" else _run_page(name, path)
     path.write_text(text, encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
@@ -67,15 +68,15 @@ def record(name: str) -> None:
         (folder / file).write_text(content, encoding="utf-8")
 
 
-def check(name: str) -> list[str]:
+def check(name: str, docs: Path = DOCS) -> list[str]:
     """Run a page and return how it differs from what is recorded, one entry per difference."""
-    path = page_path(name)
+    path = page_path(name, docs)
     if path.suffix == ".ipynb":
         old, new = (list(_cell_outputs(text)) for text in (path.read_text(encoding="utf-8"), _run_notebook(path)[0]))
         return [_difference(f"{name}, cell {cell}", *pair) for (cell, *pair) in _unequal(old, new)]
     recorded = path.read_text(encoding="utf-8")
     text, figures = _run_page(name, path)
-    problems = [f"{name}: {file} is not recorded" for file in figures if not (FIGURES / name / file).is_file()]
+    problems = [f"{name}: {file} is not recorded" for file in figures if not (docs / FIGURES / name / file).is_file()]
     for old, new in zip(GENERATED.finditer(recorded), GENERATED.finditer(text), strict=True):
         if old[0] != new[0]:
             problems.append(_difference(f"{name}: generated part '{old[2]}'", old[0], new[0]))
@@ -178,15 +179,20 @@ def _within(name: str, chosen: str) -> bool:
 
 
 def main(chosen: list[str]) -> None:
-    names = runnable_pages(chosen)
+    """Record pages one by one; a page that fails keeps what was recorded of it, and the others are still recorded."""
+    names, failed = runnable_pages(chosen), []
     if not names:
         sys.exit(f"{' '.join(chosen)}: no such page, or nothing to record in it")
     for name in names:
-        print(name, flush=True)
+        began = time.monotonic()
         try:
             record(name)
-        except PageError as error:
-            sys.exit(f"{error}")
+        except Exception as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            failed.append(name)
+        print(f"{name}  {time.monotonic() - began:.0f} s", flush=True)
+    if failed:
+        sys.exit(f"not recorded: make record-docs PAGE='{' '.join(failed)}' runs them again")
 
 
 if __name__ == "__main__":

@@ -58,7 +58,8 @@ class Page:
 class Site:
     """All pages by their source files, and what is wrong with them."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path = ROOT) -> None:
+        self.root, self.docs = root, root / "docs"
         self.pages: dict[Path, Page] = {}
         self.figures: set[Path] = set()
         self.problems: list[str] = []
@@ -66,8 +67,8 @@ class Site:
         self._parser.inline.ruler.push("math", parse_math)
         for name in RULES:
             self._parser.add_render_rule(name, RULES[name])
-        for name in page_names():
-            self.add(page_path(name))
+        for name in page_names(self.docs):
+            self.add(page_path(name, self.docs))
         while waiting := [page for page in self.pages.values() if not page.html]:
             for page in waiting:  # which may link further files
                 self.render(page)
@@ -76,8 +77,8 @@ class Site:
     def add(self, file: Path) -> Page:
         """Return the page of a file, a new one if the site has none."""
         if file not in self.pages:
-            inside = file.is_relative_to(DOCS) and file.suffix in (".md", ".ipynb")
-            name = file.relative_to(DOCS).with_suffix("") if inside else Path("source", file.relative_to(ROOT))
+            inside = file.is_relative_to(self.docs) and file.suffix in (".md", ".ipynb")
+            name = file.relative_to(self.docs).with_suffix("") if inside else Path("source", file.relative_to(self.root))
             self.pages[file] = Page((name.with_name("index") if name.name == "README" else name).as_posix(), file)
         return self.pages[file]
 
@@ -100,16 +101,20 @@ class Site:
             return href
         file = (page.file.parent / unquote(path)).resolve() if path else page.file
         file = file / "README.md" if file.is_dir() else file
-        if file.is_relative_to(FIGURES) and not file.is_file():
+        if file.is_relative_to(self.docs / FIGURES) and not file.is_file():
             return ""  # not recorded yet
-        if not file.is_file() or not file.is_relative_to(ROOT):
-            self.problems.append(f"{page.file.relative_to(ROOT)}: {href}: no such file")
+        if not file.is_file() or not file.is_relative_to(self.root):
+            self.problems.append(f"{page.file.relative_to(self.root)}: {href}: no such file")
             return href
         if file.suffix in (".png", ".svg"):
             self.figures.add(file)
-            return relpath(file.relative_to(ROOT if not file.is_relative_to(DOCS) else DOCS), Path(page.name).parent)
+            return relpath(self._copied(file), Path(page.name).parent)
         page.links.append((href, file, unquote(anchor)))
         return self.address(page, self.add(file)) + (f"#{anchor}" if anchor else "")
+
+    def _copied(self, file: Path) -> Path:
+        """Return where a figure or a notebook is copied to, relative to the site."""
+        return file.relative_to(self.docs if file.is_relative_to(self.docs) else self.root)
 
     def address(self, page: Page, target: Page) -> str:
         return relpath(f"{target.name}.html", Path(page.name).parent)
@@ -119,11 +124,11 @@ class Site:
         try:
             found = find(text)
         except LookupError as error:
-            self.problems.append(f"{page.file.relative_to(ROOT)}: {error.args[0]}")
+            self.problems.append(f"{page.file.relative_to(self.root)}: {error.args[0]}")
             return None
         if found is None:
             return None
-        file, anchor = ROOT / found[0], found[1]
+        file, anchor = self.root / found[0], found[1]
         page.links.append((text, file, anchor))
         return self.address(page, self.add(file)) + (f"#{anchor}" if anchor else "")
 
@@ -131,11 +136,11 @@ class Site:
         for page in self.pages.values():
             for href, file, anchor in page.links:
                 if anchor and anchor not in self.pages[file].anchors:
-                    self.problems.append(f"{page.file.relative_to(ROOT)}: {href}: no such section")
+                    self.problems.append(f"{page.file.relative_to(self.root)}: {href}: no such section")
 
     def navigation(self) -> list[tuple[str, list[tuple[Page, list[Page]]]]]:
         """Return the sections of docs/README.md, each with its pages and the pages below them."""
-        front = self.pages[DOCS / "README.md"]
+        front = self.pages[self.docs / "README.md"]
         sections: list[tuple[str, list[tuple[Page, list[Page]]]]] = []
         listed = {front.name}
         for heading, files in linked_by_section(front):
@@ -150,7 +155,7 @@ class Site:
             sections.append((heading, entries))
         for page in self.pages.values():
             if page.name not in listed and not page.name.startswith("source/"):
-                self.problems.append(f"{page.file.relative_to(ROOT)}: linked by no README.md of docs/")
+                self.problems.append(f"{page.file.relative_to(self.root)}: linked by no README.md of docs/")
         return sections
 
     def write(self, out: Path) -> None:
@@ -168,7 +173,7 @@ class Site:
         (out / "search.js").write_text(f"window.searchIndex={index};\n", encoding="utf-8")
         notebooks = [page.file for page in self.pages.values() if page.file.suffix == ".ipynb"]
         for file in [*self.figures, *notebooks]:
-            copy = out / file.relative_to(DOCS if file.is_relative_to(DOCS) else ROOT)
+            copy = out / self._copied(file)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
         for page in sorted(self.pages.values(), key=lambda page: page.name == "index"):
@@ -188,12 +193,12 @@ class Site:
 
 
 def linked_by_section(page: Page) -> Iterator[tuple[str, list[Path]]]:
-    """Yield each second-level heading of a page with the files of docs/ that its section links."""
+    """Yield each second-level heading of a page with the files below its folder that the section links."""
     sections = re.split(r'<h2 id="[^"]*">(.*?)<a ', page.html)
     addresses = {href: file for href, file, _ in page.links}
     for heading, html in zip(sections[1::2], sections[2::2], strict=True):
-        linked = [addresses.get(href) for href in re.findall(r'data-source="([^"]*)"', html)]
-        yield unescape(heading), list(dict.fromkeys(file for file in linked if file and file.is_relative_to(DOCS)))
+        linked = [addresses.get(unescape(href)) for href in re.findall(r'data-source="([^"]*)"', html)]
+        yield unescape(heading), list(dict.fromkeys(file for file in linked if file and page.file.parent in file.parents))
 
 
 def search_entries(page: Page) -> Iterator[list[str]]:
