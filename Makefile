@@ -6,6 +6,7 @@ BIN    := $(VENV)/bin
 WEFT   := $(VENV)/.weft
 TOOLS  := $(VENV)/.tools
 SITE   := src/weft/site
+JOBS   ?= 1
 
 # Small models gain nothing from many threads. The tests run in several processes, which start sooner from compiled bytecode.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
@@ -136,7 +137,7 @@ docs: $(WEFT)
 	@echo "$(SITE)/index.html; weft docs opens it"
 
 record-docs: install
-	PYTHONPATH=docs $(BIN)/python -m ext.record $(PAGE)
+	PYTHONPATH=docs $(BIN)/python -m ext.record --jobs $(JOBS) $(PAGE)
 
 test-docs: install
 	$(BIN)/python -m pytest -m docs tests/docs

@@ -1,7 +1,7 @@
 """The Python interpreter of one page: runs the blocks that it is sent, one after the other, in one namespace.
 
-A block arrives as a line of JSON on standard input, and its exit code is answered as a line on standard output. Whatever
-the block and its child processes print goes to the file that the request names.
+A block arrives as a line of JSON on standard input, and its exit code is answered as a line on standard output. The
+output of the block and its child processes goes to the file that the request names.
 """
 
 import json

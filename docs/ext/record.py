@@ -1,11 +1,11 @@
 """Record the outputs of pages, or check that the recorded ones still come.
 
-    python -m ext.record                   run every page and rewrite its recorded outputs and figures (make record-docs)
-    python -m ext.record guides/train …    only these pages, or all pages of a folder
+    python -m ext.record [--jobs N]       run every page and rewrite its outputs and figures (make record-docs)
+    python -m ext.record guides start/…   only these pages, or all pages of a folder
 
-Times, rates, sizes in bytes, dates and temporary paths are never compared. Further differences are allowed by the option
-`varies` of a block: `numbers` allows other numbers between the same words, `text` other text altogether (such as that
-which a model writes), and `/REGEX/` whatever the expression matches.
+Times, rates, byte sizes, dates and temporary paths are never compared. The option `varies` of a block allows further
+differences: `numbers` other numbers between the same words, `text` another text (such as one that a model generates),
+and `/REGEX/` the parts that match the expression.
 """
 
 import json
@@ -14,7 +14,9 @@ import shutil
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from difflib import unified_diff
 from pathlib import Path
 from typing import Any
@@ -48,12 +50,12 @@ formatters["image/svg+xml"].for_type(Picture, lambda picture: drawn(picture.figu
 
 
 def normalised(output: str, varies: str = "") -> str:
-    """Return an output without all that may differ between two runs or two machines."""
-    before, after = (
-        ([(varies[1:-1], "~")], []) if varies.startswith("/") else ([], [(KINDS[varies], "~")] if varies else [])
-    )
-    for pattern, replacement in (*before, *UNIVERSAL, *after):
+    """Return an output without the parts that may differ between two runs or two machines."""
+    if varies.startswith("/"):
+        output = re.sub(varies[1:-1], "~", output)
+    for pattern, replacement in UNIVERSAL:
         output = re.sub(pattern, replacement, output)
+    output = re.sub(KINDS[varies], "~", output) if varies in KINDS else output
     return "\n".join(line.strip() for line in output.splitlines())
 
 
@@ -77,11 +79,11 @@ def check(name: str, docs: Path = DOCS) -> list[str]:
     recorded = path.read_text(encoding="utf-8")
     text, figures = _run_page(name, path)
     problems = [f"{name}: {file} is not recorded" for file in figures if not (docs / FIGURES / name / file).is_file()]
-    for old, new in zip(GENERATED.finditer(recorded), GENERATED.finditer(text), strict=True):
-        if old[0] != new[0]:
-            problems.append(_difference(f"{name}: generated part '{old[2]}'", old[0], new[0]))
-    for block, after in zip(parse(recorded), parse(text), strict=True):
-        before, now = block.recorded or "", after.recorded or ""
+    for part, new_part in zip(GENERATED.finditer(recorded), GENERATED.finditer(text), strict=True):
+        if part[0] != new_part[0]:
+            problems.append(_difference(f"{name}: generated part '{part[2]}'", part[0], new_part[0]))
+    for block, new_block in zip(parse(recorded), parse(text), strict=True):
+        before, now = block.recorded or "", new_block.recorded or ""
         if normalised(before, block.options.get("varies", "")) != normalised(now, block.options.get("varies", "")):
             problems.append(_difference(f"{name}, line {block.line}", before, now))
     return problems
@@ -178,22 +180,30 @@ def _within(name: str, chosen: str) -> bool:
     return name.removeprefix("../") == chosen or name.startswith(f"{chosen}/")
 
 
-def main(chosen: list[str]) -> None:
-    """Record pages one by one; a page that fails keeps what was recorded of it, and the others are still recorded."""
-    names, failed = runnable_pages(chosen), []
+def main(chosen: list[str], jobs: int) -> None:
+    """Record pages, `jobs` at a time; one that fails keeps its recorded outputs, and the others are still recorded."""
+    names = runnable_pages(chosen)
     if not names:
         sys.exit(f"{' '.join(chosen)}: no such page, or nothing to record in it")
-    for name in names:
-        began = time.monotonic()
-        try:
-            record(name)
-        except Exception as error:
-            print(f"{name}: {error}", file=sys.stderr)
-            failed.append(name)
-        print(f"{name}  {time.monotonic() - began:.0f} s", flush=True)
-    if failed:
-        sys.exit(f"not recorded: make record-docs PAGE='{' '.join(failed)}' runs them again")
+    with ThreadPoolExecutor(jobs) as threads:
+        succeeded = list(threads.map(_try_to_record, names))
+    if failed := [name for name, success in zip(names, succeeded, strict=True) if not success]:
+        sys.exit(f"not recorded; make record-docs PAGE='{' '.join(failed)}' tries again")
+
+
+def _try_to_record(name: str) -> bool:
+    began = time.monotonic()
+    try:
+        record(name)
+    except Exception as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return False
+    print(f"{name}  {time.monotonic() - began:.0f} s", flush=True)
+    return True
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = ArgumentParser()
+    parser.add_argument("--jobs", type=int, default=1, help="pages that are run at the same time")
+    parser.add_argument("pages", nargs="*", help="names of pages or folders; default: all")
+    main(parser.parse_args().pages, parser.parse_args().jobs)

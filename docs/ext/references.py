@@ -135,7 +135,7 @@ def variants_of(field: FieldInfo) -> list[type[Config]]:
 
 @cache
 def described_at(table: str) -> str:
-    """Return the first table of the recipe that has the config types of this one: the reference describes them there."""
+    """Return the first table of the recipe with the config types of this one: the reference describes them there."""
     return next(key for key, variants in tables().items() if set(tables()[table]) <= set(variants))
 
 

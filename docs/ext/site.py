@@ -1,8 +1,9 @@
 """Build the documentation as a site that needs neither a network nor a server: `python -m ext.site DIR`.
 
-Pages of docs/ and its notebooks become HTML pages, and so does every file of the repository that they link. No block is run:
-outputs and figures are those recorded in the repository. A figure that is not recorded yet is left out. The navigation follows the links of docs/README.md and of the
-README.md of each folder. Links, anchors and references that lead nowhere are listed, and make the command fail.
+Pages of docs/ and its notebooks become HTML pages, and so does every file of the repository that they link. No block is
+run: outputs and figures are those recorded in the repository, and what is not recorded yet is left out. The navigation
+follows the links of docs/README.md and of the README.md of each folder. Links, anchors and references that lead nowhere
+are listed, and make the command fail.
 """
 
 import json
@@ -78,7 +79,9 @@ class Site:
         """Return the page of a file, a new one if the site has none."""
         if file not in self.pages:
             inside = file.is_relative_to(self.docs) and file.suffix in (".md", ".ipynb")
-            name = file.relative_to(self.docs).with_suffix("") if inside else Path("source", file.relative_to(self.root))
+            name = (
+                file.relative_to(self.docs).with_suffix("") if inside else Path("source", file.relative_to(self.root))
+            )
             self.pages[file] = Page((name.with_name("index") if name.name == "README" else name).as_posix(), file)
         return self.pages[file]
 
@@ -198,7 +201,10 @@ def linked_by_section(page: Page) -> Iterator[tuple[str, list[Path]]]:
     addresses = {href: file for href, file, _ in page.links}
     for heading, html in zip(sections[1::2], sections[2::2], strict=True):
         linked = [addresses.get(unescape(href)) for href in re.findall(r'data-source="([^"]*)"', html)]
-        yield unescape(heading), list(dict.fromkeys(file for file in linked if file and page.file.parent in file.parents))
+        yield (
+            unescape(heading),
+            list(dict.fromkeys(file for file in linked if file and page.file.parent in file.parents)),
+        )
 
 
 def search_entries(page: Page) -> Iterator[list[str]]:

@@ -77,7 +77,9 @@ def test_an_invalid_block_is_an_error_with_its_line(text: str, message: str) -> 
 def test_outputs_are_written_below_their_blocks_and_replaced() -> None:
     blocks = pages.parse(PAGE)
     recorded = pages.with_outputs(PAGE, blocks, ["", "Grace\n```\n", "", "ignored"])
-    assert "cat names.txt\n```\n\n````output\nGrace\n```\n````\n\nText." in recorded and "Ada\n```\n\nText" not in recorded
+    assert (
+        "cat names.txt\n```\n\n````output\nGrace\n```\n````\n\nText." in recorded and "Ada\n```\n\nText" not in recorded
+    )
     assert "ignored" not in recorded and "belongs to no block" in recorded
     again = pages.parse(recorded)
     assert [block.body for block in again] == [block.body for block in blocks] and again[1].recorded == "Grace\n```"
@@ -87,7 +89,9 @@ def test_outputs_are_written_below_their_blocks_and_replaced() -> None:
 def test_the_last_lines_are_shown_with_an_ellipsis() -> None:
     block = Block("sh", "", 1, 2, options={"lines": "2"})
     assert block.shown("1\n2\n3") == "…\n2\n3" and block.shown("1\n2") == "1\n2"
-    assert Block("sh", "", 1, 2, hidden=True).shown("1") == Block("sh", "", 1, 2, options={"quiet": ""}).shown("1") == ""
+    assert (
+        Block("sh", "", 1, 2, hidden=True).shown("1") == Block("sh", "", 1, 2, options={"quiet": ""}).shown("1") == ""
+    )
 
 
 def test_figures_are_the_images_below_the_folder_of_the_page() -> None:
@@ -155,7 +159,9 @@ def test_a_failure_names_the_line_and_the_output(block: str, message: str) -> No
 
 
 def test_another_exit_code_can_be_expected() -> None:
-    failing = "<!-- run: status 3 -->\n```sh\nexit 3\n```\n\n<!-- run: status 4 -->\n```python\nraise SystemExit(4)\n```\n"
+    failing = (
+        "<!-- run: status 3 -->\n```sh\nexit 3\n```\n\n<!-- run: status 4 -->\n```python\nraise SystemExit(4)\n```\n"
+    )
     execute(pages.parse(failing))
     with pytest.raises(PageError, match="exit code 3, expected 4"):
         execute(pages.parse(failing.replace("status 3", "status 4")))
