@@ -328,7 +328,7 @@ def render_text(renderer: Any, tokens: list[Token], index: int, options: Any, en
 
 def render_image(renderer: Any, tokens: list[Token], index: int, options: Any, env: Any) -> str:
     source = env["site"].link(env["page"], str(tokens[index].attrs["src"]))
-    return f'<img src="{escape(source)}" alt="{escape(tokens[index].content)}" loading="lazy">' if source else ""
+    return f'<img src="{escape(source)}" alt="{escape(tokens[index].content)}">' if source else ""
 
 
 def render_html(renderer: Any, tokens: list[Token], index: int, options: Any, env: Any) -> str:
