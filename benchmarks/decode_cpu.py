@@ -32,6 +32,8 @@ import torch
 
 from weft.decode.config import Sampling
 from weft.decode.fast import stepper
+from weft.decode.fast.cpu import CPUFastPath
+from weft.decode.fast.native_step import NativeStep
 from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
 from weft.interop.bundle import ModelBundle, lazily
@@ -104,7 +106,7 @@ def theirs(config: Decoder, model: Any) -> Any:
 
 def shape(tiny: bool) -> Decoder:
     layers, D, heads, d_ff, V, shared = (2, 64, 4, 96, 200, 2) if tiny else (30, 576, 9, 1536, 49152, 3)
-    return llama(layers, D, heads, d_ff, 2048, vocab_size=V, kv_heads=shared, tied=True)
+    return llama(layers, D, heads, d_ff=d_ff, context=2048, vocab_size=V, kv_heads=shared, tied=True)
 
 
 def contestants(options: argparse.Namespace) -> dict[str, Callable[[int], list[int]]]:
@@ -117,24 +119,22 @@ def contestants(options: argparse.Namespace) -> dict[str, Callable[[int], list[i
     def write(model: Any, count: int) -> list[int]:
         return [token.id for token in generate(model, [prompt], Sampling(temperature=0.0, max_tokens=count))]
 
-    def write_without(count: int, *paths: str) -> list[int]:
-        fits = {path: getattr(stepper, path) for path in paths}
-        for path in paths:
-            setattr(stepper, path, lambda model, state: False)
+    def write_without(count: int, *paths: type) -> list[int]:
+        default = stepper.STEP_PATHS
+        stepper.STEP_PATHS = tuple(path for path in default if path not in paths)
         try:
             return write(plain, count)
         finally:
-            for path in paths:
-                setattr(stepper, path, fits[path])
+            stepper.STEP_PATHS = default
 
     for width in ("fp32", "bf16", "int8", "int4"):
         if width in options.ways:
             model = plain if width == "fp32" else ours(config, width)
             ways[width] = partial(write, model)
     if "torch" in options.ways:
-        ways["torch"] = lambda count: write_without(count, "native_path_fits")
+        ways["torch"] = lambda count: write_without(count, NativeStep)
     if "general" in options.ways:
-        ways["general"] = lambda count: write_without(count, "native_path_fits", "cpu_fast_path_fits")
+        ways["general"] = lambda count: write_without(count, NativeStep, CPUFastPath)
     if "transformers" in options.ways and importlib.util.find_spec("transformers") is not None:
         peer, tokens = theirs(config, plain), torch.tensor([prompt])
 

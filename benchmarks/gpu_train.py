@@ -283,7 +283,9 @@ def overhead(given: argparse.Namespace) -> None:
     changes = [f"batch.size={rows}", f"batch.length={sizes[3]}", f"steps={steps}", "log.every=10", "tokenizer=byte"]
     changes += [f"checkpoint.every={steps}", f"precision={precision}", "compile=false", f"model.vocab_size={sizes[4]}"]
     recipe = settle(resolve("gpt-tiny", changes), Facts(10**7, sizes[4]))[0]
-    recipe = recipe.replace(model=gpt(*sizes), batch=recipe.batch.replace(micro=rows))
+    recipe = recipe.replace(
+        model=gpt(*sizes[:3], context=sizes[3], vocab_size=sizes[4]), batch=recipe.batch.replace(micro=rows)
+    )
     text = torch.randint(sizes[4], (rows, sizes[3] + 1))
     batch = Batch(text[:, :-1].contiguous(), text[:, 1:].contiguous())
     take = OptimisationStep.__call__

@@ -53,8 +53,10 @@ WARMUP = 5
 
 def settings_of(case: str, size: Size) -> Any:
     if case == "llama":
-        return llama(size.layers, size.d_model, size.heads, size.d_ff, size.length, vocab_size=size.vocab_size)
-    return gpt(size.layers, size.d_model, size.heads, size.length, size.vocab_size)
+        return llama(
+            size.layers, size.d_model, size.heads, d_ff=size.d_ff, context=size.length, vocab_size=size.vocab_size
+        )
+    return gpt(size.layers, size.d_model, size.heads, context=size.length, vocab_size=size.vocab_size)
 
 
 def stepping(case: str, size: Size, way: str) -> Any:

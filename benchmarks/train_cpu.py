@@ -44,7 +44,7 @@ CPU = torch.device("cpu")
 def ours(shape: tuple[int, ...], precision: Precision) -> Callable[[Batch], float]:
     """A step of weft's trainer."""
     layers, heads, d_model, length, _, vocab_size = shape
-    model = build(gpt(layers, d_model, heads, length, vocab_size)).train()
+    model = build(gpt(layers, d_model, heads, context=length, vocab_size=vocab_size)).train()
     settings = NextToken()
     step = OptimisationStep(
         Parallel(model),

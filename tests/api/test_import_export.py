@@ -62,7 +62,7 @@ def sharp(settings: Any) -> Any:
 @pytest.fixture
 def folder(tmp_path: Path, pieces: Tokenizer) -> Path:
     """A LLaMA with a tokenizer, as a Hugging Face folder."""
-    settings = llama(2, 32, 4, 48, 64, vocab_size=pieces.vocab_size, kv_heads=2)
+    settings = llama(2, 32, 4, d_ff=48, context=64, vocab_size=pieces.vocab_size, kv_heads=2)
     return exported(replace(sharp(settings), tokenizer=pieces), tmp_path / "theirs")
 
 
@@ -451,7 +451,7 @@ MISTAKES = {
 def places(tmp_path_factory: pytest.TempPathFactory, pieces: Tokenizer) -> Path:
     """The folder in which MISTAKES are made."""
     tmp = tmp_path_factory.mktemp("places")
-    settings = llama(1, 16, 2, 24, 32, vocab_size=pieces.vocab_size)
+    settings = llama(1, 16, 2, d_ff=24, context=32, vocab_size=pieces.vocab_size)
     exported(replace(fresh_model(settings), tokenizer=pieces), tmp / "theirs")
     exported(replace(fresh_model(settings), tokenizer=pieces), tmp / "short")
     file = tmp / "short/model.safetensors"

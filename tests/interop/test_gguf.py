@@ -317,11 +317,11 @@ def test_a_file_of_another_decoder_gives_its_logits(architecture: str, tmp_path:
 # ---- in and out
 
 
-ROTATED = gpt(LAYERS, D, HEADS, 48, 300).replace(position=Rotary())
+ROTATED = gpt(LAYERS, D, HEADS, context=48, vocab_size=300).replace(position=Rotary())
 BARE = ROTATED.replace(feedforward=Plain(d_ff=FF, activation="gelu-tanh", bias=False), attention=Attention(heads=HEADS))
 SHORT = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.1)
 LONG = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 13.0, 21.3)
-GEMMA3 = llama(7, D, HEADS, FF, 48, vocab_size=300, tied=True).replace(
+GEMMA3 = llama(7, D, HEADS, d_ff=FF, context=48, vocab_size=300, tied=True).replace(
     feedforward=Gated(d_ff=FF, activation="gelu-tanh"),
     embedding_scale=True,
     norm=RMSNorm(offset=1.0),
@@ -330,36 +330,40 @@ GEMMA3 = llama(7, D, HEADS, FF, 48, vocab_size=300, tied=True).replace(
     position=Rotary(base=1e6),
     pattern=[{"window": 5, "position": Rotary(base=1e4)}] * 5 + [{}],
 )
-STABLELM = llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, kv_heads=2).replace(
+STABLELM = llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300, kv_heads=2).replace(
     norm=LayerNorm(), position=Rotary(fraction=0.25)
 )
 FAMILIES = {
-    "llama": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, kv_heads=2),
-    "llama-neighbours": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300).replace(position=Rotary(pairs="adjacent")),
-    "llama-linear": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300).replace(
+    "llama": llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300, kv_heads=2),
+    "llama-neighbours": llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300).replace(
+        position=Rotary(pairs="adjacent")
+    ),
+    "llama-linear": llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300).replace(
         position=Rotary(scaling=LinearScaling(factor=4.0))
     ),
-    "llama-3.1": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, tied=True, base=5e5).replace(
+    "llama-3.1": llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300, tied=True, base=5e5).replace(
         position=Rotary(base=5e5, scaling=Llama3Scaling(factor=32.0))
     ),
-    "llama-biased": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300).replace(
+    "llama-biased": llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300).replace(
         attention=Attention(heads=HEADS, bias="all")
     ),
-    "llama-out": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300).replace(attention=Attention(heads=HEADS, bias="out")),
-    "qwen2-biased": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300).replace(
+    "llama-out": llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300).replace(
+        attention=Attention(heads=HEADS, bias="out")
+    ),
+    "qwen2-biased": llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300).replace(
         attention=Attention(heads=HEADS, bias="qkv"), head=LMHead(tied=False, bias=True)
     ),
-    "qwen2": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300).replace(
+    "qwen2": llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300).replace(
         attention=Attention(heads=HEADS, kv_heads=2, bias="qkv")
     ),
-    "qwen3": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, eps=1e-6).replace(
+    "qwen3": llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300, norm=RMSNorm(eps=1e-6)).replace(
         attention=Attention(heads=HEADS, kv_heads=2, d_head=24, qk_norm=RMSNorm(eps=1e-6))
     ),
-    "gemma": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, tied=True).replace(
+    "gemma": llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300, tied=True).replace(
         feedforward=Gated(d_ff=FF, activation="gelu-tanh"), embedding_scale=True, norm=RMSNorm(offset=1.0)
     ),
-    "gpt2": gpt(LAYERS, D, HEADS, 48, 300),
-    "gemma2": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, tied=True).replace(
+    "gpt2": gpt(LAYERS, D, HEADS, context=48, vocab_size=300),
+    "gemma2": llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300, tied=True).replace(
         feedforward=Gated(d_ff=FF, activation="gelu-tanh"),
         embedding_scale=True,
         norm=RMSNorm(offset=1.0),
@@ -368,10 +372,10 @@ FAMILIES = {
         head=LMHead(softcap=30.0),
         pattern=[{"window": 5}, {}],
     ),
-    "olmo2": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300).replace(
+    "olmo2": llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300).replace(
         placement="res-post", attention=Attention(heads=HEADS, kv_heads=2, qk_norm=RMSNorm(), qk_norm_over="heads")
     ),
-    "granite": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300).replace(
+    "granite": llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300).replace(
         embedding_scale=12.0,
         residual_scale=0.25,
         attention=Attention(heads=HEADS, scale=0.125),
@@ -380,8 +384,10 @@ FAMILIES = {
     "starcoder2": ROTATED,
     "gptneox": ROTATED.replace(sublayers="parallel-two-norms", position=Rotary(fraction=0.5)),
     "phi2": ROTATED.replace(sublayers="parallel", position=Rotary(fraction=0.5), head=LMHead(tied=False, bias=True)),
-    "phi3": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, kv_heads=2).replace(position=Rotary(fraction=0.75)),
-    "phi3-long": llama(LAYERS, D, HEADS, FF, 512, vocab_size=300, tied=True).replace(
+    "phi3": llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300, kv_heads=2).replace(
+        position=Rotary(fraction=0.75)
+    ),
+    "phi3-long": llama(LAYERS, D, HEADS, d_ff=FF, context=512, vocab_size=300, tied=True).replace(
         position=Rotary(scaling=LongRoPE(short=SHORT, long=LONG, original_context=256, attention_factor=1.25))
     ),
     "gemma3": GEMMA3.replace(position=Rotary(base=1e6, scaling=LinearScaling(factor=8.0))),
@@ -391,7 +397,7 @@ FAMILIES = {
     "gemma3-windows": GEMMA3.replace(
         pattern=[], attention=GEMMA3.attention.replace(window=5), position=Rotary(base=2e4)
     ),
-    "smollm3": llama(5, D, HEADS, FF, 48, vocab_size=300, kv_heads=2, tied=True, base=5e6).replace(
+    "smollm3": llama(5, D, HEADS, d_ff=FF, context=48, vocab_size=300, kv_heads=2, tied=True, base=5e6).replace(
         pattern=[{}, {}, {}, {"position": NoPosition()}]
     ),
     "falcon": BARE.replace(sublayers="parallel", attention=Attention(heads=HEADS, kv_heads=1)),
@@ -402,10 +408,10 @@ FAMILIES = {
         sublayers="parallel",
         attention=Attention(heads=HEADS, kv_heads=2, qk_norm=LayerNorm(bias=False), qk_norm_over="each-head"),
     ),
-    "olmo": llama(LAYERS, D, HEADS, FF, 48, vocab_size=300, kv_heads=2).replace(
+    "olmo": llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300, kv_heads=2).replace(
         norm=LayerNorm(gain=False, bias=False), attention=Attention(heads=HEADS, kv_heads=2, clip=0.5)
     ),
-    "bloom": gpt(LAYERS, D, HEADS, 48, 300).replace(position=ALiBi(), embedding_norm=True),
+    "bloom": gpt(LAYERS, D, HEADS, context=48, vocab_size=300).replace(position=ALiBi(), embedding_norm=True),
 }
 
 
@@ -566,7 +572,7 @@ def test_eight_bits(tmp_path: Path) -> None:
 
 def test_four_bits(tmp_path: Path) -> None:
     """The tables keep eight bits; the package `gguf` reads each block as we do; Q4_K errs less than Q4_0."""
-    model, errors = llama(1, 256, 4, 512, 16, vocab_size=300), {}
+    model, errors = llama(1, 256, 4, d_ff=512, context=16, vocab_size=300), {}
     weights = weights_of(model)
     for dtype, file_type, kind in (("q4_k", 15, "Q4_K_M"), ("q4_0", 2, "Q4_0")):
         path = tmp_path / f"{dtype}.gguf"
@@ -590,7 +596,7 @@ def test_four_bits(tmp_path: Path) -> None:
 
 
 def test_a_mixture_of_which_most_keeps_eight_bits_has_its_own_name(tmp_path: Path) -> None:
-    model = llama(1, 256, 4, 512, 16, vocab_size=6000)
+    model = llama(1, 256, 4, d_ff=512, context=16, vocab_size=6000)
     write(model, weights_of(model), bpe(), tmp_path / "m.gguf", "q4_k")
     assert open_file(tmp_path / "m.gguf").get("general.file_type") == 15
     assert weft_gguf.read(tmp_path / "m.gguf").origin == "m.gguf (GGUF, llama, Q4_K_M)"
@@ -608,12 +614,12 @@ def test_blocks_of_q4_k_hold_what_they_can(shift: float) -> None:
 
 
 def test_rows_that_are_no_whole_blocks_are_fp16(tmp_path: Path) -> None:
-    model = llama(1, 48, 4, 64, 16, vocab_size=300)
+    model = llama(1, 48, 4, d_ff=64, context=16, vocab_size=300)
     write(model, weights_of(model), bpe(), tmp_path / "m.gguf", "q8_0")
     kinds = {name: entry.encoding.name for name, entry in open_file(tmp_path / "m.gguf").tensors.items()}
     assert kinds["blk.0.ffn_down.weight"] == "Q8_0"
     assert kinds["blk.0.ffn_up.weight"] == "F16"
-    model = llama(1, 96, 4, 256, 16, vocab_size=300)
+    model = llama(1, 96, 4, d_ff=256, context=16, vocab_size=300)
     write(model, weights_of(model), bpe(), tmp_path / "k.gguf", "q4_k")
     kinds = {name: entry.encoding.name for name, entry in open_file(tmp_path / "k.gguf").tensors.items()}
     assert kinds["blk.0.ffn_down.weight"] == "Q4_K"
@@ -683,7 +689,7 @@ def stored_in(path: Path) -> dict[str, tuple[str, bytes]]:
 
 def test_blocks_come_back_as_they_came(tmp_path: Path) -> None:
     """A file of all encodings, through a run's folder: the same bytes, but for what has changed."""
-    model, tokenizer = llama(2, 256, HEADS, 256, 32, vocab_size=300), bpe()
+    model, tokenizer = llama(2, 256, HEADS, d_ff=256, context=32, vocab_size=300), bpe()
     write(model, weights_of(model), tokenizer, tmp_path / "plain.gguf")
     plain = gguf.GGUFReader(tmp_path / "plain.gguf")
     matrices = [each.name for each in plain.tensors if len(each.shape) == 2]
@@ -803,7 +809,7 @@ def test_windows_are_read_layer_by_layer(tmp_path: Path) -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("gguf") / "m.gguf"
-    model = llama(1, 32, 2, 32, 16, vocab_size=300)
+    model = llama(1, 32, 2, d_ff=32, context=16, vocab_size=300)
     write(model, weights_of(model), bpe(), path)
     return path.read_bytes()
 
@@ -903,7 +909,7 @@ def test_windows_and_factors_that_make_no_sense_are_named(tmp_path: Path) -> Non
     assert "it has a tensor 'rope_factors_long.weight', but no 'rope_factors_short.weight'" in message
     place = data.index(b"rope_factors_short.weight") + len(b"rope_factors_short.weight") + 4
     message = refused(tmp_path / "m.gguf", data[:place] + struct.pack("<Q", 7) + data[place + 8 :])
-    assert "a factor for each of the 8 pairs" in message
+    assert "needs 8 factors in short and in long" in message
     value = struct.pack("<f", SHORT[-1])
     assert data.count(value) == 1
     message = refused(tmp_path / "m.gguf", data.replace(value, struct.pack("<f", float("nan"))))
@@ -931,13 +937,13 @@ def test_an_unknown_encoding_and_wrong_shapes_are_named(whole: bytes, tmp_path: 
 
 
 def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path) -> None:
-    model = llama(1, 32, 2, 32, 16, vocab_size=290)
+    model = llama(1, 32, 2, d_ff=32, context=16, vocab_size=290)
     with pytest.raises(InteropError, match="300 tokens, the model's vocab_size is 290"):
         write(model, weights_of(model), bpe(), tmp_path / "m.gguf")
 
 
 def test_a_failure_leaves_no_file_and_no_part_of_one(tmp_path: Path) -> None:
-    model = llama(1, 32, 2, 32, 16, vocab_size=300)
+    model = llama(1, 32, 2, d_ff=32, context=16, vocab_size=300)
     weights = weights_of(model)
 
     def fails() -> Tensor:
@@ -952,7 +958,7 @@ def test_a_failure_leaves_no_file_and_no_part_of_one(tmp_path: Path) -> None:
 
 
 def test_numbers_beyond_fp16_are_refused(tmp_path: Path) -> None:
-    model = llama(1, 32, 2, 32, 16, vocab_size=300)
+    model = llama(1, 32, 2, d_ff=32, context=16, vocab_size=300)
     weights = weights_of(model)
     weights["embedding.weight"] = lambda: torch.full((300, 32), 1e5)
     with pytest.raises(InteropError, match=r"'token_embd.weight' holds 1e\+05, which fp16 can't"):
@@ -961,7 +967,7 @@ def test_numbers_beyond_fp16_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_named_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = llama(1, 32, 2, 32, 16, vocab_size=300)
+    model = llama(1, 32, 2, d_ff=32, context=16, vocab_size=300)
     write(model, weights_of(model), bpe(), tmp_path / "m.gguf", "q8_0")
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(InteropError, match=r"pip install 'weft\[gguf\]'"):

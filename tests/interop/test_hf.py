@@ -474,7 +474,7 @@ def _together(answer: Any) -> Tensor:
 @torch.no_grad()
 def greedy(model: nn.Module, prompt: Tensor, steps: int) -> list[int]:
     """The likeliest tokens after a prompt, one after the other."""
-    stepper = Stepper(model, 1, prompt.shape[1], prompt.shape[1] + steps)
+    stepper = Stepper(model, 1, prompt_tokens=prompt.shape[1], limit=prompt.shape[1] + steps)
     logits, found = model.head(stepper.read(prompt))[:, -1], []
     for _ in range(steps):
         found.append(int(logits.argmax()))
@@ -484,7 +484,7 @@ def greedy(model: nn.Module, prompt: Tensor, steps: int) -> list[int]:
 
 def stepped(model: nn.Module, tokens: Tensor) -> Tensor:
     """The logits of tokens that are read three at first and then one by one, by whatever way is fastest."""
-    stepper = Stepper(model, *tokens[:, :3].shape, tokens.shape[1])
+    stepper = Stepper(model, len(tokens), prompt_tokens=3, limit=tokens.shape[1])
     first = model.head(stepper.read(tokens[:, :3]))
     return torch.cat([first, *(stepper.step(token)[:, None].clone() for token in tokens[:, 3:].T)], dim=1)
 
@@ -814,7 +814,9 @@ def test_roles_may_stand_in_other_files(tmp_path: Path) -> None:
 
 
 def test_what_an_encoder_decoder_writes_begins_with_its_start_token(tmp_path: Path) -> None:
-    settings = vaswani(1, D, H, F, 0.0, vocab_size=V, context=32).replace(position=Sinusoidal(layout="halves"))
+    settings = vaswani(1, D, H, d_ff=F, dropout=0.0, vocab_size=V, context=32).replace(
+        position=Sinusoidal(layout="halves")
+    )
     folder = exported(replace(fresh_model(settings), tokenizer=words()), tmp_path / "ours")
     edit(folder, decoder_start_token_id=0)
     bundle = hf.read(folder)  # generation_config.json, where it is, has the last word in transformers
@@ -883,7 +885,7 @@ def test_pieces_have_the_familys_ids(case: str, tmp_path: Path) -> None:
 
 def test_the_sources_tokenizer_comes_along(tmp_path: Path) -> None:
     """Also out of a folder that weft wrote: no file of either tokenizer is lost or changed on the way."""
-    settings = vaswani(1, D, H, F, 0.0, vocab_size=V, context=32).replace(
+    settings = vaswani(1, D, H, d_ff=F, dropout=0.0, vocab_size=V, context=32).replace(
         position=Sinusoidal(layout="halves"), source_vocab_size=50
     )
     made = replace(fresh_model(settings), tokenizer=words(), source_tokenizer=words(50))
@@ -911,7 +913,9 @@ def fresh_model(settings: Any) -> ModelBundle:
 
 def a_folder(folder: Path, tokenizer: Tokenizer | None = None, settings: Any = None) -> Path:
     """A tiny GPT-2 as a Hugging Face folder."""
-    return exported(replace(fresh_model(settings or gpt(2, D, H, 32, V)), tokenizer=tokenizer), folder)
+    return exported(
+        replace(fresh_model(settings or gpt(2, D, H, context=32, vocab_size=V)), tokenizer=tokenizer), folder
+    )
 
 
 def edit(folder: Path, **changes: Any) -> None:
@@ -931,20 +935,22 @@ def test_presets_find_their_family(name: str, family: str) -> None:
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "window": (
-        lambda: gpt(1, D, H, 32, V).replace(attention=Attention(heads=H, bias="all", window=4)),
+        lambda: gpt(1, D, H, context=32, vocab_size=V).replace(attention=Attention(heads=H, bias="all", window=4)),
         r"no Hugging Face family .*\.window = 4, where GPT-2 has None; .* without model\.attention\.window$",
     ),
     "sinusoids": (
-        lambda: vaswani(1, D, H, F, 0.0, vocab_size=V, context=32),
+        lambda: vaswani(1, D, H, d_ff=F, dropout=0.0, vocab_size=V, context=32),
         r"model\.position\.layout = 'interleaved', where Marian has 'halves'; .* with model\.position\.layout=halves$",
     ),
     "no residual": (
-        lambda: llama(1, D, H, F, 32, vocab_size=V).replace(residual=False),
+        lambda: llama(1, D, H, d_ff=F, context=32, vocab_size=V).replace(residual=False),
         r"model\.residual = False, where LLaMA has True; .* with model\.residual=true$",
     ),
     "recurrent": (lambda: preset("lstm"), r"model\.kind = 'recurrent': Hugging Face has no family for it"),
     "head": (
-        lambda: bert(1, D, H, V, 32).replace(head={"kind": "sequence", "labels": 2, "pooling": "mean"}),
+        lambda: bert(1, D, H, vocab_size=V, context=32).replace(
+            head={"kind": "sequence", "labels": 2, "pooling": "mean"}
+        ),
         r"model\.head\.pooling = 'mean', where BERT has 'first'; .* with objective\.pooling=first$",
     ),
 }
@@ -1118,7 +1124,7 @@ def test_broken_folders_are_refused_in_one_line(case: str, tmp_path: Path) -> No
 
 
 def test_rotary_scaling_that_weft_lacks(tmp_path: Path) -> None:
-    folder = a_folder(tmp_path / "ours", settings=llama(1, D, H, F, 32, vocab_size=V))
+    folder = a_folder(tmp_path / "ours", settings=llama(1, D, H, d_ff=F, context=32, vocab_size=V))
     edit(folder, rope_scaling={"rope_type": "proportional", "factor": 4.0})
     with pytest.raises(InteropError, match=r"rope_scaling: rope_type = 'proportional': weft scales rotary pos"):
         hf.read(folder)

@@ -62,7 +62,7 @@ def fed(names: list[str], arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
 
 @pytest.mark.slow
 def test_an_encoder(runtime: Any, tmp_path: Path) -> None:
-    model = made(bert(1, D, HEADS, VOCAB, 32).replace(head=PretrainingHead()))
+    model = made(bert(1, D, HEADS, vocab_size=VOCAB, context=32).replace(head=PretrainingHead()))
     export(model, tmp_path / "bert", tokenizer=build_tokenizer(Byte(), []))
     assert {file.name for file in (tmp_path / "bert").iterdir()} == {
         "model.onnx",
@@ -86,7 +86,7 @@ def test_an_encoder(runtime: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_decoder_that_writes(runtime: Any, tmp_path: Path) -> None:
     """Grouped queries, rotary positions and a window: greedy text token by token, with the cache in and out."""
-    config = llama(1, D, HEADS, FF, 32, vocab_size=VOCAB, kv_heads=1).replace(
+    config = llama(1, D, HEADS, d_ff=FF, context=32, vocab_size=VOCAB, kv_heads=1).replace(
         attention=Attention(heads=2, kv_heads=1, window=6)
     )
     model = made(config)
@@ -112,7 +112,7 @@ def test_a_decoder_that_writes(runtime: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_encoder_decoder_that_writes(runtime: Any, tmp_path: Path) -> None:
-    model = made(vaswani(1, D, HEADS, FF, 0.1, vocab_size=VOCAB))
+    model = made(vaswani(1, D, HEADS, d_ff=FF, dropout=0.1, vocab_size=VOCAB))
     export(model, tmp_path / "pair", source_tokenizer=build_tokenizer(Byte(), []))
     assert (tmp_path / "pair" / "source" / "tokenizer.json").is_file()
     reads, writes = (session(runtime, tmp_path / "pair" / f"{name}.onnx") for name in ("encoder", "decoder"))
@@ -137,8 +137,10 @@ def test_an_encoder_decoder_that_writes(runtime: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gpt", "classifier", "t5"])
 def test_other_parts(name: str, runtime: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config: Any = {
-        "gpt": gpt(1, D, HEADS, 32, VOCAB),
-        "classifier": gpt(1, D, HEADS, 32, VOCAB).replace(head=ClassificationHead(labels=3, pooling="last")),
+        "gpt": gpt(1, D, HEADS, context=32, vocab_size=VOCAB),
+        "classifier": gpt(1, D, HEADS, context=32, vocab_size=VOCAB).replace(
+            head=ClassificationHead(labels=3, pooling="last")
+        ),
         "t5": EncoderDecoder(
             vocab_size=VOCAB,
             source_vocab_size=40,
@@ -164,10 +166,12 @@ def test_one_line_for_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytes
     recurrent = ModelBundle(Recurrent(vocab_size=9, d_model=8), {}, None, "here")
     with pytest.raises(InteropError, match=r"model\.kind = 'recurrent': only Transformers can be exported as ONNX"):
         onnx.write(recurrent, tmp_path)
-    scaled = llama(1, D, HEADS, FF, 32, vocab_size=VOCAB).replace(position=Rotary(scaling=DynamicNTK(factor=2.0)))
+    scaled = llama(1, D, HEADS, d_ff=FF, context=32, vocab_size=VOCAB).replace(
+        position=Rotary(scaling=DynamicNTK(factor=2.0))
+    )
     with pytest.raises(InteropError, match="dynamic-ntk"):
         onnx.write(ModelBundle(scaled, {}, None, "here"), tmp_path)
-    hashed = llama(1, D, HEADS, FF, 32, vocab_size=VOCAB).replace(ngrams={"rows": 9})
+    hashed = llama(1, D, HEADS, d_ff=FF, context=32, vocab_size=VOCAB).replace(ngrams={"rows": 9})
     with pytest.raises(InteropError, match=r"model\.ngrams: a step in an ONNX file"):
         onnx.write(ModelBundle(hashed, {}, None, "here"), tmp_path)
     monkeypatch.setattr(onnx, "find_spec", lambda name: None)
@@ -199,4 +203,4 @@ def test_a_file_that_differs_from_the_model_is_refused(
     monkeypatch.setattr(onnx, "_graphs", lambda model: [graph])
     monkeypatch.setattr(onnx, "_export", lambda graph, file: None)
     with pytest.raises(InteropError, match=line):
-        export(made(gpt(1, D, HEADS, 32, VOCAB)), tmp_path / "new")
+        export(made(gpt(1, D, HEADS, context=32, vocab_size=VOCAB)), tmp_path / "new")

@@ -76,7 +76,7 @@ TABLE = (
 
 
 def a_model(tied: bool = True) -> Decoder:
-    return llama(2, 8, 4, 10, 16, vocab_size=11, kv_heads=2, tied=tied)
+    return llama(2, 8, 4, d_ff=10, context=16, vocab_size=11, kv_heads=2, tied=tied)
 
 
 def test_there_and_back() -> None:
@@ -137,4 +137,4 @@ def test_a_tensor_that_no_rule_names_is_refused() -> None:
     with pytest.raises(InteropError, match=r"decoder\.norm\.weight \[8\]: this format has no place for it"):
         conversions(rules, a_model())
     with pytest.raises(InteropError, match=r"decoder\.position\.weight .*: this format has no place for it"):
-        conversions(TABLE, gpt(1, 8, 2, 16, 11))
+        conversions(TABLE, gpt(1, 8, 2, context=16, vocab_size=11))

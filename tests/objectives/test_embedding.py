@@ -36,14 +36,14 @@ def bytewise() -> Tokenizer:
 
 
 def encoder(vocab_size: int, **changes: object) -> Encoder:
-    return bert(2, D, 2, vocab_size, 32).replace(**changes)
+    return bert(2, D, 2, vocab_size=vocab_size, context=32).replace(**changes)
 
 
 def models(wordpiece: Tokenizer, bytewise: Tokenizer) -> list[tuple[LanguageModel, Tokenizer]]:
     torch.manual_seed(0)
     made = [
         (build(encoder(wordpiece.vocab_size)), wordpiece),
-        (build(gpt(2, D, 2, 64, bytewise.vocab_size)), bytewise),
+        (build(gpt(2, D, 2, context=64, vocab_size=bytewise.vocab_size)), bytewise),
         (build(Recurrent(vocab_size=bytewise.vocab_size, d_model=D, layers=2, dropout=0.5)), bytewise),
     ]
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_a_decoder_that_was_trained_to_embed_reads_as_it_was_trained(bytewise: T
     begun = Tokenizer.from_json(backend.to_str(), bytewise.roles)
     assert begun.leading == (begun.bos_id,)
     torch.manual_seed(0)
-    config = gpt(1, D, 2, 64, bytewise.vocab_size)
+    config = gpt(1, D, 2, context=64, vocab_size=bytewise.vocab_size)
     for head, ids in (
         (EmbeddingHead(), framed([begun.encode(TEXTS[0])], None, Frame.usual(begun)).tokens),
         (config.head, torch.tensor([[begun.need("bos"), *begun.encode(TEXTS[0])]])),
@@ -152,12 +152,12 @@ def test_what_has_no_vector_is_refused(wordpiece: Tokenizer, bytewise: Tokenizer
     for config in (
         NGram(vocab_size=size),
         Bahdanau(vocab_size=size, d_model=8),
-        vaswani(1, 8, 2, 16, 0.0, vocab_size=size),
+        vaswani(1, 8, 2, d_ff=16, dropout=0.0, vocab_size=size),
     ):
         with pytest.raises(ModelError, match="gives no vectors for a text"):
             embed(build(config), bytewise, ["a"], Embedding())
     bare = build_tokenizer(Byte(specials=Specials()), [])
-    model = build(gpt(1, D, 2, 64, bare.vocab_size))
+    model = build(gpt(1, D, 2, context=64, vocab_size=bare.vocab_size))
     with pytest.raises(DataError, match="text 2 is empty"):
         embed(model, bare, ["a", ""], Embedding())
     assert embed(model, bare, ["a", "abc"], Embedding()).shape == (2, D)  # without a pad token, too

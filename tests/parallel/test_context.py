@@ -18,12 +18,12 @@ from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Decoder, Encoder
 from weft.models.presets import preset
-from weft.models.transformer import Stack
+from weft.models.stack import Stack
 from weft.nn import config, position_config
 from weft.nn.attention_paths import fast_attention
-from weft.nn.dropout import RowRng, place_keys, row_keys
+from weft.nn.dropout import RowRng, position_keys, row_keys
 from weft.nn.init import empty_weights
-from weft.nn.mask import AttentionMask, Mask, taken, within
+from weft.nn.mask import AttentionMask, Mask, select_ranges, slice_ranges
 from weft.nn.position import Position
 from weft.nn.scaled_dot_product import QKV
 from weft.objectives.masked import masked_loss
@@ -221,14 +221,14 @@ def test_tokens_of_runs() -> None:
     places = [3, 4, 5, 10, 11, 12, 13]
     for start in range(8):
         for stop in range(start, 8):
-            assert [place for run in within(runs, start, stop) for place in run] == places[start:stop]
-    assert taken(torch.arange(20)[None], runs).tolist() == [places]
-    assert taken(torch.arange(20)[None], ()).tolist() == [list(range(20))]
+            assert [place for run in slice_ranges(runs, start, stop) for place in run] == places[start:stop]
+    assert select_ranges(torch.arange(20)[None], runs).tolist() == [places]
+    assert select_ranges(torch.arange(20)[None], ()).tolist() == [list(range(20))]
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("limit", [None, "real", "documents", "prefix"])
+@pytest.mark.parametrize("limit", [None, "real", "documents"])
 def test_a_mask_of_runs_is_a_part_of_the_whole(causal: bool, window: int | None, limit: str | None) -> None:
     time, runs = 24, (range(4, 9), range(15, 22))
     documents = (torch.arange(time) // 7).expand(2, -1)
@@ -236,12 +236,11 @@ def test_a_mask_of_runs_is_a_part_of_the_whole(causal: bool, window: int | None,
         None: {},
         "real": {"real": torch.arange(time) < torch.tensor([[time], [17]])},
         "documents": {"documents": (documents, documents)},
-        "prefix": {"prefix": torch.tensor([3, 18])},
     }[limit]
-    here = rest | ({"documents": (taken(documents, runs), documents)} if limit == "documents" else {})
+    here = rest | ({"documents": (select_ranges(documents, runs), documents)} if limit == "documents" else {})
     whole = Mask(causal, window, **rest).dense(slice(0, time), slice(0, time), torch.device("cpu"))
     mask = Mask(causal, window, **here, ranges=runs)
-    expected = taken(whole[:, 0].expand(-1, time, -1), runs)[:, None]
+    expected = select_ranges(whole[:, 0].expand(-1, time, -1), runs)[:, None]
     found = mask.dense(slice(0, 12), slice(0, time), torch.device("cpu"))
     assert torch.equal(found.expand_as(expected), expected)
     for start, stop in ((0, 3), (2, 9), (6, 12)):
@@ -253,16 +252,16 @@ def test_a_mask_of_runs_is_a_part_of_the_whole(causal: bool, window: int | None,
 def test_dropout_follows_the_places_of_a_row() -> None:
     runs, keys = (range(2, 5), range(9, 12)), row_keys(1, torch.arange(2))
     whole, part = RowRng(keys), RowRng(keys, runs)
-    rows = place_keys(whole, 4, torch.Size((2, 16)))
-    heads = place_keys(whole, 4, torch.Size((2, 3, 16)), (1,))
-    some = place_keys(part, 4, torch.Size((2, 6)))
-    later = place_keys(part, 4, torch.Size((2, 3)), (2,))  # tokens 2 … 4 of these
-    some_heads = place_keys(part, 4, torch.Size((2, 3, 6)), (1,))
-    alike = place_keys(part, 4, torch.Size((2,)))
-    assert torch.equal(some, taken(rows, runs))
+    rows = position_keys(whole, 4, torch.Size((2, 16)))
+    heads = position_keys(whole, 4, torch.Size((2, 3, 16)), first=(1,))
+    some = position_keys(part, 4, torch.Size((2, 6)))
+    later = position_keys(part, 4, torch.Size((2, 3)), first=(2,))  # tokens 2 … 4 of these
+    some_heads = position_keys(part, 4, torch.Size((2, 3, 6)), first=(1,))
+    alike = position_keys(part, 4, torch.Size((2,)))
+    assert torch.equal(some, select_ranges(rows, runs))
     assert torch.equal(later, rows[:, [4, 9, 10]])
-    assert torch.equal(some_heads, taken(heads.mT, runs).mT)
-    assert torch.equal(alike, place_keys(whole, 4, torch.Size((2,))))
+    assert torch.equal(some_heads, select_ranges(heads.mT, runs).mT)
+    assert torch.equal(alike, position_keys(whole, 4, torch.Size((2,))))
 
 
 def _mesh(rank: int, **sizes: Any) -> mesh.Mesh:
@@ -336,12 +335,12 @@ def test_kernels_see_whole_rows(limit: str, dtype: torch.dtype) -> None:
         q, k, v = (tensor.clone().to(dtype).requires_grad_() for tensor in given)
         outs = torch.empty_like(q)
         for runs in parts:
-            there = {"documents": (taken(documents, runs), documents)} if limit == "documents" else {}
+            there = {"documents": (select_ranges(documents, runs), documents)} if limit == "documents" else {}
             mask = Mask(causal=True, window=300 if limit == "window" else None, **there, ranges=runs)
-            where = AttentionMask(mask, Position(), taken(positions, runs), positions)
-            mine = QKV(taken(q.transpose(1, 2), runs).transpose(1, 2), k, v)
+            where = AttentionMask(mask, Position(), select_ranges(positions, runs), keys=positions)
+            mine = QKV(select_ranges(q.transpose(1, 2), runs).transpose(1, 2), k, v)
             out = fast_attention(mine, 0.125, where)
-            out.backward(taken(upstream.to(dtype).transpose(1, 2), runs).transpose(1, 2))
+            out.backward(select_ranges(upstream.to(dtype).transpose(1, 2), runs).transpose(1, 2))
             places = torch.cat([torch.arange(run.start, run.stop) for run in runs or (range(time),)])
             outs.data[:, :, places] = out.detach()
         return [outs.detach(), *(tensor.grad for tensor in (q, k, v) if tensor.grad is not None)]

@@ -213,7 +213,7 @@ def _collectives(ranks: Ranks, folder: Path) -> None:
 def where(stack: Any, time: int) -> AttentionMask:
     places = torch.arange(time)[None]
     angles = stack.position.angles(places, time, torch.float32)
-    return AttentionMask(Mask(causal=True), stack.position, places, places, angles)
+    return AttentionMask(Mask(causal=True), stack.position, places, keys=places, angles=angles)
 
 
 def counts(seen: Any) -> dict[str, int]:
@@ -387,5 +387,5 @@ def test_sizes_have_to_come_out() -> None:
     assert Layout(tensor=2).over(8).replicate == 4
     assert Layout(replicate=2, shard=2, tensor=2).over(8).sizes["shard"] == 2
     for layout, processes in ((Layout(tensor=3), 8), (Layout(replicate=2, tensor=2), 8), (Layout(shard=4), 1)):
-        with pytest.raises(ConfigError, match=r"^parallel: .* takes .*, and there (is|are) \d+; start as many"):
+        with pytest.raises(ConfigError, match=r"^parallel: .* needs .*, but there (is|are) \d+; start that many"):
             layout.over(processes)

@@ -19,7 +19,7 @@ from weft.models import config as models
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import preset
-from weft.models.transformer import Stack
+from weft.models.stack import Stack
 from weft.nn import config, position_config
 from weft.nn.dropout import row_keys
 from weft.nn.init import empty_weights
@@ -258,7 +258,7 @@ def test_two_stages_train_as_one_process(tmp_path: Path, names: list[str]) -> No
     assert [one["sent"] for one in found] == [{"isend": PARTS, "irecv": PARTS}] * 2
     sizes, generating, unread = found[0]["refused"]
     assert sizes.startswith("parallel.pipeline = 2: the parts of a batch") and "2 and 3 rows" in sizes
-    assert found[1]["refused"] == [sizes, generating] and "can't generate" in generating
+    assert found[1]["refused"] == [sizes, generating] and "cannot generate" in generating
     assert "is outside the vocabulary" in unread
 
 

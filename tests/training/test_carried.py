@@ -19,7 +19,7 @@ from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Recurrent
 from weft.nn.dropout import Dropout, RowRng, row_keys
-from weft.nn.recurrent import Carried
+from weft.nn.recurrent import CarriedState
 from weft.objectives.tokens import token_loss
 from weft.parallel.passes import Parallel
 from weft.recipe.config import SettledRecipe
@@ -53,7 +53,7 @@ def test_two_windows_with_a_carried_state_are_one(cell: str) -> None:
     model = build(LSTM.replace(cell=cell)).eval()
     tokens = torch.randint(0, 11, (3, 12))
     whole = model.features(tokens)
-    carried = Carried()
+    carried = CarriedState()
     first = model.features(tokens[:, :5], carried=carried)
     assert carried.state is not None and not carried.state.requires_grad
     second = model.features(tokens[:, 5:], carried=carried)

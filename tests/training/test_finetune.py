@@ -34,7 +34,7 @@ def build(config: Any, seed: int = 0) -> Any:
 
 
 def decoder() -> Any:
-    return llama(2, 16, 4, 24, 16, vocab_size=11, kv_heads=2)
+    return llama(2, 16, 4, d_ff=24, context=16, vocab_size=11, kv_heads=2)
 
 
 def train(model: Any, settings: AdamW | Muon, steps: int = 3) -> list[float]:
@@ -74,7 +74,10 @@ def test_training_moves_the_adapters_and_nothing_else(settings: AdamW | Muon) ->
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("config", [decoder(), gpt(2, 16, 2, 8, 11), vaswani(2, 16, 2, 32, 0.0, vocab_size=11)])
+@pytest.mark.parametrize(
+    "config",
+    [decoder(), gpt(2, 16, 2, context=8, vocab_size=11), vaswani(2, 16, 2, d_ff=32, dropout=0.0, vocab_size=11)],
+)
 def test_merged_weights_give_the_same_logits(config: Any) -> None:
     model = build(config).eval()
     tokens = torch.randint(0, 11, (3, 7))
@@ -99,7 +102,7 @@ def test_merged_weights_give_the_same_logits(config: Any) -> None:
 
 
 def encoder(head: Config) -> models.Encoder:
-    settings = gpt(2, 16, 2, 8, 11).model_dump(exclude={"kind", "head", "ngrams"})
+    settings = gpt(2, 16, 2, context=8, vocab_size=11).model_dump(exclude={"kind", "head", "ngrams"})
     return models.Encoder(**settings, head=head)
 
 
@@ -109,7 +112,7 @@ def test_a_new_head_is_trained_with_the_adapter() -> None:
     assert {name for name in trainable(model) if name.startswith("output.")} == {
         f"output.{name}" for name, _ in model.output.named_parameters()
     }
-    tied = build(gpt(1, 16, 2, 8, 11))
+    tied = build(gpt(1, 16, 2, context=8, vocab_size=11))
     with pytest.raises(ModelError, match=r"adapter\.head: this head has no weights of its own"):
         add_adapters(tied, LoRA(head=True))
     assert all(p.requires_grad for p in tied.parameters())
@@ -140,8 +143,8 @@ def test_muon_takes_each_part_of_an_adapter() -> None:
 
 SHAPES = [
     decoder(),
-    gpt(2, 16, 2, 8, 11).replace(ngrams={"orders": [2, 3], "rows": 9, "width": 5}),
-    vaswani(2, 16, 2, 32, 0.0, vocab_size=11),
+    gpt(2, 16, 2, context=8, vocab_size=11).replace(ngrams={"orders": [2, 3], "rows": 9, "width": 5}),
+    vaswani(2, 16, 2, d_ff=32, dropout=0.0, vocab_size=11),
     encoder(models.PretrainingHead()),
 ]
 TARGETS = [None, ("*",), ("*.1.*",), ("*.attention.qkv", "*.feedforward.down")]
@@ -207,7 +210,9 @@ def saved_bytes(model: Any, time: int) -> int:
     ids=lambda adapter: str(adapter.targets),
 )
 @pytest.mark.parametrize(
-    "config", [llama(8, 64, 4, 96, 32, vocab_size=16), gpt(8, 64, 4, 32, 16)], ids=["llama", "gpt"]
+    "config",
+    [llama(8, 64, 4, d_ff=96, context=32, vocab_size=16), gpt(8, 64, 4, context=32, vocab_size=16)],
+    ids=["llama", "gpt"],
 )
 def test_activations_are_what_autograd_keeps(config: Config, adapter: LoRA, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.nn.activations.ON_ARM", False)  # those for ARM keep what a product keeps anyway
@@ -220,7 +225,7 @@ def test_activations_are_what_autograd_keeps(config: Config, adapter: LoRA, monk
 def test_dropout_keeps_a_byte_a_number() -> None:
     adapter = LoRA(targets=("*.feedforward.*",))
     plain, dropped = (
-        training_memory(gpt(6, 64, 4, 32, 16), Workload(4, 32, "bf16"), each).activations
+        training_memory(gpt(6, 64, 4, context=32, vocab_size=16), Workload(4, 32, "bf16"), each).activations
         for each in (adapter, adapter.replace(dropout=0.1))
     )
     assert dropped - plain == 4 * 32 * 6 * (64 + 256)
@@ -230,7 +235,7 @@ def test_dropout_keeps_a_byte_a_number() -> None:
 
 
 def test_lower_layers_learn_slower() -> None:
-    model = build(vaswani(3, 16, 2, 32, 0.0, vocab_size=11))
+    model = build(vaswani(3, 16, 2, d_ff=32, dropout=0.0, vocab_size=11))
     factors = {name: layer_factors(model, 0.5)[p] for name, p in model.named_parameters()}
     assert factors["embedding.weight"] == 0.5**4
     for stack in ("encoder", "decoder"):

@@ -20,7 +20,7 @@ ALL = [AdamW(), Adam(), SGD(), Muon()]
 
 def model() -> LanguageModel:
     torch.manual_seed(0)
-    return build(llama(2, 16, 4, 24, 16, vocab_size=11, kv_heads=2))
+    return build(llama(2, 16, 4, d_ff=24, context=16, vocab_size=11, kv_heads=2))
 
 
 def give_gradients(net: nn.Module, seed: int) -> None:
@@ -109,7 +109,7 @@ def test_embeddings_heads_and_gains_step_as_adamw() -> None:
 
 
 def test_every_block_of_an_encoder_decoder_is_found() -> None:
-    net = build(vaswani(2, 16, 2, 32, 0.0, vocab_size=11))
+    net = build(vaswani(2, 16, 2, d_ff=32, dropout=0.0, vocab_size=11))
     sizes = list(block_matrices(net).values())
     assert len(sizes) == 2 * 4 + 2 * 7
     assert sizes.count([16, 16]) == 2  # keys and values of the source
@@ -180,7 +180,7 @@ def test_an_update_that_is_held_back_leaves_no_trace(settings) -> None:  # type:
 
 def test_muon_remembers_as_much_as_planned() -> None:
     """One number a weight inside blocks, two elsewhere."""
-    settings = gpt(2, 32, 2, 16, 64)
+    settings = gpt(2, 32, 2, context=16, vocab_size=64)
     net = build(settings)
     optimizer = build_optimizer(Muon(), net)
     give_gradients(net, 0)

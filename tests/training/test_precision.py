@@ -88,7 +88,7 @@ def test_what_does_not_fit_sixteens_is_not_quantised() -> None:
 
 def tiny() -> LanguageModel:
     torch.manual_seed(0)
-    return build_model(gpt(2, 32, 2, 16, 64))
+    return build_model(gpt(2, 32, 2, context=16, vocab_size=64))
 
 
 def test_only_the_layers_inside_blocks_get_eight_bits() -> None:
@@ -150,7 +150,9 @@ def test_an_old_gpu_has_no_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_processor_with_slow_narrow_products_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"fp32": 60e9, "bf16": 0.12e9, "fp16": 45e9}
-    monkeypatch.setattr(precision, "products", lambda *sizes: {format_: rates[format_] for format_ in sizes[3]})
+    monkeypatch.setattr(
+        precision, "matmul_rates", lambda *sizes, dtypes: {format_: rates[format_] for format_ in dtypes}
+    )
     assert slow_precision("fp32", CPU) is None
     assert slow_precision("fp16", CPU) is None
     assert slow_precision("bf16", CPU) == "precision = bf16: this processor multiplies it 500 times as slowly as fp32"
@@ -183,7 +185,7 @@ def test_a_plain_arm_forms_fp32_without_onednn(
 
 def test_a_trained_model_reads_in_fp32_where_its_format_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"fp32": 60e9, "bf16": 0.12e9}
-    monkeypatch.setattr(precision, "products", lambda *given: rates)
+    monkeypatch.setattr(precision, "matmul_rates", lambda *sizes, dtypes: rates)
     with reading("bf16", CPU):
         assert not torch.is_autocast_enabled("cpu")
     rates["bf16"] = 200e9

@@ -147,7 +147,7 @@ def steps_in_fp16(model, optimizer, batch, count):  # type: ignore[no-untyped-de
 
 def tiny_gpt():  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
-    model, tokens = build(gpt(1, 16, 2, 8, 16)), torch.randint(16, (2, 9))
+    model, tokens = build(gpt(1, 16, 2, context=8, vocab_size=16)), torch.randint(16, (2, 9))
     return model, Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
 
@@ -204,11 +204,11 @@ def test_the_scale_grows_in_calm_and_is_saved_with_the_moments(monkeypatch: pyte
 # ---- blocks that run again in the backward pass
 
 KINDS = {
-    "gpt": gpt(2, 16, 2, 8, 16, dropout=0.2),
-    "llama": llama(2, 16, 2, 24, 8, vocab_size=16, kv_heads=1),
-    "t5": llama(2, 16, 2, 24, 8, vocab_size=16).replace(position=T5Bias(buckets=8)),
-    "bert": bert(2, 16, 2, 16, 8),
-    "vaswani": vaswani(2, 16, 2, 32, 0.1, vocab_size=16, context=8),
+    "gpt": gpt(2, 16, 2, context=8, vocab_size=16, dropout=0.2),
+    "llama": llama(2, 16, 2, d_ff=24, context=8, vocab_size=16, kv_heads=1),
+    "t5": llama(2, 16, 2, d_ff=24, context=8, vocab_size=16).replace(position=T5Bias(buckets=8)),
+    "bert": bert(2, 16, 2, vocab_size=16, context=8),
+    "vaswani": vaswani(2, 16, 2, d_ff=32, dropout=0.1, vocab_size=16, context=8),
 }
 
 

@@ -20,7 +20,7 @@ from weft.costs.count import count
 from weft.data.batch import Source
 from weft.decode.fast import native
 from weft.decode.fast.quantize import check_bits
-from weft.decode.fast.rounding import Bits
+from weft.decode.fast.quantized_weights import Bits
 from weft.decode.fast.stepper import Stepper
 from weft.decode.prompt import context_window
 from weft.errors import ConfigError, ModelError, RunError
@@ -218,7 +218,7 @@ def _speed(model: LanguageModel) -> float:
     device, steps = model.embedding.weight.device, max(1, min(TIMED_STEPS, model.config.context - 1))
     token = torch.zeros(1, dtype=torch.long, device=device)
     source = None if model.encoder is None else Source(token.expand(1, 8), token.expand(1, 8) == 0)
-    stepper, best = Stepper(model, 1, 1, steps + 1, source), float("inf")
+    stepper, best = Stepper(model, 1, 1, limit=steps + 1, source=source), float("inf")
     stepper.read(token[None])
     for _ in range(steps):
         start = time.perf_counter()

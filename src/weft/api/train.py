@@ -21,7 +21,7 @@ from weft.data.shards import Shards
 from weft.data.sources import files
 from weft.data.split import some_texts, train_texts
 from weft.errors import ConfigError, DataError, LostError, RunError, TokenizerError, WeftError
-from weft.machine import pick_device, products
+from weft.machine import matmul_rates, pick_device
 from weft.models.base import device_of
 from weft.objectives import table as objectives
 from weft.parallel.ranks import ALONE, Ranks, job, join, reaching, restarts
@@ -223,7 +223,7 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
         files(sources, column, data.encoding, lambda line: folder.event("left out", line=line), excluded)
     facts = objectives.build(recipe, folder, tokenizers).prepare(log)
     facts = replace(facts, trained_tokens=_tokens_learned(recipe.init))
-    settled, settled_choices = settle(recipe, facts, device, measure=products)
+    settled, settled_choices = settle(recipe, facts, device, measure=matmul_rates)
     choices = [*choices, *settled_choices]
     _log_choices(settled, facts, choices, log=log)
     return settled, objectives.build(settled, folder, tokenizers), choices

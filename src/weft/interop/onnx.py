@@ -25,7 +25,7 @@ from weft.interop.bundle import ModelBundle
 from weft.models import heads
 from weft.models.build import build
 from weft.models.config import Decoder, Model, TransformerConfig
-from weft.models.transformer import LayerInputs, Transformer, encoded_source
+from weft.models.transformer import Transformer, mask_source
 from weft.nn.init import empty_weights
 from weft.nn.mask import Mask
 from weft.nn.position_config import Rotary
@@ -122,13 +122,13 @@ def _decode(model: Transformer, tokens: Tensor, *given: Tensor) -> tuple[Tensor,
     places = torch.arange(before, before + time, device=tokens.device)[None]
     keys = torch.arange(before + time, device=tokens.device)[None]
     x = model.embed(tokens, model.embedding)
-    masks = stack.masks(Mask(causal=True, offset=before), places, keys, x.dtype)
+    masks = stack.masks(Mask(causal=True, offset=before), places, keys, dtype=x.dtype)
     caches = [_Cache(k, v) for k, v in zip(given[:count:2], given[1:count:2], strict=True)]
     source = None
     if len(given) > count:
         mask, *memory = given[count:]
-        source = encoded_source(list(zip(memory[::2], memory[1::2], strict=True)), mask != 0, time)
-    features = stack(x, places, LayerInputs(masks, caches, source))
+        source = mask_source(list(zip(memory[::2], memory[1::2], strict=True)), mask != 0, time)
+    features = stack(x, places, masks, past=caches, source=source)
     return model.head(features), [part for cache in caches for part in (cache.keys, cache.values)]
 
 

@@ -55,7 +55,7 @@ class Contrastive(RowObjective[config.Contrastive]):
         """Asked both ways: the mean of two −log p (Radford et al. 2021, §2.3). Vectors of length 1: cosines."""
         assert batch.source is not None, "each text has a partner"
         own_rng = row_rng(batch)
-        rng = None if own_rng is None else own_rng.repeated(SECOND_READING)
+        rng = None if own_rng is None else own_rng.for_repeat(SECOND_READING)
         ones = head_output(model, features, batch)
         others = model(batch.source.tokens, mask=batch.source.mask, rng=rng).float()
         cosines = F.normalize(ones, dim=-1) @ F.normalize(others, dim=-1).mT / self.settings.temperature

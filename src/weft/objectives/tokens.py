@@ -60,7 +60,7 @@ def token_loss(settings: config.TokenObjective, model: LanguageModel, features: 
     count = targets.numel() if mask is None else mask.sum()
     readout = model.readout(features)
     if readout is not None:
-        loss, nll = linear_cross_entropy(readout, targets, mask, terms)
+        loss, nll = linear_cross_entropy(readout, targets, mask, terms=terms)
         return loss, count, {"nll": nll}
     logits = model.head(features).flatten(0, 1)
     losses = cross_entropy(logits, targets, terms)

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel, device_of
-from weft.models.transformer import Stack
+from weft.models.stack import Stack
 from weft.nn.attention import CrossAttention
 from weft.nn.linear import Linear
 from weft.parallel import context, tensor

@@ -22,8 +22,8 @@ from weft.data.batch import Batch
 from weft.errors import ConfigError
 from weft.layout import Layout
 from weft.models.config import Decoder, Encoder
-from weft.models.transformer import Stack
-from weft.nn.mask import Ranges, taken
+from weft.models.stack import Stack
+from weft.nn.mask import Ranges, select_ranges
 from weft.parallel.mesh import Mesh
 from weft.parallel.ranks import Ranks
 
@@ -71,10 +71,10 @@ def divided(batch: Batch, mesh: Mesh) -> Batch:
     positions = torch.arange(length + extra, device=batch.tokens.device)[None]
     return replace(
         batch,
-        tokens=taken(batch.tokens, ranges),
-        targets=taken(batch.targets, ranges),
-        loss_mask=None if batch.loss_mask is None else taken(batch.loss_mask, ranges),
-        segments=None if batch.segments is None else taken(batch.segments, ranges),
+        tokens=select_ranges(batch.tokens, ranges),
+        targets=select_ranges(batch.targets, ranges),
+        loss_mask=None if batch.loss_mask is None else select_ranges(batch.loss_mask, ranges),
+        segments=None if batch.segments is None else select_ranges(batch.segments, ranges),
         positions=positions if batch.positions is None else batch.positions,
         ranges=ranges,
         counted=None,

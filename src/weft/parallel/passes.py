@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel
-from weft.nn.recurrent import Carried
+from weft.nn.recurrent import CarriedState
 from weft.parallel.mesh import SINGLE, Mesh
 
 T = TypeVar("T")
@@ -43,9 +43,9 @@ class Work:
     loss: LossFunction
     share: Callable[[Tensor], Tensor]
     forward: Callable[[], AbstractContextManager[object]]
-    carried: Callable[[Batch], AbstractContextManager[Carried | None]] = lambda part: nullcontext()
+    carried: Callable[[Batch], AbstractContextManager[CarriedState | None]] = lambda part: nullcontext()
 
-    def losses(self, model: LanguageModel, part: Batch, carried: Carried | None) -> tuple[Tensor, Tensor]:
+    def losses(self, model: LanguageModel, part: Batch, carried: CarriedState | None) -> tuple[Tensor, Tensor]:
         """The sums of a part's losses and of its −log p."""
         loss, _, extras = self.loss(model, model.read(part, carried), part)
         return loss, extras["nll"]

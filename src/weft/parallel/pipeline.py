@@ -19,8 +19,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from weft.data.batch import Batch
 from weft.errors import ConfigError
-from weft.models.base import LanguageModel, Source, device_of, inputs
-from weft.models.transformer import Transformer
+from weft.models.base import EncoderInput, LanguageModel, device_of, inputs
+from weft.models.transformer import RowInputs, Transformer
 from weft.parallel.mesh import Mesh
 from weft.parallel.passes import Work
 from weft.parallel.pieces import local_part
@@ -142,18 +142,18 @@ class Pipeline(nn.Module):
         Hidden states that came are made as wide as embeddings again, whose type decides that of angles; a stack narrows
         them as it does those.
         """
-        model, stage, source = self.model, self.stage, given.get("source")
+        model, stage, rows = self.model, self.stage, RowInputs(**given)
         wide = [tensor.to(self._wide) for tensor in received]
         if len(stage.spans) == 1:
-            return (model.forward_features(tokens, hidden=wide[0] if wide else None, **given),)
+            return (model.forward_rows(tokens, rows, hidden=wide[0] if wide else None),)
         if stage.within("encoder"):
-            encoded = model.encode(model._given(source), rng=given.get("rng"), hidden=wide[0] if wide else None)
+            encoded = model.encode(model.require_source(rows.source), rng=rows.rng, hidden=wide[0] if wide else None)
         else:
             encoded = received[0]
         if not stage.within("decoder"):
             return (encoded,)
         hidden = None if stage.begins("decoder") else wide[1]
-        x = model.forward_features(tokens, hidden=hidden, encoded=encoded, **given)
+        x = model.forward_rows(tokens, rows, hidden=hidden, encoded=encoded)
         return (x,) if stage.is_last else (encoded, x)
 
     @torch.no_grad()
@@ -212,7 +212,7 @@ class Pipeline(nn.Module):
         on, kind = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
         return torch.bfloat16 if on and kind == torch.bfloat16 else self._wide
 
-    def _boundary(self, layer: int, tokens: Tensor, source: Source | None) -> list[tuple[int, ...]]:
+    def _boundary(self, layer: int, tokens: Tensor, source: EncoderInput | None) -> list[tuple[int, ...]]:
         """Shapes of what passes before a layer: an encoded source, and hidden states, of this process's tokens alone
         where the tensor axis divides them."""
         width, spans = self.model.config.d_model, self.stage.spans

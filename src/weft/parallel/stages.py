@@ -15,7 +15,8 @@ from weft.layout import Layout
 from weft.models.base import LanguageModel
 from weft.models.config import EmbeddingHead, EncoderDecoder, TransformerConfig
 from weft.models.heads import TokenHead
-from weft.models.transformer import Stack, Transformer
+from weft.models.stack import Stack
+from weft.models.transformer import Transformer
 from weft.parallel.mesh import Mesh
 
 

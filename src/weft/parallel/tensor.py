@@ -35,10 +35,11 @@ from weft.models import config as models
 from weft.models.bahdanau import Bahdanau
 from weft.models.base import LanguageModel
 from weft.models.recurrent import Recurrent
-from weft.models.transformer import Stack, Transformer
+from weft.models.stack import Stack
+from weft.models.transformer import Transformer
 from weft.nn.attention import CrossAttention, SelfAttention
 from weft.nn.block import Block, Sublayer
-from weft.nn.dropout import Part, RowRng
+from weft.nn.dropout import AxisShard, RowRng
 from weft.nn.feedforward import Gated, Plain
 from weft.nn.init import empty_weights
 from weft.nn.linear import Linear
@@ -168,11 +169,11 @@ def _split_stack(stack: Stack, layout: Layout, mesh: DeviceMesh) -> None:
         if isinstance(module, SelfAttention):
             module.widths = [width // parts for width in module.widths]
         if isinstance(module, Plain | Gated):
-            module.dropout.part = Part(-1, rank, parts)
+            module.dropout.shard = AxisShard(-1, rank, parts)
         if isinstance(module, Gated):
             module.swiglu = None  # its gradient needs the whole matrix
         if isinstance(module, Sublayer) and layout.sequence:
-            module.dropout.part = Part(1, rank, parts)
+            module.dropout.shard = AxisShard(1, rank, parts)
     if stack.position.biases and len(stack.blocks):
         heads = next(block.attention.heads for block in stack.blocks if isinstance(block, Block))
         stack.position.heads_here = slice(rank * heads, (rank + 1) * heads)
@@ -180,7 +181,7 @@ def _split_stack(stack: Stack, layout: Layout, mesh: DeviceMesh) -> None:
 
 @dataclass(frozen=True)
 class Across:
-    """The processes that divide the words (`nn.loss.Across`): each has `own` of them, the last one perhaps fewer."""
+    """The processes that divide the words (`nn.loss.VocabShard`): each has `own` of them, the last perhaps fewer."""
 
     group: Any
     rank: int
@@ -224,10 +225,10 @@ def _split_words(model: LanguageModel, mesh: DeviceMesh) -> None:
     across = Across(mesh.get_group(), mesh.get_local_rank(), mesh.size(), model.config.vocab_size)  # type: ignore[attr-defined]
     if isinstance(model, Transformer):
         if model.token_head is not None:
-            model.token_head.across = across
+            model.token_head.vocab_shard = across
     else:
         assert isinstance(model, Recurrent | Bahdanau)
-        model.across = across
+        model.vocab_shard = across
 
 
 # ---- a split model that is only used from here on

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from weft.models.base import LanguageModel, Pass
-from weft.models.transformer import Transformer
-from weft.nn.mask import map_blocks
+from weft.models.transformer import RowInputs, Transformer
+from weft.nn.mask import build_block_mask
 from weft.recipe.config import SettledRecipe
 from weft.training.loader import Loader
 from weft.training.worker import Worker
@@ -73,9 +73,9 @@ def without_maps(model: LanguageModel) -> Pass:
     """The model's pass. FlexAttention's maps stay out of graphs: made in one, they read out of bounds (torch 2.11)."""
     if not isinstance(model, Transformer):
         return model.forward_features
-    outside = torch.compiler.disable(map_blocks)
+    outside = torch.compiler.disable(build_block_mask)
 
     def features(tokens: Tensor, **given: Any) -> Tensor:
-        return model.forward_features(tokens, map_blocks=outside, **given)
+        return model.forward_rows(tokens, RowInputs(**given), build_block_mask=outside)
 
     return features

@@ -12,7 +12,7 @@ from torch import optim
 
 from weft.errors import DivergedError, LostError, RunError
 from weft.models.base import LanguageModel
-from weft.models.transformer import Stack
+from weft.models.stack import Stack
 from weft.parallel.mesh import Mesh
 from weft.parallel.passes import Parallel, Replicas
 from weft.recipe.config import SettledRecipe

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from weft.errors import ConfigError
-from weft.models.transformer import Stack
+from weft.models.stack import Stack
 from weft.nn.block import block_linears
 from weft.nn.linear import LowRank
 from weft.recipe import optimizer as config

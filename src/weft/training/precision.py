@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.errors import ConfigError
-from weft.machine import processor, products
+from weft.machine import matmul_rates, processor
 from weft.nn.block import Block
 from weft.nn.dropout import RowRng
 from weft.nn.linear import Linear
@@ -101,7 +101,7 @@ def slow_precision(precision: Precision, device: torch.device) -> str | None:
         return "precision = tf32: a processor has no such products, and forms them in fp32"
     if precision not in ("bf16", "fp16") or device.type != "cpu":
         return None
-    rates = products(*TYPICAL, ("fp32", precision))
+    rates = matmul_rates(*TYPICAL, dtypes=("fp32", precision))
     times = rates["fp32"] / max(1.0, rates[precision])
     line = f"precision = {precision}: this processor multiplies it {times:,.0f} times as slowly as fp32"
     return None if times < SLOWER else line

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.data import shards
 from weft.decode.fast.quantize import fill, quantize
-from weft.decode.fast.rounding import Bits
+from weft.decode.fast.quantized_weights import Bits
 from weft.errors import WeftError
 from weft.models.base import LanguageModel
 from weft.models.build import build

@@ -9,7 +9,7 @@ from torch import Tensor, optim
 
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel
-from weft.nn.recurrent import Carried
+from weft.nn.recurrent import CarriedState
 from weft.parallel.passes import Parallel, Work
 from weft.recipe.config import Precision
 from weft.training.objective import Loss
@@ -87,7 +87,7 @@ class OptimisationStep:
         return loss_sum / count, nll_sum / count, own
 
     @contextmanager
-    def carried(self, part: Batch) -> Iterator[Carried | None]:
+    def carried(self, part: Batch) -> Iterator[CarriedState | None]:
         """What a recurrent model reads on from, if the recipe has rows continue those of the step before. The states
         belong to the optimizer's, and are saved with them: states (parts, layers, lanes, d_model)."""
         if part.lanes is None or part.begins is None:
@@ -95,7 +95,7 @@ class OptimisationStep:
             return
         kept = self.optimizer.state["carried"]  # type: ignore[index]
         begun = kept["states"][:, :, part.lanes].masked_fill(part.begins[:, None], 0.0) if kept else None
-        carried = Carried(begun)
+        carried = CarriedState(begun)
         yield carried
         assert carried.state is not None, "a recurrent model was read"
         ended = carried.state.float()

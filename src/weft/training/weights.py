@@ -91,7 +91,7 @@ def add_adapters(model: nn.Module, settings: LoRA, fresh: Collection[str] = ()) 
         raise ModelError("adapter: it needs a model made of Transformer blocks")
     if _adapters(model):
         raise ModelError("adapter: this model has adapters already; merge them first")
-    names = settings.chosen(linears)
+    names = settings.match_targets(linears)
     head = list(model.get_submodule("output").parameters()) if settings.head else []
     if settings.head and not head:
         raise ModelError("adapter.head: this head has no weights of its own, it shares the embeddings'")
