@@ -6,6 +6,7 @@ BIN    := $(VENV)/bin
 WEFT   := $(VENV)/.weft
 TOOLS  := $(VENV)/.tools
 SITE   := src/weft/site
+# Pages of the documentation that run at the same time.
 JOBS   ?= 1
 
 # Small models gain nothing from many threads. The tests run in several processes, which start sooner from compiled bytecode.
@@ -19,7 +20,7 @@ help:
 	@echo "make test          the fast tests: minutes in all"
 	@echo "make test-all      every test"
 	@echo "make test-docs     run every block of the documentation and of README.md, and compare with the recorded outputs"
-	@echo "make record-docs   run the same blocks and record their outputs; PAGE='guides start/quickstart' chooses pages"
+	@echo "make record-docs   run the same blocks and record their outputs; PAGE='guides start/install', JOBS=2"
 	@echo "make test-explorer the Explorer in Chromium: every view of every kind of model, and accessibility (needs npm)"
 	@echo "make test-resume   fourteen kinds of run, killed and interrupted 100 times, against uninterrupted runs"
 	@echo "make test-serve    10,000 unusual requests to every route of a server"
@@ -152,14 +153,14 @@ bench: install
 
 # The builder needs only weft's own dependencies: it works right after make quickstart.
 docs: $(WEFT)
-	@PYTHONPATH=docs $(BIN)/python -m ext.site $(SITE)
+	@PYTHONPATH=docs:src $(BIN)/python -m ext.site $(SITE)
 	@echo "$(SITE)/index.html; weft docs opens it"
 
 record-docs: install
-	PYTHONPATH=docs $(BIN)/python -m ext.record --jobs $(JOBS) $(PAGE)
+	PYTHONPATH=docs:src $(BIN)/python -m ext.record --jobs $(JOBS) $(PAGE)
 
 test-docs: install
-	$(BIN)/python -m pytest -m docs tests/docs
+	$(BIN)/python -m pytest -n $(JOBS) -m docs tests/docs
 
 clean:
 	rm -rf .coverage* $(VENV) $(VENV)-lowest $(VENV)-newest $(SITE) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

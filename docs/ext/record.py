@@ -97,10 +97,15 @@ def _run_page(name: str, path: Path) -> tuple[str, dict[str, str]]:
         outputs, contents = execute(blocks, files)
     except PageError as error:
         raise PageError(error.line, f"{name}, line {error.line}: {error}") from None
-    shown = [block.shown(output) for block, output in zip(blocks, outputs, strict=True)]
+    shown = [_refreshed(block.recorded, block.shown(output)) for block, output in zip(blocks, outputs, strict=True)]
     return pages.with_outputs(text, blocks, shown), {
         file: compact_svg(content.decode()) for file, content in zip(files, contents, strict=True)
     }
+
+
+def _refreshed(recorded: str | None, output: str) -> str:
+    """Return the recorded output if the new one differs only in times and the like, so that pages change rarely."""
+    return output if recorded is None or normalised(recorded) != normalised(output) else recorded
 
 
 def _difference(where: str, before: str, now: str) -> str:
