@@ -9,6 +9,7 @@ and `/REGEX/` the parts that match the expression.
 """
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -24,7 +25,7 @@ from typing import Any
 from ext import pages
 from ext.execute import execute
 from ext.generated import generated
-from ext.pages import DOCS, FIGURES, GENERATED, PageError, page_names, page_path, parse
+from ext.pages import DOCS, FIGURES, GENERATED, ROOT, PageError, page_names, page_path, parse
 
 NUMBER = r"\d[\d.,]*(?:e[+-]?\d+)?"
 UNITS = r"(?:ns|µs|us|ms|s|sec|seconds?|min|minutes?|h|hours?|[kMGT]i?B|\w+/s)"
@@ -138,16 +139,19 @@ def _run_notebook(path: Path) -> tuple[str, dict[str, str]]:
     setup = nbformat.v4.new_code_cell(DRAW_FIGURES)
     notebook.cells.insert(0, setup)
     with tempfile.TemporaryDirectory() as folder:
-        NotebookClient(notebook, timeout=MAX_CELL_SECONDS, resources={"metadata": {"path": folder}}).execute()
+        resources = {"metadata": {"path": folder}}
+        client = NotebookClient(notebook, timeout=MAX_CELL_SECONDS, resources=resources, coalesce_streams=True)
+        client.execute(env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
     notebook.cells.remove(setup)
     for cell in notebook.cells:
         cell.metadata = {key: value for key, value in cell.metadata.items() if key == "varies"}
         for output in cell.get("outputs", ()):
-            output.pop("execution_count", None) or output.update(execution_count=None) if "data" in output else None
+            if "execution_count" in output:
+                output.execution_count = None
             if "image/svg+xml" in output.get("data", {}):
                 output.data = {"image/svg+xml": compact_svg(output.data["image/svg+xml"])}
         if cell.cell_type == "code":
-            cell.execution_count = None
+            cell.execution_count = None  # which would change with every recording
     notebook.metadata = {"kernelspec": notebook.metadata.kernelspec, "language_info": {"name": "python"}}
     return nbformat.writes(notebook) + "\n", {}
 
