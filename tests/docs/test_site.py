@@ -3,6 +3,7 @@
 The tests marked `docs` run every block of every page; `make test-docs` runs these, in about half an hour.
 """
 
+import ast
 import json
 import re
 import tomllib
@@ -50,6 +51,15 @@ def test_blocks_that_need_more_than_this_machine_has(block: Block) -> None:
 @pytest.mark.parametrize("page", TEXTS)
 def test_everything_that_a_page_refers_to_exists(page: str) -> None:
     assert references.problems(TEXTS[page]) == []
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_every_name_that_a_page_imports_from_weft_exists(page: str) -> None:
+    for block in pages.parse(TEXTS[page]):
+        for node in ast.walk(ast.parse(block.body)) if block.kind == "python" else ():
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("weft"):
+                names = [alias.name for alias in node.names]
+                exec(f"from {node.module} import {', '.join(names)}", {})
 
 
 def test_references_to_missing_things_are_found() -> None:
