@@ -114,10 +114,10 @@ def test_gradients() -> None:
         loss = model(tokens).logsumexp(-1).sum()
     loss.backward()
     for name in names:
-        assert captured.gradient(name).shape == captured[name].shape and captured.gradient(name).abs().sum() > 0
+        assert captured[name].grad.shape == captured[name].shape and captured[name].grad.abs().sum() > 0
     x = captured["decoder.1.residual"].detach().requires_grad_()
     (expected,) = torch.autograd.grad(model.head(model.decoder.norm(x)).logsumexp(-1).sum(), x)
-    torch.testing.assert_close(captured.gradient("decoder.1.residual"), expected)
+    torch.testing.assert_close(captured["decoder.1.residual"].grad, expected)
 
 
 def test_wrong_names_and_shapes() -> None:

@@ -15,7 +15,7 @@ from weft.costs.memory import Memory, Workload, activation_bytes, cache_bytes, n
 from weft.costs.units import byte_size, reach, short
 from weft.errors import ModelError, counted
 from weft.explain.texts import TEXTS
-from weft.figures.page import html_tables, mounted
+from weft.figures.page import as_json, html_tables, mounted
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.figures.tables import Table, text_tables
 from weft.models import config
@@ -77,7 +77,7 @@ class Costs(Picture):
         title = f"By component; FLOPs per token, at {cost.length:,} tokens per sequence"
         remarks = [*([cost.note] if cost.note else []), TEXTS["components"]]
         components = Table(HEADER, [*self._part_rows(cost), _row("all", cost, cost)], title, remarks)
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for layer in self.layers:
             name = f"{layer.repeats} × {layer.name}, each" if layer.repeats > 1 else layer.name
             parts = self._part_rows(layer.cost, "  ") if len(layer.cost.components) > 1 else []
@@ -93,8 +93,7 @@ class Costs(Picture):
 
     def data(self) -> dict[str, Any]:
         """Return the data of web/costs.js."""
-        bars = self.bars()
-        return {"bars": [{**bar._asdict(), "pieces": [piece._asdict() for piece in bar.pieces]} for bar in bars]}
+        return as_json({"bars": self.bars()})
 
     def figure(self) -> Figure:
         bars = self.bars()
@@ -119,9 +118,10 @@ class Costs(Picture):
         cost, total, bytes_ = self.cost, self.cost.parameters, self.memory.total()
         flops = [(part.name, cost.share(part)) for part in cost.components]
         weights = [(part.name, part.parameters / total) for part in cost.components]
-        fields = {name: name for name in ("weights", "copies", "gradients", "optimizer", "activations", "logits")}
-        fields["copies"] = "16-bit copies"
-        memory = [(label, getattr(self.memory, name) / bytes_) for name, label in fields.items()]
+        names = ("weights", "copies", "gradients", "optimizer", "activations", "logits")
+        memory = [
+            ("16-bit copies" if name == "copies" else name, getattr(self.memory, name) / bytes_) for name in names
+        ]
         shades = _shades(weights, flops)  # a component has the same shade in both
         both_passes = f"{short(cost.forward)} forward, {short(cost.training())} in training"
         title = f"Bytes in training on one sequence of {cost.length:,} tokens"
@@ -165,10 +165,8 @@ class Costs(Picture):
             each = ", each" if layer.repeats > 1 else ""
             rows.append((f"  {layer.name}{each}, per token", byte_size(layer.activations)))
         if self.cache:
-            rows += [
-                ("generation: cache, per token", byte_size(self.cache)),
-                (f"generation: cache of {length:,} tokens", byte_size(self.cache * length)),
-            ]
+            rows.append(("generation: cache, per token", byte_size(self.cache)))
+            rows.append((f"generation: cache of {length:,} tokens", byte_size(self.cache * length)))
         return Table(("bytes", "size"), rows, "Bytes; training with AdamW, products and cache in bf16")
 
 
@@ -192,10 +190,8 @@ def _layers(model: Config, T: int) -> tuple[LayerCost, ...]:
             below, one = model.encoder_layers or model.layers, count(model.replace(encoder_layers=1, layers=1), T)
             encoder = _sum((count(model.replace(encoder_layers=2, layers=1), T), 1), (one, -1))
             decoder = _sum((count(model.replace(encoder_layers=1, layers=2), T), 1), (one, -1))
-            return (
-                LayerCost("encoder layer", below, encoder, activations=kept[0]),
-                LayerCost("decoder layer", model.layers, decoder, activations=kept[below]),
-            )
+            first = LayerCost("encoder layer", below, encoder, activations=kept[0])
+            return first, LayerCost("decoder layer", model.layers, decoder, activations=kept[below])
         case config.TransformerConfig():
             sharing, kinds = model.sharing, model.layer_kinds(model.layers)  # shared layers are counted as one
             causal, layers = not isinstance(model, config.Encoder), []

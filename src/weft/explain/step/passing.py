@@ -7,7 +7,7 @@ methods from its arguments in that pass.
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -52,19 +52,15 @@ class FollowedToken:
     @property
     def embedding(self) -> str:
         """Group of the stages below the first layer."""
-        return "source_embedding" if self._reads_source else "embedding"
-
-    @property
-    def _reads_source(self) -> bool:
-        return self.name == "encoder" and self.reading.source is not None
+        return "source_embedding" if self.name == "encoder" and self.reading.source is not None else "embedding"
 
     @property
     def ids(self) -> Sequence[int]:
-        return self.reading.source or () if self._reads_source else self.reading.ids
+        return self.reading.ids if self.embedding == "embedding" else self.reading.source or ()
 
     @property
     def pieces(self) -> Sequence[str]:
-        return self.source_pieces if self._reads_source else self.reading.pieces
+        return self.reading.pieces if self.embedding == "embedding" else self.source_pieces
 
     @property
     def source_pieces(self) -> Sequence[str]:
@@ -72,9 +68,7 @@ class FollowedToken:
 
     @property
     def stack(self) -> Stack:
-        stack = getattr(self.model, self.name)
-        assert isinstance(stack, Stack)
-        return stack
+        return cast(Stack, getattr(self.model, self.name))
 
     @property
     def block(self) -> Any:
