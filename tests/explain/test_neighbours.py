@@ -91,7 +91,9 @@ def test_every_word_has_the_vector_of_its_position(words: Tokenizer) -> None:
     with torch.no_grad():
         features = model.eval().features(torch.tensor([words.encode(TEXT[0], eos=True)]))[0]
     vector = features[TEXT[0].split().index("toad")]
-    assert alone.vectors[[word.text for word in alone.words].index("toad")] == pytest.approx((vector / vector.norm()).numpy(), abs=1e-5)
+    assert alone.vectors[[word.text for word in alone.words].index("toad")] == pytest.approx(
+        (vector / vector.norm()).numpy(), abs=1e-5
+    )
 
 
 def test_one_word_two_vectors_and_the_nearest_of_each(words: Tokenizer) -> None:

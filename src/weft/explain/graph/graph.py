@@ -80,10 +80,12 @@ def graph(model: nn.Module, *args: Any, **kwargs: Any) -> Graph:
     for name, value in (inspect.signature(model.forward).bind_partial(*args).arguments | kwargs).items():
         for path, tensor in _named_tensors(name, value):
             recorder.add(tensor, recorder.leaf("input", path, tensor))
-    with ExitStack() as hooks, torch.backends.mkldnn.flags(enabled=False):
+    with ExitStack() as undo:
         for path, module in model.named_modules():
-            hooks.callback(module.register_forward_pre_hook(partial(recorder.enter, path)).remove)
-            hooks.callback(module.register_forward_hook(partial(recorder.leave, path or "model")).remove)
+            undo.callback(module.register_forward_pre_hook(partial(recorder.enter, path)).remove)
+            undo.callback(module.register_forward_hook(partial(recorder.leave, path or "model")).remove)
+        undo.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+        torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags would warn about TF32
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), recorder:
             result = functional_call(model, weights, args, kwargs)
     return recorder.ancestors([tensor for _, tensor in _named_tensors("", result)])

@@ -26,12 +26,12 @@ def attention_stages(token: FollowedToken, part: str, *, read: str, source: str 
     *inputs, values = _projection_stages(token, part, compared, read=read, source=source or read)
     if compared.mask.angles is not None and part == "attention":
         cos, sin = (each[0, 0, position] for each in compared.mask.angles)
-        rotated = [
-            sent("queries, rotated", compared.rotated.q[0, :, position], "head", "coordinate"),
-            sent("keys, rotated", compared.rotated.k[0], "head", keys, "coordinate"),
-        ]
-        angles = [sent("cos θ", cos, "pair"), sent("sin θ", sin, "pair")]
-        sizes = {"position": position, "pairs": len(cos)}
+        rotated = [sent("queries, rotated", compared.rotated.q[0, :, position], "head", "coordinate")]
+        rotated.append(sent("keys, rotated", compared.rotated.k[0], "head", keys, "coordinate"))
+        angles, sizes = (
+            [sent("cos θ", cos, "pair"), sent("sin θ", sin, "pair")],
+            {"position": position, "pairs": len(cos)},
+        )
         rotate = type(compared.mask.position).rotate
         inputs = [stages.record(f"{id}.rotary", *rotated, *angles, numbers=sizes, inputs=inputs, by=rotate)]
     scores = module.scores(compared.rotated, compared.mask)[0, :, position]
@@ -124,12 +124,12 @@ def _mask_stages(token: FollowedToken, id: str, scores: Tensor, *, compared: Com
     hidden = {"future": len(visible) - 1 - position if mask.causal else 0}
     hidden["window"] = int((~visible).sum()) - hidden["future"]
     hidden = {why: count for why, count in hidden.items() if count}
-    are = {why: f"{counted(count, 'key')} {'is' if count == 1 else 'are'}" for why, count in hidden.items()}
-    reasons = [f"{keys_are} hidden by {HIDDEN_BY[why]}" for why, keys_are in are.items()]
-    masked = sent("scores, masked", scores.masked_fill(~visible, -torch.inf), "head", keys)
+    reasons = [
+        f"{counted(n, 'key')} {'is' if n == 1 else 'are'} hidden by {HIDDEN_BY[why]}" for why, n in hidden.items()
+    ]
     token.stages.record(
         f"{id}.mask",
-        masked,
+        sent("scores, masked", scores.masked_fill(~visible, -torch.inf), "head", keys),
         sent("seen", visible, keys, scale="positive"),
         numbers={"keys": len(visible), "seen": int(visible.sum()), **hidden},
         words={"hidden": "; ".join(reasons) or "No key is hidden from this token"},
