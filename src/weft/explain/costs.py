@@ -77,7 +77,7 @@ class Costs(Picture):
         title = f"By component; FLOPs per token, at {cost.length:,} tokens per sequence"
         remarks = [*([cost.note] if cost.note else []), TEXTS["components"]]
         components = Table(HEADER, [*self._part_rows(cost), _row("all", cost, cost)], title, remarks)
-        rows: list[tuple[str, ...]] = []
+        rows = []
         for layer in self.layers:
             name = f"{layer.repeats} × {layer.name}, each" if layer.repeats > 1 else layer.name
             parts = self._part_rows(layer.cost, "  ") if len(layer.cost.components) > 1 else []
@@ -119,9 +119,8 @@ class Costs(Picture):
         flops = [(part.name, cost.share(part)) for part in cost.components]
         weights = [(part.name, part.parameters / total) for part in cost.components]
         names = ("weights", "copies", "gradients", "optimizer", "activations", "logits")
-        memory = [
-            ("16-bit copies" if name == "copies" else name, getattr(self.memory, name) / bytes_) for name in names
-        ]
+        labels = ("weights", "16-bit copies", *names[2:])
+        memory = [(label, getattr(self.memory, name) / bytes_) for label, name in zip(labels, names, strict=True)]
         shades = _shades(weights, flops)  # a component has the same shade in both
         both_passes = f"{short(cost.forward)} forward, {short(cost.training())} in training"
         title = f"Bytes in training on one sequence of {cost.length:,} tokens"
@@ -145,9 +144,9 @@ class Costs(Picture):
                 tells = f"{f'{layer.name} {number}' if several else layer.name}: {text(cost)}, {share}"
                 label, shade = f"{share} each" if several else share, 55 if number % 2 else 75
                 pieces.append(BarSegment(name, label, cost / total, shade, tells))
-        rest = total - inside
-        tells = f"{OUTSIDE_LAYERS}: {text(rest)}, {rest / total:.1%}"
-        pieces.append(BarSegment(OUTSIDE_LAYERS, f"{rest / total:.1%}", rest / total, 18, tells))
+        outside, share = total - inside, f"{(total - inside) / total:.1%}"
+        tells = f"{OUTSIDE_LAYERS}: {text(outside)}, {share}"
+        pieces.append(BarSegment(OUTSIDE_LAYERS, share, outside / total, 18, tells))
         return CostBar(title, counted(sum(layer.repeats for layer in self.layers), "layer"), pieces)
 
     def _part_rows(self, cost: Count, indent: str = "") -> list[tuple[str, ...]]:

@@ -140,7 +140,8 @@ class GradientNorms(Charts):
         for name, value in self.stream.items():
             stacks.setdefault(name.split(".")[0], []).append(value)
         layered = [(group.layer.split(".")[0], group.part, norm) for group, (norm, _) in self.parameters.items()]
-        several, parts = len({stack for stack, _, _ in layered if stack}) > 1, dict[str, list[float]]()
+        several = len({stack for stack, _, _ in layered if stack}) > 1
+        parts: dict[str, list[float]] = {}
         for stack, part, norm in (row for row in layered if row[0]):
             parts.setdefault(f"{stack} {part}" if several else part, []).append(norm)
         return [*_stream_chart(stacks), _chart("of the parameters", parts, "layer")]
@@ -201,8 +202,8 @@ def gradient_norms(reading: Reading) -> GradientNorms:
         gradients = torch.autograd.grad(loss, [*(captured[name] for name in names), *weights], allow_unused=True)
     labels = [name.removesuffix(".residual").replace(".dropout", ".in") for name in names]
     stream = dict(zip(labels, map(_norm, gradients[: len(names)]), strict=True))
-    rest = iter(gradients[len(names) :])
-    parameters = {group: (_total([next(rest) for _ in own]), _total(own)) for group, own in groups.items()}
+    left = iter(gradients[len(names) :])
+    parameters = {group: (_total([next(left) for _ in members]), _total(members)) for group, members in groups.items()}
     return GradientNorms(what, float(loss.detach()), stream, parameters=parameters)
 
 

@@ -97,9 +97,8 @@ class HeadMap(Picture):
         label_axis(axes.yaxis, self.queries, self.start[0], block=block)
         axes.tick_params(axis="x", rotation=90)
         axes.xaxis.tick_top()
-        axes.set_xlabel("key: attended to")
         axes.xaxis.set_label_position("top")
-        axes.set_ylabel("query: attends")
+        axes.set(xlabel="key: attended to", ylabel="query: attends")
         figure.suptitle(self.title, parse_math=False, fontsize=11)
         if side <= MAX_WRITTEN and block == 1:
             write_cells(axes, image, lambda row, column: f"{cells[row, column]:.2f}", size=7)
@@ -205,8 +204,7 @@ class AttentionMaps(Picture):
             axes.tick_params(length=0, labelsize=8)
             axes.xaxis.tick_top()
             axes.xaxis.set_label_position("top")
-            axes.set_xlabel("head" if len(self.parts) == 1 else f"{NAMES[part.kind]}: head")
-            axes.set_ylabel("layer")
+            axes.set(xlabel="head" if len(self.parts) == 1 else f"{NAMES[part.kind]}: head", ylabel="layer")
             axes.spines[:].set_visible(False)
         return figure
 

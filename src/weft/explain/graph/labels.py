@@ -73,7 +73,7 @@ class LabelledGraph:
         if rule is None:
             return ()
         parameters = sum(self.graph.nodes[i].kind == "parameter" for i in group.nodes())
-        return tuple(rule.gradient(of, {}) for of in rule.gradients if of != "b" or parameters > 1)
+        return tuple(rule.gradient(operand, {}) for operand in rule.gradients if operand != "b" or parameters > 1)
 
     def order(self, child: Subgraph | int, *, backward: bool) -> str:
         """Return a node's number in the order of computation, or a group's first and last."""

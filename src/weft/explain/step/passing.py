@@ -23,7 +23,7 @@ Arguments = dict[str, list[tuple[Any, ...]]]  # of every call of an attention mo
 SUBLAYERS = ("attention", "cross", "feedforward")
 
 
-class Compared(NamedTuple):
+class AttentionInputs(NamedTuple):
     """Queries, keys and values of an attention, before and after rotation, its mask, and the keys' tokens."""
 
     plain: QKV
@@ -95,16 +95,16 @@ class FollowedToken:
         skip = getattr(self.stack.layers[layer], f"{part}_skip")
         return self.at(f"{self.name}.{layer}.{part if skip.norm_out is None else f'{part}_skip.norm_out'}") * skip.scale
 
-    def compared(self, part: str) -> Compared:
+    def attention_inputs(self, part: str) -> AttentionInputs:
         """Return the queries, keys and values of the opened layer's attention."""
         block, call = divmod(self.opened, self.stack.sharing)
         module, arguments = getattr(self.block, part), self.arguments[f"{self.name}.{block}.{part}"][call]
         if part == "attention":
             plain = module.project(arguments[0])
-            return Compared(plain, module.rotate(plain, arguments[1]), arguments[1], self.pieces)
+            return AttentionInputs(plain, module.rotate(plain, arguments[1]), arguments[1], self.pieces)
         queries = module.split(module.clip_projection(module.q(arguments[0])), module.heads, module.q_norm)
         plain = QKV(queries, *arguments[1])
-        return Compared(plain, plain, arguments[2], self.source_pieces)
+        return AttentionInputs(plain, plain, arguments[2], self.source_pieces)
 
 
 @contextmanager
