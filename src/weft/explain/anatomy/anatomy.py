@@ -63,9 +63,9 @@ class Anatomy(Picture):
 
     def _record(self, part: ModelPart) -> dict[str, Any]:
         """Return a part and its parts as JSON data."""
-        names = ("name", "formula", "shape", "parameters", "repeats", "note", "code")
-        fields = {name: getattr(part, name) for name in names}
-        return fields | {"settings": part.settings(self.settings), "parts": list(map(self._record, part.parts))}
+        fields = {key: getattr(part, key) for key in ("name", "formula", "shape", "parameters", "repeats", "note")}
+        fields |= {"settings": part.settings(self.settings), "code": part.code}
+        return fields | {"parts": list(map(self._record, part.parts))}
 
     def letters(self) -> str:
         """Return the meaning of the letters in shapes."""
