@@ -110,7 +110,8 @@ def test_gradients() -> None:
         loss = model(tokens).logsumexp(-1).sum()
     loss.backward()
     for name in names:
-        assert captured[name].grad.shape == captured[name].shape and captured[name].grad.abs().sum() > 0
+        gradient = captured[name].grad
+        assert gradient is not None and gradient.shape == captured[name].shape and gradient.abs().sum() > 0
     x = captured["decoder.1.residual"].detach().requires_grad_()
     (expected,) = torch.autograd.grad(model.head(model.decoder.norm(x)).logsumexp(-1).sum(), x)
     torch.testing.assert_close(captured["decoder.1.residual"].grad, expected)

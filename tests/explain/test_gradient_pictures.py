@@ -41,8 +41,9 @@ def test_norms_are_those_of_backward() -> None:
     assert found.loss == pytest.approx(float(loss.detach()), rel=1e-5)
     assert list(found.stream) == ["decoder.in", *(f"decoder.{layer}" for layer in range(4))]
     for layer in range(4):
-        expected = float(captured[f"decoder.{layer}.residual"].grad.norm())
-        assert found.stream[f"decoder.{layer}"] == pytest.approx(expected, rel=1e-4)
+        gradient = captured[f"decoder.{layer}.residual"].grad
+        assert gradient is not None
+        assert found.stream[f"decoder.{layer}"] == pytest.approx(float(gradient.norm()), rel=1e-4)
     weights = torch.cat([weight.grad.flatten() for weight in model.decoder.blocks[2].feedforward.parameters()])
     norm, _ = found.parameters[ParameterGroup("decoder.2", "feedforward")]
     assert norm == pytest.approx(float(weights.norm()), rel=1e-4)

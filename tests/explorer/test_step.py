@@ -92,9 +92,9 @@ def of_two_blocks(route: Any) -> None:
     """The route's answer as if the one block of the model stood there twice: the one asked for is opened."""
     asked = route.request.post_data_json
     answer = route.fetch(post_data=json.dumps({**asked, "layer": None})).json()
-    inside, others = [], []
-    for stage in answer["step"]["stages"]:
-        (inside if stage["id"].startswith("decoder.0") else others).append(stage)
+    stages = answer["step"]["stages"]
+    inside = [stage for stage in stages if stage["id"].startswith("decoder.0")]
+    others = [stage for stage in stages if stage not in inside]
     above = json.loads(json.dumps(inside).replace("decoder.0", "decoder.1"))
     blocks = [inside[-1], *above] if asked["layer"] else [*inside, above[-1]]
     start = next(at for at, stage in enumerate(others) if stage["group"] == "output")

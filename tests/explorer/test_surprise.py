@@ -31,7 +31,7 @@ def test_what_is_typed_is_scored_and_is_in_the_address(page: Any, at: At, runs: 
     page.locator(".shaded-token").nth(1).click()
     page.keyboard.press("ArrowRight")
     told = page.locator(".shaded-told").inner_text()
-    assert f"{known.nats[2] / math.log(2):.2f} bits, rank {known.ranks[2]:,}" in told
+    assert f"{(known.nats[2] or 0.0) / math.log(2):.2f} bits, rank {known.ranks[2]:,}" in told
     command = page.locator(".tools code").inner_text()
     assert command == f"weft explain runs/gpt --only surprise --text '{HOSTILE}'"
     picture = saved_svg(page)

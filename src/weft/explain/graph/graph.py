@@ -150,10 +150,10 @@ class _Recorder(TorchDispatchMode):
         self.calls.append(Call(path, type(module).__name__, self.open_calls[-1] if self.open_calls else 0))
         self.open_calls.append(len(self.calls) - 1)
 
-    def leave(self, path: str, module: nn.Module, inputs: Any, output: Any) -> None:
+    def leave(self, path: str, *call: Any) -> None:  # module, inputs and output
         """Name a module's first output after the module, unless a submodule has named it already."""
         self.open_calls.pop()
-        for _, tensor in islice(_named_tensors("", output), 1):
+        for _, tensor in islice(_named_tensors("", call[-1]), 1):
             i = self.find(tensor)
             if self.nodes[i].name.startswith(f"{path}:"):
                 self.nodes[i] = replace(self.nodes[i], name=path)
