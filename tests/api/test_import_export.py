@@ -18,17 +18,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.interop.test_hf import (
-    CASES,
-    a_folder,
-    difference,
-    edit,
-    exported,
-    fresh_model,
-    same_files,
-    theirs,
-    words,
-)
+from tests.interop.test_hf import CASES, a_folder, difference, edit, exported, fresh_model, same_files, theirs, words
 from tests.later import Later
 
 import weft
@@ -418,18 +408,12 @@ def test_a_separate_tokenizer(tmp_path: Path) -> None:
 MISTAKES = {
     "nothing there": (["import", "{tmp}/thiers", "{tmp}/run"], r"thiers: no such file or folder; did you mean"),
     "a run already": (["import", "{tmp}/taken", "{tmp}/run"], r"already a run of weft; it needs no import"),
-    "an empty folder": (
-        ["import", "{tmp}/empty", "{tmp}/run"],
-        r"not a model that weft knows: it has no config.json",
-    ),
+    "an empty folder": (["import", "{tmp}/empty", "{tmp}/run"], r"not a model that weft knows: it has no config.json"),
     "one file of many": (
         ["import", "{tmp}/theirs/model.safetensors", "{tmp}/run"],
         r"one file of a model; name the folder that it is in",
     ),
-    "another file": (
-        ["import", "{tmp}/notes.txt", "{tmp}/run"],
-        r"notes.txt: not a model that weft knows; ",
-    ),
+    "another file": (["import", "{tmp}/notes.txt", "{tmp}/run"], r"notes.txt: not a model that weft knows; "),
     "a pickle": (["import", "{tmp}/pytorch_model.bin", "{tmp}/run"], r"pytorch_model.bin: one file of a model; name"),
     "taken": (["import", "{tmp}/theirs", "{tmp}/taken"], r"taken: already exists and is not an empty folder"),
     "cut short": (["import", "{tmp}/short", "{tmp}/run"], r"not a whole safetensors file"),

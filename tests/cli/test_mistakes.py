@@ -102,10 +102,7 @@ def test_texts_that_cannot_be_trained_on(folder: Path, capsys: Capture, content:
         ("config show quickstart steps", "'steps' … key=value"),
         ("quikstart", "'quikstart' … quickstart"),
         ("train gpt-tiny data=book.txt", "data = 'book.txt': expected a table … --data"),
-        (
-            "explain runs/none --only attension",
-            "--only … 'attension' … did you mean 'attention'? … --help",
-        ),
+        ("explain runs/none --only attension", "--only … 'attension' … did you mean 'attention'? … --help"),
         ("explain gpt2 --only zzz", "'zzz' … anatomy … weights"),
         ("plan gpt2 --precision bf17", "--precision … 'bf17' … 'bf16'"),
         ("explain gpt-tiny --only attention", "attention: 'gpt-tiny' has no weights yet … weft explain RUN"),

@@ -16,12 +16,7 @@ from weft.decode.text import Completion
 anthropic, openai = Later("anthropic"), Later("openai")
 
 CONTINUING = ("gpt", "lstm", "ngram")
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"enum": [1, 2]}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 HI: Any = [{"role": "user", "content": "hi"}]
 
