@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.cli.conftest import Cli, Patch
+from tests.command import Cli, Patch
 
 from weft import machine
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.cli.conftest import Cli, Patch
+from tests.command import Cli, Patch
 
 from weft.api.load import load
 from weft.cli.main import run

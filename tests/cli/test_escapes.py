@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tests.cli.conftest import Cli, Patch, on_a_terminal
+from tests.command import Cli, Patch, on_a_terminal
 
 from weft.cli.console import terminal
 from weft.figures.tables import Table

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Cli
+from tests.command import Cli
 
 from weft.api.load import load
 from weft.cli.main import run

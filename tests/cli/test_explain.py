@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Cli, Patch
+from tests.command import Cli, Patch
 
 import weft
 from weft.api.explain import Explain

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.cli.conftest import Cli, Patch
+from tests.command import Cli, Patch
 
 from weft.cli import explore as command
 from weft.serve import listen as server

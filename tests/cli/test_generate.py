@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Cli, Patch, write_book
+from tests.cli.conftest import write_book
+from tests.command import Cli, Patch
 
 import weft
 from weft.cli.main import run

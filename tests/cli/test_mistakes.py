@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Cli, Patch
+from tests.command import Cli, Patch
 
 from weft.cli.main import _message, program, run
 from weft.recipe.resolve import recipe_names

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Cli
+from tests.command import Cli
 
 import weft
 from weft.config import to_toml

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Cli
+from tests.command import Cli
 
 from weft.runs.folder import RunFolder
 from weft.storage.files import locked

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Cli, Patch, on_a_terminal
+from tests.command import Cli, Patch, on_a_terminal
 
 from weft.cli.console.options import complete_runs
 from weft.cli.main import program, run

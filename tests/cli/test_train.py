@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from tests.cli.conftest import Patch
+from tests.command import Patch
 
 from weft.cli.main import limit_spinning, run
 

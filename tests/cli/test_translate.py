@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Cli, Patch
+from tests.command import Cli, Patch
 
 from weft.api import load as api
 from weft.api.settings import beam

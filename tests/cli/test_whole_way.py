@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Cli, Patch, write_book
+from tests.cli.conftest import write_book
+from tests.command import Cli, Patch
 
 from weft.api import train as api
 from weft.api.load import load
