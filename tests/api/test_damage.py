@@ -217,7 +217,7 @@ def test_a_missing_last_checkpoint_is_reported(pair: Path, cli: Cli) -> None:
     shutil.rmtree(pair / "none" / FIRST)
     line = cli.refused("generate", pair / "none", "--prompt", "1")
     assert "none/checkpoints/step-00000004: missing, though the run ended with it" in line
-    for name, then in (("run", "continuing from step-00000002"), ("none", "beginning anew")):
+    for name, then in (("run", "continuing from step-00000002"), ("none", "starting again from the first step")):
         lines: list[str] = []
         weft.resume(pair / name, log=lines.append)
         assert f"{message.replace('/run/', f'/{name}/')}; {then}" in lines
