@@ -24,8 +24,8 @@ from weft.figures.picture import Picture
 from weft.serve.app import make_routes
 from weft.serve.config import Limits, Serving
 from weft.serve.library import Library
-from weft.serve.metrics import Metrics
 from weft.serve.page import routes
+from weft.serve.server import Metrics
 
 Rows = Iterator[list[str]]
 CLASSES: tuple[type, ...] = (weft.Run, Explain, Picture)  # what functions and methods give back
