@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from tests.command import Cli, Patch
-from tests.interop.test_hf import exported, fresh_model
+from tests.interop.hf_models import exported, fresh_model
 from tests.later import Later
 
 import weft

@@ -49,7 +49,7 @@ def test_texts_from_standard_input(trained: Path, cli: Cli, monkeypatch: Patch) 
 
     stdin(b"the frog\nthe river\n")
     assert len(cli("embed", trained).splitlines()) == 2
-    for content, message in ((b"the frog\n\n", "line 2: empty"), (b"", "holds no text"), (b"\xff\xfe", "UTF-16")):
+    for content, message in ((b"the frog\n\n", "line 2: empty"), (b"", "contains no text"), (b"\xff\xfe", "UTF-16")):
         stdin(content)
         assert message in cli.refused("embed", trained)
 

@@ -84,7 +84,7 @@ def test_plain_lines_have_no_columns(folder: Path, cli: Cli) -> None:
     assert "no column 'nope'" in cli.refused("classify", folder / "labels", folder / "lines.txt", "--column", "nope")
     for command in ("classify", "embed"):
         line = cli.refused(command, folder / "labels", "--column", "nope")
-        assert "standard input: one text a line, without a column 'nope'" in line
+        assert "standard input: one text per line, without a column 'nope'" in line
 
 
 def test_predicted_numbers_and_tags(tmp_path: Path, cli: Cli) -> None:
