@@ -238,11 +238,7 @@ def torch_layers(side: str, last: str) -> tuple[Rule, ...]:
     )
 
 
-TORCH = (
-    tensor("embedding.weight", "table"),
-    *torch_layers("encoder", "norm2"),
-    *torch_layers("decoder", "norm3"),
-)
+TORCH = (tensor("embedding.weight", "table"), *torch_layers("encoder", "norm2"), *torch_layers("decoder", "norm3"))
 
 
 def test_the_2017_transformer_in_torch() -> None:

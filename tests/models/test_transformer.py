@@ -106,11 +106,7 @@ DECODERS = {
     ),
     "layers that differ": decoder(
         layers=4,
-        pattern=(
-            LayerKind(window=3, position=Rotary(base=50.0)),
-            LayerKind(position=NoPosition()),
-            LayerKind(),
-        ),
+        pattern=(LayerKind(window=3, position=Rotary(base=50.0)), LayerKind(position=NoPosition()), LayerKind()),
     ),
     "narrow embeddings": decoder(d_embedding=10, position=Learned(), embedding_norm=True),
     "narrow embeddings, untied": decoder(d_embedding=10, placement="post", head=LMHead(tied=False, scale=0.5)),

@@ -5,12 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.lectures.textbook.lecture import (
-    TOLERANCE,
-    assert_gradients,
-    gradients,
-    load,
-)
+from tests.lectures.textbook.lecture import TOLERANCE, assert_gradients, gradients, load
 from torch import Tensor
 
 from weft.data.batch import Source

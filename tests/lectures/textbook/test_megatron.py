@@ -36,11 +36,7 @@ def weft_layers() -> dict[str, tuple[torch.nn.Module, dict[str, Tensor]]]:
 
 
 def of_ffn(weights: parity.Tensors) -> dict[str, Tensor]:
-    return {
-        **parity.linear(weights, "A", "up"),
-        "B.weight": weights["down.weight"],
-        "b": weights["down.bias"],
-    }
+    return {**parity.linear(weights, "A", "up"), "B.weight": weights["down.weight"], "b": weights["down.bias"]}
 
 
 def of_attention(weights: parity.Tensors) -> dict[str, Tensor]:
