@@ -20,7 +20,7 @@ from weft.errors import ModelError
 from weft.models.config import NGram
 from weft.models.ngram import NGram as Model
 from weft.models.ngram_counts import Documents, Ints, count_ngrams, document_starts
-from weft.models.ngram_smoothing import _three_discounts
+from weft.models.ngram_smoothing import discounts
 from weft.models.smoothing import AddK, KneserNey, MaximumLikelihood, ModifiedKneserNey, Smoothing, StupidBackoff
 
 peers = Later("nltk.lm")
@@ -259,8 +259,8 @@ def test_discounts_are_estimated_from_the_counts() -> None:
 def test_three_discounts() -> None:
     """Y = 8/16, D₁ = 1 − 2·½·4/8, D₂ = 2 − 3·½·2/4, D₃₊ = 3 − 4·½·1/2; too few counts have a single discount."""
     counts = np.array([1] * 8 + [2] * 4 + [3] * 2 + [4] + [9] * 3)
-    assert _three_discounts(counts) == pytest.approx((0.5, 1.25, 2.0))
-    assert _three_discounts(np.array([1, 1, 2])) == pytest.approx((0.5, 0.5, 0.5))
+    assert discounts(ModifiedKneserNey(), counts) == pytest.approx((0.5, 1.25, 2.0))
+    assert discounts(ModifiedKneserNey(), np.array([1, 1, 2])) == pytest.approx((0.5, 0.5, 0.5))
     documents = text(sizes=(300, 500))
     one, three = (rows(fitted(documents, 3, kind), [(0, 1)]) for kind in (KneserNey(), ModifiedKneserNey()))
     assert not np.allclose(one, three)

@@ -78,9 +78,8 @@ class Bahdanau(LanguageModel):
         d_embedding = config.d_embedding or D
         self.embedding = nn.Embedding(config.vocab_size, d_embedding)
         # without its own vocabulary, the source shares the target's embeddings
-        self.source_embedding = (
-            nn.Embedding(config.source_vocab_size, d_embedding) if config.source_vocab_size is not None else None
-        )
+        size = config.source_vocab_size
+        self.source_embedding = None if size is None else nn.Embedding(size, d_embedding)
         self.source_dropout = Dropout(config.dropout)
         self.encoder = recurrence(config.cell, d_embedding, D, layers=config.layers, bidirectional=True)
         self.between_encoder = InterLayerDropout(config.layers, config.dropout)
@@ -172,10 +171,8 @@ class Bahdanau(LanguageModel):
         states, contexts, probabilities = [], [], []
         for t in range(tokens.shape[1]):
             context, a = self.attention(state[0, -1], source)
-            x, drop = (
-                torch.cat([inputs[:, t], context], dim=-1),
-                self.between_decoder.drop(rng, tokens.is_cuda, begin=t),
-            )
+            x = torch.cat([inputs[:, t], context], dim=-1)
+            drop = self.between_decoder.drop(rng, tokens.is_cuda, begin=t)
             s, state = read(self.decoder, x[:, None], state, drop=drop)
             if stored is not None:
                 stored.keep(state, t + 1)

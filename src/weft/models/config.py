@@ -200,9 +200,8 @@ class TransformerConfig(Block):
         for kind in self.pattern:
             for position in (self.position, kind.position) if kind.position is not None else ():
                 if not (position.rotates or isinstance(position, NoPosition)):
-                    raise ValueError(
-                        f"pattern: only rotary or no positions can differ between layers, not '{position.kind}'"
-                    )
+                    differing = f"only rotary or no positions can differ between layers, not '{position.kind}'"
+                    raise ValueError(f"pattern: {differing}")
                 position.check(self.d_model, self.d_head)
         return self
 
@@ -324,9 +323,8 @@ class Recurrent(Config):
         if self.tied and self.d_embedding not in (None, self.d_model):
             raise ValueError(f"tied embeddings need d_embedding = d_model = {self.d_model}, not {self.d_embedding}")
         if self.cell != "elman" and self.activation != "tanh":
-            raise ValueError(
-                f"activation = '{self.activation}' is for the elman cell; '{self.cell}' has fixed activations"
-            )
+            fixed = f"'{self.cell}' has fixed activations"
+            raise ValueError(f"activation = '{self.activation}' is for the elman cell; {fixed}")
         return self
 
 

@@ -209,9 +209,8 @@ class Transformer(LanguageModel):
             raise ModelError("a model divided into pipeline stages cannot generate; load its checkpoint on one process")
         longest = self.config.longest
         if longest is not None and max_len > longest:
-            raise ModelError(
-                f"{max_len} tokens exceed the {longest} positions that this model has learned (model.context)"
-            )
+            learned = f"{longest} positions that this model has learned (model.context)"
+            raise ModelError(f"{max_len} tokens exceed the {learned}")
         table, first = self.embedding.weight, self.decoder.blocks[0]
         assert isinstance(first, Block)
         shape = len(self.decoder.blocks), 2, batch, first.attention.kv_heads, max_len, self.config.d_head

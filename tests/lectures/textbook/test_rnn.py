@@ -16,7 +16,6 @@ from weft.nn.loss import linear_cross_entropy
 from weft.nn.recurrent import CarriedState
 
 stats = Later("scipy.stats")
-
 rnn = load("rnn")
 
 SHAPES: list[dict[str, Any]] = [
