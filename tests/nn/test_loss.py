@@ -9,15 +9,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.nn.config import LossTerms
-from weft.nn.loss import (
-    Readout,
-    _add_product,
-    chunk_loss,
-    chunk_rows,
-    cross_entropy,
-    gpu_chunk_loss,
-    linear_cross_entropy,
-)
+from weft.nn.loss import Readout, chunk_loss, chunk_rows, cross_entropy, gpu_chunk_loss, linear_cross_entropy
 
 
 def leaves(rows: int, d_model: int, vocab_size: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,14 +125,6 @@ def test_gradients_of_the_table_are_summed_in_fp32() -> None:
 def test_chunks_are_powers_of_two_that_shrink_with_the_vocabulary() -> None:
     features = torch.zeros(1, 1)
     assert [chunk_rows(features, size) for size in (65, 8192, 50257, 1 << 30)] == [32768, 512, 64, 1]
-
-
-def test_a_product_starts_a_sum_or_adds_to_it() -> None:
-    a, b = torch.randn(3, 5), torch.randn(5, 2)
-    first = _add_product(None, a, b)
-    torch.testing.assert_close(first.clone(), a @ b)
-    torch.testing.assert_close(_add_product(first, a, b), 2 * a @ b, atol=1e-8, rtol=1e-5)
-    assert _add_product(None, a.bfloat16(), b.bfloat16()).dtype == torch.float32
 
 
 @pytest.mark.gpu
