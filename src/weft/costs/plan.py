@@ -70,16 +70,11 @@ def plan_training(
 
 def components_table(name: str, cost: Count) -> Table:
     """Return the parameters and FLOPs of a model, per component."""
-    rows = [
-        (
-            part.name,
-            f"{part.parameters:,}",
-            f"{part.parameters / cost.parameters:.1%}" if cost.parameters else "",
-            short(part.flops / cost.length) if part.flops else "",
-            f"{cost.share(part):.1%}" if part.flops else "",
-        )
-        for part in cost.components
-    ]
+    rows = []
+    for part in cost.components:
+        share = f"{part.parameters / cost.parameters:.1%}" if cost.parameters else ""
+        flops = (short(part.flops / cost.length), f"{cost.share(part):.1%}") if part.flops else ("", "")
+        rows.append((part.name, f"{part.parameters:,}", share, *flops))
     rows.append(("total", f"{cost.parameters:,}", "", short(cost.forward), ""))
     remarks = [cost.note] if cost.note else []
     if cost.trainable < cost.parameters:
@@ -168,8 +163,6 @@ def _seconds(seconds: float) -> str:
     return f"{plain(seconds)} s" if seconds >= 1 else f"{plain(1e3 * seconds)} ms"
 
 
-# ---- memory
-
 PARTS = {"weights": "weights", "copies": "16-bit copies", "gradients": "gradients", "optimizer": "optimizer"}
 PARTS |= {"activations": "activations", "logits": "logits", "passing": "temporary"}
 
@@ -228,13 +221,11 @@ def _capacity(device: Device, length: int, max_sequences: Sequence[int], *, min_
 
 def _min_devices(job: TrainingJob) -> int | None:
     """Return the smallest power of two of devices that can shard the weights, with one recomputed sequence on each."""
-
-    def fits_on(gpus: int) -> bool:
+    for gpus in (1 << power for power in range(1, MAX_DEVICES.bit_length())):
         choice = LayoutChoice(Layout(replicate=1, shard=gpus), 1, 1.0)
-        return rank_memory(replace(job, rows=gpus), choice).peak <= job.device.memory
-
-    sizes = (1 << power for power in range(1, MAX_DEVICES.bit_length()))
-    return next((gpus for gpus in sizes if gpus > job.gpus and fits_on(gpus)), None)
+        if gpus > job.gpus and rank_memory(replace(job, rows=gpus), choice).peak <= job.device.memory:
+            return gpus
+    return None
 
 
 def _max_sequences(job: TrainingJob, choice: LayoutChoice) -> int:

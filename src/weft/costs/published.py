@@ -113,12 +113,8 @@ USED_DEVICES = DEVICES | {
     "a100-40gb": replace(A100, memory=40 * 10**9),
     "h100-500w": replace(H100, title="H100, 500 W", memory=96 * 10**9, bandwidth=2.4e12, share=0.5, watts=500),
 }
-SOFTWARE = {
-    "compiled": Software(),
-    "eager": Software(compiled=False),
-    "plain attention": Software(fused_attention=False),
-    "async tensor": Software(hidden_tensor=True),
-}
+SOFTWARE = {"compiled": Software(), "eager": Software(compiled=False)}
+SOFTWARE |= {"plain attention": Software(fused_attention=False), "async tensor": Software(hidden_tensor=True)}
 
 
 @dataclass(frozen=True)
@@ -157,10 +153,9 @@ def rows() -> list[MeasuredStep]:
 
 def _row(cells: Mapping[str, str]) -> MeasuredStep:
     model, device, gpus = _model(cells), USED_DEVICES[cells["device"]], int(cells["gpus"])
-    net = interconnect_named(cells["network"], device, gpus)
-    job = TrainingJob(model, int(cells["rows"]), model.context, device=device, net=net, gpus=gpus)
-    job = replace(job, precision=cells["precision"], software=SOFTWARE[cells["software"]])
-    job = replace(job, predicted=0.15 if cells["family"] == "BERT" else 1.0)
+    net, software = interconnect_named(cells["network"], device, gpus), SOFTWARE[cells["software"]]
+    job = TrainingJob(model, int(cells["rows"]), model.context, device=device, net=net, gpus=gpus, software=software)
+    job = replace(job, precision=cells["precision"], predicted=0.15 if cells["family"] == "BERT" else 1.0)
     layout = validate(Layout, {axis: cells[axis] for axis in (*AXES, "sequence") if axis in cells}).over(gpus)
     share, chunks = float(cells["recompute"]), int(cells["chunks"])
     choices = tuple(LayoutChoice(layout, int(micro), share, chunks=chunks) for micro in cells["micro"].split())

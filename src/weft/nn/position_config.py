@@ -187,9 +187,7 @@ class YaRN(Config):
     fast: PositiveFloat = Field(32.0, description="turns above which a pair is kept")
     slow: PositiveFloat = Field(1.0, description="turns below which a pair is divided by `factor`")
     whole_pairs: bool = Field(True, description="begin and end the ramp at whole pairs")
-    attention_factor: PositiveFloat | None = Field(
-        None, description="factor of queries and keys; absent: 0.1 ln(factor) + 1"
-    )
+    attention_factor: PositiveFloat | None = Field(None, description="of queries and keys; absent: 0.1 ln(factor) + 1")
 
     @property
     def sharpening(self) -> float:
