@@ -145,7 +145,7 @@ class Bench:
 
 def token_loss_of(settings: NextToken) -> LossFunction:
     """The loss of the next token with these settings."""
-    return lambda model, features, batch: token_loss(settings, model, features, batch)
+    return lambda model, features, batch: token_loss(model, features, batch, settings=settings)
 
 
 def gpt2_weft(bench: Bench, size: Size) -> Step:

@@ -49,7 +49,7 @@ def ours(shape: tuple[int, ...], precision: Precision) -> Callable[[Batch], floa
     step = OptimisationStep(
         Parallel(model),
         optimizer.build(AdamW(), model),
-        lambda model, features, batch: token_loss(settings, model, features, batch),
+        lambda model, features, batch: token_loss(model, features, batch, settings=settings),
         CPU,
         precision,
         clip=1.0,

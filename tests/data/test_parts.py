@@ -239,7 +239,7 @@ def test_processes_write_the_bytes_of_one(tmp_path: Path, corpus: Path, monkeypa
 
 
 def test_a_process_that_dies_is_one_line(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, asked, left = TextSource([str(corpus / "texts")]), Child.ask, [12]
+    text, asked, left = TextSource([str(corpus / "texts")]), Child.request, [12]
 
     def dying(child: Child, pieces: Any) -> dict[str, Any]:
         left[0] -= 1
@@ -248,7 +248,7 @@ def test_a_process_that_dies_is_one_line(tmp_path: Path, corpus: Path, monkeypat
         return asked(child, pieces)
 
     monkeypatch.setattr(encode, "BATCH", 3000)
-    monkeypatch.setattr(Child, "ask", dying)
+    monkeypatch.setattr(Child, "request", dying)
     with pytest.raises(
         DataError, match=r"out: a process that encodes text died: it was killed, .* fewer --jobs"
     ) as error:

@@ -25,7 +25,7 @@ from weft.api.load import load
 from weft.api.run import Run
 from weft.api.settings import beam, sampling
 from weft.interop.hf.tokenizer import M2M100
-from weft.objectives.frame import ANY, Asked
+from weft.objectives.frame import ANY_LANGUAGES, LanguagePair
 
 transformers = Later("transformers")
 sentencepiece = pytest.importorskip("sentencepiece")
@@ -173,7 +173,7 @@ class Case(NamedTuple):
     model: str
     tokenizer: Callable[..., Any]
     ids: dict[str, Any]
-    languages: Asked = ANY
+    languages: LanguagePair = ANY_LANGUAGES
 
 
 SUMS_UP = {"num_beams": 4, "early_stopping": True, "length_penalty": 2.0, "no_repeat_ngram_size": 3, "min_length": 4}
@@ -183,7 +183,9 @@ CASES = {
     "bart of a least length": Case("Bart", bart, {**FAIRSEQ, "min_length": 9}),
     "bart that sums up": Case("Bart", bart, {**FAIRSEQ, **SUMS_UP}),
     "marian": Case("Marian", lambda: marian(), {"eos_token_id": 0, "forced_eos_token_id": 0}),
-    "marian to several": Case("Marian", lambda: marian(">>deu<<", ">>eng<<"), {"eos_token_id": 0}, Asked(None, "deu")),
+    "marian to several": Case(
+        "Marian", lambda: marian(">>deu<<", ">>eng<<"), {"eos_token_id": 0}, LanguagePair(None, "deu")
+    ),
     "t5": Case("T5", t5, {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}),
     "t5 that repeats little": Case(
         "T5",
@@ -193,10 +195,12 @@ CASES = {
     ),
     "mt5": Case("MT5", t5, {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}),
     "pegasus": Case("Pegasus", pegasus, {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}),
-    "mbart": Case("MBart", lambda: transformers.MBartTokenizer(vocab=fairseq()), FAIRSEQ, Asked("de_DE", "ro_RO")),
-    "mbart50": Case("MBart", mbart50, FAIRSEQ, Asked("de_DE", "fr_XX")),
-    "nllb": Case("M2M100", nllb, FAIRSEQ, Asked("deu_Latn", "fra_Latn")),
-    "m2m100": Case("M2M100", m2m, FAIRSEQ, Asked("de", "fr")),
+    "mbart": Case(
+        "MBart", lambda: transformers.MBartTokenizer(vocab=fairseq()), FAIRSEQ, LanguagePair("de_DE", "ro_RO")
+    ),
+    "mbart50": Case("MBart", mbart50, FAIRSEQ, LanguagePair("de_DE", "fr_XX")),
+    "nllb": Case("M2M100", nllb, FAIRSEQ, LanguagePair("deu_Latn", "fra_Latn")),
+    "m2m100": Case("M2M100", m2m, FAIRSEQ, LanguagePair("de", "fr")),
 }
 QUICK = ("bart", "bart that sums up", "marian")
 GENERATED = (
@@ -270,7 +274,7 @@ def answers(tokenizer: Any, model: Any, case: Case, beams: int, **read_with: Any
     return tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def ours(run: Run, texts: list[str], beams: int, languages: Asked = ANY) -> list[str]:
+def ours(run: Run, texts: list[str], beams: int, languages: LanguagePair = ANY_LANGUAGES) -> list[str]:
     """What weft makes of them."""
     settings = (
         sampling(**{**run.defaults, "temperature": 0.0, "max_tokens": NEW})

@@ -1,10 +1,11 @@
-"""Adapters on whole models: what is trained, what is not touched, and that merging changes no answer."""
+"""Adapters on whole models: only they are trained, and merging them changes no output."""
 
 import hashlib
 from typing import Any
 
 import pytest
 import torch
+from tests.training.small import CPU, next_token_loss
 from torch import nn
 
 from weft.config import Config
@@ -16,9 +17,7 @@ from weft.models import config as models
 from weft.models.build import build as build_model
 from weft.models.presets import gpt, llama, vaswani
 from weft.nn.config import LoRA
-from weft.objectives.tokens import token_loss
 from weft.parallel.passes import Parallel
-from weft.recipe.objective import NextToken
 from weft.recipe.optimizer import AdamW, Muon
 from weft.training.optimizer import block_matrices, decay_groups, layer_factors, set_rate
 from weft.training.optimizer import build as build_optimizer
@@ -38,13 +37,7 @@ def decoder() -> Any:
 
 
 def train(model: Any, settings: AdamW | Muon, steps: int = 3) -> list[float]:
-    take = OptimisationStep(
-        Parallel(model),
-        build_optimizer(settings, model),
-        lambda model, features, batch: token_loss(NextToken(), model, features, batch),
-        torch.device("cpu"),
-        clip=1.0,
-    )
+    take = OptimisationStep(Parallel(model), build_optimizer(settings, model), next_token_loss, CPU, clip=1.0)
     losses = []
     for step in range(steps):
         tokens = torch.randint(0, 11, (4, 9), generator=torch.Generator().manual_seed(step % 2))
@@ -81,20 +74,20 @@ def test_training_moves_the_adapters_and_nothing_else(settings: AdamW | Muon) ->
 def test_merged_weights_give_the_same_logits(config: Any) -> None:
     model = build(config).eval()
     tokens = torch.randint(0, 11, (3, 7))
-    given: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     if isinstance(config, models.EncoderDecoder):
-        given["source"] = type("Source", (), {"tokens": torch.randint(0, 11, (3, 5)), "mask": None})()
+        inputs["source"] = type("Source", (), {"tokens": torch.randint(0, 11, (3, 5)), "mask": None})()
     with torch.no_grad():
-        begun = model(tokens, **given)
+        begun = model(tokens, **inputs)
         names = add_adapters(model, EVERYWHERE)
-        assert torch.equal(model(tokens, **given), begun)
+        assert torch.equal(model(tokens, **inputs), begun)
         for name in names:
             model.get_submodule(name).b.normal_()
-        learned = model(tokens, **given)
+        learned = model(tokens, **inputs)
         plain = merged(model)
         assert (learned - begun).abs().max() > 0.1
-        assert torch.allclose(plain(tokens, **given), learned, atol=1e-5)
-        assert torch.equal(model(tokens, **given), learned)
+        assert torch.allclose(plain(tokens, **inputs), learned, atol=1e-5)
+        assert torch.equal(model(tokens, **inputs), learned)
     fresh = build(config)
     assert [name for name, _ in plain.named_parameters()] == [name for name, _ in fresh.named_parameters()]
     assert len(trainable(plain)) == len(list(fresh.parameters()))
@@ -118,7 +111,7 @@ def test_a_new_head_is_trained_with_the_adapter() -> None:
     assert all(p.requires_grad for p in tied.parameters())
 
 
-def test_what_takes_no_adapter() -> None:
+def test_models_that_take_no_adapter() -> None:
     recurrent = models.Recurrent(vocab_size=5, d_model=4)
     with pytest.raises(ModelError, match="made of Transformer blocks"):
         add_adapters(build_model(recurrent), LoRA())
@@ -189,7 +182,7 @@ def cost_of_adapters(rank: int) -> int:
 
 
 def saved_bytes(model: Any, time: int) -> int:
-    """What autograd keeps of the layers, weights aside."""
+    """Return the bytes that autograd saves, without the weights."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, torch.Tensor] = {}
 
@@ -215,26 +208,26 @@ def saved_bytes(model: Any, time: int) -> int:
     ids=["llama", "gpt"],
 )
 def test_activations_are_what_autograd_keeps(config: Config, adapter: LoRA, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.nn.activations.ON_ARM", False)  # those for ARM keep what a product keeps anyway
+    monkeypatch.setattr("weft.nn.activations.ON_ARM", False)  # those for ARM save what a product saves anyway
     model = build(config)
     add_adapters(model, adapter)
     predicted = training_memory(config, Workload(4, 32, "fp32"), adapter).activations
     assert predicted == pytest.approx(saved_bytes(model, 32), rel=0.1)
 
 
-def test_dropout_keeps_a_byte_a_number() -> None:
+def test_dropout_saves_a_byte_per_value() -> None:
     adapter = LoRA(targets=("*.feedforward.*",))
     plain, dropped = (
-        training_memory(gpt(6, 64, 4, context=32, vocab_size=16), Workload(4, 32, "bf16"), each).activations
-        for each in (adapter, adapter.replace(dropout=0.1))
+        training_memory(gpt(6, 64, 4, context=32, vocab_size=16), Workload(4, 32, "bf16"), settings).activations
+        for settings in (adapter, adapter.replace(dropout=0.1))
     )
     assert dropped - plain == 4 * 32 * 6 * (64 + 256)
 
 
-# ---- slower layers
+# ---- layer-wise learning rates
 
 
-def test_lower_layers_learn_slower() -> None:
+def test_lower_layers_have_lower_learning_rates() -> None:
     model = build(vaswani(3, 16, 2, d_ff=32, dropout=0.0, vocab_size=11))
     factors = {name: layer_factors(model, 0.5)[p] for name, p in model.named_parameters()}
     assert factors["embedding.weight"] == 0.5**4

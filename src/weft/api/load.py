@@ -18,7 +18,7 @@ from weft.runs import checkpoint
 from weft.runs.folder import changed_files, open_run
 from weft.text.tokenizer import Tokenizer
 from weft.training.quantized import QuantizedRun
-from weft.training.weights import load_model, written_in
+from weft.training.weights import inference_dtype, load_model
 
 AUTO = "auto"
 
@@ -63,11 +63,11 @@ def load(
     elif ranks.alone:
         model, damage = load_model(folder, device=device)
         if isinstance(model, Transformer):
-            model.to(dtype or written_in(recipe, model, device))
+            model.to(dtype or inference_dtype(recipe, model, device))
     else:
         from weft.training import sharded  # imports torch.distributed.tensor
 
-        model, damage = sharded.load_part(folder, ranks, device, dtype)
+        model, damage = sharded.load_shard(folder, ranks, device, dtype=dtype)
     for line in (*changed_files(folder), *damage) if ranks.leads else ():
         warn(line)
     with ranks.leader_first():

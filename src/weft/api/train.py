@@ -24,7 +24,7 @@ from weft.errors import ConfigError, DataError, LostError, RunError, TokenizerEr
 from weft.machine import matmul_rates, pick_device
 from weft.models.base import device_of
 from weft.objectives import table as objectives
-from weft.parallel.ranks import ALONE, Ranks, job, join, reaching, restarts
+from weft.parallel.ranks import ALONE, Ranks, job, join, restarts, watched
 from weft.progress import Log, log_to_stderr
 from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.objective import Chat
@@ -42,9 +42,10 @@ from weft.text.config import Pretrained, TokenizerConfig
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 from weft.text.training import DEFAULT_SIZE
 from weft.training import schedule, start
-from weft.training.objective import Objective, Tokenizers
+from weft.training.objective import Objective
 from weft.training.precision import reading
-from weft.training.worker import Worker
+from weft.training.run_data import Tokenizers
+from weft.training.worker import TrainingWorker
 
 
 @checked
@@ -70,7 +71,7 @@ def prepare(
 
 
 @checked
-@reaching()
+@watched
 def train(
     recipe: str | Path | Recipe,
     *,
@@ -117,15 +118,15 @@ def train(
     with claim_run(free_folder(default) if run is None else run) as folder:
         settled, objective, choices = _prepare(resolved, folder, log)
         ranks.share(lambda: _invitation(settled, folder))
-        worker = Worker(ranks=ranks, log=log)
+        worker = TrainingWorker(ranks=ranks, log=log)
         chosen = [[choice.key, str(choice.value), choice.why] for choice in choices]
         notes = {"command": command, "choices": chosen} | ({"job": name} if (name := job()) is not None else {})
-        start.train(settled, folder, objective, worker, notes)
+        start.train(settled, folder, objective, worker=worker, notes=notes)
         return finish(settled, folder, objective, ranks=ranks)
 
 
 @checked
-@reaching()
+@watched
 def resume(run: Path | str, *, changes: Changes = (), log: Log = log_to_stderr) -> Run:
     """Resume an interrupted run as if it had never stopped; the number of processes may differ.
 
@@ -147,7 +148,7 @@ def resume(run: Path | str, *, changes: Changes = (), log: Log = log_to_stderr) 
         if recipe.model.kind != "ngram" and (checkpoints := checkpoint.all_checkpoints(folder.checkpoints)):
             check_lines(folder, recipe, checkpoint.step_of(checkpoints[-1]))
         ranks.share(lambda: _invitation(recipe, folder))
-        start.resume(recipe, folder, objective, Worker(ranks=ranks, log=log))
+        start.resume(recipe, folder, objective, worker=TrainingWorker(ranks=ranks, log=log))
         return finish(recipe, folder, objective, ranks=ranks)
 
 
@@ -185,7 +186,9 @@ def _extend(folder: RunFolder, recipe: SettledRecipe, changes: Changes, *, ranks
     if not messages:
         return recipe
     if "steps" in messages and not isinstance(recipe.schedule, Constant | Noam):
-        before, after = (schedule.build(r.schedule, r.optimizer.lr or 0.0, r.steps, 0) for r in (recipe, longer))
+        before, after = (
+            schedule.build(r.schedule, r.optimizer.lr or 0.0, r.steps, d_model=0) for r in (recipe, longer)
+        )
         messages["steps"] += f"; the {recipe.schedule.kind} schedule now spans {longer.steps} steps"
         if step:
             rates = f"was {before(step):.2g} at step {step} and is {after(step + 1):.2g} at step {step + 1}"
@@ -345,13 +348,13 @@ def _follow(ranks: Ranks) -> Run:
     folder = FollowedRun(invitation["run"])
     try:
         recipe = validate(SettledRecipe, invitation["recipe"])
-        worker = Worker(ranks=ranks, log=lambda line: None, quiet=True)
-        start.follow(recipe, folder, objectives.build(recipe, folder), worker)
+        worker = TrainingWorker(ranks=ranks, log=lambda line: None, quiet=True)
+        start.follow(recipe, folder, objectives.build(recipe, folder), worker=worker)
     except LostError:  # it names the lost rank
         raise
     except WeftError as error:
         raise type(error)(f"process {ranks.rank} of {ranks.ranks}: {error}") from error
-    ranks.wait()
+    ranks.barrier()
     return load(folder.path, dtype=torch.float32)
 
 
@@ -362,5 +365,5 @@ def finish(recipe: SettledRecipe, folder: RunFolder, objective: Objective[Any], 
         results = objective.final_evaluation(done.model)
     folder.event("result", **results.metrics, samples=results.samples, table=results.table)
     write_report(folder)
-    ranks.wait()
+    ranks.barrier()
     return done

@@ -49,7 +49,7 @@ def translate(
     with loading():
         from weft.api.settings import beam, with_defaults
         from weft.decode.translate import LENGTH_RATIO
-        from weft.objectives.frame import Asked
+        from weft.objectives.frame import LanguagePair
         from weft.parallel.ranks import join
     from weft.data.streams import lines
     from weft.progress import bar
@@ -80,7 +80,7 @@ def translate(
     check(chosen.beams)
     ratio = None if "max_tokens" in settings else LENGTH_RATIO
     with bar("translating", len(sources)) as advance:
-        translations = loaded.translate(sources, chosen, Asked(source, target), progress=advance, ratio=ratio)
+        translations = loaded.translate(sources, chosen, LanguagePair(source, target), progress=advance, ratio=ratio)
     if as_json:
         pairs = zip(sources, translations, strict=True)
         output = [record({"text": text, "translation": translation}) for text, translation in pairs]

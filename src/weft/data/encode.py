@@ -23,7 +23,7 @@ from weft.errors import TokenizerError
 from weft.storage.files import utf8_size
 from weft.text.fragments import FragmentIds, SplitPoints, TextFragment, first_split_point, last_split_point
 from weft.text.tokenizer import Ids, Tokenizer
-from weft.workers import Children, answer, told
+from weft.workers import Children, requests, respond
 
 BATCH = 1024 * 1024  # characters of text that are encoded at once
 MAX_PIECE_BYTES = 1024 * 1024  # some hundred times as much memory is needed to encode a piece
@@ -166,8 +166,8 @@ def _here(tokenizer: Tokenizer, dtype: str, pieces: list[TextFragment]) -> list[
 
 
 def _in_processes(children: Children, dtype: str, pieces: list[TextFragment]) -> list[FragmentIds]:
-    with children.free() as child:
-        found = child.ask(pieces)
+    with children.acquire() as child:
+        found = child.request(pieces)
         if "error" in found:
             raise TokenizerError(found["error"])
         counted = found["pieces"]
@@ -178,16 +178,16 @@ def _in_processes(children: Children, dtype: str, pieces: list[TextFragment]) ->
 
 def main() -> None:
     """A child process: the first that it is told is the tokenizer, and then lists of pieces."""
-    lists = told()
+    lists = requests()
     settings = next(lists)
     tokenizer = Tokenizer.from_json(settings["json"], settings["roles"])
     for pieces in lists:
         try:
             rows = _here(tokenizer, settings["dtype"], [TextFragment(*each) for each in pieces])
         except TokenizerError as error:
-            answer({"error": str(error)})
+            respond({"error": str(error)})
         else:
-            answer({"pieces": [row[1:] for row in rows]}, (row.ids.tobytes() for row in rows))
+            respond({"pieces": [row[1:] for row in rows]}, (row.ids.tobytes() for row in rows))
 
 
 if __name__ == "__main__":

@@ -71,10 +71,10 @@ class NGram(LanguageModel):
         if len(tokens) < order:
             raise ModelError(f"{len(tokens)} tokens are too few to count n-grams of order {order}")
         documents = Documents(tokens, document_starts(len(tokens), boundaries))
-        with bar("counting", len(tokens) * order, wanted=progress) as tick:
+        with bar("counting", len(tokens) * order, enabled=progress) as tick:
             trie = count_ngrams(documents, vocab_size, order, tick=tick)
         openings = _openings(trie, documents)
-        with bar("smoothing", sum(len(level) for level in trie[1:]), wanted=progress) as tick:
+        with bar("smoothing", sum(len(level) for level in trie[1:]), enabled=progress) as tick:
             weights = smooth(trie, self.config.smoothing, openings, tick=tick)
         for n, (level, weight) in enumerate(zip(trie, weights, strict=True), start=1):
             tables = (level.words, level.counts, level.starts, weight.log_prob, weight.backoff)

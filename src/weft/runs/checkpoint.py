@@ -350,12 +350,12 @@ def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
     _load_state(path, model, weights, assign=True)
 
 
-def load(path: Path, model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
-    """Restore weights, optimizer state and random-number generators from a verified checkpoint; return its notes."""
+def load(path: Path, model: nn.Module, optimizer: optim.Optimizer) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Restore weights, optimizer state and random-number generators from a verified checkpoint; return its notes, and
+    the state of the step, which is stored with the moments."""
     load_weights(path, model)
     notes = load_notes(path, optimizer)
-    load_optimizer_state(optimizer, model, load_tensors(path / MOMENTS))
-    return notes
+    return notes, load_optimizer_state(optimizer, model, load_tensors(path / MOMENTS))
 
 
 def load_notes(path: Path, optimizer: optim.Optimizer) -> dict[str, Any]:

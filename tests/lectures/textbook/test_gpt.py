@@ -47,7 +47,7 @@ def test_logits_loss_and_gradients(layers: int, width: tuple[int, int], batch: i
     with torch.no_grad():
         torch.testing.assert_close(theirs(rows[:, :-1]), ours(rows[:, :-1]), rtol=1e-5, atol=1e-5)
     given = Batch(rows[:, :-1], rows[:, 1:])
-    losses = lambda features: token_loss(NextToken(), ours, features, given), lambda: gpt.loss(theirs, rows)
+    losses = lambda features: token_loss(ours, features, given, settings=NextToken()), lambda: gpt.loss(theirs, rows)
     parity.assert_same(ours, theirs, partial(rename, settings), given, losses)
 
 

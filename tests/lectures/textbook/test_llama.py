@@ -72,7 +72,8 @@ def test_logits_loss_and_gradients(
     with torch.no_grad():
         torch.testing.assert_close(theirs(tokens[:, :-1]), ours(tokens[:, :-1]), rtol=1e-5, atol=1e-5)
     given = Batch(tokens[:, :-1], tokens[:, 1:])
-    losses = lambda features: token_loss(NextToken(), ours, features, given), lambda: llama.loss(theirs, tokens)
+    weft = lambda features: token_loss(ours, features, given, settings=NextToken())  # noqa: E731
+    losses = weft, lambda: llama.loss(theirs, tokens)
     parity.assert_same(ours, theirs, partial(rename, settings), given, losses)
 
 

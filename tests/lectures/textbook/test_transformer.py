@@ -73,7 +73,7 @@ def test_logits_loss_and_gradients(
         logits = theirs.decode(written[:, :-1], *theirs.encode(read))
         return transformer.smoothed_loss(logits, written[:, 1:], smoothing)
 
-    weft = lambda features: token_loss(Pairs(smoothing=smoothing), ours, features, given)  # noqa: E731
+    weft = lambda features: token_loss(ours, features, given, settings=Pairs(smoothing=smoothing))  # noqa: E731
     parity.assert_same(ours, theirs, partial(rename, settings), given, (weft, loss))
 
 
