@@ -106,10 +106,8 @@ class ReadyContender:
         recipe = self.recipe
         if recipe.steps is None:
             if not isinstance(recipe.schedule, Noam) and (recipe.schedule.warmup or 0) > steps:
-                raise ConfigError(
-                    f"{self.name}: schedule.warmup = {recipe.schedule.warmup} is longer than the {steps:,} steps that "
-                    "the budget pays for; set it lower, or leave it out"
-                )
+                warmup = f"schedule.warmup = {recipe.schedule.warmup} is longer than the {steps:,} steps"
+                raise ConfigError(f"{self.name}: {warmup} that the budget pays for; set it lower, or leave it out")
             recipe = recipe.replace(steps=steps)
         return replace(self, recipe=recipe, full=_settled(recipe, {"steps": steps}, self.text, device=self.device))
 
@@ -117,10 +115,8 @@ class ReadyContender:
         """Return the learning rates, shares of the budget and seeds of its jobs, as far as they come to a step."""
         if self.is_ngram:
             return Sweep(self.name, rates=(), rounds=SEARCH_SHARES, shares=tuple(experiment.shares), seeds=(0,))
-        rounds, shares = (
-            tuple(share for share in all_shares if round(self.full.steps * share))
-            for all_shares in (SEARCH_SHARES, experiment.shares)
-        )
+        searched, steps = (SEARCH_SHARES, experiment.shares), self.full.steps
+        rounds, shares = (tuple(share for share in shares if round(steps * share)) for shares in searched)
         rates, seeds = rates_around(self.rate, experiment.rates if rounds else 1), tuple(range(experiment.seeds))
         return Sweep(self.name, rates=rates, rounds=rounds, shares=shares, seeds=seeds)
 
@@ -170,10 +166,8 @@ def prepare_contenders(experiment: Experiment, folder: Path, device: str, *, log
     for name, recipe in recipes.items():
         text, settings = texts[name], experiment.contenders[name]
         if settings.parameters is not None or experiment.sizes == "budget":
-            model = recipe.model.replace(vocab_size=text.facts.vocab_size)
-            model = (
-                resize_to(model, settings.parameters) if settings.parameters else resize_for(experiment.budget, model)
-            )
+            model, size = recipe.model.replace(vocab_size=text.facts.vocab_size), settings.parameters
+            model = resize_to(model, size) if size else resize_for(experiment.budget, model)
             recipe = recipe.replace(model=model.model_dump())
         if isinstance(recipe.model, NGram) and experiment.budget.tokens is not None:
             tokens = min(experiment.budget.tokens, len(text.shards.train))

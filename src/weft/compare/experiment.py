@@ -85,10 +85,8 @@ def _timed(runner: Runner, budget: Budget, watch: Watch) -> dict[str, ReadyConte
         probe = outcomes[Job(name, 0.0, contender.rate, seed=0)]
         steps = int(60 * budget.amount * probe.steps / probe.seconds)
         if steps < 1:
-            raise ConfigError(
-                f"{name}: one step takes {probe.seconds / probe.steps:.1f} s, more than the budget of {budget}; give "
-                "more time, or a smaller model or batch.size"
-            )
+            slow = f"one step takes {probe.seconds / probe.steps:.1f} s, more than the budget of {budget}"
+            raise ConfigError(f"{name}: {slow}; give more time, or a smaller model or batch.size")
         timed[name] = contender.with_steps(steps)
     return timed
 

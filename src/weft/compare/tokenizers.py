@@ -91,10 +91,6 @@ class TokenizerMeasure:
         return self.unknown_words / max(1, self.words)
 
     @property
-    def unknown_token_share(self) -> float:
-        return self.unknown_tokens / max(1, self.tokens)
-
-    @property
     def label(self) -> str:
         """The name, truncated if it is too long for a table."""
         return self.name if len(self.name) <= MAX_LABEL else f"…{self.name[1 - MAX_LABEL :]}"
@@ -131,7 +127,7 @@ class TokenizerComparison(Charts):
             sizes = (f"{m.bytes_per_token:.3f}", f"{m.tokens_per_byte:.4f}", f"{m.tokens_per_word:.3f}")
             exact = "yes" if m.exact else "no"
             lengths.append((m.label, f"{m.entries:,}", *sizes, f"{m.unknown_word_share:.2%}", exact))
-            shares = (f"{m.used:.1%}", f"{m.rare:.1%}", f"{m.unknown_token_share:.2%}")
+            shares = (f"{m.used:.1%}", f"{m.rare:.1%}", f"{m.unknown_tokens / max(1, m.tokens):.2%}")
             training = "" if m.training_seconds is None else f"{m.training_seconds:.2f} s"
             rates = (m.encode_speed, m.encode_all_cores_speed, m.decode_speed)
             speeds.append((m.label, *shares, training, *(f"{rate:.2f}" for rate in rates)))
