@@ -61,10 +61,8 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
     other, other_optimizer = trained(seed=1)
     torch.manual_seed(99)
     assert checkpoint.load(path, other, other_optimizer)[0] == {"loss": 0.1 + 0.2}
-    assert path.name == "step-00000007"
-    assert torch.equal(torch.rand(3), after)
-    assert torch.equal(other.table.weight, model.table.weight)
-    assert other.out.weight is other.table.weight
+    assert path.name == "step-00000007" and torch.equal(torch.rand(3), after)
+    assert torch.equal(other.table.weight, model.table.weight) and other.out.weight is other.table.weight
     for key, value in optimizer.state[model.table.weight].items():
         assert torch.equal(other_optimizer.state[other.table.weight][key], value)
 
@@ -226,17 +224,15 @@ def test_the_state_at_the_time_of_saving_is_written(tmp_path: Path, monkeypatch:
     """The next step may change the weights while the thread still writes."""
     model, optimizer = trained()
     expected = model.table.weight.detach().clone()
-    go = threading.Event()
-    original = tensors.save_file
+    go, original = threading.Event(), tensors.save_file
 
     def slow(*args: Any) -> None:
         assert go.wait(20)
         original(*args)
 
     monkeypatch.setattr(tensors, "save_file", slow)
-    run = RunFolder(tmp_path)
+    run, notes = RunFolder(tmp_path), {"waiting": [1.0]}
     writing = saver(run)
-    notes = {"waiting": [1.0]}
     writing.save(1, lambda: snapshot(1, model, optimizer, notes=notes), best=True)
     assert not checkpoint.checkpoints(run.checkpoints)
     notes["waiting"].append(2.0)
@@ -260,9 +256,8 @@ def test_a_full_disk_is_logged_and_the_next_write_may_succeed(tmp_path: Path, mo
     monkeypatch.setattr(tensors, "save_file", failing(error))
     writing.save(2, state(2), best=True)
     writing.wait()
-    assert "step-00000002: the checkpoint cannot be written: I/O error: No space left" in (
-        writing.failure_message() or ""
-    )
+    message = writing.failure_message() or ""
+    assert "step-00000002: the checkpoint cannot be written: I/O error: No space left" in message
     assert writing.failure_message() is None and writing.lost_best
     assert checkpoint.newest_good(run.checkpoints)[0].name == "step-00000001"
     assert not list(run.checkpoints.glob(".step*"))
@@ -308,8 +303,7 @@ def test_training_continues_through_a_full_disk(train_run: TrainRun, monkeypatch
     monkeypatch.setattr(checkpoint, "write", sometimes)
     lines: list[str] = []
     result = train_run(evaluate=True, log=lines.append)
-    assert result.steps == 12
-    assert any("training continues" in line for line in lines)
+    assert result.steps == 12 and any("training continues" in line for line in lines)
     assert (result.run.checkpoints / "best").exists()
     assert checkpoint.newest_good(result.run.checkpoints)[0].name == "step-00000012"
 
@@ -331,8 +325,7 @@ def test_a_rollback_leaves_no_dangling_links(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step, keep=3, best=step == 3)
     checkpoint.forget_after(tmp_path, 2)
-    assert os.readlink(tmp_path / "latest") == "step-00000002"
-    assert not (tmp_path / "best").is_symlink()
+    assert os.readlink(tmp_path / "latest") == "step-00000002" and not (tmp_path / "best").is_symlink()
     checkpoint.forget_after(tmp_path, 0)
     assert list(tmp_path.iterdir()) == []
 
