@@ -158,10 +158,9 @@ def prepare_contenders(experiment: Experiment, folder: Path, device: str, *, log
     recipes = {name: _resolved(experiment, name) for name in experiment.contenders}
     texts = _tokenized(experiment, recipes, folder, device=device, log=log)
     if experiment.budget.unit == "tokens" and len({text.path for text in texts.values()}) > 1:
-        raise ConfigError(
-            f"--tokens {experiment.budget.tokens}: contenders with different tokenizers have different tokens; "
-            "give one tokenizer to all (tokenizer=bpe), or a budget in --flops or --minutes"
-        )
+        hint = "give one tokenizer to all (tokenizer=bpe), or a budget in --flops or --minutes"
+        problem = "contenders with different tokenizers have different tokens"
+        raise ConfigError(f"--tokens {experiment.budget.tokens}: {problem}; {hint}")
     contenders = []
     for name, recipe in recipes.items():
         text, settings = texts[name], experiment.contenders[name]
@@ -236,10 +235,9 @@ def _tokenized(
     for text in by_tokenizer.values():
         size = 0 if text.shards.validation is None else text.shards.validation.bytes
         if size < MIN_HELD_OUT_BYTES:
-            raise DataError(
-                f"{', '.join(data.sources)}: {size:,} bytes are held out, too few to tell models apart; expected "
-                f"{MIN_HELD_OUT_BYTES:,} or more: give more text, or hold out more with data.validation"
-            )
+            held_out = f"{', '.join(data.sources)}: {size:,} bytes are held out, too few to tell models apart"
+            hint = "give more text, or hold out more with data.validation"
+            raise DataError(f"{held_out}; expected {MIN_HELD_OUT_BYTES:,} or more: {hint}")
     return by_name
 
 
@@ -249,11 +247,9 @@ def _steps(budget: Budget, contender: ReadyContender) -> int:
     steps = int(budget.amount // cost)
     if steps < 1:
         needed = f"{cost:.3g} FLOPs" if budget.unit == "flops" else f"{tokens:,} tokens"
-        raise TooSmallError(
-            f"{contender.name}: one step of {batch.size} × {batch.length} tokens takes {needed}, more than the budget "
-            f"of {budget}; give a larger budget, or a smaller model or batch.size",
-            tokens=tokens,
-        )
+        step = f"one step of {batch.size} × {batch.length} tokens takes {needed}, more than the budget of {budget}"
+        hint = "give a larger budget, or a smaller model or batch.size"
+        raise TooSmallError(f"{contender.name}: {step}; {hint}", tokens=tokens)
     return steps
 
 

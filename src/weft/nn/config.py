@@ -136,9 +136,8 @@ class Block(Config):
     def _check_sizes(self) -> Self:
         heads = self.attention.heads
         if self.attention.d_head is None and self.d_model % heads:
-            raise ValueError(
-                f"attention.heads = {heads} does not divide d_model = {self.d_model}; set attention.d_head"
-            )
+            indivisible = f"attention.heads = {heads} does not divide d_model = {self.d_model}"
+            raise ValueError(f"{indivisible}; set attention.d_head")
         if self.sublayers != "sequential" and self.placement != "pre":
             raise ValueError(f"sublayers = '{self.sublayers}' needs placement = 'pre', not '{self.placement}'")
         self.position.check(self.d_model, self.d_head)

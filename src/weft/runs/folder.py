@@ -146,7 +146,8 @@ def claim_run(path: Path | str) -> Iterator[RunFolder]:
             yield run
         except BaseException:
             if not run.config.exists():
-                _remove_start(run, created or ([run.path] if entries else []))
+                leftovers = [run.path / name for name in BEFORE_START | {LOCK}]
+                remove_start(leftovers, created or ([run.path] if entries else []))
             raise
 
 
@@ -156,9 +157,9 @@ def _refuse_run(run: RunFolder) -> None:
         raise RunError(f"{run.path}: a run is already here; {hint}")
 
 
-def _remove_start(run: RunFolder, folders: Sequence[Path]) -> None:
-    """Remove the files of a failed start, then `folders`, innermost first, as far as they are empty."""
-    for path in (run.path / name for name in BEFORE_START | {LOCK}):
+def remove_start(paths: Sequence[Path], folders: Sequence[Path]) -> None:
+    """Remove the files and folders `paths` of a failed start, then `folders`, innermost first, if they are empty."""
+    for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
