@@ -52,8 +52,7 @@ def test_the_search_is_widened_at_its_ends() -> None:
     for best in (0.0006, 0.16):
         outcomes, _ = finish(SWEEP, best)
         found, done = SWEEP.rate(1.0, outcomes)
-        assert done and found is not None
-        assert abs(math.log2(found / best)) <= 1
+        assert done and found is not None and abs(math.log2(found / best)) <= 1
 
 
 def test_the_order_of_the_runs_changes_nothing() -> None:

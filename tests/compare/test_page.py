@@ -53,10 +53,8 @@ def test_a_failed_contender_is_last_with_its_reason() -> None:
     assert page.ranking[-1].name == "gru" and page.ranking[-1].failed == "the loss is NaN"
     notes = "\n".join(method(given, page.ranking))
     assert "lstm is shown at 1/3 of the budget, where others have 1" in notes
-    assert "gru finished nothing: the loss is NaN" in notes
-    assert "gru finished nothing: the loss is NaN" in page.text()
-    line = next(line for line in page.text().splitlines() if line.startswith("gru"))
-    assert line.endswith("failed")
+    assert all("gru finished nothing: the loss is NaN" in text for text in (notes, page.text()))
+    assert next(line for line in page.text().splitlines() if line.startswith("gru")).endswith("failed")
     assert ">failed</td>" in drawing.html_ranking(page.ranking)
 
 
@@ -73,10 +71,6 @@ def test_a_rate_at_the_edge_of_the_sweep_is_noted(page: ComparisonPage) -> None:
     jobs = tuple(job.replace(lr=0.03) for job in best.result.outcomes)
     changed = replace(best, result=replace(best.result, outcomes=jobs))
     assert warnings([changed, *page.ranking[1:]])[0].startswith("The learning rate of transformer++ is the largest")
-
-
-def test_shares_are_written_as_fractions() -> None:
-    assert [fraction(share) for share in SHARES] == ["1/27", "1/9", "1/3", "1"]
 
 
 # ---- sentences
@@ -118,8 +112,8 @@ def test_results_without_a_multiplier_have_their_sentences() -> None:
 
 
 def test_the_method_has_the_shares_and_the_seeds(page: ComparisonPage) -> None:
-    notes = "\n".join(method(page.comparison, page.ranking))
-    assert "1/27, 1/9, 1/3, 1" in notes and "3 seeds" in notes
+    notes, shares = "\n".join(method(page.comparison, page.ranking)), ", ".join(map(fraction, SHARES))
+    assert shares == "1/27, 1/9, 1/3, 1" and shares in notes and "3 seeds" in notes
     assert notes.endswith("The last 10% is held out.")
 
 

@@ -122,20 +122,16 @@ def test_an_allocation_decides_the_tasks_and_threads(
 
 
 @pytest.mark.timeout(60)
-def test_warnings_do_not_block_a_process(
+def test_warnings_do_not_block_a_process_and_one_that_dies_is_quoted(
     ngram: ReadyContender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pools, "WORKER", (sys.executable, "-c", MEASURES))
     assert set(run(ngram, tmp_path / "out", JobResources(1, 1)).outcomes) == JOBS
     lines = (tmp_path / "out/results.jsonl").read_text().splitlines()
     assert [json.loads(line)["nats"] for line in lines] == [[3.0], [3.0]]
-
-
-@pytest.mark.timeout(60)
-def test_a_process_that_dies_is_quoted(ngram: ReadyContender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "WORKER", (sys.executable, "-c", DIES))
     with pytest.raises(RunError, match=r"^ngram-3, .*: its process died: MemoryError: 9 GB; run the same command"):
-        run(ngram, tmp_path / "out", JobResources(1, 1))
+        run(ngram, tmp_path / "other", JobResources(1, 1))
 
 
 # ---- Slurm

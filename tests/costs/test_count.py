@@ -165,11 +165,8 @@ models = st.one_of(transformers(), transformers(), recurrents, alignments)
 @contextmanager
 def counting() -> Iterator[FlopCounterMode]:
     """Count FLOPs without fused attention and LSTM kernels, whose products torch doesn't see."""
-    with (
-        sdpa_kernel(SDPBackend.MATH),
-        torch.backends.mkldnn.flags(enabled=False),
-        FlopCounterMode(display=False) as counter,
-    ):
+    unfused = sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False)
+    with unfused[0], unfused[1], FlopCounterMode(display=False) as counter:
         yield counter
 
 

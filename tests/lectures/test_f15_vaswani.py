@@ -32,7 +32,4 @@ def test_f15_about_65_million_parameters() -> None:
     assert parameters == 63_082_496
     assert parameters == pytest.approx(65e6, rel=0.05)
     assert count(preset("vaswani-base").replace(vocab_size=40_800)).parameters == pytest.approx(65e6, rel=0.002)
-
-
-def test_f15_big() -> None:
     assert count(preset("vaswani-big")).parameters == pytest.approx(213e6, rel=0.05)

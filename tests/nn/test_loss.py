@@ -118,8 +118,7 @@ def test_gradients_of_the_table_are_summed_in_fp32() -> None:
     features[1:] = 2.0**-8
     loss, _ = linear_cross_entropy(Readout(features, weight, None), torch.zeros(513, dtype=torch.long), rows=1)
     (gradient,) = torch.autograd.grad(loss, weight)
-    assert gradient.dtype == torch.float32
-    assert gradient.flatten().tolist() == pytest.approx([-1.5, 1.5])
+    assert gradient.dtype == torch.float32 and gradient.flatten().tolist() == pytest.approx([-1.5, 1.5])
 
 
 def test_chunks_are_powers_of_two_that_shrink_with_the_vocabulary() -> None:
@@ -138,8 +137,7 @@ def test_the_kernel_computes_chunk_loss(vocab_size: int, width: int, terms: Loss
     weights[3] = 0.0
     expected = chunk_loss(logits.clone(), targets, weights, vocab_size=vocab_size, terms=terms)
     found = gpu_chunk_loss()(logits, targets, weights, vocab_size=vocab_size, terms=terms)
-    assert gpu_chunk_loss() is not chunk_loss
-    assert found[2] is logits  # overwritten
+    assert gpu_chunk_loss() is not chunk_loss and found[2] is logits  # overwritten
     torch.testing.assert_close(found[:2], expected[:2], rtol=1e-5, atol=0.0)
     torch.testing.assert_close(found[2].float(), expected[2].float(), rtol=1e-2, atol=1e-6)
     assert found[2][:, vocab_size:].eq(0).all()

@@ -48,8 +48,8 @@ def test_choices_never_override_the_recipe() -> None:
 def test_only_settings_with_effect_are_shown_for_n_grams() -> None:
     recipe, choices = settled(resolve("ngram-3"), 1_000_000)
     assert recipe.optimizer.lr is not None
-    keys = [choice.key for choice in choices]
-    assert keys == ["tokenizer", "tokenizer.vocab_size", "steps", "batch.length", "model.vocab_size"]
+    keys = ["tokenizer", "tokenizer.vocab_size", "steps", "batch.length", "model.vocab_size"]
+    assert [choice.key for choice in choices] == keys
 
 
 def test_more_text_gets_a_larger_vocabulary() -> None:

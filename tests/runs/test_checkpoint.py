@@ -198,21 +198,20 @@ def test_the_old_checkpoint_is_removed_only_after_the_new_one_reads_back(
 
 
 def test_weights_of_another_shape_are_refused_in_one_line(tmp_path: Path) -> None:
-    path = save(tmp_path, 1)
     with pytest.raises(RunError, match="do not fit the model") as caught:
-        checkpoint.load_weights(path, nn.Linear(2, 2))
+        checkpoint.load_weights(save(tmp_path, 1), nn.Linear(2, 2))
     assert "\n" not in str(caught.value)
 
 
 # ---- written by a thread while training continues
 
 
-def saver(run: RunFolder, keep: int = 2) -> Saver:
-    return Saver(run, write, keep, before=lambda: None)
-
-
 def write(folder: Path, copy: Snapshot, keep: int, interrupted: bool) -> Path:
     return checkpoint.write(folder, copy, keep, interrupted=interrupted)
+
+
+def saver(run: RunFolder, keep: int = 2) -> Saver:
+    return Saver(run, write, keep, before=lambda: None)
 
 
 def state(step: int) -> Callable[[], Snapshot]:
@@ -274,14 +273,12 @@ def test_a_full_disk_is_logged_and_the_next_write_may_succeed(tmp_path: Path, mo
     assert events == ["checkpoint", "checkpoint failed", "checkpoint"]
 
 
-def test_no_checkpoint_is_written_without_its_metrics(tmp_path: Path) -> None:
+def test_failures_before_and_in_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No checkpoint is written without its metrics; a bug in the thread is raised where the loop waits."""
     writing = Saver(RunFolder(tmp_path), write, 1, before=failing(OSError(28, "No space left on device")))
     writing.save(1, state(1))
     with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be written: No space left.*no checkpoint was written"):
         writing.finish()
-
-
-def test_a_bug_in_the_thread_is_raised_where_the_loop_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "save_file", failing(ZeroDivisionError()))
     writing = saver(RunFolder(tmp_path))
     writing.save(1, state(1))

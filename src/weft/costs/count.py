@@ -87,7 +87,7 @@ def count(model: Config, length: int | None = None, adapter: LoRA | None = None)
     max_length = getattr(model, "longest", None)
     if length is not None and max_length is not None and length > max_length:
         raise ModelError(f"length {length}: the model's positions end at model.context = {max_length}")
-    time: int = length or getattr(model, "context", 1)
+    time: int = length if length else getattr(model, "context", 1)
     match model:
         case config.TransformerConfig():
             return _transformer(model, time)

@@ -80,8 +80,8 @@ def components_table(name: str, cost: Count) -> Table:
     rows.append(("total", f"{cost.parameters:,}", "", short(cost.forward), ""))
     remarks = [cost.note] if cost.note else []
     if cost.trainable < cost.parameters:
-        share, training = cost.trainable / cost.parameters, short(cost.training())
-        remarks.append(TEXTS["frozen"].format(trainable=cost.trainable, share=share, training=training))
+        trained, training = cost.trainable / cost.parameters, short(cost.training())
+        remarks.append(TEXTS["frozen"].format(trainable=cost.trainable, share=trained, training=training))
     elif cost.parameters:
         training, recomputed = short(cost.training()), short(cost.training(recompute=True))
         remarks.append(TEXTS["forward"].format(length=cost.length, training=training, recomputed=recomputed))

@@ -134,7 +134,7 @@ class Bahdanau(LanguageModel):
         if documents is not None:
             raise ModelError(f"{self._name()} has one source per row; packed documents have none")
         encoded = self._encode_for(len(tokens), source, rng)
-        return self._decode(tokens, encoded, encoded.state, rng=rng)
+        return self._decode(tokens, encoded, encoded.state, stored=None, rng=rng)
 
     def readout(self, features: Tensor) -> Readout:
         return Readout(features, self.output.weight, self.output.bias, shard=self.vocab_shard).local()
@@ -145,7 +145,7 @@ class Bahdanau(LanguageModel):
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
         assert isinstance(state, AlignedStates)
         state.reserve(tokens.shape[1])
-        features = self._decode(tokens, state.source, state.current(), stored=state)
+        features = self._decode(tokens, state.source, state.current(), stored=state, rng=None)
         state.advance(tokens.shape[1], lengths)
         return features
 
@@ -157,13 +157,7 @@ class Bahdanau(LanguageModel):
         return self.encode(source, rng)
 
     def _decode(
-        self,
-        tokens: Tensor,
-        source: Encoded,
-        state: Tensor,
-        *,
-        stored: HiddenStates | None = None,
-        rng: RowRng | None = None,
+        self, tokens: Tensor, source: Encoded, state: Tensor, *, stored: HiddenStates | None, rng: RowRng | None
     ) -> Tensor:
         """Readouts (batch, time, d_model) of tokens (batch, time) read from `state`; new states go into `stored`."""
         check_tokens(tokens, self.config.vocab_size)

@@ -131,16 +131,8 @@ class Transformer(LanguageModel):
         rng: RowRng | None = None,
     ) -> Tensor:
         """tokens (batch, time) → (batch, time, d_model). `RowInputs` describes the other arguments."""
-        rows = RowInputs(
-            positions=positions,
-            segments=segments,
-            source=source,
-            documents=documents,
-            mask=mask,
-            ranges=ranges,
-            rng=rng,
-        )
-        return self.forward_rows(tokens, rows)
+        rows = RowInputs(positions=positions, segments=segments, source=source, documents=documents, mask=mask)
+        return self.forward_rows(tokens, rows._replace(ranges=ranges, rng=rng))
 
     def forward_rows(
         self,

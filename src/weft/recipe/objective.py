@@ -284,9 +284,7 @@ class Contrastive(ObjectiveConfig):
         return math.inf  # depends on the size of the batch
 
 
-OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
-    kind.model_fields["kind"].default: kind for kind in kinds(ObjectiveConfig)
-}
+OBJECTIVES = {str(kind.model_fields["kind"].default): kind for kind in kinds(ObjectiveConfig)}
 AnyObjective = Annotated[ObjectiveConfig, AnyKind()]
 
 

@@ -13,9 +13,7 @@ PeakRate = Annotated[PositiveFloat | None, Field(description="peak learning rate
 Momentum = Annotated[Beta, Field(description="decay rate of the moving sum of gradients")]
 Betas = Annotated[tuple[Beta, Beta], Field(description="decay rates of the first and second moment")]
 Epsilon = Annotated[PositiveFloat, Field(description="added to the square root of the second moment")]
-WeightDecay = Annotated[
-    NonNegativeFloat, Field(description="decoupled weight decay of matrices, multiplied by the learning rate; 0: none")
-]
+WeightDecay = Annotated[NonNegativeFloat, Field(description="decoupled decay of matrices, times the rate; 0: none")]
 Clip = Annotated[NonNegativeFloat, Field(description="maximum norm of the gradient; 0: no clipping")]
 
 Warmup = Annotated[NonNegativeInt | None, Field(description="steps of linear warm-up; chosen if absent")]
