@@ -255,7 +255,7 @@ def _unknown_words(tokenizer: Tokenizer, words: Counter[str]) -> int:
     return sum(words[word] for word, ids in zip(distinct, encoded, strict=True) if tokenizer.unk_id in ids)
 
 
-def _speeds(tokenizer: Tokenizer, held_out: Sequence[str]) -> dict[str, float]:
+def _speeds(tokenizer: Tokenizer, held_out: Sequence[str]) -> dict[str, Any]:
     """Return MB/s of encoding one text at a time, of encoding in a batch on all cores, and of decoding."""
     before = accumulate(map(utf8_size, held_out), initial=0)  # bytes before each section
     texts = [section for section, size in zip(held_out, before, strict=False) if size < TIMED_BYTES]
