@@ -99,7 +99,7 @@ def opt_table() -> Table:
     for row in OPT:
         slide = zip(parts, (row.projections, row.feedforward, row.attention, row.logits), strict=True)
         rows.append((row.name, *(f"{opt_shares(row)[part]:.1f} | {share:4.1f}" for part, share in slide)))
-    remark = TEXTS["opt"].format(context=OPT_CONTEXT, vocabulary=OPT_VOCABULARY)
+    remark = TEXTS["slide-shares"].format(context=OPT_CONTEXT, vocabulary=OPT_VOCABULARY)
     return Table(("size", *parts), rows, "Percent of an update's FLOPs for OPT's sizes: weft | slide", [remark])
 
 
