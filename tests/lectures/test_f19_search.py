@@ -46,7 +46,7 @@ MODEL = TwoWords().eval()
 
 
 def test_greedy_misses_the_best_path_and_beam_search_finds_it() -> None:
-    paths = {(a, b): float(FIRST[a] * SECOND[a, b]) for a in range(4) for b in range(4)}
+    paths: dict[tuple[int, ...], float] = {(a, b): float(FIRST[a] * SECOND[a, b]) for a in range(4) for b in range(4)}
     best = max(paths, key=lambda path: paths[path])
     greedy = tuple(t.id for t in generate(MODEL, [[0]], Sampling(temperature=0.0, max_tokens=2)))
     assert (best, greedy) == ((2, 0), (1, 0)) and paths[greedy] < paths[best]
