@@ -36,7 +36,7 @@ from weft.decode.fast.cpu import CPUFastPath
 from weft.decode.fast.native_step import NativeStep
 from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
-from weft.interop.bundle import ModelBundle, lazily
+from weft.interop.bundle import ModelBundle, lazy_weights
 from weft.interop.gguf import file as gguf_file
 from weft.interop.gguf import gguf
 from weft.models.build import build
@@ -150,10 +150,10 @@ def as_gguf(config: Decoder, path: Path) -> None:
     """The weights that `ours` draws, in four bits, without a vocabulary, for llama-bench feeds random tokens."""
     torch.manual_seed(0)
     weights = build(config).state_dict()
-    bundle = ModelBundle(config, lazily(weights.__getitem__, weights), None, "random weights")
+    bundle = ModelBundle(config, lazy_weights(weights.__getitem__, weights), None, "random weights")
     architecture = gguf.architecture_of(config)
     keys = {**gguf._keys(bundle, architecture, "random"), "tokenizer.ggml.model": gguf_file.typed("none")}
-    gguf_file.write_file(path, keys, gguf._tensors(bundle, architecture, "q4_0"), lambda count: None)
+    gguf_file.write_file(path, keys, gguf._tensors(bundle, architecture, "q4_0"), advance=lambda count: None)
 
 
 def llama_cpp(program: str, file: str, new: int) -> float:

@@ -50,7 +50,7 @@ def test_damaged_tokens_are_refused(run: Path, name: str, words: list[str], caps
     overwrite(file, file.stat().st_size // 2, file.stat().st_size // 2)
     assert command([*words, str(run)]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert f"{name}: damaged: it is not what was written; remove {run / 'data'}, and `weft train --resume" in line
+    assert f"{name}: damaged: the checksum is wrong; remove {run / 'data'}, and `weft train --resume" in line
 
 
 def test_damaged_rows_are_refused(tmp_path: Path, capsys: Capture) -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from tests.api.conftest import with_bos
 from tests.api.test_import_export import sharp
-from tests.interop.test_hf import exported, fresh_model
+from tests.interop.hf_models import exported, fresh_model
 from tests.later import Later
 
 from weft.api.export_model import export_model

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.interop.test_hf import exported, fresh_model
+from tests.interop.hf_models import exported, fresh_model
 from tests.later import Later
 
 import weft

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from weft.data.batch import packed, pad
+from weft.data.batch import pack, pad
 from weft.errors import DataError
 from weft.text.config import Specials, Word
 from weft.text.tokenizer import build_tokenizer
@@ -18,7 +18,7 @@ def test_padding_has_the_tokenizers_id(roles: Any) -> None:
     rows, mask = pad(tokenizer.encode_batch(["a b c", "a"]), tokenizer.pad_id)
     assert rows[1].tolist() == [tokenizer.id("a"), tokenizer.pad_id, tokenizer.pad_id]
     assert mask[1].tolist() == [True, False, False]
-    batch = packed(tokenizer.encode_batch(["a b c"]), 4, tokenizer.pad_id)
+    batch = pack(tokenizer.encode_batch(["a b c"]), 4, tokenizer.pad_id)
     assert batch.tokens[0, 2:].tolist() == batch.targets[0, 2:].tolist() == [tokenizer.pad_id] * 2
 
 

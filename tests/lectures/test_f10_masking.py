@@ -21,7 +21,9 @@ def test_frequencies_over_a_million_tokens(whole_words: bool) -> None:
     tokens[:, 0], tokens[:, 253], tokens[:, -4], tokens[:, -3:] = CLS, SEP, SEP, PAD
     starts = draw.random((ROWS, LENGTH)) < 0.7
     masking = Masking(0.15, VOCABULARY, MASK, SPECIAL)
-    inputs, chosen = mask_words(tokens, masking, streams(range(ROWS), 0, MASKING), starts if whole_words else None)
+    inputs, chosen = mask_words(
+        tokens, masking, streams(range(ROWS), 0, MASKING), starts=starts if whole_words else None
+    )
 
     special = np.isin(tokens, SPECIAL)
     ordinary = int((~special).sum())

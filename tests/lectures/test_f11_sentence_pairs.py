@@ -25,7 +25,7 @@ class Books:
                 self._document.append(document)
                 start += int(length)
 
-    def joined(self, field: str) -> Array:
+    def flat_ids(self, field: str) -> Array:
         return np.concatenate(self._sentences)
 
     def lengths(self, field: str) -> Array:

@@ -17,7 +17,7 @@ from weft.interop.families.bert import BERT
 from weft.interop.families.gpt2 import GPT2
 from weft.interop.families.llama import LLAMA, MISTRAL, QWEN3
 from weft.interop.families.seq2seq import MARIAN, T5
-from weft.interop.weight_map import Rule, conversions, module, tensor, their_shapes, to_ours
+from weft.interop.weight_map import NameRule, conversions, module, tensor, their_shapes, to_ours
 from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder, LMHead, PretrainingHead
 from weft.models.presets import bert, gpt, llama, vaswani
@@ -34,11 +34,12 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-def load(ours: Any, theirs: Mapping[str, Tensor], rules: Iterable[Rule]) -> None:
+def load(ours: Any, theirs: Mapping[str, Tensor], rules: Iterable[NameRule]) -> None:
     """Fill `ours` by a table of names. Every parameter must be named, and every name must exist."""
     table = conversions(rules, ours.config)
     used = {name: tuple(theirs[name].shape) for name in their_shapes(table)}
-    ours.load_state_dict({name: make() for name, make in to_ours(table, used, theirs.__getitem__, "theirs").items()})
+    weights = to_ours(table, used, theirs.__getitem__, location="theirs")
+    ours.load_state_dict({name: make() for name, make in weights.items()})
 
 
 def convert(theirs: nn.Module, family: Family, settings: Decoder | Encoder | EncoderDecoder) -> Any:
@@ -221,7 +222,7 @@ def test_t5(gated: bool) -> None:
     check_seq2seq(theirs, T5, settings)
 
 
-def torch_layers(side: str, last: str) -> tuple[Rule, ...]:
+def torch_layers(side: str, last: str) -> tuple[NameRule, ...]:
     """Names of torch.nn.Transformer; its last norm is norm2 or norm3."""
     block, layer = f"{side}.blocks.{{layer}}", f"{side}.layers.{{layer}}"
     return (

@@ -110,7 +110,7 @@ def _compared(name: str, over: mesh.Mesh, parts: int = PARTS, recompute: bool = 
         if isinstance(module, Stack):
             module.recompute = recompute
     rows = ROWS // over.readers.ranks
-    local = batch._each(lambda tensor: tensor[over.readers.rank * rows :][:rows])
+    local = batch.map_tensors(lambda tensor: tensor[over.readers.rank * rows :][:rows])
     sums = parallel.backward(local.split(parts), loss, SEVENTH, autocast=PLAIN)
     parallel.finish_gradients()
     if not pipeline.stage.is_last:
@@ -126,7 +126,7 @@ def _compared(name: str, over: mesh.Mesh, parts: int = PARTS, recompute: bool = 
 def _evaluated(full: Any, model: Any, pipeline: Any, batch: Batch) -> dict[str, float]:
     """Return the errors of an evaluation, with another number of rows than the step."""
     full.eval(), model.eval()
-    subset = batch._each(lambda rows: rows[:3])
+    subset = batch.map_tensors(lambda rows: rows[:3])
     names = [name for name, _ in model.named_parameters()]
     features = model.read(subset)
     with pipeline.shared_head(), torch.no_grad():

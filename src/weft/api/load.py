@@ -7,7 +7,7 @@ import torch
 from weft.api.arguments import checked
 from weft.api.auto_width import load_best_width
 from weft.api.run import Run
-from weft.data.shards import noted_tokenizer
+from weft.data.shards import tokenizer_note
 from weft.decode.fast.quantize import check_bits
 from weft.errors import ConfigError
 from weft.machine import pick_device
@@ -72,7 +72,7 @@ def load(
         warn(line)
     with ranks.leader_first():
         loaded = Run(folder.path, recipe, model, tokenizer=Tokenizer.load(folder.path), quantized=width)
-        loaded.objective.check_tokenizer(noted_tokenizer(folder.data))
+        loaded.objective.check_tokenizer(tokenizer_note(folder.data))
     return loaded
 
 

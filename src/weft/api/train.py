@@ -18,8 +18,8 @@ from weft.data.config import HashSplit, Split, TextSource, held_out_files
 from weft.data.messages import with_template
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.shards import Shards
-from weft.data.sources import files
-from weft.data.split import some_texts, train_texts
+from weft.data.sources import find_files
+from weft.data.split import require_text, train_texts
 from weft.errors import ConfigError, DataError, LostError, RunError, TokenizerError, WeftError
 from weft.machine import matmul_rates, pick_device
 from weft.models.base import device_of
@@ -223,7 +223,9 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
     data, held_out = recipe.data, held_out_files(recipe.data.validation)
     parts = [] if data.targets else [*((part.sources, held_out) for part in data.parts), (held_out, ())]
     for sources, excluded in parts:
-        files(sources, column, data.encoding, lambda line: folder.event("left out", line=line), excluded)
+        find_files(
+            sources, column, data.encoding, log=lambda line: folder.event("left out", line=line), held_out=excluded
+        )
     facts = objectives.build(recipe, folder, tokenizers).prepare(log)
     facts = replace(facts, trained_tokens=_tokens_learned(recipe.init))
     settled, settled_choices = settle(recipe, facts, device, measure=matmul_rates)
@@ -297,7 +299,7 @@ def trained_tokenizer(
 def _texts(objective: Objective[Any], side: Literal["target", "source"] | None) -> Iterator[str]:
     """Return the training text for a tokenizer; refuse data that leaves nothing to train on."""
     sources = [source for part in objective.recipe.data.parts for source in part.sources]
-    return some_texts(objective.texts(side), sources, ", or hold out nothing with data.validation.kind=none")
+    return require_text(objective.texts(side), sources, ", or hold out nothing with data.validation.kind=none")
 
 
 def _tokenizer_settings(

@@ -9,7 +9,7 @@ from weft.cli.console.generation import Settings, generation_options
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import loading, write
 from weft.errors import ConfigError, DataError
-from weft.storage.files import check_place, write_text
+from weft.storage.files import check_writable, write_text
 
 if TYPE_CHECKING:
     from weft.decode.config import Beam
@@ -69,7 +69,7 @@ def translate(
     check(settings.get("beams"))
     search({})  # refuse invalid settings before anything is loaded
     if out is not None:
-        check_place(out)
+        check_writable(out)
     sources = join().share(lambda: [line.rstrip("\r\n") for line in lines(file)])  # lines end as in training
     loaded = load_sharded(run)
     loaded = loaded.reading_specials() if special_tokens else loaded

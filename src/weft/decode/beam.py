@@ -48,8 +48,7 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Return the `settings.n` best continuations of each prompt, best first; prompts, or ids, are of one vocabulary.
 
-    Fewer than n are returned only if fewer exist. Probabilities are those after the rules of `settings`. `on_step` is
-    called in every step of every search.
+    Fewer than n are returned only if fewer exist. Probabilities are those after the rules. Every step calls `on_step`.
     """
     checked = as_prompts(prompts)
     check_prompts(model, checked, [settings] * len(checked))
@@ -150,8 +149,7 @@ class _PromptSearch:
             return True
         if settings.settled == "likely" and len(self.ended) == settings.beams:
             return best / settings.length_penalty.divisor(length - 1) <= self.ended[-1].score
-        # log p can only fall, so the score is best at the next token, or at the last one where length is rewarded;
-        # at best there is no coverage penalty
+        # log p can only fall: the score is best at the next token, or, where length is rewarded, at the last one
         bound = max(best / settings.length_penalty.divisor(each) for each in (length, self.limit))
         return bound <= self.ended[settings.n - 1].score
 

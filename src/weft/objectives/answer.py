@@ -50,7 +50,7 @@ class Answer(RowObjective[config.Answer]):
             yield {"first": self.tokenizer.encode(question), "second": ids, "start": start, "end": end}
 
     def lengths(self, examples: Examples) -> Numbers:
-        return framed_lengths(examples, ("first", "second"), self.frame, self.length)
+        return framed_lengths(examples, ("first", "second"), self.frame, length=self.length)
 
     def fit(self, question: Sequence[int]) -> tuple[list[int], int, int]:
         """Return a question cut to half a row, the offset of the text in the row, and how much of the text fits."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from weft.data.batch import Batch, packed
+from weft.data.batch import Batch, pack
 from weft.data.examples import Examples
 from weft.data.messages import encode_chat
 from weft.data.table import Kind, Row
@@ -47,7 +47,7 @@ class Chat(TokenObjective[config.Chat], RowObjective[config.Chat]):
     def lengths(self, examples: Examples) -> Numbers:
         ends = examples.lengths("replies").cumsum()
         starts = np.concatenate([[0], ends[:-1]])
-        replies = np.flatnonzero(examples.joined("replies"))
+        replies = np.flatnonzero(examples.flat_ids("replies"))
         earliest = int((replies[np.searchsorted(replies, starts)] - starts).min())
         if earliest > self.length:
             raise DataError(
@@ -60,9 +60,9 @@ class Chat(TokenObjective[config.Chat], RowObjective[config.Chat]):
         """Pack conversations best-fit into rows (B, length), without attention to each other; only replies are targets.
         Conversations longer than a row are cut."""
         end = self.length + 1
-        batch = packed([examples.ids("tokens", n)[:end].tolist() for n in numbers], self.length, self.tokenizer.pad_id)
+        batch = pack([examples.ids("tokens", n)[:end].tolist() for n in numbers], self.length, self.tokenizer.pad_id)
         # equal lengths are packed into the same positions
-        replies = packed([examples.ids("replies", n)[:end].tolist() for n in numbers], self.length, 0)
+        replies = pack([examples.ids("replies", n)[:end].tolist() for n in numbers], self.length, 0)
         assert batch.loss_mask is not None
         return replace(batch, loss_mask=batch.loss_mask & replies.targets.bool())
 

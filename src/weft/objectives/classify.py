@@ -51,7 +51,7 @@ class SequenceObjective(RowObjective[S]):
         return dict(zip(("first", "second"), self.settings.texts, strict=False))
 
     def lengths(self, examples: Examples) -> Numbers:
-        return framed_lengths(examples, tuple(self.fields), self.frame, self.length)
+        return framed_lengths(examples, tuple(self.fields), self.frame, length=self.length)
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
         first, second = (

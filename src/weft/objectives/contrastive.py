@@ -41,7 +41,7 @@ class Contrastive(RowObjective[config.Contrastive]):
         return self.ids(rows, {"first": self.settings.first, "second": self.settings.second})
 
     def lengths(self, examples: Examples) -> Numbers:
-        return np.stack([framed_lengths(examples, (side,), self.frame, self.length) for side in SIDES], axis=1)
+        return np.stack([framed_lengths(examples, (side,), self.frame, length=self.length) for side in SIDES], axis=1)
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
         """Return pairs of texts in separate frames, the second as the source; targets (B,) are the partners' rows."""

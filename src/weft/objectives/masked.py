@@ -59,4 +59,4 @@ class Masked(MaskedObjective[config.Masked], CorruptedTextObjective[config.Maske
         return self.masking.frame
 
     def corrupt(self, batch: Batch, numbers: Sequence[int], seed: int) -> Batch:
-        return masked_batch(batch, numbers, self.masking, seed)
+        return masked_batch(batch, numbers, self.masking, seed=seed)

@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.data.batch import Batch
 from weft.data.examples import write_sides
-from weft.data.sampler import rows
+from weft.data.sampler import rank_samples
 from weft.data.sentences import Sentences, next_sentence_batch, sentence_examples
 from weft.data.shards import Side
 from weft.errors import DataError
@@ -45,7 +45,7 @@ class MaskedNext(MaskedObjective[config.MaskedNext], ExampleObjective[config.Mas
 
         def make(step: int, rank: int, ranks: int) -> Batch:
             # every rank draws all rows of the step: the second task is weighted by the targets in all of them
-            samples, seed = rows(step - 1, size), self.recipe.seed
+            samples, seed = rank_samples(step - 1, size), self.recipe.seed
             batch = next_sentence_batch(train, self.masking, samples, seed=seed, length=self.length)
             return batch if ranks == 1 else batch.split(ranks)[rank]
 
@@ -83,5 +83,5 @@ class MaskedNext(MaskedObjective[config.MaskedNext], ExampleObjective[config.Mas
         if max_tokens is not None:
             pairs = min(pairs, max_tokens // length)
         for step in range(max(1, pairs // size)):
-            samples, seed = rows(step, size), self.recipe.seed + 1
+            samples, seed = rank_samples(step, size), self.recipe.seed + 1
             yield next_sentence_batch(sentences, self.masking, samples, seed=seed, length=length)

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from weft.data.batch import Batch, lanes_batch
-from weft.data.sampler import Lanes, rows
+from weft.data.sampler import Lanes, rank_samples
 from weft.data.shards import Shards, Side, Tokens
 from weft.data.split import split_sections
 from weft.decode.config import Sampling
@@ -57,7 +57,7 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
         lanes = Lanes(len(text), self.length, size, self.recipe.seed)
 
         def make(step: int, rank: int, ranks: int) -> Batch:
-            return lanes_batch(text, lanes, step - 1, rows(0, size, rank, ranks))
+            return lanes_batch(text, lanes, step - 1, rows=rank_samples(0, size, rank=rank, ranks=ranks))
 
         loader = even_loader(self.recipe.batch, make, lambda step: step / lanes.steps, row="sequence")
         return replace(loader, even=False)

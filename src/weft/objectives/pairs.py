@@ -38,7 +38,7 @@ class Pairs(TranslationObjective[config.Pairs], RowObjective[config.Pairs]):
 
     def lengths(self, examples: Examples) -> Numbers:
         """Return (examples, 2): tokens of the source in its frame, and of the target with bos or eos."""
-        source = framed_lengths(examples, ("source",), self.frame, self.length)
+        source = framed_lengths(examples, ("source",), self.frame, length=self.length)
         target = examples.lengths("target") + 1 + len(self.direction.first)
         return np.stack([source, np.minimum(target, self.length)], axis=1)
 

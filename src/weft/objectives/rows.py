@@ -21,7 +21,7 @@ from weft.data.sampler import Buckets
 from weft.data.shards import Side
 from weft.data.sources import is_plain
 from weft.data.split import split_rows
-from weft.data.table import Kind, Row, RowSource, Skipped, read_rows
+from weft.data.table import Kind, Row, RowSource, SkippedRows, read_rows
 from weft.errors import ConfigError, DataError, ModelError, RunError, WeftError
 from weft.models.base import LanguageModel, device_of, evaluating, row_rng
 from weft.models.transformer import Transformer
@@ -133,14 +133,14 @@ class RowObjective(ExampleObjective[S]):
         return round(amount(data.sources, columns, data.encoding).bytes * data.training_share)
 
     def texts(self, side: Literal["target", "source"] | None = None) -> Iterator[str]:
-        for row in self._rows(Skipped()):
+        for row in self._rows(SkippedRows()):
             if row.side == "train":
                 for part in (side,) if side is not None else ("target", "source"):
                     yield from self.row_texts(row.values, part)
 
     def prepare(self, log: Log) -> Facts:
         """Write the examples of both splits into the run's folder. Unreadable rows are counted and reported."""
-        skipped, read = Skipped(), Counter[str]()
+        skipped, read = SkippedRows(), Counter[str]()
         self.folder.data.mkdir(parents=True, exist_ok=True)
         fields: dict[str, Labels] = {}
         if isinstance(self.settings, LabelObjective):
@@ -172,7 +172,7 @@ class RowObjective(ExampleObjective[S]):
         encoded = {field: encode([row.values[column] for row in rows]) for field, column in columns.items()}
         return [{field: ids[n] for field, ids in encoded.items()} for n in range(len(rows))]
 
-    def _rows(self, skipped: Skipped) -> Iterator[Row]:
+    def _rows(self, skipped: SkippedRows) -> Iterator[Row]:
         data = self.recipe.data
         source = RowSource(data.sources, self.columns(), data.targets, data.on_error, data.encoding)
         try:

@@ -22,4 +22,4 @@ class Spans(TranslationObjective[config.Spans], CorruptedTextObjective[config.Sp
         return SpanCorruption.of(self.tokenizer, self.settings.rate, self.settings.mean)
 
     def corrupt(self, batch: Batch, numbers: Sequence[int], seed: int) -> Batch:
-        return spans_batch(batch.tokens.numpy(), numbers, self.corruption, seed)
+        return spans_batch(batch.tokens.numpy(), numbers, self.corruption, seed=seed)

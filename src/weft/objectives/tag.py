@@ -45,7 +45,7 @@ class Tag(RowObjective[config.Tag]):
             yield example
 
     def lengths(self, examples: Examples) -> Numbers:
-        return framed_lengths(examples, ("first",), self.frame, self.length)
+        return framed_lengths(examples, ("first",), self.frame, length=self.length)
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
         """Return sentences with targets (B, T) that count only at the first token of each word."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from weft.data.batch import Batch, evaluation_batches, windows_batch
 from weft.data.prepare import prepare as prepare_shards
-from weft.data.sampler import Mixture, Windows, rows
+from weft.data.sampler import Mixture, Windows, rank_samples
 from weft.data.shards import Shards, Side, Tokens
 from weft.errors import DataError, RunError
 from weft.objectives.frame import began_early
@@ -41,7 +41,7 @@ class TextObjective(Objective[S]):
                 )
         for part, folder in zip(data.parts, self._folders(), strict=True):
             if part.prepared is None:
-                text = replace(data.text(part), frame=self.stored_frame, apart=began_early(self.folder))
+                text = replace(data.text(part), frame=self.stored_frame, separate_sections=began_early(self.folder))
                 prepare_shards(text, folder, self.tokenizer)
         return self.facts(sum(text.bytes for text in self.tokens("train")))
 
@@ -107,7 +107,9 @@ class TextObjective(Objective[S]):
         mixture = Mixture(tuple(Windows(len(text), length, recipe.seed) for text in texts), weights)
 
         def make(step: int, rank: int, ranks: int) -> Batch:
-            return windows_batch(texts, mixture, rows(step - 1, size, rank, ranks), document_mask=apart)
+            return windows_batch(
+                texts, mixture, rank_samples(step - 1, size, rank=rank, ranks=ranks), document_mask=apart
+            )
 
         return even_loader(recipe.batch, make, lambda step: max(mixture.epochs(step * size)), row="sequence")
 
@@ -129,7 +131,9 @@ class CorruptedTextObjective(TextObjective[S], BatchObjective[S]):
         plain, size, seed = self.windows(self.length - self.added), self.recipe.batch.size or 1, self.recipe.seed
 
         def make(step: int, rank: int, ranks: int) -> Batch:
-            return self.corrupt(plain.make(step, rank, ranks), rows(step - 1, size, rank, ranks).tolist(), seed)
+            return self.corrupt(
+                plain.make(step, rank, ranks), rank_samples(step - 1, size, rank=rank, ranks=ranks).tolist(), seed
+            )
 
         return replace(plain, make=make)
 

@@ -65,7 +65,7 @@ def shard_rows(batch: Batch, mesh: Mesh) -> Batch:
     if extra:  # padding is masked out and counts for nothing; the 1-dimensional dropout keys belong to rows
         counts = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.loss_mask is None else batch.loss_mask
         batch = replace(batch, loss_mask=counts)
-        batch = batch._each(lambda rows: F.pad(rows, (0, extra)) if rows.dim() == 2 else rows)
+        batch = batch.map_tensors(lambda rows: F.pad(rows, (0, extra)) if rows.dim() == 2 else rows)
     ranges = token_ranges(length + extra, ranks.rank, ranks.ranks)
     positions = torch.arange(length + extra, device=batch.tokens.device)[None]
     return replace(

@@ -26,7 +26,7 @@ from weft.runs import checkpoint
 from weft.runs.checkpoint import MOMENTS, WEIGHTS
 from weft.runs.snapshot import random_state
 from weft.storage import tensors
-from weft.storage.safetensors_header import Place, read_header
+from weft.storage.safetensors_header import TensorInfo, read_header
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def file_of(key: str) -> tuple[str, str]:
     return file, key.removeprefix(f"{file}/")
 
 
-def _write_piece(handle: int, entry: Place, piece: TensorChunk, *, value: Tensor) -> None:
+def _write_piece(handle: int, entry: TensorInfo, piece: TensorChunk, *, value: Tensor) -> None:
     """Write a block of a row-major tensor, one contiguous range of bytes at a time."""
     shape, sizes, width = entry.shape, tuple(value.shape), value.element_size()
     cut = max((axis for axis in range(len(shape)) if sizes[axis] != shape[axis]), default=0)  # last axis that is split
@@ -286,7 +286,7 @@ def _empty_moments(path: Path, parallel: ShardedParallel) -> dict[str, tuple[Any
 def _read(path: Path, shards: Mapping[str, TensorShard]) -> None:
     """Fill this rank's shards from the memory-mapped files; only the pages it needs are read."""
     for file in {file_of(key)[0] for key in shards}:
-        for name, tensor in tensors.each(path / file):
+        for name, tensor in tensors.iterate(path / file):
             shard = shards.get(f"{file}/{current_name(name)}")
             if shard is not None:
                 for piece in shard.geometry.chunks:

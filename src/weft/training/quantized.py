@@ -92,7 +92,7 @@ class QuantizedRun:
         assert isinstance(model, Transformer), "nothing else is quantised"
         try:
             shards.verify(path.parent, {path.name: note["sha256"]})
-            fill(model, bits, {name: tensor.to(self.device) for name, tensor in tensors.each(path)})
+            fill(model, bits, {name: tensor.to(self.device) for name, tensor in tensors.iterate(path)})
         except (WeftError, ValueError, LookupError):
             return None
         return model

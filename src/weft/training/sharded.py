@@ -122,7 +122,7 @@ def load_shard(
     with empty_weights():
         model: LanguageModel = build(recipe.model)
     if isinstance(model, Transformer):
-        model.to(tensors.common_type(path / sharded_checkpoint.WEIGHTS))
+        model.to(tensors.common_dtype(path / sharded_checkpoint.WEIGHTS))
         model.to(dtype or inference_dtype(recipe, model, device))
     mesh = meshes.build(Layout(tensor=ranks.ranks), ranks, device)
     parallel = lay_out(model, mesh, "fp32", compile_=False)
