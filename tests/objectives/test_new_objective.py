@@ -30,7 +30,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("package")
     copy = folder / "weft"
     shutil.copytree(Path(weft.__file__).parent, copy)  # with __pycache__: compiling takes most of the time
-    insert(copy / "recipe/objective.py", f"{SETTINGS}\n\n", before="OBJECTIVES: dict")
+    insert(copy / "recipe/objective.py", f"{SETTINGS}\n\n", before="OBJECTIVES = {")
     (copy / "objectives/grade.py").write_text(OBJECTIVE, encoding="utf-8")
     insert(copy / "objectives/table.py", IMPORT, before="from weft.objectives.masked import")
     insert(copy / "objectives/table.py", LINE, before="    config.Masked: Masked,\n")
