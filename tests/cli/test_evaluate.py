@@ -52,7 +52,7 @@ def counted(folder: Path) -> tuple[dict[str, Any], str]:
         ("labels", ["--targets", "x.txt"], "--targets x.txt: they answer the lines of --data, which isn't given"),
         ("counts", ["--data", "x", "--targets", "y"], "--targets y: this run is a language model, which"),
         ("counts", ["--figure", "x.png"], "--figure x.png: this run is a language model, which has no"),
-        ("labels", ["--figure", "x.txt"], "x.txt: it is written as .svg, .png or .pdf"),
+        ("labels", ["--figure", "x.txt"], "x.txt: expected a file name ending in .svg, .png or .pdf"),
         ("masked", [], "this run held out nothing; name what to evaluate on with --data"),
     ],
 )
@@ -196,7 +196,7 @@ def test_details_of_an_evaluation(folder: Path, tmp_path: Path, capsys: Capture)
     for words, line in (
         (["labels", "--details"], "--details: this run is a classifier, and that is for language models"),
         (["masked", "--overlap", "--data", "x"], "--overlap: this run is"),
-        (["counts", "--out", "x.txt"], "x.txt: it is written as .html"),
+        (["counts", "--out", "x.txt"], "x.txt: expected a file name ending in .html"),
         (["counts", "--details", "--stride", "4"], "stride = 4: this run is not evaluated in windows of text"),
     ):
         assert run(["evaluate", str(folder / words[0]), *words[1:]]) == 2
